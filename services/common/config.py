@@ -1,0 +1,131 @@
+"""Settings of all services, from the environment: `PENSTOCK_<NAME>` or `PENSTOCK_<SECTION>__<NAME>`.
+
+One place, so that an operator reads every knob with its unit and default here. Unknown values of a
+known name are refused at start. Lists and models are JSON.
+"""
+
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Section(BaseModel):
+    """A group of settings; a misspelt name in it is an error, not a silent default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelSpec(Section):
+    """A served model: the name that requests use, and where its checkpoint lies."""
+
+    name: str
+    path: str = Field(description="folder of a Hugging Face checkpoint, or a hub id")
+
+
+class GatewaySettings(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one")
+    body_limit_bytes: int = Field(8 * 2**20, gt=0)
+    request_timeout_s: float = Field(600.0, gt=0, description="whole request, queueing included")
+    key_cache_s: float = Field(
+        30.0, ge=0, description="how long a looked-up API key is trusted without asking Redis"
+    )
+    key_stale_s: float = Field(
+        600.0, ge=0, description="how long a known key still holds while Redis is away"
+    )
+    records_kept: int = Field(1000, gt=0, description="request records in memory")
+
+
+class RetrievalSettings(Section):
+    embedding_model: str = Field(
+        "", description="folder or hub id of a sentence-transformers model; empty: built-in MiniLM"
+    )
+    chunk_tokens: int = Field(96, gt=8, description="of the embedding model's tokenizer")
+    chunk_overlap_tokens: int = Field(16, ge=0)
+    timeout_s: float = Field(5.0, gt=0)
+    top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
+
+
+class PolicyRule(Section):
+    """Text that matches `pattern` (Python regular expression, case-insensitive) is refused."""
+
+    name: str
+    pattern: str
+
+
+class TokenizerSettings(Section):
+    policy_rules: list[PolicyRule] = Field(default_factory=list)
+    policy_file: Path | None = Field(None, description="JSON list of further rules")
+
+
+class RouterSettings(Section):
+    queue_limit: int = Field(256, ge=0, description="waiting requests over all tenants")
+    queue_timeout_s: float = Field(60.0, gt=0, description="longest wait for admission")
+    slot_lease_s: float = Field(15.0, gt=1, description="a dead router's slots return after this")
+    ageing_s: float = Field(10.0, gt=0, description="waiting this long lifts one priority lane")
+    admission_without_redis: Literal["open", "closed"] = "open"
+    split: Literal["auto", "always", "never"] = "auto"
+    split_min_tokens: int = Field(
+        128, ge=0, description="auto: uncached prompt tokens below which splitting is not weighed"
+    )
+    max_failovers: int = Field(3, ge=0, description="per request")
+    stall_timeout_s: float = Field(30.0, gt=0, description="a worker with work must step within")
+
+
+class WorkerSettings(Section):
+    role: Literal["prefill", "decode", "both"] = "both"
+    model: str = Field("", description="name of the served model; empty: the first")
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "cpu"
+    block_size: int = Field(16, gt=0, description="tokens per KV block")
+    kv_cache_bytes: int = Field(256 * 2**20, gt=0)
+    max_batched_tokens: int = Field(512, gt=0, description="token budget of one engine step")
+    max_running: int = Field(32, gt=0, description="sequences in one engine step")
+    max_model_len: int = Field(0, ge=0, description="tokens; 0: the checkpoint's own limit")
+    threads: int = Field(1, gt=0, description="CPU threads of the engine process")
+    transfer: Literal["auto", "grpc"] = Field(
+        "auto", description="KV transport: shared memory when both workers share a host, or gRPC"
+    )
+
+
+class Settings(BaseSettings):
+    """Everything that a Penstock process can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", populate_by_name=True
+    )
+
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        validation_alias=AliasChoices("PENSTOCK_REDIS_URL", "REDIS_URL"),
+    )
+    qdrant_url: str = Field(
+        "", validation_alias=AliasChoices("PENSTOCK_QDRANT_URL", "QDRANT_URL")
+    )
+    namespace: str = Field("penstock", description="prefix of every Redis key")
+    data_dir: Path = Field(Path(".penstock"), description="local state: embedded Redis and Qdrant")
+    bind_host: str = Field("127.0.0.1", description="where the services' gRPC servers listen")
+    advertise_host: str = Field("", description="how peers reach this host; empty: bind_host")
+    lease_s: float = Field(3.0, gt=0.2, description="a silent replica leaves the registry after")
+    drain_grace_s: float = Field(20.0, ge=0, description="running requests may finish this long")
+    log_level: str = "INFO"
+    log_prompts: bool = Field(False, description="put prompt text into logs and spans")
+    models: list[ModelSpec] = Field(default_factory=list)
+
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    retrieval: RetrievalSettings = Field(default_factory=RetrievalSettings)
+    tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings)
+    router: RouterSettings = Field(default_factory=RouterSettings)
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+
+    @property
+    def peer_host(self) -> str:
+        """The host name that this process registers under."""
+        if self.advertise_host:
+            return self.advertise_host
+        if self.bind_host in ("0.0.0.0", "::"):
+            return socket.gethostbyname(socket.gethostname())
+        return self.bind_host

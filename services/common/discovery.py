@@ -1,0 +1,191 @@
+"""The registry of replicas in Redis: each holds a lease, each caller watches the next service.
+
+A replica that stops renewing disappears after its lease. While Redis is away the last view stands;
+when it comes back empty, replicas have one lease's time to appear again before they are dropped.
+"""
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from services.common.redis import Redis, RedisAway, Script
+
+log = logging.getLogger(__name__)
+
+# Expiry by Redis's own clock: the replicas' clocks may differ.
+_RENEW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+_LIST = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local dead = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)
+if #dead > 0 then
+  redis.call('ZREM', KEYS[1], unpack(dead))
+  redis.call('HDEL', KEYS[2], unpack(dead))
+end
+return redis.call('HVALS', KEYS[2])
+"""
+
+
+def host_id() -> str:
+    """Equal for processes that share memory: the kernel's boot id plus the IPC namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/ipc")
+    if not boot.exists():
+        return f"node-{uuid.getnode():x}"
+    return f"{boot.read_text().strip()}/{namespace.readlink() if namespace.exists() else ''}"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One running replica as its peers see it."""
+
+    service: str  # gateway, retrieval, tokenizer, router, worker
+    id: str
+    address: str  # host:port of its gRPC server
+    host_id: str
+    pid: int
+    metrics_url: str = ""
+    facts: dict[str, str] = field(default_factory=dict)  # the service's own: role, model, url, ...
+
+
+def _keys(namespace: str, service: str) -> list[str]:
+    # The braces keep both keys of a service in one slot of a Redis cluster.
+    return [f"{namespace}:{{registry:{service}}}:leases", f"{namespace}:{{registry:{service}}}"]
+
+
+class Registration:
+    """Keeps one replica's lease alive, three renewals a lease, until `stop`."""
+
+    def __init__(self, client: Redis, namespace: str, replica: Replica, lease_s: float) -> None:
+        self._client = client
+        self._renew = Script(client, _RENEW)
+        self._keys = _keys(namespace, replica.service)
+        self._replica = replica
+        self._lease_s = lease_s
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Registers now if Redis answers; renewing goes on in the background either way."""
+        await self._once()
+        self._task = asyncio.create_task(self._loop(), name=f"lease {self._replica.id}")
+
+    async def stop(self) -> None:
+        """Leaves the registry at once."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        try:
+            await self._client.zrem(self._keys[0], self._replica.id)
+            await self._client.hdel(self._keys[1], self._replica.id)  # type: ignore[misc]
+        except RedisAway as away:
+            log.warning("could not leave the registry, the lease will run out: %s", away)
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            await self._once()
+
+    async def _once(self) -> None:
+        record = json.dumps(asdict(self._replica))
+        try:
+            await self._renew(self._keys, [self._replica.id, record, int(self._lease_s * 1000)])
+        except RedisAway as away:
+            log.warning("lease not renewed, Redis is away: %s", away)
+
+
+class Directory:
+    """A live view of one service's replicas.
+
+    `on_change(added, removed)` runs on the event loop whenever the view changes; a replica that
+    registers again under its id with another address counts as removed and added.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        namespace: str,
+        service: str,
+        lease_s: float,
+        on_change: Callable[[list[Replica], list[Replica]], None] | None = None,
+    ) -> None:
+        self._list = Script(client, _LIST)
+        self._keys = _keys(namespace, service)
+        self._service = service
+        self._lease_s = lease_s
+        self._on_change = on_change
+        self._seen: dict[str, float] = {}  # id → when last listed, monotonic
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.replicas: dict[str, Replica] = {}
+        self.reachable = False  # whether the last look at Redis succeeded
+
+    async def start(self) -> None:
+        await self._refresh()
+        self._task = asyncio.create_task(self._loop(), name=f"directory {self._service}")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def changed(self) -> None:
+        """Returns after the next change of the view."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 6)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            records = await self._list(self._keys)
+        except RedisAway as away:
+            if self.reachable:
+                log.warning("the view of %s stands as it was, Redis is away: %s",
+                            self._service, away)
+            self.reachable = False
+            return
+        if not self.reachable:  # back, perhaps empty: everyone has one lease to register again
+            self._seen = dict.fromkeys(self._seen, time.monotonic())
+        self.reachable = True
+        self._apply([Replica(**json.loads(record)) for record in records])
+
+    def _apply(self, listed: list[Replica]) -> None:
+        now = time.monotonic()
+        fresh = {r.id: r for r in listed}
+        self._seen.update(dict.fromkeys(fresh, now))
+        kept = {
+            id: old
+            for id, old in self.replicas.items()
+            if id not in fresh and self._in_grace(id, now)
+        }
+        before, self.replicas = self.replicas, {**kept, **fresh}
+        added = [r for id, r in self.replicas.items() if before.get(id) != r]
+        removed = [r for id, r in before.items() if self.replicas.get(id) != r]
+        self._seen = {id: at for id, at in self._seen.items() if id in self.replicas}
+        if added or removed:
+            self._changed.set()
+            if self._on_change is not None:
+                self._on_change(added, removed)
+
+    def _in_grace(self, id: str, now: float) -> bool:
+        # A listing that lacks a replica seen moments ago is news of its leaving, unless Redis
+        # itself just restarted; one lease of patience covers both at little cost, because links
+        # to a replica that has really gone notice by themselves.
+        return now - self._seen.get(id, 0.0) < self._lease_s

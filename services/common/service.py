@@ -1,0 +1,155 @@
+"""What hosts a service: one `grpc.aio` server with health and reflection, a lease in the registry,
+metrics, health checks and drain. The same host runs under Ray Serve (services/app.py) and alone
+(`python -m services.<name>`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import uuid
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from services.common.config import Settings
+from services.common.discovery import Registration, Replica, host_id
+from services.common.redis import Redis, connect
+from services.common.telemetry import Telemetry, configure_logging
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+SERVER_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a port already taken is an error, not a second listener
+]
+
+
+class Service(ABC):
+    """One service's own part. The host calls: start, then describe, check at any time, drain, stop."""
+
+    name: ClassVar[str]
+    grpc_services: ClassVar[tuple[str, ...]]  # full names, for health and reflection
+
+    def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
+        self.settings = settings
+        self.redis = redis
+        self.telemetry = telemetry
+        self.id = id
+
+    @abstractmethod
+    async def start(self, server: grpc.aio.Server) -> None:
+        """Adds the servicers and starts whatever they need; returns when requests can be served."""
+
+    def describe(self) -> dict[str, str]:
+        """Facts for the registry (role, model, url …)."""
+        return {}
+
+    def check(self) -> None:
+        """Raises when the replica should be replaced. Cheap, called every few seconds."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new requests and returns when the running ones ended, or after `grace_s`."""
+
+    async def stop(self) -> None:
+        """Releases everything. Called once, also after a failed start."""
+
+
+class Host:
+    """Runs one Service in this process, on the running event loop."""
+
+    def __init__(self, service_class: type[Service], settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.id = f"{service_class.name}-{uuid.uuid4().hex[:8]}"
+        configure_logging(service_class.name, self.settings.log_level)
+        self._redis = connect(self.settings.redis_url)
+        self._telemetry = Telemetry(service_class.name, self.id)
+        self.service = service_class(self.settings, self._redis, self._telemetry, self.id)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        self._registration: Registration | None = None
+        self._metrics = contextlib.ExitStack()
+        self.replica: Replica | None = None
+
+    async def start(self) -> Replica:
+        """Serves and registers. Raises what the service's own start raises, after cleaning up."""
+        try:
+            await self.service.start(self._server)
+            self.replica = await self._serve()
+        except BaseException:
+            await self.stop(grace_s=0)
+            raise
+        log.info("%s serves on %s", self.id, self.replica.address)
+        return self.replica
+
+    async def _serve(self) -> Replica:
+        host = self.settings.bind_host
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*self.service.grpc_services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        port = self._server.add_insecure_port(f"{host}:0")
+        await self._server.start()
+        for name in ("", *self.service.grpc_services):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        replica = Replica(
+            service=self.service.name,
+            id=self.id,
+            address=f"{self.settings.peer_host}:{port}",
+            host_id=host_id(),
+            pid=os.getpid(),
+            metrics_url=self._start_metrics(host),
+            facts=self.service.describe(),
+        )
+        self._registration = Registration(
+            self._redis, self.settings.namespace, replica, self.settings.lease_s
+        )
+        await self._registration.start()
+        return replica
+
+    def _start_metrics(self, host: str) -> str:
+        server, thread = start_http_server(0, addr=host)
+        self._metrics.callback(thread.join)
+        self._metrics.callback(server.server_close)
+        self._metrics.callback(server.shutdown)
+        return f"http://{self.settings.peer_host}:{server.server_port}/metrics"
+
+    def check(self) -> None:
+        """Raises when the replica should be replaced."""
+        self.service.check()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Leaves the registry, lets running requests finish for `grace_s`, then ends all."""
+        grace = self.settings.drain_grace_s if grace_s is None else grace_s
+        await self._health.enter_graceful_shutdown()
+        if self._registration is not None:
+            await self._registration.stop()
+        if self.replica is not None:
+            await self.service.drain(grace)
+        await self._server.stop(grace=min(grace, 1.0))
+        await self.service.stop()
+        self._metrics.close()
+        self._telemetry.close()
+        await self._redis.aclose()
+
+
+async def _run_until_signal(service_class: type[Service]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    host = Host(service_class)
+    await host.start()
+    await stop.wait()
+    await host.stop()
+
+
+def run(service_class: type[Service]) -> None:
+    """`python -m services.<name>`: serves until SIGTERM or SIGINT, then drains."""
+    asyncio.run(_run_until_signal(service_class))

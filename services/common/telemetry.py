@@ -1,0 +1,184 @@
+"""OpenTelemetry for every service: spans on one trace through all processes, metrics, JSON logs.
+
+Spans leave over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Besides, each process keeps the
+spans of requests that are still under way, so that a request's record (`common_pb2.Record`) can
+carry them up the links and `GET /v1/requests/{id}` shows a waterfall without any collector.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from protos import common_pb2
+
+_TRACES_KEPT = 4096  # of requests that never collected theirs; the oldest are forgotten
+_SPANS_PER_TRACE = 256
+_propagator = TraceContextTextMapPropagator()
+
+
+class RequestSpans(SpanProcessor):
+    """Keeps finished spans by trace until the request's record takes them."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._by_trace: OrderedDict[int, list[common_pb2.Span]] = OrderedDict()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None:
+            return
+        spans = self._by_trace.setdefault(context.trace_id, [])
+        if len(spans) < _SPANS_PER_TRACE:
+            spans.append(self._brief(span))
+        if len(self._by_trace) > _TRACES_KEPT:
+            self._by_trace.popitem(last=False)
+
+    def take(self, trace_id: int) -> list[common_pb2.Span]:
+        """The trace's finished spans, each handed out once."""
+        return self._by_trace.pop(trace_id, [])
+
+    def _brief(self, span: ReadableSpan) -> common_pb2.Span:
+        start, end = span.start_time or 0, span.end_time or 0
+        return common_pb2.Span(
+            service=self._service,
+            name=span.name,
+            start_ns=start,
+            duration_ns=max(0, end - start),
+            span_id=f"{span.context.span_id:016x}",
+            parent_id=f"{span.parent.span_id:016x}" if span.parent else "",
+            attributes={k: str(v) for k, v in (span.attributes or {}).items()},
+        )
+
+
+class Telemetry:
+    """One process's tracer. `service` names it on spans ("gateway", "worker", …)."""
+
+    def __init__(self, service: str, replica_id: str) -> None:
+        self.service = service
+        self._requests = RequestSpans(service)
+        resource = Resource.create({SERVICE_NAME: service, SERVICE_INSTANCE_ID: replica_id})
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(self._requests)
+        if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+            self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("penstock")
+
+    @contextmanager
+    def span(
+        self, name: str, parent: Context | Span | None = None, **attributes: Any
+    ) -> Iterator[Span]:
+        """A span around a block. `parent`: a span, a context, or None for the current one.
+
+        An exception marks the span as failed by its type alone: messages may hold user text.
+        """
+        context = trace.set_span_in_context(parent) if isinstance(parent, Span) else parent
+        with self._tracer.start_as_current_span(
+            name, context, attributes=attributes, record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield span
+            except BaseException as error:
+                span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+                raise
+
+    def past_span(
+        self, name: str, parent: Span, start_s: float, end_s: float, **attributes: Any
+    ) -> None:
+        """A span for something that another process timed; Unix times in seconds."""
+        context = trace.set_span_in_context(parent)
+        span = self._tracer.start_span(
+            name, context, attributes=attributes, start_time=int(start_s * 1e9)
+        )
+        span.end(int(end_s * 1e9))
+
+    def record(
+        self,
+        span: Span,
+        decisions: Iterable[common_pb2.Decision] = (),
+        below: common_pb2.Record | None = None,
+    ) -> common_pb2.Record:
+        """What this process and the one `below` it know of `span`'s request; call it after the
+        span ended. Spans are handed out once.
+        """
+        record = common_pb2.Record(
+            spans=self._requests.take(span.get_span_context().trace_id), decisions=decisions
+        )
+        if below is not None:
+            record.MergeFrom(below)
+        return record
+
+    def close(self) -> None:
+        """Flushes to the collector, if there is one."""
+        self._provider.shutdown()
+
+
+def traceparent(span: Span) -> str:
+    """The W3C trace context that makes the other end's spans children of `span`."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, trace.set_span_in_context(span))
+    return carrier.get("traceparent", "")
+
+
+def remote_parent(header: str) -> Context:
+    """The caller's trace context; a malformed or empty header starts a new trace."""
+    return _propagator.extract({"traceparent": header}, Context())
+
+
+def decision(
+    stage: str, subject: str, choice: str, reasons: Mapping[str, Any] | None = None
+) -> common_pb2.Decision:
+    """One line of a request's why-record; figures are written as an operator would read them."""
+    told = {
+        key: f"{value:.4g}" if isinstance(value, float) else str(value)
+        for key, value in (reasons or {}).items()
+    }
+    return common_pb2.Decision(stage=stage, subject=subject, choice=choice, reasons=told)
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, service, logger, message, and the trace if any."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            line["trace_id"] = f"{context.trace_id:032x}"
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure_logging(service: str, level: str) -> None:
+    """JSON lines on standard error for the whole process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,0 +1,32 @@
+"""What every test may use: a real Redis and a namespace of its own in it."""
+
+import os
+
+# One thread per process: tests share two cores (set before torch is imported anywhere).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from services.common.embedded_redis import EmbeddedRedis
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A prefix for Redis keys that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:8]}"
