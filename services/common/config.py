@@ -1,4 +1,4 @@
-"""Settings of all services, from the environment: `PENSTOCK_<NAME>` or `PENSTOCK_<SECTION>__<NAME>`.
+"""Settings of all services, from the environment (`PENSTOCK_<NAME>`, `PENSTOCK_<SECTION>__<NAME>`).
 
 One place, so that an operator reads every knob with its unit and default here. Unknown values of a
 known name are refused at start. Lists and models are JSON.
@@ -102,9 +102,7 @@ class Settings(BaseSettings):
         "redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("PENSTOCK_REDIS_URL", "REDIS_URL"),
     )
-    qdrant_url: str = Field(
-        "", validation_alias=AliasChoices("PENSTOCK_QDRANT_URL", "QDRANT_URL")
-    )
+    qdrant_url: str = Field("", validation_alias=AliasChoices("PENSTOCK_QDRANT_URL", "QDRANT_URL"))
     namespace: str = Field("penstock", description="prefix of every Redis key")
     data_dir: Path = Field(Path(".penstock"), description="local state: embedded Redis and Qdrant")
     bind_host: str = Field("127.0.0.1", description="where the services' gRPC servers listen")
@@ -115,11 +113,11 @@ class Settings(BaseSettings):
     log_prompts: bool = Field(False, description="put prompt text into logs and spans")
     models: list[ModelSpec] = Field(default_factory=list)
 
-    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
-    retrieval: RetrievalSettings = Field(default_factory=RetrievalSettings)
-    tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings)
-    router: RouterSettings = Field(default_factory=RouterSettings)
-    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+    gateway: GatewaySettings = GatewaySettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    router: RouterSettings = RouterSettings()
+    worker: WorkerSettings = WorkerSettings()
 
     @property
     def peer_host(self) -> str:

@@ -157,8 +157,9 @@ class Directory:
             records = await self._list(self._keys)
         except RedisAway as away:
             if self.reachable:
-                log.warning("the view of %s stands as it was, Redis is away: %s",
-                            self._service, away)
+                log.warning(
+                    "the view of %s stands as it was, Redis is away: %s", self._service, away
+                )
             self.reachable = False
             return
         if not self.reachable:  # back, perhaps empty: everyone has one lease to register again

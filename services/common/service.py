@@ -33,7 +33,7 @@ SERVER_OPTIONS = [
 
 
 class Service(ABC):
-    """One service's own part. The host calls: start, then describe, check at any time, drain, stop."""
+    """One service's own part. The host calls start, describe, check at any time, drain, stop."""
 
     name: ClassVar[str]
     grpc_services: ClassVar[tuple[str, ...]]  # full names, for health and reflection
@@ -73,7 +73,7 @@ class Host:
         self._telemetry = Telemetry(service_class.name, self.id)
         self.service = service_class(self.settings, self._redis, self._telemetry, self.id)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._registration: Registration | None = None
         self._metrics = contextlib.ExitStack()
         self.replica: Replica | None = None

@@ -89,7 +89,10 @@ class Telemetry:
         """
         context = trace.set_span_in_context(parent) if isinstance(parent, Span) else parent
         with self._tracer.start_as_current_span(
-            name, context, attributes=attributes, record_exception=False,
+            name,
+            context,
+            attributes=attributes,
+            record_exception=False,
             set_status_on_exception=False,
         ) as span:
             try:
