@@ -1,0 +1,42 @@
+"""Names of KV blocks: the one definition that the engine and the router share.
+
+A block of a prompt is named by all the tokens up to its end and by a salt, never by its own tokens
+alone: two blocks bear one name exactly when their KV content is the same for the same model. The
+salt keeps tenants apart (the same prompt under two salts has nothing in common).
+
+    root    = H(salt)
+    hash[i] = H(hash[i - 1] + tokens of block i as little-endian uint32),   hash[-1] = root
+
+H is BLAKE2b with a 16-byte digest, keyless, personalised with "penstock-kv".
+"""
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+
+DIGEST_SIZE = 16
+"""Bytes of one hash."""
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_SIZE, person=b"penstock-kv").digest()
+
+
+def root_hash(salt: bytes) -> bytes:
+    """The parent of a prompt's first block."""
+    return _digest(salt)
+
+
+def extend_hash(parent: bytes, block_token_ids: Sequence[int]) -> bytes:
+    """The hash of the block of these tokens (each in [0, 2**32)) that follows block `parent`."""
+    return _digest(parent + struct.pack(f"<{len(block_token_ids)}I", *block_token_ids))
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
+    """Hashes of the full blocks of `token_ids`, first to last; a partial last block has none."""
+    parent = root_hash(salt)
+    hashes = []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = extend_hash(parent, token_ids[start : start + block_size])
+        hashes.append(parent)
+    return hashes

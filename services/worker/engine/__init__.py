@@ -1,0 +1,79 @@
+"""The engine: it turns prompts into tokens on one device.
+
+    messages.py    what goes in and out: Request, StepOutput, ...
+    engine.py      Engine, the whole in one object: add, cancel, step
+    scheduler.py   decides a step; pure Python, touches no tensor
+    sequence.py    one request's state
+    block_pool.py  who owns which KV block, prefix hashes, eviction
+    runner.py      runs a step: inputs, model, sampler, KV cache
+    models/        the model families, plain nn.Modules
+    process.py     the engine loop as a process of its own
+    client.py      EngineClient, the asyncio end of that process
+
+In-process use:
+
+    engine = Engine(EngineConfig(model="path/to/checkpoint"))      # engine.py, imports torch
+    engine.add(Request("a", [1, 2, 3], Sampling(max_tokens=8, temperature=0)))
+    while engine.has_work:
+        for output in engine.step().outputs: ...
+
+From asyncio, in a process of its own:
+
+    client = EngineClient(EngineConfig(...), on_step=handle)       # no torch in this process
+    info = await client.start()
+    client.add(request); client.cancel(request_id); ...
+    await client.stop()
+
+A prompt computed on engine P and decoded on engine D:
+
+    D.add(Request(id, prompt, ..., remote_prefill=True))  → StepOutput.kv_reserved: cached_blocks
+    P.add(Request(id, prompt, ..., prefill_only=True, export_kv="shared", export_from_block=None))
+    P.set_export_start(id, cached_blocks)
+    P → StepOutput.kv_exports, while it computes          → D.write_kv(blocks)
+    P → the first token and PREFILL_DONE                  → D.start_decode(id, first_token)
+    D → StepOutput.outputs from the second token on, as if it had computed the prompt itself
+
+This package's top level imports no torch.
+"""
+
+from services.worker.engine.client import EngineClient, EngineDied, EngineLoadError
+from services.worker.engine.config import EngineConfig
+from services.worker.engine.messages import (
+    FinishReason,
+    KvBlocks,
+    KvEvents,
+    KvReserved,
+    Load,
+    ModelInfo,
+    PrefillChunk,
+    Request,
+    RequestError,
+    RequestOutput,
+    Sampling,
+    SharedRef,
+    StepOutput,
+    Timeline,
+    Usage,
+)
+
+__all__ = [
+    "EngineClient",
+    "EngineConfig",
+    "EngineDied",
+    "EngineLoadError",
+    "FinishReason",
+    "KvBlocks",
+    "KvEvents",
+    "KvReserved",
+    "Load",
+    "ModelInfo",
+    "PrefillChunk",
+    "Request",
+    "RequestError",
+    "RequestOutput",
+    "Sampling",
+    "SharedRef",
+    "StepOutput",
+    "Timeline",
+    "Usage",
+]

@@ -1,0 +1,214 @@
+"""The asyncio end of an engine process."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from services.worker.engine import kv_payload, wire
+from services.worker.engine.config import EngineConfig
+from services.worker.engine.messages import KvBlocks, ModelInfo, Request, StepOutput
+
+log = logging.getLogger(__name__)
+
+_ROOT = Path(__file__).resolve().parents[3]
+_STREAM_BUFFER = 4 * 2**20
+
+
+class EngineLoadError(Exception):
+    """The engine did not come up: an unsupported or broken checkpoint, no memory, ..."""
+
+
+class EngineDied(Exception):
+    """The engine process ended by itself; the message says how."""
+
+
+class EngineClient:
+    """Starts an engine process and talks to it. Use it from one event loop.
+
+    `on_step` is called on the loop for every StepOutput, in order; an exception from it ends the
+    client as if the engine had died. `KvBlocks`s in it belong to the callee (see kv_payload.py).
+
+    Commands return at once and are carried out in order, between steps. A refused or failed request
+    ends with a RequestOutput that carries the error; commands for unknown ids are ignored. After
+    the process ended, commands raise EngineDied.
+    """
+
+    def __init__(self, config: EngineConfig, on_step: Callable[[StepOutput], None]) -> None:
+        self.config = config
+        self.info: ModelInfo | None = None
+        """Set once the model is loaded."""
+        self._on_step = on_step
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._snapshots: dict[int, asyncio.Future[list[bytes]]] = {}
+        self._snapshots_asked = 0
+        self._receiving: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._closed = asyncio.Event()
+        self._death: EngineDied | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and not self._closed.is_set()
+
+    async def wait_closed(self) -> None:
+        """Returns when the process is gone after `stop`; raises EngineDied if it went by itself."""
+        await self._closed.wait()
+        if self._death:
+            raise self._death
+
+    async def start(self) -> ModelInfo:
+        """Starts the process and returns when the model is loaded. Raises EngineLoadError.
+
+        If the waiting is cancelled, the process is ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "services.worker.engine.process",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env=self._environment(),
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=_STREAM_BUFFER)
+        self._send(self.config)
+        ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._receiving = asyncio.create_task(self._receive(reader, ready), name="engine-client")
+        try:
+            return await ready
+        except asyncio.CancelledError:
+            self._stopping = True
+            self._kill()
+            raise
+
+    def _environment(self) -> dict[str, str]:
+        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        if self.config.threads:
+            # Read by OpenMP when torch is imported; idle threads must not spin on a shared machine.
+            environment["OMP_NUM_THREADS"] = str(self.config.threads)
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        return environment
+
+    def add(self, request: Request) -> None:
+        self._send(("add", request))
+
+    def cancel(self, request_id: str) -> None:
+        self._send(("cancel", request_id))
+
+    def set_export_start(self, request_id: str, block: int) -> None:
+        self._send(("set_export_start", request_id, block))
+
+    def write_kv(self, blocks: KvBlocks) -> None:
+        """Gives blocks to a reserved request, in order. Takes `blocks.data` over: a SharedRef is
+        removed whatever becomes of the request."""
+        try:
+            self._send(("write_kv", blocks))
+        except EngineDied:
+            kv_payload.discard(blocks.data)
+            raise
+
+    def start_decode(self, request_id: str, first_token: int) -> None:
+        self._send(("start_decode", request_id, first_token))
+
+    async def snapshot(self) -> list[bytes]:
+        """Hashes of all prefix blocks held now. KvEvents of later StepOutputs may be applied on
+        top; some may be contained already, which changes nothing."""
+        self._snapshots_asked += 1
+        number = self._snapshots_asked
+        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._snapshots[number] = answer
+        self._send(("snapshot", number))
+        return await answer
+
+    async def drain(self) -> None:
+        """Waits until the commands given so far fit the socket's buffer (flow control for bulk
+        `write_kv`)."""
+        if self._writer:
+            await self._writer.drain()
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends the process: unfinished requests are dropped. Kills it after `timeout_s`."""
+        if self._process is None or self._receiving is None:
+            return
+        self._stopping = True
+        with suppress(EngineDied):
+            self._send(("shutdown",))
+        done, _ = await asyncio.wait([self._receiving], timeout=timeout_s)
+        if not done:
+            self._kill()
+            await asyncio.wait([self._receiving])
+
+    def _send(self, message: object) -> None:
+        if self._writer is None or self._closed.is_set():
+            raise EngineDied("the engine process is not running")
+        self._writer.writelines(wire.encode(message))
+
+    async def _receive(
+        self, reader: asyncio.StreamReader, ready: asyncio.Future[ModelInfo]
+    ) -> None:
+        """Handles messages until the process ends, then settles every future."""
+        assert self._process is not None
+        reason = ""
+        try:
+            while True:
+                message = await _read(reader)
+                match message:
+                    case StepOutput():
+                        self._on_step(message)
+                    case wire.Snapshot():
+                        answer = self._snapshots.pop(message.number)
+                        if not answer.done():
+                            answer.set_result(message.hashes)
+                    case ModelInfo():
+                        self.info = message
+                        if not ready.done():
+                            ready.set_result(message)
+                    case wire.Failure():
+                        reason = message.message
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the process has gone, or is about to
+        except Exception as error:
+            log.exception("on_step failed; ending the engine")
+            reason = f"on_step failed: {error!r}"
+            self._kill()
+        await self._settle(reason, ready)
+
+    async def _settle(self, reason: str, ready: asyncio.Future[ModelInfo]) -> None:
+        assert self._process is not None
+        assert self._writer is not None
+        self._writer.close()
+        status = await self._process.wait()
+        kv_payload.remove_all_of(self._process.pid)
+        died = EngineDied(reason or f"the engine process ended with status {status}")
+        for answer in self._snapshots.values():
+            if not answer.done():
+                answer.set_exception(died)
+        if not ready.done():
+            ready.set_exception(EngineLoadError(str(died)))
+        if not self._stopping:
+            self._death = died
+        self._closed.set()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+
+async def _read(reader: asyncio.StreamReader) -> object:
+    (count,) = wire.COUNT.unpack(await reader.readexactly(wire.COUNT.size))
+    sizes = wire.decode_sizes(await reader.readexactly(8 * count))
+    return wire.decode([await reader.readexactly(size) for size in sizes])

@@ -1,0 +1,48 @@
+"""The engine's settings."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Raises ValueError, naming the field, on values that cannot work."""
+
+    model: str
+    """Directory of a checkpoint: config.json and *.safetensors."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: the checkpoint's own; float16 checkpoints run in float32."""
+    device: str = "cpu"
+    """A torch device."""
+    block_size: int = 16
+    """Tokens of one KV block."""
+    num_blocks: int | None = None
+    """KV blocks. None: as many as fit `kv_cache_bytes`."""
+    kv_cache_bytes: int = 512 * 2**20
+    max_model_len: int | None = None
+    """Tokens of prompt and output together. None: the checkpoint's context, or what the KV cache
+    holds if that is less."""
+    max_batched_tokens: int = 512
+    """Tokens computed in one step at most: what a decode may have to wait for."""
+    max_running: int = 64
+    """Sequences in one step at most."""
+    prefix_caching: bool = True
+    threads: int | None = None
+    """CPU threads of torch. None: torch's own choice."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "kv_cache_bytes", "max_batched_tokens", "max_running"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")
+        for name in ("num_blocks", "max_model_len", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 or None, is {value}")
+        if self.max_batched_tokens < self.max_running:
+            raise ValueError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must not be less than max_running "
+                f"({self.max_running}): every running sequence decodes one token a step"
+            )
+        if not os.path.isdir(self.model):
+            raise ValueError(f"model: {self.model!r} is not a directory")

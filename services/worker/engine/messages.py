@@ -1,0 +1,250 @@
+"""What goes into the engine and what comes out of it.
+
+Plain data, standard library only: the replica's process, which talks to the engine process
+through `EngineClient`, holds these without importing torch.
+
+Times are Unix nanoseconds taken from one monotonic clock (`clock.py`), so differences are exact.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pickle import PickleBuffer
+from typing import Any, Literal
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """An end-of-text or stop token, which is the last of the new tokens."""
+    LENGTH = "length"
+    """`max_tokens` reached, or the model's context is full."""
+    PREFILL_DONE = "prefill_done"
+    """A `prefill_only` request: first token sampled and every KV block exported."""
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    """See `RequestOutput.error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why one request failed. The others are not affected.
+
+    code: `invalid_request`, `context_length_exceeded`, `duplicate_id`, `kv_transfer` or `internal`.
+    param: the request's field at fault, or "".
+    """
+
+    code: str
+    message: str
+    param: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. Values outside the stated ranges are refused by `Engine.add`."""
+
+    max_tokens: int
+    """> 0. New tokens of this request at most; `Request.generated_prefix` does not count."""
+    temperature: float = 1.0
+    """>= 0; 0 is greedy."""
+    top_k: int = 0
+    """>= 0; 0: off."""
+    top_p: float = 1.0
+    """In (0, 1]; 1: off."""
+    seed: int = 0
+    """In [0, 2**64). With the absolute position it decides a sampled token."""
+    ignore_eos: bool = False
+    """Go on after an end-of-text token. `stop_token_ids` still end the request."""
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to run.
+
+    At most one of `prefill_only` and `remote_prefill` is set; both unset is the unsplit case.
+
+    prefill_only: compute the prompt, sample the first token and end with `PREFILL_DONE` (or `STOP`
+        or `LENGTH` when that token is the last one, and then not every block may be exported).
+    remote_prefill: hold room for the prompt, report `KvReserved`, and wait for `write_kv` and
+        `start_decode`. The engine sets no deadline on that wait: the caller cancels.
+    """
+
+    request_id: str
+    """Unique among the engine's unfinished requests."""
+    prompt_token_ids: list[int]
+    """Not empty. Earlier output that is to be continued comes last (see `generated_prefix`)."""
+    sampling: Sampling
+    salt: bytes = b""
+    """Prefix blocks are shared only between requests of equal salt."""
+    priority: int = 0
+    """Lower runs first; first come, first served among equals."""
+    generated_prefix: int = 0
+    """How many of the last prompt ids are earlier output. Only `Usage` differs by it: positions are
+    absolute, so a seeded request continues as it would have."""
+    prefill_only: bool = False
+    remote_prefill: bool = False
+    export_kv: Literal["inline", "shared"] | None = None
+    """With `prefill_only`: in which form `StepOutput.kv_exports` carries the blocks, if at all."""
+    export_from_block: int | None = 0
+    """First block to export. None: not known yet; exports wait for `set_export_start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRef:
+    """KV data in shared memory: `size` bytes at `offset` of segment `name` (see kv_payload.py)."""
+
+    name: str
+    offset: int
+    size: int
+
+
+KvData = bytes | bytearray | memoryview | SharedRef
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Blocks [first_block, first_block + num_blocks) of a prompt, on the way from one engine to
+    another: `StepOutput.kv_exports` of the one, `write_kv` of the other.
+
+    data: [num_blocks, layers, 2 (K, V), block_size, kv_heads, head_dim] in C order and the cache's
+    dtype. The last block may be partly filled; the rest of it is unspecified. Exports of a request
+    come in order and without gaps. Who owns a `SharedRef`'s segment: see kv_payload.py.
+    """
+
+    request_id: str
+    first_block: int
+    num_blocks: int
+    data: KvData
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles (protocol 5) with the block data out of band, so that it is not copied twice."""
+        data = self.data if isinstance(self.data, SharedRef) else PickleBuffer(self.data)
+        return KvBlocks, (self.request_id, self.first_block, self.num_blocks, data)
+
+
+@dataclass(frozen=True, slots=True)
+class KvReserved:
+    """Room for a `remote_prefill` request's prompt is held; its first `cached_blocks` blocks are in
+    the cache already and need not be written."""
+
+    request_id: str
+    cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Prefix blocks that became findable (`stored`) or stopped being so, by hash."""
+
+    stored: bool
+    hashes: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a finished request, earlier output counted where it belongs."""
+
+    prompt_tokens: int
+    """The prompt without `generated_prefix`."""
+    cached_tokens: int
+    """Of the prompt: found in this engine's prefix cache."""
+    completion_tokens: int
+    """`generated_prefix` and all tokens since, the one given to `start_decode` included."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Part of a prompt that one step computed."""
+
+    start_ns: int
+    end_ns: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened to a request before its first token."""
+
+    queued_ns: int
+    scheduled_ns: int
+    """First given room; `remote_prefill`: when its blocks were reserved. 0: never."""
+    chunks: tuple[PrefillChunk, ...]
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What one step made for one request. `finish_reason` set: the last word on it."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None
+    num_cached_tokens: int = 0
+    """Leading tokens whose KV came from the prefix cache when it was first scheduled."""
+    timeline: Timeline | None = None
+    """Set once: with the first token, or with the end of a request that got none."""
+    usage: Usage | None = None
+    """Set with `finish_reason`, unless the request was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The engine's state after a step; the fields of `penstock.v1.Load`."""
+
+    waiting: int
+    """Sequences not scheduled, the preempted included."""
+    running: int
+    """Sequences that hold a place: computing, or reserved for a remote prefill."""
+    max_running: int
+    free_blocks: int
+    """Reusable at once, cached content included."""
+    total_blocks: int
+    block_size: int
+    queued_prefill_tokens: int
+    """Prompt tokens not yet computed, over all sequences that compute here."""
+    prefill_tokens_per_s: float
+    """Moving average over steps that prefill; 0: not yet known."""
+    decode_step_ms: float
+    """Moving average over steps that only decode; 0: not yet known."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """One engine step. `step` grows by one each, at least once a second while `pending` is not 0."""
+
+    step: int
+    started_ns: int
+    duration_ns: int
+    load: Load
+    pending: int
+    """Requests that the engine itself must move on: queued or computing. Not counted: those that
+    wait for the other side of a split (`start_decode`, `set_export_start`)."""
+    prefill_tokens: int = 0
+    """Tokens of prompts (or of recomputation) that this step computed."""
+    decode_tokens: int = 0
+    outputs: list[RequestOutput] = field(default_factory=list)
+    kv_reserved: list[KvReserved] = field(default_factory=list)
+    kv_exports: list[KvBlocks] = field(default_factory=list)
+    kv_events: list[KvEvents] = field(default_factory=list)
+    """In the order in which they happened."""
+    preempted: list[str] = field(default_factory=list)
+    """Requests whose blocks were taken; they wait to be recomputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine loaded."""
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    """Tokens of prompt and output together, at most."""
+    eos_token_ids: tuple[int, ...]
+    dtype: Literal["float32", "bfloat16"]
+    device: str
+    num_parameters: int
+    parameter_bytes: int
+    num_blocks: int
+    block_size: int
+    kv_bytes_per_block: int
+    """Bytes of one block over all layers: the size of one block in `KvBlocks.data`."""
+    kv_shape_per_block: tuple[int, int, int, int, int]
+    """layers, 2, block_size, kv_heads, head_dim."""
