@@ -1,0 +1,400 @@
+"""The caller's end of a link: connects, watches the peer's health, and carries requests."""
+
+import asyncio
+import enum
+import itertools
+import logging
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from protos.common_pb2 import Hello, LinkDown, LinkUp
+from services.common.link.frames import (
+    MAX_FRAME_BYTES,
+    MAX_PENDING_BYTES,
+    PROTOCOL,
+    End,
+    LinkLostError,
+    Outbox,
+    Status,
+    Vitals,
+    stage_of,
+    status,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.enable_retries", 0),  # a request is retried by who knows what it has already sent
+    # One connection per link, and none of gRPC's own back-off, which subchannels would share.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+EXPECTED_LOSSES = (LinkLostError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
+
+
+class LinkState(enum.Enum):
+    CONNECTING = "connecting"  # never reached yet
+    READY = "ready"  # the only state that takes requests
+    DRAINING = "draining"  # running requests finish, new ones are refused
+    DEAD = "dead"  # lost, silent or stalled; reconnecting or waiting for its steps to move
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """Times in seconds."""
+
+    connect_timeout_s: float = 5.0  # until the peer's first frame
+    heartbeat_s: float = 1.0
+    heartbeat_timeout_s: float = 5.0  # without any frame
+    stall_timeout_s: float = 10.0  # `steps` unmoved while `pending` is not 0
+    backoff_s: float = 0.1  # before the second attempt; doubles, with jitter
+    backoff_max_s: float = 5.0
+    max_pending_bytes: int = MAX_PENDING_BYTES
+
+
+@dataclass
+class LinkCounters:
+    """Since the link was made; for metrics."""
+
+    connects: int = 0
+    frames: int = 0
+    items: int = 0
+    strays: int = 0  # items and ends of unknown requests, mostly of just cancelled ones
+
+
+class LinkRequest:
+    """One opened request. Made by `LinkClient.open`."""
+
+    def __init__(self, link: "LinkClient", id: int, on_item: Callable[[bytes], None]) -> None:
+        self.id = id
+        self._link = link
+        self._on_item = on_item
+        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def ended(self) -> End:
+        """The request's end, from the peer or made here; may be awaited any number of times.
+
+        Cancelling the waiting task does not cancel the request: call `cancel()`.
+        """
+        return await asyncio.shield(self._end)
+
+    def cancel(self) -> None:
+        """Ends the request here and now with CANCELLED and tells the peer; no item follows.
+
+        Does nothing when the request has ended.
+        """
+        if not self._end.done():
+            self._link._withdraw(self, grpc.StatusCode.CANCELLED, "cancelled", "cancelled")
+
+    def _finish(self, end: End) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._end.done():
+            self._end.set_result(end)
+
+
+class LinkClient:
+    """A link to one peer replica. `start()` it once, `close()` it when the peer left the registry.
+
+    `on_news` gets each news message in order. `on_state` is told each change of `state`; on a loss
+    it is told before the requests end. Exceptions of both are logged, no more.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        method: str,
+        *,
+        peer_id: str,
+        on_news: Callable[[bytes], None] | None = None,
+        on_state: Callable[[LinkState], None] | None = None,
+        options: LinkOptions = LinkOptions(),
+    ) -> None:
+        """`peer_id` is the own replica's id, shown in the peer's logs."""
+        self.address = address
+        self.stage = stage_of(method)
+        self.state = LinkState.CONNECTING
+        self.vitals = Vitals(0, 0)
+        self.counters = LinkCounters()
+        self._method = method
+        self._hello = LinkUp(hello=Hello(protocol=PROTOCOL, peer=peer_id))
+        self._on_news = on_news
+        self._on_state = on_state
+        self._options = options
+        self._ids = itertools.count(1)  # go on across connections: a late frame hits no new request
+        self._requests: dict[int, LinkRequest] = {}
+        self._outbox = Outbox(LinkUp)
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._silent_s = 0.0
+        self._unmoved_s = 0.0
+        self._stalled_at: int | None = None  # the step counter's value when it was given up
+
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    async def start(self) -> None:
+        """Begins to connect, and returns at once; see `wait_ready`."""
+        self._task = asyncio.create_task(self._run(), name=f"link to {self.address}")
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Returns when the link takes requests; raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._ready.wait()
+
+    async def close(self) -> None:
+        """Ends all requests with reason "peer_lost" and disconnects. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._set_state(LinkState.CLOSED)
+        self._end_all("the link was closed", "peer_lost")
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def open(
+        self,
+        payload: bytes,
+        *,
+        deadline: float,
+        on_item: Callable[[bytes], None],
+        traceparent: str = "",
+    ) -> LinkRequest:
+        """Sends a request; never raises for the peer's sake.
+
+        `deadline` is in `time.monotonic()` seconds. `on_item` is called on the loop for each
+        item. A link that is not READY, a deadline in the past or too many bytes waiting give a
+        request that has ended already.
+        """
+        loop = asyncio.get_running_loop()
+        request = LinkRequest(self, next(self._ids), on_item)
+        left_s = deadline - loop.time()
+        refusal = self._refusal(left_s, len(payload))
+        if refusal is not None:
+            request._finish(End(id=request.id, status=refusal))
+            return request
+        self._outbox.frame.open.add(
+            id=request.id,
+            payload=payload,
+            deadline_ms=min(math.ceil(left_s * 1000), 2**32 - 1),
+            traceparent=traceparent,
+        )
+        self._outbox.mark(len(payload))
+        self._requests[request.id] = request
+        request._timer = loop.call_at(
+            deadline,
+            self._withdraw,
+            request,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"{self.stage} did not finish in time",
+            "deadline",
+        )
+        return request
+
+    def _refusal(self, left_s: float, payload_bytes: int) -> Status | None:
+        code, message, reason = grpc.StatusCode.UNAVAILABLE, f"{self.stage} is away", "peer_lost"
+        if self.state is LinkState.DRAINING:
+            message, reason = f"{self.stage} is draining", "draining"
+        elif self.state is LinkState.READY:
+            pending = self._outbox.pending_bytes + payload_bytes
+            if left_s <= 0:
+                code, reason = grpc.StatusCode.DEADLINE_EXCEEDED, "deadline"
+                message = f"no time left before {self.stage}"
+            elif pending > self._options.max_pending_bytes:
+                code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, "link_congested"
+                message = f"{self.stage} does not take requests fast enough"
+            else:
+                return None
+        return status(code, message, stage=self.stage, reason=reason)
+
+    def _withdraw(
+        self, request: LinkRequest, code: grpc.StatusCode, message: str, reason: str
+    ) -> None:
+        """Ends a running request from this side; the peer is told to stop."""
+        del self._requests[request.id]
+        self._outbox.frame.cancel.append(request.id)
+        self._outbox.mark()
+        why = status(code, message, stage=self.stage, reason=reason)
+        request._finish(End(id=request.id, status=why))
+
+    def _end_all(self, message: str, reason: str) -> None:
+        requests, self._requests = self._requests, {}
+        why = status(grpc.StatusCode.UNAVAILABLE, message, stage=self.stage, reason=reason)
+        for request in requests.values():
+            request._finish(End(id=request.id, status=why))
+
+    # ---- the connection ---------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Connects again and again until closed."""
+        backoff_s = self._options.backoff_s
+        while True:
+            connects = self.counters.connects
+            await self._connection()
+            if self.counters.connects > connects:
+                backoff_s = self._options.backoff_s
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(backoff_s * 2, self._options.backoff_max_s)
+
+    async def _connection(self) -> None:
+        """Runs one connection to its end, and ends with it the requests that it carried."""
+        self._outbox = Outbox(LinkUp)
+        # A channel of its own for each attempt: addresses are resolved anew, nothing is inherited.
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            call = channel.stream_stream(self._method, None, None)(None)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._attach(call)
+                    group.create_task(self._write(call))
+                    group.create_task(self._beat())
+                    await self._read(call)
+            except* EXPECTED_LOSSES as lost:
+                self._lose(_describe(lost.exceptions[0]))
+            except* Exception as bug:
+                log.exception("link to %s at %s", self.stage, self.address, exc_info=bug)
+                self._lose("an error of this end")
+            finally:
+                call.cancel()
+
+    def _lose(self, why: str) -> None:
+        log.info("lost %s at %s: %s", self.stage, self.address, why)
+        self._set_state(LinkState.DEAD)
+        self._end_all(f"lost {self.stage}: {why}", "peer_lost")
+
+    async def _attach(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+        """Says hello; the peer's first frame makes the link READY."""
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                await call.write(self._hello.SerializeToString())
+                frame = _decode(await call.read())
+        except TimeoutError:
+            raise LinkLostError("no answer to the hello") from None
+        self.counters.connects += 1
+        self._silent_s = self._unmoved_s = 0.0
+        self._receive(frame)
+        stalled = frame.vitals.pending > 0 and frame.vitals.steps == self._stalled_at
+        if not stalled:
+            self._stalled_at = None
+            self._set_state(LinkState.DRAINING if frame.draining else LinkState.READY)
+
+    async def _read(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+        while True:
+            self._receive(_decode(await call.read()))
+
+    async def _write(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+        while True:
+            frame = await self._outbox.take()
+            await call.write(frame.SerializeToString())
+
+    async def _beat(self) -> None:
+        """Pings, and gives up on a peer that is silent or stalled.
+
+        Time is counted in beats of this loop: while this process itself hangs, no peer is blamed.
+        """
+        beat_s = self._options.heartbeat_s
+        while True:
+            self._outbox.frame.ping = 1
+            self._outbox.mark()
+            await asyncio.sleep(beat_s)
+            self._silent_s += beat_s
+            if self._silent_s > self._options.heartbeat_timeout_s:
+                raise LinkLostError(f"silent for {self._silent_s:.1f} s")
+            self._unmoved_s += beat_s if self.vitals.pending else 0.0
+            if self._unmoved_s > self._options.stall_timeout_s and self._stalled_at is None:
+                self._give_up_stalled()
+
+    def _give_up_stalled(self) -> None:
+        """Ends all requests, but stays connected to see the steps move again."""
+        self._stalled_at = self.vitals.steps
+        log.warning("%s at %s stalled at step %d", self.stage, self.address, self._stalled_at)
+        self._set_state(LinkState.DEAD)
+        for id in self._requests:
+            self._outbox.frame.cancel.append(id)
+        self._outbox.mark()
+        self._end_all(f"{self.stage} made no step for {self._unmoved_s:.1f} s", "peer_stalled")
+
+    def _receive(self, frame: LinkDown) -> None:
+        """Takes one frame: news, items, ends, vitals, in this order."""
+        self._silent_s = 0.0
+        self.counters.frames += 1
+        self.counters.items += len(frame.items)
+        for news in frame.news:
+            self._tell(self._on_news, news)
+        for item in frame.items:
+            request = self._requests.get(item.id)
+            if request is None:
+                self.counters.strays += 1
+                continue
+            try:
+                request._on_item(item.payload)
+            except Exception:
+                log.exception("on_item of request %d failed", item.id)
+                if item.id in self._requests:
+                    self._withdraw(
+                        request, grpc.StatusCode.INTERNAL, "an item could not be taken", "internal"
+                    )
+        for end in frame.ends:
+            request = self._requests.pop(end.id, None)
+            if request is None:
+                self.counters.strays += 1
+            else:
+                request._finish(end)
+        if frame.HasField("vitals"):
+            self._observe(Vitals(frame.vitals.steps, frame.vitals.pending))
+        if frame.draining and self.state is LinkState.READY:
+            self._set_state(LinkState.DRAINING)
+
+    def _observe(self, vitals: Vitals) -> None:
+        moved = vitals.steps != self.vitals.steps
+        if moved or not vitals.pending or not self.vitals.pending:
+            self._unmoved_s = 0.0
+        self.vitals = vitals
+        if self._stalled_at is not None and vitals.steps != self._stalled_at:
+            self._stalled_at = None
+            self._set_state(LinkState.READY)
+
+    def _set_state(self, state: LinkState) -> None:
+        if state is self.state or self.state is LinkState.CLOSED:
+            return
+        self.state = state
+        if state is LinkState.READY:
+            self._ready.set()
+        else:
+            self._ready.clear()
+        self._tell(self._on_state, state)
+
+    def _tell(self, callback: Callable[[T], None] | None, news: T) -> None:
+        if callback is not None:
+            try:
+                callback(news)
+            except Exception:
+                log.exception("a callback of the link to %s failed", self.address)
+
+
+def _decode(raw: object) -> LinkDown:
+    if not isinstance(raw, bytes):
+        raise LinkLostError("the peer ended the link")
+    try:
+        return LinkDown.FromString(raw)
+    except DecodeError:
+        raise LinkLostError("the peer sent a frame that cannot be decoded") from None
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details() or ''}".strip()
+    return str(error) or type(error).__name__

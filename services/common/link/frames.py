@@ -1,0 +1,75 @@
+"""What both ends of a link share: the frame being gathered, limits, and statuses."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+import grpc
+
+from protos.common_pb2 import End, LinkDown, LinkUp, Record, Status
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 64 * 2**20
+MAX_PENDING_BYTES = 32 * 2**20  # half a frame: what is gathered always fits in one
+ENTRY_BYTES = 64  # charged for each entry beside its payload, so that empty ones count too
+
+Frame = TypeVar("Frame", LinkUp, LinkDown)
+
+
+class Vitals(NamedTuple):
+    """A peer's liveness: while `pending` is not 0, `steps` must move."""
+
+    steps: int
+    pending: int
+
+
+class LinkLostError(Exception):
+    """The link cannot go on; the message says why, for logs and for the status of its requests."""
+
+
+class Outbox(Generic[Frame]):
+    """Gathers entries for one peer in `frame` until the writer takes it.
+
+    The writer wakes one loop turn after the first entry, so whatever else that turn produces rides
+    along; while flow control holds the writer, entries go on gathering.
+    """
+
+    def __init__(self, new_frame: Callable[[], Frame]) -> None:
+        self._new_frame: Callable[[], Frame] = new_frame
+        self._ready = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self.frame: Frame = new_frame()
+        self.pending_bytes = 0
+
+    def mark(self, payload_bytes: int = 0) -> None:
+        """To call after each change of `frame`."""
+        self.pending_bytes += payload_bytes + ENTRY_BYTES
+        self._ready.set()
+        self._flushed.clear()
+
+    async def take(self) -> Frame:
+        """Waits for a marked frame and starts the next. Calling it again says: that was sent."""
+        if not self._ready.is_set():
+            self._flushed.set()
+            await self._ready.wait()
+        self._ready.clear()
+        taken: Frame = self.frame
+        self.frame = self._new_frame()
+        self.pending_bytes = 0
+        return taken
+
+    async def flushed(self) -> None:
+        """Returns when all that was marked before has been handed to gRPC."""
+        await self._flushed.wait()
+
+
+def status(code: grpc.StatusCode, message: str, *, stage: str, reason: str) -> Status:
+    return Status(code=code.value[0], message=message, stage=stage, reason=reason)
+
+
+def stage_of(method: str) -> str:
+    """The service that serves a link method: "/penstock.v1.Router/Link" is "router"."""
+    return method.split("/")[1].rsplit(".", 1)[-1].lower()
+
+
+__all__ = ["End", "LinkDown", "LinkUp", "Record", "Status"]
