@@ -1,0 +1,95 @@
+"""Unary calls: spans and whole errors reach the caller."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import common_pb2, retrieval_pb2, retrieval_pb2_grpc
+from services.common import unary
+from services.common.errors import invalid
+from services.common.telemetry import Telemetry
+
+
+class Scripted(retrieval_pb2_grpc.RetrievalServicer):
+    """Answers, refuses or breaks by the collection's name."""
+
+    def __init__(self) -> None:
+        self.telemetry = Telemetry("retrieval", "retrieval-1")
+
+    async def Remove(self, request: Any, context: Any) -> Any:
+        async with unary.serving(self.telemetry, context, "remove", wanted=request.collection) as s:
+            with self.telemetry.span("store", s):
+                if request.collection == "refused":
+                    raise invalid("no such thing", "collection", reason="unknown")
+                if request.collection == "broken":
+                    raise ValueError("secret text of a user")
+            return retrieval_pb2.RemoveReply(chunks=3)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[Any]:
+    server = grpc.aio.server()
+    retrieval_pb2_grpc.add_RetrievalServicer_to_server(Scripted(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield retrieval_pb2_grpc.RetrievalStub(channel)
+    await server.stop(0)
+
+
+async def call(stub: Any, collection: str, record: Any = None) -> tuple[Any, str]:
+    telemetry = Telemetry("gateway", "gateway-1")
+    with telemetry.span("request") as span:
+        reply = await unary.call(
+            stub.Remove,
+            retrieval_pb2.RemoveRequest(collection=collection),
+            span=span,
+            timeout_s=5,
+            stage="retrieval",
+            record=record,
+        )
+    return reply, f"{span.get_span_context().span_id:016x}"
+
+
+async def test_reply_and_spans_below_the_callers(stub: Any) -> None:
+    record = common_pb2.Record()
+    reply, caller = await call(stub, "kept", record)
+    assert reply.chunks == 3
+    spans = {s.name: s for s in record.spans}
+    assert set(spans) == {"remove", "store"}
+    assert spans["remove"].parent_id == caller
+    assert spans["store"].parent_id == spans["remove"].span_id
+    assert spans["remove"].attributes["wanted"] == "kept"
+
+
+async def test_an_error_arrives_whole_and_with_its_spans(stub: Any) -> None:
+    record = common_pb2.Record()
+    with pytest.raises(unary.PenstockError) as raised:
+        await call(stub, "refused", record)
+    error = raised.value
+    assert (error.code, error.param, error.reason, error.stage) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "collection",
+        "unknown",
+        "retrieval",
+    )
+    assert error.message == "no such thing"
+    assert {s.name for s in record.spans} == {"remove", "store"}
+
+
+async def test_an_unforeseen_exception_does_not_leak_its_text(stub: Any) -> None:
+    with pytest.raises(unary.PenstockError) as raised:
+        await call(stub, "broken")
+    assert raised.value.code == grpc.StatusCode.INTERNAL
+    assert raised.value.stage == "retrieval"
+    assert "secret" not in raised.value.message
+
+
+async def test_an_unreachable_server_is_named_by_its_stage() -> None:
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        with pytest.raises(unary.PenstockError) as raised:
+            await call(retrieval_pb2_grpc.RetrievalStub(channel), "any")
+    assert raised.value.code == grpc.StatusCode.UNAVAILABLE
+    assert (raised.value.stage, raised.value.reason) == ("retrieval", "unreachable")
