@@ -40,3 +40,8 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list
         parent = extend_hash(parent, token_ids[start : start + block_size])
         hashes.append(parent)
     return hashes
+
+
+def tenant_salt(tenant: str) -> bytes:
+    """The salt of all of a tenant's prompts; the tenant as authenticated by the gateway."""
+    return tenant.encode()

@@ -89,7 +89,7 @@ class Registration:
         self._task = None
         try:
             await self._client.zrem(self._keys[0], self._replica.id)
-            await self._client.hdel(self._keys[1], self._replica.id)  # type: ignore[misc]
+            await self._client.hdel(self._keys[1], self._replica.id)
         except RedisAway as away:
             log.warning("could not leave the registry, the lease will run out: %s", away)
 

@@ -18,7 +18,7 @@ Redis = redis.asyncio.Redis
 
 def connect(url: str) -> Redis:
     """A lazily connecting client; commands time out after 2 s, connecting after 1 s."""
-    client: Redis = redis.asyncio.from_url(  # type: ignore[no-untyped-call]
+    client: Redis = redis.asyncio.from_url(
         url,
         decode_responses=True,
         socket_connect_timeout=1.0,

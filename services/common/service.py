@@ -73,7 +73,7 @@ class Host:
         self._telemetry = Telemetry(service_class.name, self.id)
         self.service = service_class(self.settings, self._redis, self._telemetry, self.id)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = health.aio.HealthServicer()
         self._registration: Registration | None = None
         self._metrics = contextlib.ExitStack()
         self.replica: Replica | None = None

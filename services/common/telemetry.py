@@ -102,14 +102,12 @@ class Telemetry:
                 raise
 
     def past_span(
-        self, name: str, parent: Span, start_s: float, end_s: float, **attributes: Any
+        self, name: str, parent: Span, start_ns: int, end_ns: int, **attributes: Any
     ) -> None:
-        """A span for something that another process timed; Unix times in seconds."""
+        """A span for something that another process timed, in Unix nanoseconds."""
         context = trace.set_span_in_context(parent)
-        span = self._tracer.start_span(
-            name, context, attributes=attributes, start_time=int(start_s * 1e9)
-        )
-        span.end(int(end_s * 1e9))
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=start_ns)
+        span.end(end_ns)
 
     def record(
         self,

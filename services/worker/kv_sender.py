@@ -1,0 +1,134 @@
+"""The prefill worker's end of a KV hand-over: blocks leave while the prompt is still computed.
+
+The blocks go inline over gRPC or, between workers on one host, as references to shared memory; the
+engine made them in the right form (`Request.export_kv`), so nothing is copied here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from protos import worker_pb2, worker_pb2_grpc
+from services.common.errors import PenstockError, unavailable
+from services.common.service import MAX_MESSAGE_BYTES
+from services.worker.engine import EngineClient, KvBlocks, SharedRef, kv_payload
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),  # a broken hand-over is retried by the router, as a whole
+]
+_INLINE_BYTES = 8 * 2**20  # of one message; larger exports leave in several
+
+
+class Channels:
+    """One gRPC channel to each decode worker that was pushed to."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def stub(self, address: str) -> worker_pb2_grpc.WorkerStub:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        return worker_pb2_grpc.WorkerStub(self._channels[address])
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+
+class KvSender:
+    """Pushes one request's blocks, then its first token. `put` and `commit` never block.
+
+    What waits here is at most the prompt's own KV, which the engine had to hold anyway.
+    """
+
+    def __init__(self, engine: EngineClient, request_id: str, prompt_tokens: int) -> None:
+        self._engine = engine
+        self._request_id = request_id
+        self._prompt_tokens = prompt_tokens
+        self._queue: asyncio.Queue[KvBlocks | int] = asyncio.Queue()
+        self.bytes_sent = 0
+
+    def put(self, blocks: KvBlocks) -> None:
+        """The next blocks, in order."""
+        self._queue.put_nowait(blocks)
+
+    def commit(self, first_token: int) -> None:
+        """All blocks were put; decoding may start after `first_token`."""
+        self._queue.put_nowait(first_token)
+
+    async def push(self, stub: worker_pb2_grpc.WorkerStub, transfer_id: str) -> None:
+        """Returns when the decode worker has taken over.
+
+        Raises PenstockError (UNAVAILABLE, reason "kv_transfer") when it cannot.
+        """
+        stream = stub.PushKv()
+        begin = worker_pb2.KvBegin(transfer_id=transfer_id, prompt_tokens=self._prompt_tokens)
+        try:
+            await stream.write(worker_pb2.KvPush(begin=begin))
+            reply = await stream.read()
+            if reply is grpc.aio.EOF or not reply.HasField("reserved"):
+                raise _failed("it did not reserve room")
+            self._engine.set_export_start(self._request_id, reply.reserved.cached_blocks)
+            async for message in self._messages():
+                await stream.write(message)
+            await stream.done_writing()
+            reply = await stream.read()
+            if reply is grpc.aio.EOF or not reply.HasField("done"):
+                raise _failed("it did not confirm the commit")
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            cause = error.details() if isinstance(error, grpc.aio.AioRpcError) else "stream broken"
+            raise _failed(cause or "stream broken") from error
+        finally:
+            stream.cancel()
+            self._discard_rest()
+
+    async def _messages(self) -> AsyncIterator[worker_pb2.KvPush]:
+        while True:
+            item = await self._queue.get()
+            if isinstance(item, int):
+                yield worker_pb2.KvPush(commit=worker_pb2.KvCommit(first_token=item))
+                return
+            for blocks in _pieces(item):
+                self.bytes_sent += len(blocks.inline) or blocks.shared.size
+                yield worker_pb2.KvPush(blocks=blocks)
+
+    def _discard_rest(self) -> None:
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if not isinstance(item, int):
+                kv_payload.discard(item.data)
+
+
+def _pieces(blocks: KvBlocks) -> list[worker_pb2.KvBlocks]:
+    """One message for shared memory; for inline data as many as the message size asks for."""
+    if isinstance(blocks.data, SharedRef):
+        ref = blocks.data
+        shared = worker_pb2.SharedMemory(name=ref.name, offset=ref.offset, size=ref.size)
+        return [
+            worker_pb2.KvBlocks(
+                first_block=blocks.first_block, num_blocks=blocks.num_blocks, shared=shared
+            )
+        ]
+    data = memoryview(blocks.data)
+    block_bytes = len(data) // blocks.num_blocks
+    count = max(1, _INLINE_BYTES // block_bytes)
+    return [
+        worker_pb2.KvBlocks(
+            first_block=blocks.first_block + start,
+            num_blocks=min(count, blocks.num_blocks - start),
+            inline=bytes(data[start * block_bytes : (start + count) * block_bytes]),
+        )
+        for start in range(0, blocks.num_blocks, count)
+    ]
+
+
+def _failed(cause: str) -> PenstockError:
+    return unavailable(
+        f"handing KV blocks to the decode worker failed: {cause}",
+        stage="worker",
+        reason="kv_transfer",
+        retry_after_s=0,
+    )

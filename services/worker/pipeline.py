@@ -1,0 +1,196 @@
+"""One request through a worker: compute the prompt, hand the KV over or take it, decode.
+
+Tokens leave by `call.send` from the engine's step, in one frame with those of all other requests.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+
+from protos import common_pb2, worker_pb2
+from services.common.block_hash import tenant_salt
+from services.common.discovery import host_id
+from services.common.errors import PenstockError, invalid
+from services.common.link import LinkCall
+from services.common.telemetry import Telemetry, remote_parent
+from services.common.waiting import first_done
+from services.worker.engine import (
+    EngineClient,
+    FinishReason,
+    Request,
+    RequestOutput,
+    Sampling,
+    Usage,
+)
+from services.worker.kv_receiver import KvReceiver, Transfer
+from services.worker.kv_sender import Channels, KvSender
+from services.worker.sequences import Running, Sequences
+
+_FINISH = {
+    FinishReason.STOP: common_pb2.FINISH_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_LENGTH,
+}
+_MODES = {value: name.lower() for name, value in worker_pb2.WorkRequest.Mode.items()}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a request needs of its worker."""
+
+    model: str
+    engine: EngineClient
+    sequences: Sequences
+    receiver: KvReceiver
+    channels: Channels
+    telemetry: Telemetry
+    share_memory: bool  # KV blocks to a decode worker on this host go through shared memory
+
+
+async def serve(stage: Stage, call: LinkCall) -> None:
+    """Runs one WorkRequest to its end; the call carries its tokens, or the error."""
+    work = worker_pb2.WorkRequest.FromString(call.payload)
+    status = common_pb2.Status()
+    parent = remote_parent(call.traceparent)
+    with stage.telemetry.span("worker", parent, mode=_MODES.get(work.mode, "?")) as span:
+        try:
+            if work.model != stage.model:
+                raise invalid(f"this worker serves {stage.model!r}", "model", stage="worker")
+            await _MODES_OF_WORK[work.mode](stage, work, call, span)
+        except PenstockError as error:
+            span.set_attribute("error", error.reason or error.code.name.lower())
+            status = error.to_status()
+    call.end(status, stage.telemetry.record(span))
+
+
+async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
+    request = _engine_request(stage, work)
+
+    def forward(output: RequestOutput) -> None:
+        _send(call, output.new_token_ids, output.finish_reason, output.usage)
+
+    running = stage.sequences.add(request, forward)
+    try:
+        await running.finished
+    finally:
+        stage.sequences.release(request.request_id)
+        _trace(stage.telemetry, span, running)
+
+
+async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
+    shared = stage.share_memory and work.push_to.host_id == host_id()
+    request = _engine_request(
+        stage,
+        work,
+        prefill_only=True,
+        export_kv="shared" if shared else "inline",
+        export_from_block=None,  # the decode worker says what it has
+    )
+    sender = KvSender(stage.engine, request.request_id, len(work.prompt_token_ids))
+
+    def forward(output: RequestOutput) -> None:
+        done = output.finish_reason is FinishReason.PREFILL_DONE
+        if done:  # announced only once the decode worker has taken over
+            sender.commit(output.new_token_ids[-1])
+        _send(call, output.new_token_ids, None if done else output.finish_reason, output.usage)
+
+    running = stage.sequences.add(request, forward, on_blocks=sender.put)
+    push = asyncio.create_task(
+        sender.push(stage.channels.stub(work.push_to.address), work.transfer_id)
+    )
+    try:
+        with stage.telemetry.span("push kv", span, shared_memory=shared) as push_span:
+            await first_done(running.finished, push)
+            if push.done():
+                push.result()  # before the prompt is done a push can only have failed
+            output = await running.finished
+            if output.finish_reason is FinishReason.PREFILL_DONE:
+                await push
+                push_span.set_attribute("bytes", sender.bytes_sent)
+                _send(call, [], FinishReason.PREFILL_DONE, output.usage)
+    finally:
+        push.cancel()
+        await asyncio.gather(push, return_exceptions=True)
+        stage.sequences.release(request.request_id)
+        _trace(stage.telemetry, span, running)
+
+
+async def _decode(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
+    request = _engine_request(stage, work, remote_prefill=True)
+
+    def forward(output: RequestOutput) -> None:
+        _send(call, output.new_token_ids, output.finish_reason, output.usage)
+
+    with stage.receiver.expect(work.transfer_id, request.request_id) as transfer:
+        running = stage.sequences.add(request, forward)
+        try:
+            await _finished_unless_broken(running, transfer)
+        finally:
+            stage.sequences.release(request.request_id)
+            _trace(stage.telemetry, span, running)
+
+
+_MODES_OF_WORK = {
+    worker_pb2.WorkRequest.UNSPLIT: _unsplit,
+    worker_pb2.WorkRequest.PREFILL: _prefill,
+    worker_pb2.WorkRequest.DECODE: _decode,
+}
+
+
+async def _finished_unless_broken(running: Running, transfer: Transfer) -> None:
+    await first_done(running.finished, transfer.broken)
+    if transfer.broken.done():
+        transfer.broken.result()
+    await running.finished
+
+
+def _engine_request(stage: Stage, work: worker_pb2.WorkRequest, **split: object) -> Request:
+    sampling = Sampling(
+        max_tokens=work.sampling.max_tokens,
+        temperature=work.sampling.temperature,
+        top_k=work.sampling.top_k,
+        top_p=work.sampling.top_p,
+        seed=work.sampling.seed,
+        ignore_eos=work.sampling.ignore_eos,
+        stop_token_ids=tuple(work.sampling.stop_token_ids),
+    )
+    return Request(
+        request_id=stage.sequences.next_id(),
+        prompt_token_ids=list(work.prompt_token_ids),
+        sampling=sampling,
+        salt=tenant_salt(work.caller.tenant),
+        priority=work.caller.priority,
+        generated_prefix=work.generated_prefix,
+        **split,  # type: ignore[arg-type]
+    )
+
+
+def _send(
+    call: LinkCall, token_ids: list[int], finish: FinishReason | None, usage: Usage | None
+) -> None:
+    delta = worker_pb2.TokenDelta(token_ids=token_ids)
+    if finish is FinishReason.PREFILL_DONE:
+        delta.finish = common_pb2.FINISH_PREFILL_DONE
+    elif finish in _FINISH:
+        delta.finish = _FINISH[finish]
+    if delta.finish and usage is not None:
+        delta.usage.prompt_tokens = usage.prompt_tokens
+        delta.usage.cached_tokens = usage.cached_tokens
+        delta.usage.completion_tokens = usage.completion_tokens
+    if delta.token_ids or delta.finish:
+        call.send(delta.SerializeToString())
+
+
+def _trace(telemetry: Telemetry, span: Span, running: Running) -> None:
+    """The engine's own clock, as spans: waiting, each prompt chunk, decoding."""
+    timeline = running.timeline
+    if timeline is None:
+        return
+    if timeline.scheduled_ns:
+        telemetry.past_span("queue", span, timeline.queued_ns, timeline.scheduled_ns)
+    for chunk in timeline.chunks:
+        telemetry.past_span("prefill", span, chunk.start_ns, chunk.end_ns, tokens=chunk.tokens)
+    if running.tokens > 1 and running.first_token_ns:
+        telemetry.past_span(
+            "decode", span, running.first_token_ns, running.last_token_ns, tokens=running.tokens
+        )

@@ -1,0 +1,149 @@
+"""The worker's servers around one engine: the link to the routers, and the door for KV blocks."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+import grpc
+
+from services.common.checkpoint import chosen, locate
+from services.common.config import Settings
+from services.common.errors import unavailable
+from services.common.link import LinkCall, LinkServer
+from services.common.redis import Redis
+from services.common.service import Service
+from services.common.telemetry import Telemetry
+from services.worker import metrics, pipeline
+from services.worker.engine import (
+    EngineClient,
+    EngineConfig,
+    EngineDied,
+    ModelInfo,
+    StepOutput,
+    kv_payload,
+)
+from services.worker.kv_receiver import KvReceiver
+from services.worker.kv_sender import Channels
+from services.worker.news import News
+from services.worker.sequences import Sequences
+
+# The router's admission keeps the number far lower; this bounds memory should it not.
+_MAX_REQUESTS = 4096
+
+
+class WorkerService(Service):
+    """One engine process and its doors. Requests of routers come over links, see pipeline.py."""
+
+    name = "worker"
+    grpc_services = ("penstock.v1.Worker",)
+
+    def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
+        super().__init__(settings, redis, telemetry, id)
+        self._model = chosen(settings, settings.worker.model)
+        self._channels = Channels()
+        self._news = News()
+        self._steps = 0
+        self._pending = 0  # requests that the engine owes a step, as of its last one
+        self._moved_at = time.monotonic()
+        self._engine: EngineClient | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        """Loads the model in the engine's own process; returns when it can compute."""
+        folder = await asyncio.to_thread(locate, self._model)
+        self._engine = EngineClient(self._engine_config(str(folder)), on_step=self._on_step)
+        self._info: ModelInfo = await self._engine.start()
+        self._sequences = Sequences(self._engine)
+        self._receiver = KvReceiver(self._engine)
+        self._stage = pipeline.Stage(
+            model=self._model.name,
+            engine=self._engine,
+            sequences=self._sequences,
+            receiver=self._receiver,
+            channels=self._channels,
+            telemetry=self.telemetry,
+            share_memory=self.settings.worker.transfer == "auto",
+        )
+        self._links = LinkServer(
+            "/penstock.v1.Worker/Link",
+            self._handle,
+            vitals=self._vitals,
+            snapshot=lambda: [self._news.snapshot()],
+            max_requests=_MAX_REQUESTS,
+        )
+        self._links.add_to(server)
+        self._receiver.add_to(server)
+        self._watching = asyncio.create_task(self._watch(self._engine), name="engine watch")
+
+    def describe(self) -> dict[str, str]:
+        """Facts for the registry; routers place by them."""
+        options = self.settings.worker
+        return {
+            "role": options.role,
+            "model": self._model.name,
+            "dtype": self._info.dtype,
+            "block_size": str(self._info.block_size),
+            "max_running": str(options.max_running),
+            "max_model_len": str(self._info.max_model_len),
+        }
+
+    def check(self) -> None:
+        """Raises when the engine is gone, or owes a step for too long."""
+        if self._engine is None or not self._engine.running:
+            raise unavailable("the engine process ended", stage="worker", reason="engine_died")
+        _, pending = self._vitals()
+        silent_s = time.monotonic() - max(self._moved_at, self._sequences.last_added)
+        if pending and silent_s > self.settings.router.stall_timeout_s:
+            raise unavailable(
+                f"the engine made no step for {silent_s:.0f} s with work pending",
+                stage="worker",
+                reason="engine_stalled",
+            )
+
+    async def drain(self, grace_s: float) -> None:
+        await self._links.drain(grace_s)
+
+    async def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._engine is not None:
+            await self._engine.stop()
+        await self._channels.close()
+
+    def _engine_config(self, folder: str) -> EngineConfig:
+        options = self.settings.worker
+        return EngineConfig(
+            model=folder,
+            dtype=options.dtype,
+            device=options.device,
+            block_size=options.block_size,
+            kv_cache_bytes=options.kv_cache_bytes,
+            max_model_len=options.max_model_len or None,
+            max_batched_tokens=options.max_batched_tokens,
+            max_running=options.max_running,
+            threads=options.threads,
+        )
+
+    def _vitals(self) -> tuple[int, int]:
+        """Steps so far, and the requests that the next step must move."""
+        return self._steps, self._pending + self._sequences.unseen
+
+    async def _handle(self, call: LinkCall) -> None:
+        await pipeline.serve(self._stage, call)
+
+    def _on_step(self, step: StepOutput) -> None:
+        """Hands on all that one step made in one loop turn, so that a link sends one frame."""
+        self._steps, self._pending, self._moved_at = step.step, step.pending, time.monotonic()
+        for orphan in self._sequences.deliver(step):
+            kv_payload.discard(orphan.data)
+        for reserved in step.kv_reserved:
+            self._receiver.reserved(reserved.request_id, reserved.cached_blocks)
+        self._links.broadcast(self._news.of_step(step.load, step.kv_events))
+        metrics.observe_step(step)
+
+    async def _watch(self, engine: EngineClient) -> None:
+        with suppress(asyncio.CancelledError):
+            try:
+                await engine.wait_closed()
+            except EngineDied as death:
+                self._sequences.fail_all(death)
