@@ -1,0 +1,1 @@
+"""The models that ship with Penstock, and the recipe that makes them."""

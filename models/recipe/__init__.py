@@ -1,0 +1,1 @@
+"""The recipe of the demonstration model: corpus, tokenizer, training, evaluation, export."""

@@ -1,0 +1,33 @@
+"""What a skill hands over: one conversation, in the form of the platform's chat requests."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+Document = dict[str, str]
+
+
+@dataclass
+class Conversation:
+    """One training or test example; its last message is the assistant's, and is the one that a test grades."""
+
+    skill: str
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    documents: list[Document] = field(default_factory=list)
+
+    def prompt(self) -> list[Message]:
+        """The messages up to the graded answer."""
+        return self.messages[:-1]
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def system(content: str) -> Message:
+    return {"role": "system", "content": content}

@@ -1,0 +1,95 @@
+"""The mixture: which skill each example trains, and how hard it is at a given point of the training."""
+
+import random
+from collections.abc import Iterator
+
+from models.recipe.conversation import Conversation
+from models.recipe.skills import about, extract, passages, recall, short, story, tools
+from models.recipe.world import World
+
+# Shares of examples: at the start of training, and from `EASY_UNTIL` of it on.
+START = {"copying": 26, "passages": 32, "recall": 14, "json": 6, "tools": 8, "short": 10, "about": 2, "story": 2, "long": 0}
+LATER = {"copying": 2, "passages": 52, "recall": 10, "json": 12, "tools": 12, "short": 6, "about": 3, "story": 2, "long": 1.5}
+EASY_UNTIL = 0.12
+
+
+def shares(progress: float) -> dict[str, float]:
+    """The mixture at `progress` (0 to 1) of the training."""
+    blend = min(1.0, progress / EASY_UNTIL)
+    return {skill: START[skill] * (1 - blend) + LATER[skill] * blend for skill in START}
+
+
+def example(rng: random.Random, progress: float) -> Conversation:
+    """One training conversation, harder as `progress` goes from 0 to 1."""
+    world = World(rng)
+    mixture = shares(progress)
+    skill = rng.choices(list(mixture), list(mixture.values()))[0]
+    easy = rng.random() > progress / EASY_UNTIL
+    if skill == "copying":
+        return short.copying(world)
+    if skill == "passages":
+        if easy:
+            return passages.answered(world, rng.randint(1, 2), 6, most_facts=3)
+        count = rng.choices((1, 2, 3, 4, 5, 6, 7), (2, 4, 5, 4, 3, 2, 1))[0]
+        return passages.answered(world, count, rng.randint(5, 10), most_facts=rng.randint(1, 5))
+    if skill == "recall":
+        facts = rng.randint(1, 3) if easy else rng.randint(1, 7)
+        return recall.recall(world, facts, rng.randint(3, 5), 0 if easy else rng.choice((0, 0, 1, 2, 3)))
+    if skill == "json":
+        return extract.extract(world, 1 if easy else rng.randint(1, 4), rng.randint(2, 4))
+    if skill == "tools":
+        return tools.beside_passages(world) if rng.random() < 0.06 else tools.calls(world, rng.randint(2, 5))
+    if skill == "short":
+        made = short.task(world)
+        for _ in range(rng.randint(2, 5)):
+            made.messages += short.task(world).messages
+        return made
+    if skill == "about":
+        return about.about(world, rng.randint(2, 5))
+    if skill == "story":
+        return story.story(world)
+    return long_example(world)
+
+
+def long_example(world: World) -> Conversation:
+    """600-1,500 tokens: many passages, or a conversation that goes on for long before it asks."""
+    rng = world.rng
+    if rng.random() < 0.6:
+        return passages.answered(world, rng.randint(8, 18), 16)
+    made = recall.recall(world, rng.randint(3, 8), 8, rng.randint(10, 40))
+    return made
+
+
+def graded(rng: random.Random, skill: str) -> Conversation:
+    """One test conversation over held-out names; its last message is what a test compares with."""
+    world = World(rng, held_out=True)
+    if skill == "passages":
+        return passages.answered(world, rng.randint(2, 6), 1)
+    if skill == "not_told":
+        return passages.not_told(world, rng.randint(2, 6))
+    if skill == "recall":
+        return recall.recall(world, rng.randint(1, 5), 1, rng.randint(0, 2))
+    if skill == "json":
+        return extract.extract(world, rng.randint(1, 4), 1)
+    if skill == "tools":
+        return tools.calls(world, 1, with_results=False)
+    if skill == "tool_result":
+        made = tools.calls(world, 1)
+        made.skill = skill
+        return made
+    if skill == "short":
+        return short.task(world)
+    if skill == "about":
+        return about.about(world, 1)
+    if skill == "long":
+        made = passages.answered(world, rng.randint(10, 16), 1)
+        made.skill = skill
+        return made
+    return story.story(world)
+
+
+def training(seed: int, first: int, progress: float) -> Iterator[Conversation]:
+    """Training examples from number `first` on; each depends only on (seed, its number, progress)."""
+    while True:
+        yield example(random.Random(f"{seed}/{first}"), progress)
+        first += 1

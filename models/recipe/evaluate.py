@@ -1,0 +1,114 @@
+"""Measures a model, skill by skill, on conversations over names and values that training never sees.
+
+`python -m models.recipe.evaluate [--model models/demo] [--draft models/demo-draft] [--count 200]`
+
+An answer counts if the model, choosing the likeliest token each time, says it to the letter and stops.
+For a fixed answer that is the same as: at each of its positions the likeliest token is the right one.
+So one forward pass over prompt and answer settles it, without generating.
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tokenizers import Tokenizer
+
+from models.recipe import corpus
+from models.recipe.batches import answer_mask
+from models.recipe.export import load
+from models.recipe.model import Llama
+from models.recipe.template import render
+from models.recipe.tokenizer import ASSISTANT
+
+SKILLS = ["passages", "not_told", "recall", "json", "tools", "tool_result", "short", "about", "story", "long"]
+TARGETS = {"passages": 90, "not_told": 90, "recall": 90, "json": 85, "tools": 85}
+SEED = 7
+
+
+def cases(skill: str, count: int, seed: int = SEED) -> list[corpus.Conversation]:
+    """`count` test conversations of a skill; each depends only on (seed, skill, its number)."""
+    return [corpus.graded(random.Random(f"held-out/{seed}/{skill}/{i}"), skill) for i in range(count)]
+
+
+def answer_start(ids: list[int]) -> int:
+    """Index of the first token of the last answer."""
+    return len(ids) - ids[::-1].index(ASSISTANT)
+
+
+@torch.no_grad()
+def likeliest(model: Llama, ids: list[int], start: int) -> Tensor:
+    """(answer tokens) what the model would say at each position of the answer that begins at `start`."""
+    device = next(model.parameters()).device
+    states = model.hidden(torch.tensor([ids[:-1]], device=device))[0, start - 1 :]
+    return model.logits(states).argmax(-1).cpu()
+
+
+def measure(
+    model: Llama, tokenizer: Tokenizer, skill: str, count: int, wrong: Callable[[str, str, str], None] | None = None
+) -> float:
+    """Percentage of exact answers; `wrong` hears of the others: prompt, right answer, the model's tokens."""
+    exact = 0
+    for case in cases(skill, count):
+        ids = tokenizer.encode(render(case), add_special_tokens=False).ids
+        start = answer_start(ids)
+        said = likeliest(model, ids, start)
+        right = torch.tensor(ids[start:])
+        if torch.equal(said, right):
+            exact += 1
+        elif wrong:
+            texts = (tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:start], ids[start:], said.tolist()))
+            wrong(*texts)
+    return 100 * exact / count
+
+
+def agreement(model: Llama, draft: Llama, tokenizer: Tokenizer, count: int) -> float:
+    """Percentage of answer tokens for which draft and model, given the same past, choose the same."""
+    same = total = 0
+    for skill in SKILLS:
+        for case in cases(skill, count, SEED + 1):
+            ids = tokenizer.encode(render(case), add_special_tokens=False).ids
+            start = answer_start(ids)
+            a, b = likeliest(model, ids, start), likeliest(draft, ids, start)
+            same += int((a == b).sum())
+            total += len(a)
+    return 100 * same / total
+
+
+def table(model: Llama, tokenizer: Tokenizer, count: int, draft: Llama | None = None) -> str:
+    """The figures as a Markdown table."""
+    lines = ["| skill | exact answers | target |", "| --- | --- | --- |"]
+    for skill in SKILLS:
+        share = measure(model, tokenizer, skill, count)
+        target = f"{TARGETS[skill]} %" if skill in TARGETS else ""
+        lines.append(f"| {skill} | {share:.1f} % | {target} |")
+        print(lines[-1], flush=True)
+    if draft:
+        share = agreement(model, draft, tokenizer, max(1, count // 4))
+        lines.append(f"| draft agrees, per token | {share:.1f} % | 60 % |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=Path("models/demo"))
+    parser.add_argument("--draft", type=Path, default=Path("models/demo-draft"))
+    parser.add_argument("--count", type=int, default=200, help="conversations per skill")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show", choices=SKILLS, help="print the wrong answers of one skill instead")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model, tokenizer = load(options.model)
+    if options.show:
+        share = measure(model, tokenizer, options.show, options.count, lambda *texts: print(*texts, sep="\n---- ", end="\n====\n"))
+        print(f"{share:.1f} %")
+        return
+    draft = load(options.draft)[0] if (options.draft / "config.json").exists() else None
+    table(model, tokenizer, options.count, draft)
+
+
+if __name__ == "__main__":
+    main()

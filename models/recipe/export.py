@@ -1,0 +1,83 @@
+"""To and from Hugging Face's form: config.json, model.safetensors, tokenizer files."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from models.recipe.model import Llama, Shape
+from models.recipe.template import SOURCE
+from models.recipe.tokenizer import END, PAD, SPECIAL
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """The checkpoint's config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.context,
+        "rope_theta": shape.theta,
+        "rms_norm_eps": shape.epsilon,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": END,
+        "pad_token_id": PAD,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes everything that `from_pretrained` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.detach().cpu().bfloat16().contiguous() for name, value in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copyfile(SOURCE, folder / "chat_template.jinja")
+    files: dict[str, dict[str, Any]] = {
+        "config.json": config(model.shape),
+        "generation_config.json": {"eos_token_id": END, "pad_token_id": PAD, "do_sample": False},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": SPECIAL[END],
+            "pad_token": SPECIAL[PAD],
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": model.shape.context,
+            "chat_template": SOURCE.read_text(),
+        },
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Llama, Tokenizer]:
+    """A saved model and its tokenizer."""
+    data = json.loads((folder / "config.json").read_text())
+    shape = Shape(
+        vocab=data["vocab_size"],
+        hidden=data["hidden_size"],
+        inner=data["intermediate_size"],
+        layers=data["num_hidden_layers"],
+        heads=data["num_attention_heads"],
+        kv_heads=data["num_key_value_heads"],
+        head_dim=data["head_dim"],
+        context=data["max_position_embeddings"],
+        theta=data["rope_theta"],
+        epsilon=data["rms_norm_eps"],
+    )
+    model = Llama(shape)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.to(dtype).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,0 +1,63 @@
+"""The byte-level BPE tokenizer, trained on the generated corpus.
+
+Words that begin with a capital, and digits, never carry their leading space: a name is then the same
+tokens in a sentence, after a quote in JSON and at the start of a line, which makes copying it one skill
+instead of three. Digits stand alone.
+"""
+
+import random
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from models.recipe import corpus
+from models.recipe.template import render
+
+VOCABULARY = 2048
+SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>", "<|documents|>"]
+PAD, END, SYSTEM, USER, ASSISTANT, TOOL, TOOLS, DOCUMENTS = range(len(SPECIAL))
+VISIBLE = ["<tool_call>", "</tool_call>"]  # single tokens that decoding shows
+
+PATTERN = r" ?\p{Ll}+|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
+
+
+def train(seed: int, examples: int = 8000) -> Tokenizer:
+    """A tokenizer of `VOCABULARY` entries, from examples of the late mixture."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_tokens(VISIBLE)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[*SPECIAL, *VISIBLE],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    source = corpus.training(seed, 10**9, 1.0)
+    tokenizer.train_from_iterator((render(next(source)) for _ in range(examples)), trainer)
+    return _visible(tokenizer)
+
+
+def _visible(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with the tool-call markers no longer special, so that decoded text shows them."""
+    import json
+
+    data = json.loads(tokenizer.to_str())
+    for token in data["added_tokens"]:
+        if token["content"] in VISIBLE:
+            token["special"] = False
+    return Tokenizer.from_str(json.dumps(data))
+
+
+def load(path: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(path))
+
+
+def smoke(seed: int = 0) -> list[str]:
+    """Tokens of one example, for a look at how names are cut."""
+    tokenizer = train(seed, 500)
+    return tokenizer.encode(render(corpus.example(random.Random(seed), 1.0))).tokens

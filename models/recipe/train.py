@@ -1,0 +1,115 @@
+"""The training loop: warm-up, a long stable stretch, a linear decay; resumable between pools of examples."""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from models.recipe.batches import Batch, pool, steps
+from models.recipe.model import Llama, Shape
+from models.recipe.optim import optimizers, set_rate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast. `pools` counts pools of examples (see `batches.POOL`)."""
+
+    pools: int
+    seed: int = 0
+    step_tokens: int = 8192
+    late_tokens: int = 16384
+    micro_tokens: int = 4608
+    muon_rate: float = 0.012
+    adam_rate: float = 3e-3
+    warm_up: int = 40  # steps
+    decay_from: float = 0.7  # share of the training
+
+    def rate(self, step: int, progress: float) -> float:
+        """The factor on the peak rates."""
+        late = max(0.0, progress - self.decay_from) / (1 - self.decay_from)
+        return min(1.0, (step + 1) / self.warm_up) * max(0.02, 1 - late)
+
+
+class Tally:
+    """Loss and exactness of answers, by skill, since the last report."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+
+    def add(self, batch: Batch, losses: torch.Tensor, right: torch.Tensor) -> None:
+        """`losses` and `right` hold one entry for each weighted target, in order."""
+        rows = torch.arange(len(batch.skills))[:, None].expand_as(batch.weights)[batch.weights > 0]
+        said = batch.answers[batch.weights > 0]
+        for i, skill in enumerate(batch.skills):
+            mine = said & (rows == i)
+            entry = self.sums[skill]
+            entry[0] += losses[mine].sum().item()
+            entry[1] += right[mine].sum().item()
+            entry[2] += mine.sum().item()
+
+    def __str__(self) -> str:
+        parts = [f"{s} {e[0] / e[2]:.3f}/{100 * e[1] / e[2]:.1f}%" for s, e in sorted(self.sums.items()) if e[2]]
+        return " ".join(parts)
+
+
+def learn(model: Llama, group: list[Batch], tally: Tally) -> None:
+    """Accumulates the gradient of one step over its micro-batches."""
+    device = next(model.parameters()).device
+    total = sum(batch.weights.sum().item() for batch in group)
+    for batch in group:
+        picked = (batch.weights > 0).to(device)
+        with torch.autocast(device.type, torch.bfloat16):
+            states = model.hidden(batch.inputs.to(device))[picked]
+            scores = model.logits(states).float()
+        targets = batch.targets.to(device)[picked]
+        losses = F.cross_entropy(scores, targets, reduction="none")
+        (losses * batch.weights.to(device)[picked]).sum().div(total).backward()
+        tally.add(batch, losses.detach().cpu(), (scores.detach().argmax(-1) == targets).cpu())
+
+
+def train(shape: Shape, plan: Plan, tokenizer: Tokenizer, folder: Path, device: str = "cpu") -> Llama:
+    """Trains, or goes on from the checkpoint in `folder`; writes one there every few pools."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(plan.seed)
+    model = Llama(shape).to(device)
+    made = optimizers(model, plan.muon_rate, plan.adam_rate)
+    done: dict[str, Any] = {"pool": 0, "step": 0, "tokens": 0}
+    path = folder / "last.pt"
+    if path.exists():
+        saved = torch.load(path, map_location=device, weights_only=True)
+        model.load_state_dict(saved["model"])
+        for optimizer, state in zip(made, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        done = saved["done"]
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{parameters:,} parameters, pool {done['pool']} of {plan.pools}", flush=True)
+    started, first = time.time(), done["tokens"]
+    while done["pool"] < plan.pools:
+        progress = done["pool"] / plan.pools
+        size = plan.step_tokens if progress < 0.5 else plan.late_tokens
+        tally = Tally()
+        for group in steps(pool(tokenizer, plan.seed, done["pool"], progress, plan.micro_tokens, shape.context), size):
+            set_rate(made, plan.rate(done["step"], progress))
+            learn(model, group, tally)
+            for optimizer in made:
+                optimizer.step()
+                optimizer.zero_grad()
+            done["step"] += 1
+            done["tokens"] += sum(batch.inputs.numel() for batch in group)
+        done["pool"] += 1
+        speed = (done["tokens"] - first) / (time.time() - started)
+        print(
+            f"{time.strftime('%H:%M:%S')} pool {done['pool']}/{plan.pools} step {done['step']} "
+            f"{done['tokens'] / 1e6:.2f}M tokens {speed:.0f}/s | {tally}",
+            flush=True,
+        )
+        if done["pool"] % 5 == 0 or done["pool"] == plan.pools:
+            partial = path.with_suffix(".tmp")
+            torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in made], "done": done}, partial)
+            partial.replace(path)
+    return model
