@@ -37,6 +37,8 @@ class GatewaySettings(Section):
         600.0, ge=0, description="how long a known key still holds while Redis is away"
     )
     records_kept: int = Field(1000, gt=0, description="request records in memory")
+    max_requests: int = Field(1024, gt=0, description="generations at once; more get a 429")
+    max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
 
 
 class RetrievalSettings(Section):
