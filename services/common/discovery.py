@@ -133,7 +133,7 @@ class Directory:
         self.reachable = False  # whether the last look at Redis succeeded
 
     async def start(self) -> None:
-        await self._refresh()
+        await self.refresh()
         self._task = asyncio.create_task(self._loop(), name=f"directory {self._service}")
 
     async def stop(self) -> None:
@@ -150,9 +150,10 @@ class Directory:
     async def _loop(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 6)
-            await self._refresh()
+            await self.refresh()
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
+        """Looks once, now."""
         try:
             records = await self._list(self._keys)
         except RedisAway as away:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import uuid
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -21,9 +22,11 @@ from services.common.config import Settings
 from services.common.discovery import Registration, Replica, host_id
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
+from services.common.waiting import first_done
 
 log = logging.getLogger(__name__)
 
+_CHECK_EVERY_S = 1.0
 MAX_MESSAGE_BYTES = 64 * 2**20
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -76,7 +79,9 @@ class Host:
         self._health = health.aio.HealthServicer()
         self._registration: Registration | None = None
         self._metrics = contextlib.ExitStack()
+        self._watch: asyncio.Task[None] | None = None
         self.replica: Replica | None = None
+        self.failed = asyncio.Event()  # a check failed: the replica takes no more requests
 
     async def start(self) -> Replica:
         """Serves and registers. Raises what the service's own start raises, after cleaning up."""
@@ -86,6 +91,7 @@ class Host:
         except BaseException:
             await self.stop(grace_s=0)
             raise
+        self._watch = asyncio.create_task(self._check_often(), name="check")
         log.info("%s serves on %s", self.id, self.replica.address)
         return self.replica
 
@@ -124,9 +130,26 @@ class Host:
         """Raises when the replica should be replaced."""
         self.service.check()
 
+    async def _check_often(self) -> None:
+        """Takes a failed replica out of the registry and of health at once: whoever replaces it
+        (Serve, a supervisor) may be slower than its callers are."""
+        while True:
+            await asyncio.sleep(_CHECK_EVERY_S)
+            try:
+                self.check()
+            except Exception as error:
+                log.error("%s failed its check: %s", self.id, error)
+                break
+        await self._health.enter_graceful_shutdown()
+        if self._registration is not None:
+            await self._registration.stop()
+        self.failed.set()
+
     async def stop(self, grace_s: float | None = None) -> None:
         """Leaves the registry, lets running requests finish for `grace_s`, then ends all."""
         grace = self.settings.drain_grace_s if grace_s is None else grace_s
+        if self._watch is not None:
+            self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         if self._registration is not None:
             await self._registration.stop()
@@ -139,17 +162,23 @@ class Host:
         await self._redis.aclose()
 
 
-async def _run_until_signal(service_class: type[Service]) -> None:
-    stop = asyncio.Event()
+async def _serve_until_signal(service_class: type[Service]) -> int:
     loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled.set)
     host = Host(service_class)
     await host.start()
-    await stop.wait()
+    ends = [asyncio.create_task(event.wait()) for event in (signalled, host.failed)]
+    await first_done(*ends)
+    for end in ends:
+        end.cancel()
     await host.stop()
+    return 1 if host.failed.is_set() else 0
 
 
 def run(service_class: type[Service]) -> None:
-    """`python -m services.<name>`: serves until SIGTERM or SIGINT, then drains."""
-    asyncio.run(_run_until_signal(service_class))
+    """`python -m services.<name>`: serves until SIGTERM or SIGINT, then drains and exits with 0; or
+    until its own check fails, then exits with 1 for a supervisor to start it anew.
+    """
+    sys.exit(asyncio.run(_serve_until_signal(service_class)))

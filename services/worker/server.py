@@ -147,3 +147,4 @@ class WorkerService(Service):
                 await engine.wait_closed()
             except EngineDied as death:
                 self._sequences.fail_all(death)
+                await self._links.drain(grace_s=0)  # routers must not try this worker again

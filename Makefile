@@ -1,0 +1,44 @@
+# Every target sets up what it needs in .venv; re-running is quick.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+WORKLOAD ?= bench/workloads/smoke.jsonl
+
+.PHONY: demo run test lint protos bench model clean
+
+demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
+	$(BIN)/penstock demo
+
+run: $(READY)           ## start everything and stay up until Ctrl-C
+	$(BIN)/penstock up
+
+test: $(READY)          ## all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)          ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+protos: $(READY)        ## generate the contracts' Python modules
+	$(BIN)/python protos/generate.py
+
+bench: $(READY)         ## the engine alone on a small workload, then the links
+	$(BIN)/penstock bench engine --model models/demo --workload $(WORKLOAD) --json build/engine.json
+	$(BIN)/python -m bench.links
+
+model: $(READY)         ## remake the demonstration model from its seed (hours on a CPU)
+	$(BIN)/python -m models.recipe.make
+
+# The editable install builds the contracts' modules; `protoc` runs again when a .proto changed.
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) protos/generate.py
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "make: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python protos/generate.py
+	touch $@
+
+clean:                  ## remove what the targets made; .penstock/ (your data) stays
+	rm -rf .venv build dist *.egg-info protos/*_pb2*.py* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

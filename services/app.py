@@ -1,0 +1,91 @@
+"""The Ray Serve graph: every service a deployment, each bound to the next one of a request's way.
+
+Serve places, health-checks, restarts, scales and upgrades the replicas. It carries no request:
+each replica hosts the service's own servers (services/common/service.py) and registers them in
+Redis, where its callers find it. So losing Serve's controller does not touch a running stream.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from ray import serve
+
+from services.common.config import ModelSpec, Settings
+from services.common.discovery import Replica as Registered
+from services.common.service import Host, Service
+
+APPLICATION = "penstock"
+_SERVICES = {
+    "gateway": "GatewayService",
+    "retrieval": "RetrievalService",
+    "tokenizer": "TokenizerService",
+    "router": "RouterService",
+    "worker": "WorkerService",
+}
+
+
+def service_class(name: str) -> type[Service]:
+    """Imported only where it runs: a gateway's process has no need of torch."""
+    found: type[Service] = getattr(import_module(f"services.{name}.server"), _SERVICES[name])
+    return found
+
+
+class Replica:
+    """One replica of a service under Serve.
+
+    `_next` is not called: it makes the graph show the way, and Serve start the far end first.
+    """
+
+    async def __init__(self, service: str, settings: Settings, *_next: Any) -> None:
+        self._host = Host(service_class(service), settings)
+        await self._host.start()
+
+    async def registered(self) -> Registered | None:
+        """What the registry says of this replica."""
+        return self._host.replica
+
+    async def check_health(self) -> None:
+        """Raises when the replica should be replaced: its own idea of health, not the port's."""
+        self._host.check()
+
+    async def __del__(self) -> None:
+        await self._host.stop()
+
+
+def _deployment(name: str, service: str, settings: Settings, replicas: int, *following: Any) -> Any:
+    deployment = serve.deployment(
+        Replica,
+        name=name,
+        num_replicas=replicas,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+        # Serve must outwait the drain, or it would cut the streams that still run.
+        graceful_shutdown_timeout_s=settings.drain_grace_s + 10,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    return deployment.bind(service, settings, *following)
+
+
+def _workers(settings: Settings, model: ModelSpec, role: str, replicas: int) -> Any:
+    options = settings.worker.model_copy(update={"role": role, "model": model.name})
+    own = settings.model_copy(update={"worker": options})
+    return _deployment(f"{role}-{model.name}", "worker", own, replicas)
+
+
+def build(settings: Settings, *, prefill: int, decode: int) -> Any:
+    """The application, for `serve.run`.
+
+    `prefill` and `decode` workers serve each model; with no prefill workers the decode workers
+    compute prompts as well.
+    """
+    pools = {"prefill": prefill, "decode": decode} if prefill else {"both": decode}
+    workers = [
+        _workers(settings, model, role, replicas)
+        for model in settings.models
+        for role, replicas in pools.items()
+    ]
+    router = _deployment("router", "router", settings, 1, *workers)
+    tokenizer = _deployment("tokenizer", "tokenizer", settings, 1, router)
+    retrieval = _deployment("retrieval", "retrieval", settings, 1)
+    return _deployment("gateway", "gateway", settings, 1, tokenizer, retrieval)

@@ -1,0 +1,240 @@
+"""All of Penstock on this machine: Redis, Ray, and the graph of services/app.py."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.common.config import ModelSpec, Settings
+from services.common.discovery import Directory, Replica
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.redis import connect
+from services.gateway.keys import KeyStore
+
+Report = Callable[[str], None]
+_START_TIMEOUT_S = 300.0  # a large checkpoint takes long to load; progress shows what is waited for
+_LAPTOP_TENANT = "local"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A running Penstock as the other commands find it."""
+
+    url: str
+    redis_url: str
+    namespace: str
+    key: str
+    pid: int
+
+
+def state_file(settings: Settings) -> Path:
+    return settings.data_dir / "running.json"
+
+
+def find_running(settings: Settings) -> Running | None:
+    """The Penstock that was started with this data directory, if it still runs."""
+    with suppress(FileNotFoundError, ValueError, TypeError, ProcessLookupError, PermissionError):
+        running = Running(**json.loads(state_file(settings).read_text()))
+        os.kill(running.pid, 0)
+        return running
+    return None
+
+
+class Stack:
+    """Starts everything in order, reports what is being waited for, and leaves nothing behind.
+
+    with Stack(settings, prefill=1, decode=1, report=print) as running: ...
+    """
+
+    def __init__(self, settings: Settings, *, prefill: int, decode: int, report: Report) -> None:
+        self._settings = settings
+        self._prefill = prefill
+        self._decode = decode
+        self._report = report
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Running:
+        with self._undo:
+            running = self._start()
+            self._undo = self._undo.pop_all()
+        return running
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _start(self) -> Running:
+        other = find_running(self._settings)
+        if other is not None:
+            raise RuntimeError(
+                f"Penstock already runs here at {other.url} (pid {other.pid}); "
+                "stop it, or choose another PENSTOCK_DATA_DIR"
+            )
+        self._settings.data_dir.mkdir(parents=True, exist_ok=True)
+        settings = self._start_redis()
+        self._start_ray()
+        self._start_services(settings)
+        url = asyncio.run(self._wait_for_all(settings))
+        key = asyncio.run(_laptop_key(settings))
+        running = Running(url, settings.redis_url, settings.namespace, key, os.getpid())
+        self._write_state(running)
+        return running
+
+    def _start_redis(self) -> Settings:
+        if "redis_url" in self._settings.model_fields_set:
+            self._report(f"redis: {self._settings.redis_url}")
+            return self._settings
+        redis = self._undo.enter_context(EmbeddedRedis(self._settings.data_dir / "redis"))
+        self._report(f"redis: {redis.url} (embedded)")
+        return self._settings.model_copy(update={"redis_url": redis.url})
+
+    def _start_ray(self) -> None:
+        # Before the import: 127.0.0.1 only, no token as nobody else can connect, no phoning home.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+        import ray
+        from ray import serve
+
+        self._report("ray: starting")
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            configure_logging=False,
+            log_to_driver=False,
+            namespace="penstock",
+        )
+        self._undo.callback(ray.shutdown)
+        serve.start(proxy_location="Disabled")
+        self._undo.callback(serve.shutdown)
+
+    def _start_services(self, settings: Settings) -> None:
+        from ray import serve
+
+        from services.app import APPLICATION, build
+
+        graph = build(settings, prefill=self._prefill, decode=self._decode)
+        serve.run(graph, name=APPLICATION, route_prefix=None, blocking=False, _blocking=False)
+
+    async def _wait_for_all(self, settings: Settings) -> str:
+        """Returns the gateway's URL once every service is registered and the gateway is ready."""
+        redis = connect(settings.redis_url)
+        wanted = _wanted(settings, self._prefill, self._decode)
+        views = {
+            service: Directory(redis, settings.namespace, service, settings.lease_s)
+            for service in {service for service, _ in wanted}
+        }
+        try:
+            for view in views.values():
+                await view.start()
+            await self._wait(lambda: _missing(wanted, views))
+            gateway = next(iter(views["gateway"].replicas.values()))
+            await self._wait(lambda: _not_ready(gateway.facts["url"]))
+            return gateway.facts["url"]
+        finally:
+            for view in views.values():
+                await view.stop()
+            await redis.aclose()
+
+    async def _wait(self, missing: Callable[[], list[str]]) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        said: list[str] = []
+        while waiting := await asyncio.to_thread(missing):
+            if waiting != said:
+                self._report("waiting for: " + ", ".join(waiting))
+                said = waiting
+            self._raise_if_failed()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not up after {_START_TIMEOUT_S:.0f} s: {', '.join(waiting)}")
+            await asyncio.sleep(0.2)
+
+    def _raise_if_failed(self) -> None:
+        from ray import serve
+
+        from services.app import APPLICATION
+
+        application = serve.status().applications.get(APPLICATION)
+        for name, deployment in (application.deployments if application else {}).items():
+            if deployment.status in ("UNHEALTHY", "DEPLOY_FAILED"):
+                raise RuntimeError(f"{name} did not start: {deployment.message}")
+
+    def _write_state(self, running: Running) -> None:
+        path = state_file(self._settings)
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(asdict(running)))
+        self._undo.callback(path.unlink, missing_ok=True)
+
+
+def _wanted(settings: Settings, prefill: int, decode: int) -> dict[tuple[str, str], int]:
+    """How many replicas of each (service, what to call it) there must be."""
+    roles = {"prefill": prefill, "decode": decode} if prefill else {"both": decode}
+    wanted = {(name, name): 1 for name in ("retrieval", "tokenizer", "router", "gateway")}
+    for model in settings.models:
+        for role, replicas in roles.items():
+            wanted["worker", f"{role} worker of {model.name}"] = replicas
+    return wanted
+
+
+def _missing(wanted: dict[tuple[str, str], int], views: dict[str, Directory]) -> list[str]:
+    def label(replica: Replica) -> str:
+        if replica.service != "worker":
+            return replica.service
+        return f"{replica.facts['role']} worker of {replica.facts['model']}"
+
+    found = [label(r) for view in views.values() for r in view.replicas.values()]
+    return [name for (_, name), count in wanted.items() if found.count(name) < count]
+
+
+def _not_ready(url: str) -> list[str]:
+    import httpx
+
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=2.0)
+    except httpx.HTTPError:
+        return ["the gateway's port"]
+    return [] if answer.status_code == 200 else ["the gateway's links"]
+
+
+async def _laptop_key(settings: Settings) -> str:
+    """The key of the local tenant: kept beside the data, made anew when Redis does not know it."""
+    path = settings.data_dir / "key"
+    redis = connect(settings.redis_url)
+    try:
+        store = KeyStore(redis, settings.namespace)
+        if path.exists() and await store.find(path.read_text().strip()) is not None:
+            return path.read_text().strip()
+        key, _ = await store.create(tenant=_LAPTOP_TENANT, name="laptop")
+    finally:
+        await redis.aclose()
+    path.touch(mode=0o600)
+    path.write_text(key)
+    return key
+
+
+def local_models(given: list[str]) -> list[ModelSpec]:
+    """`--model` values as served models, named by their last path component; the shipped
+    demonstration model when none is given. Raises ValueError on two of one name.
+    """
+    import models
+
+    paths = given or [str(Path(models.__path__[0]) / "demo")]
+    specs = [
+        ModelSpec(
+            name=Path(path).resolve().name if Path(path).exists() else path.split("/")[-1],
+            path=str(Path(path).resolve()) if Path(path).exists() else path,
+        )
+        for path in paths
+    ]
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"--model: two checkpoints are called {name!r}")
+    return specs
+
+
+__all__: list[Any] = ["Running", "Stack", "find_running", "local_models", "state_file"]

@@ -1,0 +1,101 @@
+"""`penstock status`: what runs, as the registry and the routers see it."""
+
+import argparse
+import asyncio
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from protos import router_pb2, router_pb2_grpc
+from services.cli.stack import find_running
+from services.common.config import Settings
+from services.common.discovery import Directory, Replica
+from services.common.redis import connect
+
+_SERVICES = ("gateway", "retrieval", "tokenizer", "router", "worker")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None: it looks where the settings point, or at the Penstock of this data directory."""
+
+
+def main(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_main())
+
+
+async def _main() -> int:
+    settings = Settings()
+    running = find_running(settings)
+    if running is not None and "redis_url" not in settings.model_fields_set:
+        settings.redis_url, settings.namespace = running.redis_url, running.namespace
+    replicas = await _registered(settings)
+    if replicas is None:
+        raise RuntimeError(f"no registry: Redis at {settings.redis_url} cannot be reached")
+    if not replicas:
+        raise RuntimeError(f"nothing is registered in Redis at {settings.redis_url}")
+    console = Console()
+    console.print(_services_table(replicas))
+    for router in (r for r in replicas if r.service == "router"):
+        await _print_router(console, router)
+    return 0
+
+
+async def _registered(settings: Settings) -> list[Replica] | None:
+    redis = connect(settings.redis_url)
+    found: list[Replica] = []
+    try:
+        for service in _SERVICES:
+            view = Directory(redis, settings.namespace, service, settings.lease_s)
+            await view.refresh()
+            if not view.reachable:
+                return None
+            found += view.replicas.values()
+    finally:
+        await redis.aclose()
+    return found
+
+
+def _services_table(replicas: list[Replica]) -> Table:
+    table = Table("service", "replica", "address", "pid", "facts", title="Replicas")
+    for replica in replicas:
+        facts = ", ".join(f"{key}={value}" for key, value in replica.facts.items())
+        table.add_row(replica.service, replica.id, replica.address, str(replica.pid), facts)
+    return table
+
+
+async def _print_router(console: Console, router: Replica) -> None:
+    async with grpc.aio.insecure_channel(router.address) as channel:
+        stub = router_pb2_grpc.RouterStub(channel)
+        try:
+            seen = await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            console.print(f"{router.id} does not answer: {error.code().name}")
+            return
+    table = Table(
+        "worker",
+        "role",
+        "model",
+        "state",
+        "running",
+        "waiting",
+        "KV blocks",
+        "KV used",
+        "steps",
+        title=f"Workers, seen by {router.id}",
+        caption=f"{seen.admitted} of {seen.capacity} slots in use, {seen.queued} requests wait",
+    )
+    for worker in seen.workers:
+        used = 1 - worker.free_blocks / worker.total_blocks if worker.total_blocks else 0.0
+        table.add_row(
+            worker.id,
+            worker.role,
+            worker.model,
+            worker.state,
+            str(worker.running),
+            str(worker.waiting),
+            str(worker.total_blocks),
+            f"{used:.0%}",
+            str(worker.steps),
+        )
+    console.print(table)

@@ -1,0 +1,91 @@
+"""`penstock up`: everything on this machine until Ctrl-C, which drains."""
+
+import argparse
+import signal
+import sys
+import threading
+
+from services.cli.stack import Stack, local_models
+from services.common.config import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_stack_arguments(parser)
+    parser.add_argument("--port", type=int, help="HTTP port (default 8000; 0: a free one)")
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `up` and `demo` share."""
+    parser.add_argument(
+        "--profile", choices=["laptop"], default="laptop", help="laptop: one machine, CPU, float32"
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="DIR_OR_HF_ID",
+        help="checkpoint to serve, may be repeated (default: the shipped model)",
+    )
+    parser.add_argument(
+        "--prefill",
+        type=int,
+        default=1,
+        metavar="N",
+        help="prefill workers a model; 0: the decode workers do both (default 1)",
+    )
+    parser.add_argument(
+        "--decode", type=int, default=1, metavar="N", help="decode workers a model (default 1)"
+    )
+
+
+def stack(arguments: argparse.Namespace, port: int | None) -> Stack:
+    """The Stack that the arguments ask for. Raises ValueError that names a wrong one."""
+    if arguments.prefill < 0:
+        raise ValueError(f"--prefill must not be negative, is {arguments.prefill}")
+    if arguments.decode < 1:
+        raise ValueError(f"--decode must be at least 1, is {arguments.decode}")
+    settings = Settings()
+    changes: dict[str, object] = {}
+    if arguments.model or not settings.models:
+        changes["models"] = local_models(arguments.model)
+    if port is not None:
+        changes["gateway"] = settings.gateway.model_copy(update={"port": port})
+    if "dtype" not in settings.worker.model_fields_set:
+        # CPUs of laptops compute float32 faster than bfloat16, and greedy output stays the same
+        # whatever the batch.
+        changes["worker"] = settings.worker.model_copy(update={"dtype": "float32"})
+    return Stack(
+        settings.model_copy(update=changes),
+        prefill=arguments.prefill,
+        decode=arguments.decode,
+        report=report,
+    )
+
+
+def report(line: str) -> None:
+    """Progress, apart from what a command prints as its result."""
+    print(f"· {line}", file=sys.stderr, flush=True)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    stopped = threading.Event()
+    with stack(arguments, arguments.port) as running:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        print(
+            f"""
+Penstock is up.
+  API      {running.url}/v1   (OpenAI-compatible)
+  key      {running.key}
+  docs     {running.url}/docs
+  metrics  {running.url}/metrics
+
+  penstock chat      talk to it
+  penstock status    see what runs
+Ctrl-C stops: running streams finish first.
+""",
+            flush=True,
+        )
+        stopped.wait()
+        report("draining")
+    return 0
