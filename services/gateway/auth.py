@@ -1,0 +1,140 @@
+"""Who asks: from the bearer key alone. No other header and no field names a tenant or a priority."""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import grpc
+
+from protos import common_pb2
+from services.common.config import GatewaySettings
+from services.common.errors import PenstockError, unavailable
+from services.common.redis import RedisAway
+from services.gateway import metrics
+from services.gateway.keys import KEY_PATTERN, KeyRecord, KeyStore, key_hash
+
+_CACHED_KEYS = 10_000
+_RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
+
+_PRIORITIES = {
+    "high": common_pb2.PRIORITY_HIGH,
+    "normal": common_pb2.PRIORITY_NORMAL,
+    "low": common_pb2.PRIORITY_LOW,
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """An authenticated caller."""
+
+    key_id: str
+    tenant: str
+    priority: str
+    weight: float
+    models: frozenset[str] | None  # None: all
+
+    def caller(self, request_id: str) -> common_pb2.Caller:
+        return common_pb2.Caller(
+            request_id=request_id,
+            tenant=self.tenant,
+            priority=_PRIORITIES[self.priority],
+            weight=self.weight,
+        )
+
+    def authorize(self, model: str) -> None:
+        """Raises PERMISSION_DENIED when the key does not cover `model`."""
+        if self.models is not None and model not in self.models:
+            raise PenstockError(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"this API key may not use the model '{model}'",
+                stage="gateway",
+                param="model",
+                reason="model_not_allowed",
+            )
+
+
+class Authenticator:
+    """Turns an Authorization header into an Identity.
+
+    A looked-up key is trusted for `key_cache_s`, so a revoked one dies within that time. While
+    Redis is away, a key known before holds for `key_stale_s` since its last look-up; an unknown one
+    cannot be told from a wrong one: 503.
+    """
+
+    def __init__(self, keys: KeyStore, settings: GatewaySettings) -> None:
+        self._keys = keys
+        self._settings = settings
+        self._known: OrderedDict[str, tuple[float, Identity]] = OrderedDict()  # by key hash
+        self._redis_away_until = 0.0
+
+    @property
+    def knows_keys(self) -> bool:
+        """Whether anybody could be let in while Redis is away."""
+        now = time.monotonic()
+        return any(now - at < self._settings.key_stale_s for at, _ in self._known.values())
+
+    async def identify(self, authorization: str | None) -> Identity:
+        """Raises UNAUTHENTICATED ("invalid_api_key") or UNAVAILABLE ("keys_unavailable")."""
+        hashed = key_hash(_bearer(authorization))
+        now = time.monotonic()
+        looked_up, identity = self._known.get(hashed, (0.0, None))
+        if identity is not None and now - looked_up < self._settings.key_cache_s:
+            return identity
+        try:
+            record = await self._look_up(hashed, now)
+        except RedisAway:
+            if identity is not None and now - looked_up < self._settings.key_stale_s:
+                return identity
+            metrics.auth_failures.labels("keys_unavailable").inc()
+            raise unavailable(
+                "API keys cannot be checked now: Redis is away",
+                stage="gateway",
+                reason="keys_unavailable",
+            ) from None
+        if record is None or record.revoked is not None:
+            self._known.pop(hashed, None)
+            raise _refused("wrong" if record is None else "revoked", "Incorrect API key provided.")
+        return self._remember(hashed, now, record)
+
+    async def _look_up(self, hashed: str, now: float) -> KeyRecord | None:
+        if now < self._redis_away_until:
+            raise ConnectionError("Redis did not answer a moment ago")
+        try:
+            return await self._keys.find(hashed)
+        except RedisAway:
+            self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
+            raise
+
+    def _remember(self, hashed: str, now: float, record: KeyRecord) -> Identity:
+        identity = Identity(
+            key_id=record.id,
+            tenant=record.tenant,
+            priority=record.priority,
+            weight=record.weight,
+            models=None if record.models is None else frozenset(record.models),
+        )
+        self._known[hashed] = (now, identity)
+        self._known.move_to_end(hashed)
+        if len(self._known) > _CACHED_KEYS:
+            self._known.popitem(last=False)
+        return identity
+
+
+def _bearer(authorization: str | None) -> str:
+    """The key in an Authorization header; nothing malformed ever reaches Redis."""
+    if not authorization:
+        raise _refused(
+            "missing",
+            "You didn't provide an API key. Send it as `Authorization: Bearer psk-...`.",
+        )
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not KEY_PATTERN.fullmatch(key.strip()):
+        raise _refused("malformed", "Incorrect API key provided.")
+    return key.strip()
+
+
+def _refused(why: str, message: str) -> PenstockError:
+    metrics.auth_failures.labels(why).inc()
+    return PenstockError(
+        grpc.StatusCode.UNAUTHENTICATED, message, stage="gateway", reason="invalid_api_key"
+    )

@@ -1,0 +1,231 @@
+"""Bodies of POST /v1/chat/completions and /v1/completions."""
+
+import secrets
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from protos.common_pb2 import Message, Passage, Sampling
+from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
+from services.gateway.prompt import Prompt
+from services.gateway.schema import UNSUPPORTED, Body, refuse
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+_COUNT_MAX = 2**31 - 1
+_SEED_RANGE = 2**64
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Tag = Annotated[str, Field(max_length=512)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[list[TextPart], Field(min_length=1), BeforeValidator(_as_parts)]
+
+
+class ChatMessage(Body):
+    # An answer may be sent back as it came: what an assistant message carries beside its content
+    # says nothing to the model.
+    NEUTRAL: ClassVar = {"refusal": (), "tool_calls": ([],), "function_call": (), "audio": ()}
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: Annotated[str, Field(max_length=64)] | None = None
+    annotations: list[Any] | None = Field(None, description="of an earlier answer; no effect")
+
+    @model_validator(mode="after")
+    def _annotations_only_on_answers(self) -> "ChatMessage":
+        if self.annotations is not None and self.role != "assistant":
+            raise refuse("annotations", "only an assistant message has annotations", UNSUPPORTED)
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
+
+
+class FileSearch(Body):
+    NEUTRAL: ClassVar = {"filters": (), "ranking_options": ({},)}
+
+    type: Literal["file_search"]
+    vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=10)]
+    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+
+
+class Document(Body):
+    """Extension: a passage that the client brings itself."""
+
+    title: Annotated[str, Field(max_length=500)] = ""
+    text: Annotated[str, Field(min_length=1)]
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class StreamOptions(Body):
+    NEUTRAL: ClassVar = {"include_obfuscation": (False,)}
+
+    include_usage: bool | None = None
+
+
+class Generation(Body):
+    """What chat and plain completions share. None means OpenAI's default."""
+
+    model: Name
+    max_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=_COUNT_MAX)] | None = Field(
+        None, description="extension; 0: off"
+    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=_SEED_RANGE)] | None = None
+    stop: Annotated[
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=4)]
+        | None,
+        BeforeValidator(_as_list),
+    ] = None
+    ignore_eos: bool | None = Field(None, description="extension: run to max_tokens")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Tag | None = Field(None, description="shown in the request's record")
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Tag], Field(max_length=16)
+    ] | None = Field(None, description="shown in the request's record")
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> "Generation":
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options", "only allowed when 'stream' is true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        seed = secrets.randbits(64) if self.seed is None else self.seed % _SEED_RANGE
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+            seed=seed,
+            max_tokens=max_tokens,
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+    def tags(self) -> dict[str, str]:
+        return {**(self.metadata or {}), **({"user": self.user} if self.user else {})}
+
+
+class ChatCompletionRequest(Generation):
+    NEUTRAL: ClassVar = {
+        "n": (1,),
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "store": (False,),
+        "modalities": (["text"],),
+        "service_tier": ("auto", "default"),
+        "parallel_tool_calls": (),
+        "functions": (),
+        "function_call": ("none",),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
+    response_format: TextFormat | None = None
+    tools: Annotated[list[FileSearch], Field(max_length=1)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    documents: Annotated[list[Document], Field(max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatCompletionRequest":
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise refuse("max_tokens", "contradicts 'max_completion_tokens'")
+        if self.tool_choice is not None and not self.tools:
+            raise refuse("tool_choice", "only allowed when 'tools' is given")
+        if self.tools and not any(message.role == "user" for message in self.messages):
+            raise refuse("tools", "file_search needs a user message to search for")
+        return self
+
+    def prompt(self, default_passages: int) -> Prompt:
+        """The request for the pipeline; `default_passages` are searched when it does not say."""
+        messages = [Message(role=m.role, content=m.text, name=m.name or "") for m in self.messages]
+        documents = [Passage(title=d.title, text=d.text) for d in self.documents or ()]
+        # No limit given: as many tokens as the window leaves.
+        limit = self.max_completion_tokens or self.max_tokens or 0
+        request = PromptRequest(
+            model=self.model,
+            chat=Chat(messages=messages, passages=documents),
+            sampling=self.sampling(limit),
+            stop=self.stop or (),
+        )
+        prompt = Prompt(request, tags=self.tags())
+        if self.tools and self.tool_choice != "none":
+            prompt.stores = tuple(dict.fromkeys(self.tools[0].vector_store_ids))
+            prompt.max_passages = self.tools[0].max_num_results or default_passages
+            prompt.question = next(m.text for m in reversed(self.messages) if m.role == "user")
+        return prompt
+
+
+def _one_prompt(value: Any) -> str | list[int]:
+    """OpenAI's four forms of `prompt`, as text or token ids; a list of one prompt is that prompt."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise refuse("", "several prompts in one request are not supported", UNSUPPORTED)
+        value = value[0]
+    if isinstance(value, list) and not all(type(id) is int and 0 <= id < 2**32 for id in value):
+        raise refuse("", "a list must hold token ids, integers of 32 bits")
+    if not isinstance(value, str | list):
+        raise refuse("", "must be a string or a list of token ids")
+    if not value:
+        raise refuse("", "must not be empty")
+    return value
+
+
+class CompletionRequest(Generation):
+    NEUTRAL: ClassVar = {
+        "n": (1,),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "logprobs": (),
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+    }
+
+    given: Annotated[Any, AfterValidator(_one_prompt)] = Field(alias="prompt")
+
+    def prompt(self) -> Prompt:
+        """The request for the pipeline."""
+        request = PromptRequest(
+            model=self.model,
+            sampling=self.sampling(self.max_tokens or COMPLETION_MAX_TOKENS),
+            stop=self.stop or (),
+        )
+        if isinstance(self.given, str):
+            request.text = self.given
+        else:
+            request.token_ids.CopyFrom(TokenIds(ids=self.given))
+        return Prompt(request, tags=self.tags())

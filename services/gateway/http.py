@@ -1,0 +1,280 @@
+"""One HTTP exchange over plain ASGI: body limits, JSON, server-sent events, OpenAI's errors.
+
+No framework objects on the way out: a token's event is bytes handed to the server's `send`.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import Message, Receive, Scope, Send
+
+from services.common.errors import PenstockError, invalid
+from services.gateway import metrics
+from services.gateway.prompt import new_id
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 30.0  # for a body to arrive
+CLIENT_GONE = 499  # the customary status for the metrics; nobody reads the answer
+
+_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.UNIMPLEMENTED: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.CANCELLED: CLIENT_GONE,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+_STATUS_OF_REASON = {
+    "method_not_allowed": 405,
+    "body_timeout": 408,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_WORDS = {"unavailable": "unavailable", "deadline_exceeded": "timeout"}
+
+
+def http_status(error: PenstockError) -> int:
+    return _STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500)
+
+
+def error_body(error: PenstockError) -> dict[str, Any]:
+    """OpenAI's error shape, and the stage that failed."""
+    status = http_status(error)
+    kind = "server_error" if status >= 500 else _TYPES.get(status, "invalid_request_error")
+    code = error.code.name.lower()
+    stage = error.stage or "gateway"
+    if code in _WORDS:  # "worker_unavailable" says more than "peer_lost"
+        code = f"{stage}_{_WORDS[code]}"
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": error.param or None,
+            "code": error.reason or code,
+            "stage": stage,
+        }
+    }
+
+
+def internal(message: str = "The gateway failed on this request.") -> PenstockError:
+    return PenstockError(grpc.StatusCode.INTERNAL, message, stage="gateway", reason="internal")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, route: str, body_limit: int
+    ) -> None:
+        self.request_id = new_id("req_")
+        self.route = route  # the path's template
+        self.method: str = scope["method"]
+        self.headers = Headers(scope=scope)
+        self.query = QueryParams(scope.get("query_string", b""))
+        self.path: Mapping[str, str] = scope.get("path_params", {})
+        self.scope = scope
+        self.status = 0  # as sent
+        self.complete = False
+        self._receive = receive
+        self._send = send
+        self._body_left = body_limit
+        self._body_limit = body_limit
+        self._body_deadline = time.monotonic() + BODY_TIMEOUT_S
+
+    # ---- in ---------------------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """ASGI's `receive` for a body: bounded in bytes and time, and without a silent end."""
+        try:
+            async with asyncio.timeout(self._body_deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError:
+            raise invalid(
+                f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.", "", reason="body_timeout"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self._body_left -= len(message.get("body", b""))
+        if self._body_left < 0:
+            raise invalid(
+                f"The body is larger than {self._body_limit} bytes.", "", reason="body_too_large"
+            )
+        return message
+
+    async def body(self) -> bytes:
+        announced = self.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._body_left:
+            self._body_left = 0  # refused before a byte of it is read
+        pieces = []
+        more = True
+        while more:
+            message = await self.receive()
+            pieces.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        return b"".join(pieces)
+
+    async def json_body(self) -> bytes:
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if kind != "application/json" or encoding != "identity":
+            raise invalid(
+                "Send the body as JSON, uncompressed, with `Content-Type: application/json`.",
+                "",
+                reason="unsupported_media_type",
+            )
+        return await self.body()
+
+    @asynccontextmanager
+    async def cancelled_with_client(self) -> AsyncIterator[None]:
+        """Cancels the block as soon as the client goes away; it then raises ClientGoneError.
+
+        To enter after the body was read: the two would take each other's messages.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if not self.complete:
+                gone = True
+                task.cancel()
+
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if gone and task.uncancel() == 0:
+                raise ClientGoneError from None
+            raise
+        finally:
+            watcher.cancel()
+
+    # ---- out --------------------------------------------------------------------------------
+
+    async def reply_json(
+        self, content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = {}
+    ) -> None:
+        await self.reply(json.dumps(content).encode(), "application/json", status, headers)
+
+    async def reply(
+        self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] = {}
+    ) -> None:
+        """The whole answer."""
+        await self._start(
+            status, {"content-type": content_type, "content-length": str(len(body)), **headers}
+        )
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_events(self) -> None:
+        """Begins an answer of server-sent events."""
+        await self._start(
+            200,
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",  # a proxy before us must not hold tokens back
+            },
+        )
+
+    async def write(self, events: bytes) -> None:
+        """Sends events; waits while the client does not read."""
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end_events(self, events: bytes) -> None:
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": events})
+
+    async def fail(self, error: PenstockError) -> None:
+        """Tells the client: as the answer, or as the last event of one that has begun."""
+        body = error_body(error)
+        if self.complete:
+            return
+        if self.status:
+            await self.end_events(b"data: " + json.dumps(body).encode() + b"\n\n")
+            return
+        status = http_status(error)
+        headers = {}
+        if error.retry_after_s > 0 or status in (429, 503):
+            headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        if status in (408, 413, 415, 503):  # what is left of the body is not worth reading
+            headers["connection"] = "close"
+        if status == 401:
+            headers["www-authenticate"] = "Bearer"
+        await self.reply_json(body, status, headers)
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        told = {**headers, "x-request-id": self.request_id}
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+            }
+        )
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """The ASGI application of one path: chooses by method, answers errors, counts."""
+
+    def __init__(self, route: str, handlers: Mapping[str, Handler], body_limit: int) -> None:
+        self.route = route
+        self._handlers = handlers
+        self._body_limit = body_limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self.route, self._body_limit)
+        began = time.monotonic()
+        try:
+            await self._answer(exchange)
+        except ClientGoneError:
+            exchange.status = CLIENT_GONE
+        finally:
+            metrics.requests.labels(self.route, exchange.status).inc()
+            metrics.duration.labels(self.route).observe(time.monotonic() - began)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            handler = self._handlers.get(exchange.method)
+            if handler is None:
+                raise invalid(
+                    f"{exchange.method} is not allowed here; allowed: {', '.join(self._handlers)}.",
+                    "",
+                    reason="method_not_allowed",
+                )
+            await handler(exchange)
+        except PenstockError as error:
+            await exchange.fail(error)
+        except (ClientGoneError, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("%s %s failed", exchange.method, self.route)
+            await exchange.fail(internal())

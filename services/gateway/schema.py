@@ -1,0 +1,105 @@
+"""Reading request bodies: strict models, and errors that name the field as OpenAI's do.
+
+What a model declares is honoured. Parameters of OpenAI's API that are not supported are listed in
+the model's NEUTRAL table with the values that ask for nothing (`n: 1`, `logit_bias: {}`, and null
+always): these are accepted because doing nothing is what they mean. Any other value is refused, and
+so is every unknown field.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+
+from services.common.errors import PenstockError, invalid
+
+M = TypeVar("M", bound="Body")
+
+UNSUPPORTED = "unsupported_parameter"
+UNKNOWN = "unknown_parameter"
+INVALID = "invalid_value"
+_REASONS = {
+    "extra_forbidden": UNKNOWN,
+    "missing": "missing_required_parameter",
+    "literal_error": "unsupported_value",
+    UNSUPPORTED: UNSUPPORTED,
+}
+_NAME_SHOWN = 64  # characters of a client's field name that an error repeats
+
+
+class Body(BaseModel):
+    """A JSON object of a request: exact types, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name in value.keys() & cls.NEUTRAL.keys():
+            if value[name] is not None and not _is_one_of(value[name], cls.NEUTRAL[name]):
+                accepted = " or ".join(map(json.dumps, (*cls.NEUTRAL[name], None)))
+                message = f"not supported here, except as {accepted}"
+                raise PydanticCustomError(UNSUPPORTED, "{message}", at(name, message))
+        return {name: v for name, v in value.items() if name not in cls.NEUTRAL}
+
+
+def at(field: str, message: str) -> dict[str, Any]:
+    """Context of a PydanticCustomError about `field` of the object under validation."""
+    return {"field": field, "message": message}
+
+
+def refuse(field: str, message: str, reason: str = INVALID) -> PydanticCustomError:
+    """To raise in a validator of a whole object: `field` is at fault."""
+    return PydanticCustomError(reason, "{message}", at(field, message))
+
+
+def _is_one_of(value: Any, accepted: tuple[Any, ...]) -> bool:
+    # 1 and 1.0 are one number in JSON; true and 1 are not.
+    return any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in accepted)
+
+
+def parse(model: type[M], body: bytes) -> M:
+    """The body as `model`. Raises INVALID_ARGUMENT that names the first field at fault."""
+    try:
+        fields = from_json(body, allow_inf_nan=False)
+    except ValueError as error:  # tells the position and the kind, not the text
+        raise invalid(f"The body is not valid JSON: {error}", "", reason="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise invalid("The body must be a JSON object.", "", reason="invalid_json")
+    return validated(model, fields)
+
+
+def validated(model: type[M], fields: Mapping[str, Any]) -> M:
+    """As `parse`, for fields that came another way (gRPC, a query string)."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def _explain(error: ErrorDetails) -> PenstockError:
+    context = error.get("ctx", {})
+    path = _path((*error["loc"], context["field"]) if context.get("field") else error["loc"])
+    reason = _REASONS.get(error["type"], INVALID)
+    if reason == UNKNOWN:
+        message = f"Unknown parameter: '{path}'."
+    elif error["type"] == "missing":
+        message = f"Missing required parameter: '{path}'."
+    elif reason == UNSUPPORTED:
+        message = f"Unsupported parameter: '{path}': {error['msg']}."
+    else:
+        message = f"Invalid '{path}': {error['msg']}."
+    return invalid(message, path, reason=reason, stage="gateway")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 1, "content") → "messages[1].content"."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step[:_NAME_SHOWN]}"
+    return path.removeprefix(".")
