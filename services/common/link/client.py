@@ -307,8 +307,6 @@ class LinkClient:
         """
         beat_s = self._options.heartbeat_s
         while True:
-            self._outbox.frame.ping = 1
-            self._outbox.mark()
             await asyncio.sleep(beat_s)
             self._silent_s += beat_s
             if self._silent_s > self._options.heartbeat_timeout_s:
@@ -316,6 +314,8 @@ class LinkClient:
             self._unmoved_s += beat_s if self.vitals.pending else 0.0
             if self._unmoved_s > self._options.stall_timeout_s and self._stalled_at is None:
                 self._give_up_stalled()
+            self._outbox.frame.ping = 1
+            self._outbox.mark()
 
     def _give_up_stalled(self) -> None:
         """Ends all requests, but stays connected to see the steps move again."""

@@ -1,6 +1,7 @@
 """The serving end of a link: takes requests, runs a handler for each, gathers what they send."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -130,7 +131,7 @@ class LinkServer:
         service, name = self.method.strip("/").split("/")
         handlers = {name: grpc.stream_stream_rpc_method_handler(self._serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        server.add_registered_method_handlers(service, handlers)  # type: ignore[attr-defined]
+        server.add_registered_method_handlers(service, handlers)
 
     def broadcast(self, news: bytes) -> None:
         """Sends news to all attached peers, in the frame of this loop turn."""
@@ -178,13 +179,14 @@ class LinkServer:
             async with asyncio.TaskGroup() as group:
                 for part in (link.read(), link.write(), link.watch()):
                     group.create_task(part)
-        except* LinkLostError as lost:
+        except* (LinkLostError, grpc.aio.InternalError) as lost:  # the latter: gRPC lost the peer
             why = str(lost.exceptions[0])
         finally:
             self._links.discard(link)
             link.cancel_all(_link_lost(self.stage))
         log.info("link from %s: %s", link.peer or context.peer(), why)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+        with contextlib.suppress(grpc.aio.InternalError):  # nobody may be left to tell
+            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
 
 
 class _Attachment:
@@ -212,6 +214,8 @@ class _Attachment:
             raise LinkLostError("draining")
         if frame.hello.protocol != PROTOCOL:
             raise LinkLostError(f"hello with protocol {frame.hello.protocol}, not {PROTOCOL}")
+        if frame.open or frame.cancel or frame.ping:
+            raise LinkLostError("more than a hello in the first frame")
         self.peer = frame.hello.peer
         for news in self._server.snapshot() if self._server.snapshot is not None else ():
             self.outbox.frame.news.append(news)

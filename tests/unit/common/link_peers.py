@@ -1,0 +1,166 @@
+"""Peers for the link tests: real ones, and raw gRPC ends that misbehave."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+
+from protos.common_pb2 import Hello, LinkDown, LinkUp
+from services.common.link import MAX_FRAME_BYTES, LinkClient, LinkOptions, LinkServer, LinkState
+
+METHOD = "/penstock.v1.Router/Link"
+
+# Quick to notice and to retry, but patient enough for a busy machine.
+QUICK = LinkOptions(
+    connect_timeout_s=2.0,
+    heartbeat_s=0.05,
+    heartbeat_timeout_s=1.0,
+    stall_timeout_s=0.3,
+    backoff_s=0.02,
+    backoff_max_s=0.1,
+)
+# No pings within a test: every frame is the test's own.
+STILL = LinkOptions(heartbeat_s=60.0, heartbeat_timeout_s=120.0)
+
+Context = grpc.aio.ServicerContext
+Behaviour = Callable[[Context], Awaitable[None]]
+
+
+def soon(seconds: float = 20.0) -> float:
+    """A deadline that no passing test reaches."""
+    return time.monotonic() + seconds
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (conditions of many objects, none has an event)
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def grpc_server(add: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
+    """A server on 127.0.0.1 with what `add` mounts on it; gives its address."""
+    limit = ("grpc.max_receive_message_length", MAX_FRAME_BYTES)
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), limit])
+    add(server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def raw_server(behaviour: Behaviour) -> Callable[[grpc.aio.Server], None]:
+    """Mounts a serving end that reads and writes bytes as `behaviour` likes."""
+
+    async def serve(_requests: object, context: Context) -> None:
+        await behaviour(context)
+
+    def add(server: grpc.aio.Server) -> None:
+        handlers = {"Link": grpc.stream_stream_rpc_method_handler(serve)}
+        service = METHOD.split("/")[1]
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    return add
+
+
+async def greet(context: Context) -> None:
+    """What a good serving end does first."""
+    assert LinkUp.FromString(await context.read()).hello.protocol == 1
+    await context.write(LinkDown().SerializeToString())
+
+
+async def next_open(context: Context) -> int:
+    """Reads frames until one opens a request; gives its id."""
+    while True:
+        frame = LinkUp.FromString(await context.read())
+        if frame.open:
+            return frame.open[0].id
+
+
+class Seen:
+    """Collects what a client's callbacks are told."""
+
+    def __init__(self) -> None:
+        self.items: list[bytes] = []
+        self.news: list[bytes] = []
+        self.states: list[LinkState] = []
+
+
+@asynccontextmanager
+async def client(
+    address: str, seen: Seen | None = None, options: LinkOptions = QUICK, ready: bool = True
+) -> AsyncIterator[LinkClient]:
+    seen = seen or Seen()
+    link = LinkClient(
+        address,
+        METHOD,
+        peer_id="tokenizer-test",
+        on_news=seen.news.append,
+        on_state=seen.states.append,
+        options=options,
+    )
+    await link.start()
+    try:
+        if ready:
+            await link.wait_ready(10)
+        yield link
+    finally:
+        await link.close()
+
+
+@asynccontextmanager
+async def linked(
+    server: LinkServer, seen: Seen | None = None, options: LinkOptions = QUICK
+) -> AsyncIterator[LinkClient]:
+    """A good pair: `server` on a port of its own and a client that is READY."""
+    async with grpc_server(server.add_to) as address, client(address, seen, options) as link:
+        yield link
+
+
+class RawClient:
+    """A calling end that writes what it likes."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self.call = call
+        self.frames: list[LinkDown] = []
+
+    async def write(self, frame: LinkUp | bytes) -> None:
+        raw = frame if isinstance(frame, bytes) else frame.SerializeToString()
+        await self.call.write(raw)
+
+    async def read(self) -> LinkDown:
+        async with asyncio.timeout(10):
+            raw = await self.call.read()
+        assert isinstance(raw, bytes), "the server ended the link"
+        self.frames.append(LinkDown.FromString(raw))
+        return self.frames[-1]
+
+    async def read_until(self, condition: Callable[[LinkDown], object]) -> LinkDown:
+        while True:
+            frame = await self.read()
+            if condition(frame):
+                return frame
+
+    async def lost(self) -> str:
+        """Reads until the server ends the link, which it must; gives its reason."""
+        try:
+            while isinstance(raw := await asyncio.wait_for(self.call.read(), 10), bytes):
+                self.frames.append(LinkDown.FromString(raw))
+        except grpc.aio.AioRpcError as error:
+            return error.details() or ""
+        return await self.call.details()
+
+
+@asynccontextmanager
+async def raw_client(address: str, *, hello: bool = True) -> AsyncIterator[RawClient]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        raw = RawClient(channel.stream_stream(METHOD)())
+        if hello:
+            await raw.write(LinkUp(hello=Hello(protocol=1, peer="raw")))
+            await raw.read()
+        yield raw
+        raw.call.cancel()
