@@ -4,12 +4,14 @@ from pathlib import Path
 
 from services.common.config import ModelSpec, Settings
 
-_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
+_FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
+_WEIGHTS = ["*.safetensors"]
 
 
-def locate(spec: ModelSpec) -> Path:
+def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
     """The checkpoint's folder, downloaded first if `spec.path` is a hub id. Blocking.
 
+    Without `weights` only what a tokenizer needs is downloaded.
     Raises FileNotFoundError that names the model when it is neither.
     """
     folder = Path(spec.path).expanduser()
@@ -17,11 +19,12 @@ def locate(spec: ModelSpec) -> Path:
         return folder
     if folder.is_absolute() or spec.path.count("/") != 1:
         raise FileNotFoundError(f"model {spec.name!r}: no folder {spec.path!r}")
+    wanted = [*_FILES, *_WEIGHTS] if weights else _FILES
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(spec.path, allow_patterns=_FILES))
+        return Path(snapshot_download(spec.path, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise FileNotFoundError(
             f"model {spec.name!r}: {spec.path!r} is no folder, and the hub gave: {error}"
