@@ -36,7 +36,9 @@ class Replica:
     `_next` is not called: it makes the graph show the way, and Serve start the far end first.
     """
 
-    async def __init__(self, service: str, settings: Settings, *_next: Any) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, service: str, settings: Settings, *_next: Any
+    ) -> None:
         self._host = Host(service_class(service), settings)
         await self._host.start()
 
@@ -53,8 +55,7 @@ class Replica:
 
 
 def _deployment(name: str, service: str, settings: Settings, replicas: int, *following: Any) -> Any:
-    deployment = serve.deployment(
-        Replica,
+    deployment: Any = serve.deployment(
         name=name,
         num_replicas=replicas,
         ray_actor_options={"num_cpus": 0},
@@ -63,7 +64,8 @@ def _deployment(name: str, service: str, settings: Settings, replicas: int, *fol
         # Serve must outwait the drain, or it would cut the streams that still run.
         graceful_shutdown_timeout_s=settings.drain_grace_s + 10,
         graceful_shutdown_wait_loop_s=0.1,
-    )
+        max_constructor_retry_count=2,
+    )(Replica)
     return deployment.bind(service, settings, *following)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import time
 
 from rich.console import Console
 from rich.table import Table
@@ -79,7 +80,7 @@ async def _act(store: KeyStore, arguments: argparse.Namespace) -> int:
             record.priority,
             f"{record.weight:g}",
             ", ".join(record.models) if record.models else "all",
-            record.created_text,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created)),
             "yes" if record.revoked else "",
         )
     Console().print(table)

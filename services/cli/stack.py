@@ -14,7 +14,7 @@ from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
-from services.gateway.keys import KeyStore
+from services.gateway.keys import KeyStore, key_hash
 
 Report = Callable[[str], None]
 _START_TIMEOUT_S = 300.0  # a large checkpoint takes long to load; progress shows what is waited for
@@ -77,8 +77,7 @@ class Stack:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
         settings = self._start_redis()
         self._start_ray()
-        self._start_services(settings)
-        url = asyncio.run(self._wait_for_all(settings))
+        url = asyncio.run(self._start_services(settings))
         key = asyncio.run(_laptop_key(settings))
         running = Running(url, settings.redis_url, settings.namespace, key, os.getpid())
         self._write_state(running)
@@ -113,16 +112,16 @@ class Stack:
         serve.start(proxy_location="Disabled")
         self._undo.callback(serve.shutdown)
 
-    def _start_services(self, settings: Settings) -> None:
+    async def _start_services(self, settings: Settings) -> str:
+        """Returns the gateway's URL once every replica is registered and the gateway is ready."""
         from ray import serve
 
         from services.app import APPLICATION, build
 
         graph = build(settings, prefill=self._prefill, decode=self._decode)
-        serve.run(graph, name=APPLICATION, route_prefix=None, blocking=False, _blocking=False)
-
-    async def _wait_for_all(self, settings: Settings) -> str:
-        """Returns the gateway's URL once every service is registered and the gateway is ready."""
+        deploying = asyncio.create_task(
+            asyncio.to_thread(serve.run, graph, name=APPLICATION, route_prefix=None)
+        )
         redis = connect(settings.redis_url)
         wanted = _wanted(settings, self._prefill, self._decode)
         views = {
@@ -132,36 +131,28 @@ class Stack:
         try:
             for view in views.values():
                 await view.start()
-            await self._wait(lambda: _missing(wanted, views))
+            await self._wait(deploying, lambda: _missing(wanted, views))
             gateway = next(iter(views["gateway"].replicas.values()))
-            await self._wait(lambda: _not_ready(gateway.facts["url"]))
+            await self._wait(deploying, lambda: _not_ready(gateway.facts["url"]))
+            await deploying
             return gateway.facts["url"]
         finally:
             for view in views.values():
                 await view.stop()
             await redis.aclose()
 
-    async def _wait(self, missing: Callable[[], list[str]]) -> None:
+    async def _wait(self, deploying: asyncio.Task[Any], missing: Callable[[], list[str]]) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         said: list[str] = []
         while waiting := await asyncio.to_thread(missing):
             if waiting != said:
                 self._report("waiting for: " + ", ".join(waiting))
                 said = waiting
-            self._raise_if_failed()
+            if deploying.done():
+                deploying.result()  # raises what Serve says of a deployment that failed
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not up after {_START_TIMEOUT_S:.0f} s: {', '.join(waiting)}")
             await asyncio.sleep(0.2)
-
-    def _raise_if_failed(self) -> None:
-        from ray import serve
-
-        from services.app import APPLICATION
-
-        application = serve.status().applications.get(APPLICATION)
-        for name, deployment in (application.deployments if application else {}).items():
-            if deployment.status in ("UNHEALTHY", "DEPLOY_FAILED"):
-                raise RuntimeError(f"{name} did not start: {deployment.message}")
 
     def _write_state(self, running: Running) -> None:
         path = state_file(self._settings)
@@ -206,8 +197,11 @@ async def _laptop_key(settings: Settings) -> str:
     redis = connect(settings.redis_url)
     try:
         store = KeyStore(redis, settings.namespace)
-        if path.exists() and await store.find(path.read_text().strip()) is not None:
-            return path.read_text().strip()
+        if path.exists():
+            kept = path.read_text().strip()
+            record = await store.find(key_hash(kept))
+            if record is not None and record.revoked is None:
+                return kept
         key, _ = await store.create(tenant=_LAPTOP_TENANT, name="laptop")
     finally:
         await redis.aclose()
@@ -222,19 +216,15 @@ def local_models(given: list[str]) -> list[ModelSpec]:
     """
     import models
 
-    paths = given or [str(Path(models.__path__[0]) / "demo")]
-    specs = [
-        ModelSpec(
-            name=Path(path).resolve().name if Path(path).exists() else path.split("/")[-1],
-            path=str(Path(path).resolve()) if Path(path).exists() else path,
-        )
-        for path in paths
-    ]
+    specs = []
+    for path in given or [str(Path(models.__path__[0]) / "demo")]:
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            specs.append(ModelSpec(name=folder.resolve().name, path=str(folder.resolve())))
+        else:
+            specs.append(ModelSpec(name=path.split("/")[-1], path=path))
     names = [spec.name for spec in specs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"--model: two checkpoints are called {name!r}")
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"--model: two checkpoints are called {', '.join(sorted(twice))}")
     return specs
-
-
-__all__: list[Any] = ["Running", "Stack", "find_running", "local_models", "state_file"]

@@ -84,6 +84,7 @@ class KvReceiver:
         first = await anext(aiter(pushes), None)
         if first is None or not first.HasField("begin"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "begin must come first")
+            return
         transfer = await self._meet(first.begin.transfer_id, context)
         committed = False
         try:

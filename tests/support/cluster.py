@@ -1,0 +1,182 @@
+"""Penstock as plain processes (`python -m services.<name>`), for tests that kill some of them."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.common.config import ModelSpec
+from services.common.discovery import Directory, Replica
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.redis import connect
+from services.gateway.keys import KeyStore
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+LEASE_S = 1.5
+
+
+@dataclass
+class Process:
+    """One service process and what it registered."""
+
+    service: str
+    popen: "subprocess.Popen[bytes]"
+    log: Path
+    replica: Replica | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def kill(self) -> None:
+        """SIGKILL, and reaps it."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+
+@dataclass
+class Cluster:
+    """Starts Redis and services on free ports; `async with` ends them all by process id."""
+
+    folder: Path
+    models: list[ModelSpec]
+    environment: dict[str, str] = field(default_factory=dict)
+    redis: EmbeddedRedis = field(default_factory=EmbeddedRedis)
+    processes: list[Process] = field(default_factory=list)
+    namespace: str = "cluster"
+
+    async def __aenter__(self) -> "Cluster":
+        self._exits = AsyncExitStack()
+        self.redis.start()
+        self._exits.callback(self.redis.stop)
+        self._exits.push_async_callback(self._end_all)
+        self.client = connect(self.redis.url)
+        self._exits.push_async_callback(self.client.aclose)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    def spawn(self, service: str, **settings: str) -> Process:
+        """Starts one service; `settings` are PENSTOCK_… variables without the prefix."""
+        log = self.folder / f"{service}-{len(self.processes)}.log"
+        own = {
+            "REDIS_URL": self.redis.url,
+            "PENSTOCK_NAMESPACE": self.namespace,
+            "PENSTOCK_DATA_DIR": str(self.folder / "data"),
+            "PENSTOCK_MODELS": json.dumps([m.model_dump() for m in self.models]),
+            "PENSTOCK_LEASE_S": str(LEASE_S),
+            "PENSTOCK_GATEWAY__PORT": "0",
+            "PENSTOCK_WORKER__DTYPE": "float32",
+            "PENSTOCK_WORKER__KV_CACHE_BYTES": str(32 * 2**20),
+            **self.environment,
+            **{f"PENSTOCK_{name}": value for name, value in settings.items()},
+        }
+        with log.open("wb") as sink:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", f"services.{service}"],
+                env={**os.environ, **own},
+                cwd=ROOT,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        process = Process(service, popen, log)
+        self.processes.append(process)
+        return process
+
+    async def up(self, *processes: Process, timeout_s: float = 60.0) -> None:
+        """Returns when all of them are registered; fails with the log of one that ended."""
+        waiting = set(p.service for p in processes)
+        views = {
+            service: Directory(self.client, self.namespace, service, LEASE_S) for service in waiting
+        }
+
+        async def registered() -> bool:
+            for view in views.values():
+                await view.refresh()
+            for process in processes:
+                found = views[process.service].replicas.values()
+                process.replica = next((r for r in found if r.pid == process.pid), None)
+                ended = process.popen.poll()
+                assert ended is None, f"{process.service} ended with {ended}:\n{tail(process)}"
+            return all(p.replica for p in processes)
+
+        await until(registered, timeout_s, f"registered: {waiting}")
+
+    async def start(self, *, workers: list[str], retrieval: bool = False) -> None:
+        """One of each service and a worker for each given role; returns when requests can go."""
+        started = [self.spawn("worker", WORKER__ROLE=role) for role in workers]
+        names = ["router", "tokenizer", "gateway", *(["retrieval"] if retrieval else [])]
+        started += [self.spawn(name) for name in names]
+        await self.up(*started)
+        self.key, _ = await KeyStore(self.client, self.namespace).create(tenant="test")
+
+        async def ready() -> bool:
+            async with httpx.AsyncClient() as http:
+                return (await http.get(f"{self.url}/readyz")).status_code == 200
+
+        await until(ready, 20.0, "the gateway is ready")
+
+    @property
+    def url(self) -> str:
+        return self.of("gateway")[0].replica.facts["url"]  # type: ignore[union-attr]
+
+    def of(self, service: str) -> list[Process]:
+        """The processes of a service, in the order in which they were started."""
+        return [p for p in self.processes if p.service == service]
+
+    def worker(self, role: str) -> Process:
+        """The first living worker of a role."""
+        return next(
+            p
+            for p in self.of("worker")
+            if p.popen.poll() is None and p.replica and p.replica.facts["role"] == role
+        )
+
+    def api(self) -> httpx.AsyncClient:
+        """An HTTP client with the test tenant's key."""
+        return httpx.AsyncClient(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60.0
+        )
+
+    async def router_status(self) -> Any:
+        """`penstock.v1.RouterStatus` of the first router."""
+        import grpc
+
+        from protos import router_pb2, router_pb2_grpc
+
+        replica = self.of("router")[0].replica
+        assert replica is not None
+        async with grpc.aio.insecure_channel(replica.address) as channel:
+            stub = router_pb2_grpc.RouterStub(channel)
+            return await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
+
+    async def _end_all(self) -> None:
+        alive = [p for p in self.processes if p.popen.poll() is None]
+        for process in alive:
+            process.signal(signal.SIGCONT)  # a stopped process does not hear SIGTERM
+            process.popen.terminate()
+        ends = (asyncio.to_thread(p.popen.wait, 15) for p in alive)
+        for process, end in zip(
+            alive, await asyncio.gather(*ends, return_exceptions=True), strict=True
+        ):
+            if isinstance(end, subprocess.TimeoutExpired):
+                process.kill()
+
+
+def tail(process: Process) -> str:
+    """The end of the process's log."""
+    return process.log.read_text(errors="replace")[-3000:]

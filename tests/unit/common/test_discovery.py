@@ -1,0 +1,101 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.common.discovery import Directory, Registration, Replica, host_id
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.redis import Redis, connect
+from tests.support.waiting import until
+
+LEASE_S = 0.6
+
+
+def replica(id: str, address: str = "127.0.0.1:1") -> Replica:
+    return Replica("worker", id, address, host_id(), pid=1, facts={"role": "both"})
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = connect(redis_url)
+    yield client
+    await client.aclose()
+
+
+async def test_a_replica_appears_renews_and_leaves(redis: Redis, namespace: str) -> None:
+    changes: list[tuple[list[str], list[str]]] = []
+    view = Directory(
+        redis,
+        namespace,
+        "worker",
+        LEASE_S,
+        lambda added, removed: changes.append(([r.id for r in added], [r.id for r in removed])),
+    )
+    await view.start()
+    registration = Registration(redis, namespace, replica("a"), LEASE_S)
+    await registration.start()
+    await until(lambda: "a" in view.replicas)
+    assert view.replicas["a"] == replica("a")
+
+    beyond_one_lease = asyncio.get_running_loop().time() + 2 * LEASE_S
+    await until(lambda: asyncio.get_running_loop().time() > beyond_one_lease)
+    assert "a" in view.replicas, "renewal keeps it"
+
+    await registration.stop()
+    await until(lambda: not view.replicas)
+    assert changes == [(["a"], []), ([], ["a"])]
+    await view.stop()
+
+
+async def test_a_silent_replica_disappears_after_its_lease(redis: Redis, namespace: str) -> None:
+    view = Directory(redis, namespace, "worker", LEASE_S)
+    registration = Registration(redis, namespace, replica("a"), LEASE_S)
+    await registration.start()
+    await view.start()
+    assert "a" in view.replicas
+    assert registration._task is not None
+    registration._task.cancel()  # as a kill would
+    await until(lambda: not view.replicas, what="the lease ran out")
+    await view.stop()
+
+
+async def test_a_new_address_counts_as_removed_and_added(redis: Redis, namespace: str) -> None:
+    changes: list[tuple[list[str], list[str]]] = []
+    view = Directory(
+        redis,
+        namespace,
+        "worker",
+        LEASE_S,
+        lambda added, removed: changes.append(
+            ([r.address for r in added], [r.address for r in removed])
+        ),
+    )
+    for address in ("127.0.0.1:1", "127.0.0.1:2"):
+        registration = Registration(redis, namespace, replica("a", address), LEASE_S)
+        await registration._once()
+        await view.refresh()
+    assert changes == [(["127.0.0.1:1"], []), (["127.0.0.1:2"], ["127.0.0.1:1"])]
+
+
+async def test_the_last_view_stands_while_redis_is_away(namespace: str) -> None:
+    with EmbeddedRedis() as server:
+        client = connect(server.url)
+        registration = Registration(client, namespace, replica("a"), LEASE_S)
+        view = Directory(client, namespace, "worker", LEASE_S)
+        await registration.start()
+        await view.start()
+        server.stop()
+        await until(lambda: not view.reachable)
+        away_for_long = asyncio.get_running_loop().time() + 2 * LEASE_S
+        await until(lambda: asyncio.get_running_loop().time() > away_for_long)
+        assert "a" in view.replicas
+
+        server.start()  # empty: it kept nothing
+        await until(lambda: view.reachable)
+        assert "a" in view.replicas, "it has a lease's time to come back"
+        renewed = asyncio.get_running_loop().time() + 2 * LEASE_S
+        await until(lambda: asyncio.get_running_loop().time() > renewed)
+        assert "a" in view.replicas, "it registered again by itself"
+        await registration.stop()
+        await view.stop()
+        await client.aclose()

@@ -1,0 +1,117 @@
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from services.common.config import Settings
+from services.common.discovery import Directory
+from services.common.redis import connect
+from services.common.service import Host, Service
+from tests.support.waiting import until
+
+
+class Quiet(Service):
+    name = "router"
+    grpc_services = ("penstock.v1.Router",)
+    broken = False
+    drained = stopped = False
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        if self.settings.log_level == "ERROR":
+            raise RuntimeError("cannot start")
+
+    def check(self) -> None:
+        if self.broken:
+            raise RuntimeError("broken")
+
+    async def drain(self, grace_s: float) -> None:
+        self.drained = True
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def settings(redis_url: str, namespace: str) -> Settings:
+    return Settings(redis_url=redis_url, namespace=namespace, lease_s=0.6)
+
+
+async def test_a_host_serves_health_reflection_and_metrics_and_registers(
+    settings: Settings,
+) -> None:
+    host = Host(Quiet, settings)
+    replica = await host.start()
+    redis = connect(settings.redis_url)
+    view = Directory(redis, settings.namespace, "router", settings.lease_s)
+    await view.refresh()
+    assert view.replicas == {replica.id: replica}
+    async with grpc.aio.insecure_channel(replica.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service="penstock.v1.Router"))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        listing = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        answers = [a async for a in listing]
+        listed = {s.name for s in answers[0].list_services_response.service}
+        assert {"penstock.v1.Router", "grpc.health.v1.Health"} <= listed
+    import urllib.request
+
+    def scrape() -> bytes:
+        with urllib.request.urlopen(replica.metrics_url, timeout=5) as page:
+            return bytes(page.read())
+
+    assert b"python_info" in await asyncio.to_thread(scrape)
+    await host.stop()
+    await view.refresh()
+    assert host.service.drained
+    assert host.service.stopped
+    await redis.aclose()
+
+
+async def test_a_failed_check_takes_the_replica_out_of_registry_and_health(
+    settings: Settings,
+) -> None:
+    host = Host(Quiet, settings)
+    replica = await host.start()
+    host.service.broken = True
+    with pytest.raises(RuntimeError, match="broken"):
+        host.check()
+    await asyncio.wait_for(host.failed.wait(), 5)
+    async with grpc.aio.insecure_channel(replica.address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    redis = connect(settings.redis_url)
+    assert await redis.hlen(f"{settings.namespace}:{{registry:router}}") == 0
+    await host.stop()
+    await redis.aclose()
+
+
+async def test_a_failed_start_cleans_up_and_raises(settings: Settings) -> None:
+    host = Host(Quiet, settings.model_copy(update={"log_level": "ERROR"}))
+    with pytest.raises(RuntimeError, match="cannot start"):
+        await host.start()
+    assert host.service.stopped
+
+
+async def test_without_redis_a_host_still_serves_and_registers_later(namespace: str) -> None:
+    from services.common.embedded_redis import EmbeddedRedis
+
+    server = EmbeddedRedis()
+    settings = Settings(redis_url=server.url, namespace=namespace, lease_s=0.6)
+    host = Host(Quiet, settings)
+    replica = await host.start()
+    server.start()
+    redis = connect(server.url)
+    view = Directory(redis, namespace, "router", settings.lease_s)
+
+    async def seen() -> bool:
+        await view.refresh()
+        return replica.id in view.replicas
+
+    await until(seen)
+    await host.stop()
+    await redis.aclose()
+    server.stop()

@@ -1,0 +1,68 @@
+import json
+import logging
+
+import pytest
+
+from services.common.telemetry import Telemetry, _JsonLines, decision, remote_parent, traceparent
+
+
+def test_spans_of_two_processes_share_one_trace_and_reach_the_record() -> None:
+    near, far = Telemetry("gateway", "g1"), Telemetry("router", "r1")
+    with near.span("request") as root:
+        with far.span("router", remote_parent(traceparent(root)), workers=2) as span:
+            far.past_span("queue", span, 1_000_000_000, 1_500_000_000)
+        below = far.record(span, [decision("router", "split", "no", {"tokens": 12})])
+    record = near.record(root, below=below)
+    spans = {s.name: s for s in record.spans}
+    assert set(spans) == {"request", "router", "queue"}
+    assert spans["router"].parent_id == spans["request"].span_id
+    assert spans["queue"].parent_id == spans["router"].span_id
+    assert spans["queue"].duration_ns == 500_000_000
+    assert spans["router"].service == "router"
+    assert spans["router"].attributes["workers"] == "2"
+    assert record.decisions[0].reasons["tokens"] == "12"
+    assert not near.record(root).spans, "spans are handed out once"
+
+
+def test_concurrent_requests_do_not_mix() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    with telemetry.span("request") as one:
+        pass
+    with telemetry.span("request") as two:
+        pass
+    assert [s.span_id for s in telemetry.record(one).spans] != [
+        s.span_id for s in telemetry.record(two).spans
+    ]
+
+
+def test_a_failed_span_names_the_exception_but_not_its_text() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    with pytest.raises(ValueError, match="secret"), telemetry.span("work") as span:
+        raise ValueError("a secret prompt")
+    assert "secret" not in str(telemetry.record(span))
+
+
+def test_a_malformed_traceparent_starts_a_new_trace() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    for header in ("", "junk", "00-zz-yy-01"):
+        with telemetry.span("request", remote_parent(header)) as span:
+            assert span.get_span_context().is_valid
+        assert telemetry.record(span).spans[0].parent_id == ""
+
+
+def test_unclaimed_spans_are_bounded() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    for _ in range(5000):
+        with telemetry.span("request"):
+            pass
+    assert len(telemetry._requests._by_trace) <= 4096
+
+
+def test_a_log_line_is_one_json_object_with_its_trace() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "hi %s", ("there",), None)
+    with telemetry.span("request") as span:
+        line = json.loads(_JsonLines("gateway").format(record))
+    assert line["message"] == "hi there"
+    assert line["service"] == "gateway"
+    assert line["trace_id"] == f"{span.get_span_context().trace_id:032x}"

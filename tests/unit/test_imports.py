@@ -1,0 +1,61 @@
+"""Who may import whom: the layout of the design, held."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVICES = {"gateway", "retrieval", "tokenizer", "router", "worker"}
+ENGINE_MAY = {"torch", "triton", "numpy", "safetensors", "tokenizers", "kernels"}
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that the file imports, at any depth of it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def python_files(folder: str) -> list[Path]:
+    return [p for p in (ROOT / folder).rglob("*.py") if "_pb2" not in p.name]
+
+
+@pytest.mark.parametrize("service", sorted(SERVICES | {"common"}))
+def test_a_service_imports_common_protos_and_itself(service: str) -> None:
+    siblings = {f"services.{name}" for name in (SERVICES | {"cli", "app"}) - {service}}
+    for path in python_files(f"services/{service}"):
+        for name in imported(path):
+            own = ".".join(name.split(".")[:2])
+            assert own not in siblings, f"{path.relative_to(ROOT)} imports {name}"
+            if service != "worker":
+                assert name.split(".")[0] != "kernels", f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("folder", ["services/worker/engine", "kernels"])
+def test_the_engine_runs_without_any_service(folder: str) -> None:
+    import sys
+
+    for path in python_files(folder):
+        for name in imported(path):
+            top = name.split(".")[0]
+            allowed = (
+                top in ENGINE_MAY
+                or top in sys.stdlib_module_names
+                or name.startswith("services.worker.engine")
+                or name.startswith("services.common.block_hash")
+                or name in ("services", "services.worker", "services.common")
+            )
+            assert allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_scheduler_touches_no_tensor() -> None:
+    for name in ("scheduler", "block_pool", "sequence", "messages"):
+        path = ROOT / f"services/worker/engine/{name}.py"
+        assert not {n for n in imported(path) if n.split(".")[0] == "torch"}
