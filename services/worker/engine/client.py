@@ -45,6 +45,7 @@ class EngineClient:
         self._on_step = on_step
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._unfinished: set[str] = set()
         self._snapshots: dict[int, asyncio.Future[list[bytes]]] = {}
         self._snapshots_asked = 0
         self._receiving: asyncio.Task[None] | None = None
@@ -103,7 +104,11 @@ class EngineClient:
         return environment
 
     def add(self, request: Request) -> None:
+        """Raises ValueError while another request of this id has not ended."""
+        if request.request_id in self._unfinished:
+            raise ValueError(f"request id {request.request_id!r} is in use")
         self._send(("add", request))
+        self._unfinished.add(request.request_id)
 
     def cancel(self, request_id: str) -> None:
         self._send(("cancel", request_id))
@@ -167,6 +172,9 @@ class EngineClient:
                 message = await _read(reader)
                 match message:
                     case StepOutput():
+                        self._unfinished.difference_update(
+                            output.request_id for output in message.outputs if output.finish_reason
+                        )
                         self._on_step(message)
                     case wire.Snapshot():
                         answer = self._snapshots.pop(message.number)

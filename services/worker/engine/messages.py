@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
 class RequestError:
     """Why one request failed. The others are not affected.
 
-    code: `invalid_request`, `context_length_exceeded`, `duplicate_id`, `kv_transfer` or `internal`.
+    code: `invalid_request`, `context_length_exceeded`, `kv_transfer` or `internal`.
     param: the request's field at fault, or "".
     """
 
@@ -208,7 +208,7 @@ class Load:
 
 @dataclass(slots=True)
 class StepOutput:
-    """One engine step. `step` grows by one each, at least once a second while `pending` is not 0."""
+    """One engine step. `step` grows by one each, at least once a second while `pending` > 0."""
 
     step: int
     started_ns: int

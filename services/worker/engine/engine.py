@@ -1,0 +1,285 @@
+"""The engine in one object: requests in, steps out. Single-threaded; the caller drives it."""
+
+import itertools
+import logging
+
+import torch
+
+from services.worker.engine import kv_payload
+from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.clock import now_ns
+from services.worker.engine.config import EngineConfig
+from services.worker.engine.limits import find_error
+from services.worker.engine.load_meter import LoadMeter
+from services.worker.engine.messages import (
+    FinishReason,
+    KvBlocks,
+    KvData,
+    KvReserved,
+    Load,
+    ModelInfo,
+    PrefillChunk,
+    Request,
+    RequestError,
+    RequestOutput,
+    StepOutput,
+    Timeline,
+)
+from services.worker.engine.runner import Outcome, Runner
+from services.worker.engine.scheduler import Chunk, Scheduler, Step
+from services.worker.engine.sequence import Sequence, Status
+
+log = logging.getLogger(__name__)
+
+
+class KvTransferError(Exception):
+    """KV data that does not fit the request it came for."""
+
+
+class Engine:
+    """Commands take effect at once; what they bring about is told by the next `step`.
+
+    No command raises because of what a request asks for: a refused or failed one ends with a
+    RequestOutput that carries the error. Commands for unknown ids are ignored, for a request may
+    have ended while the command was on its way.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Loads the model. Raises UnsupportedModel or ValueError."""
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self._runner = Runner(config)
+        self.info: ModelInfo = self._runner.info
+        self.pool = BlockPool(self.info.num_blocks, self.info.block_size)
+        self.scheduler = Scheduler(
+            self.pool, config.max_batched_tokens, config.max_running, config.prefix_caching
+        )
+        self._eos_token_ids = frozenset(self.info.eos_token_ids)
+        self._arrivals = itertools.count()
+        self._meter = LoadMeter()
+        self._steps = 0
+        self._now = StepOutput(0, 0, 0, self.load(), 0)
+        """The output in the making: it gathers what happens from one step's end to the next."""
+        self._released: list[Sequence] = []
+        """Held for export until `set_export_start`, which came."""
+
+    @property
+    def has_work(self) -> bool:
+        """`step` would compute or report something, unless all blocks are held for others."""
+        return bool(self.scheduler.num_pending or self._now.outputs or self._released)
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises ValueError if an unfinished one has its id."""
+        if request.request_id in self.scheduler.sequences:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        error = find_error(request, self.info.vocab_size, self.info.max_model_len)
+        if error is not None:
+            refused = RequestOutput(request.request_id, [], FinishReason.ERROR, error)
+            self._now.outputs.append(refused)
+            return
+        self.scheduler.add(
+            Sequence(
+                request,
+                next(self._arrivals),
+                self.info.block_size,
+                self._eos_token_ids,
+                self.info.max_model_len,
+                now_ns(),
+            )
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request and frees its blocks."""
+        if sequence := self.scheduler.sequences.get(request_id):
+            self._finish(sequence, [], FinishReason.CANCELLED)
+
+    def set_export_start(self, request_id: str, block: int) -> None:
+        """Says from which block on a request's KV is to be exported."""
+        sequence = self.scheduler.sequences.get(request_id)
+        if sequence and sequence.export_next is None:
+            sequence.export_next = max(0, block)
+            if sequence.status is Status.EXPORTING:
+                self._released.append(sequence)
+
+    def write_kv(self, blocks: KvBlocks) -> None:
+        """Fills blocks of a reserved request, in order and without gaps; those that it holds
+        already are skipped. A `SharedRef` is removed in any case."""
+        sequence = self.scheduler.sequences.get(blocks.request_id)
+        if sequence is None:
+            kv_payload.discard(blocks.data)
+            return
+        try:
+            data = kv_payload.take(blocks.data)
+            self._write_kv(sequence, blocks.first_block, blocks.num_blocks, data)
+        except (OSError, ValueError, KvTransferError) as error:
+            self._fail(sequence, RequestError("kv_transfer", str(error)))
+
+    def start_decode(self, request_id: str, first_token: int) -> None:
+        """Lets a reserved request go on after `first_token`, once all its blocks are written."""
+        sequence = self.scheduler.sequences.get(request_id)
+        if sequence is None:
+            return
+        if sequence.status is not Status.RESERVED or not 0 <= first_token < self.info.vocab_size:
+            self._fail(sequence, RequestError("kv_transfer", "start_decode out of place"))
+        elif sequence.num_received < sequence.blocks_needed:
+            message = f"{sequence.num_received} of {sequence.blocks_needed} KV blocks came"
+            self._fail(sequence, RequestError("kv_transfer", message))
+        elif reason := self.scheduler.start_decode(sequence, first_token):
+            self._finish(sequence, [], reason)
+
+    def step(self) -> StepOutput:
+        """Computes one step, if there is anything to compute, and reports all since the last."""
+        output, started = self._now, now_ns()
+        step = self.scheduler.schedule()
+        self._report_schedule(step, started)
+        outcomes = self._run(step.chunks)
+        ended = now_ns()
+        for chunk, outcome in zip(step.chunks, outcomes, strict=True):
+            self._complete(chunk, outcome, started, ended)
+        for sequence in self._released:
+            if sequence.status is Status.EXPORTING and self._export(sequence):
+                assert sequence.finish_after_export
+                self._finish(sequence, [], sequence.finish_after_export)
+        self._released.clear()
+
+        self._steps += 1
+        output.step, output.started_ns = self._steps, started
+        output.duration_ns = now_ns() - started
+        output.prefill_tokens = sum(c.count for c in step.chunks if not c.is_decode)
+        output.decode_tokens = sum(c.count for c in step.chunks if c.is_decode)
+        self._meter.add(output.prefill_tokens, output.decode_tokens, output.duration_ns)
+        output.kv_events = self.pool.take_events()
+        output.pending = self.scheduler.num_pending
+        output.load = self.load()
+        self._now = StepOutput(0, 0, 0, output.load, 0)
+        return output
+
+    def load(self) -> Load:
+        return Load(
+            waiting=self.scheduler.num_waiting,
+            running=self.scheduler.num_running,
+            max_running=self.scheduler.max_running,
+            free_blocks=self.pool.num_free,
+            total_blocks=self.pool.num_blocks,
+            block_size=self.pool.block_size,
+            queued_prefill_tokens=self.scheduler.queued_prefill_tokens,
+            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
+            decode_step_ms=self._meter.decode_step_ms,
+        )
+
+    def snapshot(self) -> list[bytes]:
+        """Hashes of all prefix blocks that are held. Events of the steps after may be applied on
+        top: some may be contained already, and repeating them leads to the same state."""
+        return self.pool.snapshot()
+
+    def check(self) -> None:
+        """Raises IntegrityError if a block leaked. For idle moments: it looks at every block."""
+        self.scheduler.check()
+
+    def _report_schedule(self, step: Step, started_ns: int) -> None:
+        for sequence in [*step.reserved, *(chunk.sequence for chunk in step.chunks)]:
+            sequence.scheduled_ns = sequence.scheduled_ns or started_ns
+        for sequence in step.reserved:
+            self._now.kv_reserved.append(KvReserved(sequence.id, sequence.num_received))
+        self._now.preempted += [sequence.id for sequence in step.preempted]
+
+    def _run(self, chunks: list[Chunk]) -> list[Outcome]:
+        """Runs a step's chunks together or, if that fails, one by one to find whose fault it is."""
+        if not chunks:
+            return []
+        try:
+            return self._runner.run(chunks)
+        except Exception as error:
+            if len(chunks) > 1:
+                log.exception("a step of %d sequences failed; running them singly", len(chunks))
+                return [self._run([chunk])[0] for chunk in chunks]
+            log.exception("request %s failed", chunks[0].sequence.id)
+            return [RequestError("internal", f"The model failed: {type(error).__name__}")]
+
+    def _complete(self, chunk: Chunk, outcome: Outcome, started_ns: int, ended_ns: int) -> None:
+        sequence = chunk.sequence
+        if isinstance(outcome, RequestError):
+            self._fail(sequence, outcome)
+            return
+        if not chunk.is_decode:
+            sequence.chunks.append(PrefillChunk(started_ns, ended_ns, chunk.count))
+        reason = self.scheduler.complete(chunk, outcome)
+        new_tokens = [] if outcome is None else [outcome]
+        if sequence.request.export_kv is not None:
+            exported = self._export(sequence)
+            if sequence.status is Status.FINISHED:
+                return
+            if reason is FinishReason.PREFILL_DONE and not exported:
+                self.scheduler.hold_for_export(sequence, reason)
+                reason = None
+        if reason is not None:
+            self._finish(sequence, new_tokens, reason)
+        elif new_tokens:
+            self._now.outputs.append(self._output(sequence, new_tokens))
+
+    def _export(self, sequence: Sequence) -> bool:
+        """Exports what is complete and was not exported; says whether that was all of the prompt.
+        If there is no room for the data, the sequence fails."""
+        first, size = sequence.export_next, self.info.block_size
+        if first is None:
+            return False
+        done = sequence.num_computed >= sequence.num_prompt
+        end = -(-sequence.num_prompt // size) if done else sequence.num_computed // size
+        if first < end:
+            content = self._runner.cache.read(sequence.blocks[first:end])
+            shared = sequence.request.export_kv == "shared"
+            try:
+                data: KvData = kv_payload.share(content) if shared else content
+            except OSError as error:
+                self._fail(sequence, RequestError("kv_transfer", f"shared memory: {error}"))
+                return False
+            self._now.kv_exports.append(KvBlocks(sequence.id, first, end - first, data))
+            sequence.export_next = end
+        return done
+
+    def _write_kv(
+        self, sequence: Sequence, first: int, count: int, data: bytes | bytearray | memoryview
+    ) -> None:
+        if sequence.status is not Status.RESERVED:
+            raise KvTransferError("write_kv out of place: the request is not reserved")
+        end = first + count
+        if not 0 <= first <= sequence.num_received or end > sequence.blocks_needed:
+            raise KvTransferError(
+                f"KV blocks [{first}, {end}) came, expected from {sequence.num_received} "
+                f"and to {sequence.blocks_needed} at most"
+            )
+        if len(data) != count * self.info.kv_bytes_per_block:
+            raise KvTransferError(
+                f"{count} KV blocks of this model are {count * self.info.kv_bytes_per_block} "
+                f"bytes, {len(data)} came: do both workers have the same checkpoint, dtype and "
+                "block size?"
+            )
+        # Blocks from the prefix cache may be other sequences' too, and are never written.
+        skip = sequence.num_received - first
+        if skip < count:
+            rest = memoryview(data)[skip * self.info.kv_bytes_per_block :]
+            self._runner.cache.write(sequence.blocks[first + skip : end], rest)
+            sequence.num_received = end
+
+    def _finish(self, sequence: Sequence, new_tokens: list[int], reason: FinishReason) -> None:
+        output = self._output(sequence, new_tokens)
+        output.finish_reason, output.usage = reason, sequence.usage()
+        self.scheduler.finish(sequence)
+        self._now.outputs.append(output)
+
+    def _fail(self, sequence: Sequence, error: RequestError) -> None:
+        output = self._output(sequence, [])
+        output.finish_reason, output.error = FinishReason.ERROR, error
+        output.usage = sequence.usage()
+        self.scheduler.abort(sequence)
+        self._now.outputs.append(output)
+
+    def _output(self, sequence: Sequence, new_tokens: list[int]) -> RequestOutput:
+        output = RequestOutput(sequence.id, new_tokens, num_cached_tokens=sequence.num_cached)
+        if not sequence.reported:
+            sequence.reported = True
+            output.timeline = Timeline(
+                sequence.queued_ns, sequence.scheduled_ns, tuple(sequence.chunks)
+            )
+        return output

@@ -1,0 +1,107 @@
+"""Rotary position embeddings: the frequencies of each variant that a config can name.
+
+Sources: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), and
+the smoothing that Llama 3.1's checkpoints name "llama3".
+
+"dynamic" and "longrope" are refused: their frequencies depend on the sequence's current length, so
+keys cached earlier, or by another request, would be rotated differently.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class UnsupportedRope(ValueError):
+    """The message names the field."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Position p turns pair i by the angle p * frequencies[i]; cos and sin are times `scale`."""
+
+    frequencies: Tensor
+    """float32 [head_dim / 2], on the CPU."""
+    scale: float = 1.0
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, head_dim / 2] each, for int64 positions [T]."""
+        angles = positions.float()[:, None] * self.frequencies.to(positions.device)
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+def parse_rope(config: dict[str, Any], head_dim: int, context: int) -> Rope:
+    """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
+    parameters = {
+        "rope_theta": config.get("rope_theta", 10000.0),
+        "original_max_position_embeddings": context,
+        **(config.get("rope_scaling") or {}),
+        **(config.get("rope_parameters") or {}),
+    }
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedRope("rope_parameters.partial_rotary_factor is not supported")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    try:
+        # On the CPU even while the model around it is laid out on the meta device.
+        with torch.device("cpu"):
+            match kind:
+                case "default":
+                    return Rope(_default(parameters, head_dim))
+                case "linear":
+                    return Rope(_default(parameters, head_dim) / float(parameters["factor"]))
+                case "llama3":
+                    return Rope(_llama3(parameters, head_dim))
+                case "yarn":
+                    return _yarn(parameters, head_dim)
+    except KeyError as error:
+        raise UnsupportedRope(f"rope_parameters.{error.args[0]} is missing") from error
+    raise UnsupportedRope(f"rope_parameters.rope_type {kind!r} is not supported")
+
+
+def _default(parameters: dict[str, Any], head_dim: int) -> Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / float(parameters["rope_theta"]) ** exponents
+
+
+def _llama3(parameters: dict[str, Any], head_dim: int) -> Tensor:
+    """Long waves are slowed by `factor`, short ones kept, those between blended."""
+    frequencies = _default(parameters, head_dim)
+    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+    turns = float(parameters["original_max_position_embeddings"]) * frequencies / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * keep + frequencies / float(parameters["factor"]) * (1 - keep)
+
+
+def _yarn(parameters: dict[str, Any], head_dim: int) -> Rope:
+    """Dimensions that turn often within the original context are kept, slow ones interpolated."""
+    theta, factor = float(parameters["rope_theta"]), float(parameters["factor"])
+    original = float(parameters["original_max_position_embeddings"])
+
+    def dimension_of(turns: float) -> float:
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = dimension_of(parameters.get("beta_fast") or 32)
+    high = dimension_of(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2) - low) / max(high - low, 0.001)
+    interpolate = ramp.clamp(0, 1)
+    frequencies = _default(parameters, head_dim)
+    blended = frequencies * (1 - interpolate) + frequencies / factor * interpolate
+    return Rope(blended, _yarn_scale(parameters, factor))
+
+
+def _yarn_scale(parameters: dict[str, Any], factor: float) -> float:
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    over, under = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return magnitude(over) / magnitude(under) if over and under else magnitude(1.0)

@@ -1,0 +1,137 @@
+"""Chooses the next tokens.
+
+A sampled token depends on the logits, the sequence's seed and the token's absolute position, on
+nothing else: not on the batch, on earlier draws, or on the machine's random state. So a sequence
+that is preempted, moved or failed over goes on as it would have.
+
+Randomness is counter-based: Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers:
+as easy as 1, 2, 3", SC 2011), key = the 64-bit seed, counter = (token id // 4, position, 0, 0), and
+the word token id % 4 of its output. Sampling is by Gumbel-max (Maddison et al., arXiv 1411.0030):
+argmax(logit / temperature - log(-log(u))) is distributed as softmax(logit / temperature), and the
+mask of top-k and top-p needs no renormalization.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.worker.engine.messages import Sampling
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """The parameters of B rows, on the device of the logits."""
+
+    sampled_rows: Tensor
+    """int64 [R]: rows with temperature > 0. The fields below have one entry for each of them."""
+    temperatures: Tensor
+    """float32 [R]"""
+    top_ks: Tensor
+    """int64 [R]; 0: off"""
+    top_ps: Tensor
+    """float64 [R]"""
+    seeds: Tensor
+    """int64 [R]: the unsigned seed's bits"""
+    positions: Tensor
+    """int64 [R]: of the tokens to be sampled"""
+    max_top_k: int
+    """Largest of `top_ks`; 0 if any is off while its row's top_p is on."""
+    filtered: bool
+    """Any row has top_k or top_p."""
+
+    @classmethod
+    def of(
+        cls, samplings: Seq[Sampling], positions: Seq[int], device: torch.device
+    ) -> "SamplingBatch":
+        rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+        chosen = [samplings[row] for row in rows]
+        top_ks = [sampling.top_k for sampling in chosen]
+        unbounded = any(s.top_k == 0 and s.top_p < 1 for s in chosen)
+        return cls(
+            sampled_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+            temperatures=torch.tensor([s.temperature for s in chosen], device=device),
+            top_ks=torch.tensor(top_ks, dtype=torch.int64, device=device),
+            top_ps=torch.tensor([s.top_p for s in chosen], dtype=torch.float64, device=device),
+            seeds=torch.tensor(
+                [s.seed - (s.seed >> 63 << 64) for s in chosen], dtype=torch.int64, device=device
+            ),
+            positions=torch.tensor([positions[r] for r in rows], dtype=torch.int64, device=device),
+            max_top_k=0 if unbounded else max(top_ks, default=0),
+            filtered=any(s.top_k > 0 or s.top_p < 1 for s in chosen),
+        )
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Next tokens, int64 [B], from float32 logits [B, vocab]."""
+    tokens = logits.argmax(dim=-1)
+    if len(batch.sampled_rows) == 0:
+        return tokens
+    scores = logits[batch.sampled_rows]
+    # The best score becomes 0, so that no temperature, however small, overflows.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / batch.temperatures[:, None]
+    noise = gumbel_noise(batch.seeds, batch.positions, logits.shape[-1])
+    if batch.filtered:
+        noise.masked_fill_(scores < _lowest_allowed(scores, batch)[:, None], -torch.inf)
+    tokens[batch.sampled_rows] = (scores + noise).argmax(dim=-1)
+    return tokens
+
+
+def _lowest_allowed(scores: Tensor, batch: SamplingBatch) -> Tensor:
+    """The score, per row, below which tokens are out: [R].
+
+    Top-k keeps the k best, top-p of those the fewest best whose probability reaches p. Tokens that
+    tie with the last one kept are kept too: a choice among equals would depend on sorting order.
+    """
+    vocab = scores.shape[-1]
+    width = min(batch.max_top_k, vocab) or vocab
+    ranked = scores.topk(width, dim=-1, sorted=True).values
+    limits = torch.where(batch.top_ks > 0, batch.top_ks, vocab).clamp(max=vocab)
+    outside = torch.arange(width, device=scores.device) >= limits[:, None]
+    # float64: how wide the other rows' padding is must not move a border by rounding.
+    weights = ranked.double().masked_fill(outside, -torch.inf).softmax(dim=-1)
+    before = weights.cumsum(dim=-1) - weights
+    outside |= (before >= batch.top_ps[:, None]) & (batch.top_ps < 1)[:, None]
+    outside[:, 0] = False
+    last = (~outside).sum(dim=-1, keepdim=True) - 1
+    lowest = ranked.gather(-1, last).squeeze(-1)
+    free = (batch.top_ks == 0) & (batch.top_ps >= 1)
+    return lowest.masked_fill_(free, -torch.inf)
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise, float32 [R, vocab], for int64 seeds and positions [R]."""
+    lanes = torch.arange(-(-vocab // 4), device=seeds.device).expand(len(seeds), -1)
+    zeros = torch.zeros_like(lanes)
+    words = philox(
+        (seeds & _MASK, (seeds >> 32) & _MASK),
+        (lanes, (positions & _MASK)[:, None].expand_as(lanes), zeros, zeros),
+    )
+    bits = torch.stack(words, dim=-1).view(len(seeds), -1)[:, :vocab]
+    # 23 bits and a half: strictly between 0 and 1 in float32.
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
+    return uniform.log_().neg_().log_().neg_()
+
+
+def philox(
+    key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor], rounds: int = 10
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox-4x32: four words of [R, n] from a key of two words [R] and a counter of [R, n] each.
+
+    Words are uint32 values in int64 tensors. A product's high half survives the wrap-around of
+    signed 64-bit multiplication, because the shift's sign bits are masked off.
+    """
+    k0, k1 = key[0][:, None], key[1][:, None]
+    c0, c1, c2, c3 = counter
+    for _ in range(rounds):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0 = ((p1 >> 32) & _MASK) ^ c1 ^ k0
+        c2 = ((p0 >> 32) & _MASK) ^ c3 ^ k1
+        c1, c3 = p1 & _MASK, p0 & _MASK
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3

@@ -1,0 +1,109 @@
+"""One request on its way through the engine."""
+
+from enum import Enum, auto
+
+from services.common.block_hash import extend_hash, root_hash
+from services.worker.engine.messages import FinishReason, PrefillChunk, Request, Usage
+
+
+class Status(Enum):
+    WAITING = auto()
+    """In the queue; holds no blocks."""
+    RUNNING = auto()
+    """Holds blocks for all its tokens and takes part in steps."""
+    RESERVED = auto()
+    """Holds blocks for its prompt, which another engine computes (`remote_prefill`)."""
+    EXPORTING = auto()
+    """Computed, but its blocks are held until they have been exported (`prefill_only`)."""
+    FINISHED = auto()
+
+
+class Sequence:
+    """State of a request: the scheduler changes it, others read.
+
+    tokens          prompt and output; a token's index is its position
+    num_computed    leading tokens whose KV is in `blocks`
+    blocks          the block table: position p lies in blocks[p // block_size]
+    hashes          hashes of the leading full blocks of `tokens`, as far as needed yet
+    num_published   leading blocks whose hash was offered to the pool
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        arrival: int,
+        block_size: int,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        queued_ns: int,
+    ) -> None:
+        self.request = request
+        self.id = request.request_id
+        self.order = (request.priority, arrival)
+        """Smaller goes first. Kept through preemption."""
+        self.status = Status.WAITING
+        self.remote = request.remote_prefill
+        """The prompt is still to come from another engine; False once `start_decode` was given."""
+
+        self.tokens = list(request.prompt_token_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.hashes: list[bytes] = []
+        self.num_published = 0
+        self.was_admitted = False
+        self.num_cached = 0
+        """Leading tokens found in the prefix cache at the first admission."""
+        self.num_received = 0
+        """RESERVED: leading blocks whose KV is there."""
+        self.export_next = request.export_from_block
+        """Next block to export; None: not known yet."""
+        self.finish_after_export: FinishReason | None = None
+
+        self.queued_ns = queued_ns
+        self.scheduled_ns = 0
+        self.chunks: list[PrefillChunk] = []
+        self.reported = False
+        """Its timeline was sent."""
+
+        self._block_size = block_size
+        self._root = root_hash(request.salt)
+        self._max_len = min(self.num_prompt + request.sampling.max_tokens, max_model_len)
+        self._stop_ids = frozenset(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            self._stop_ids |= eos_token_ids
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def blocks_needed(self) -> int:
+        """Length of a block table that holds all tokens."""
+        return -(-len(self.tokens) // self._block_size)
+
+    def hash_blocks(self, count: int) -> list[bytes]:
+        """Hashes of the first `count` blocks, which must be full."""
+        while len(self.hashes) < count:
+            start = len(self.hashes) * self._block_size
+            parent = self.hashes[-1] if self.hashes else self._root
+            self.hashes.append(extend_hash(parent, self.tokens[start : start + self._block_size]))
+        return self.hashes[:count]
+
+    def append(self, token: int) -> FinishReason | None:
+        """Adds an output token; says whether it is the last one, and why."""
+        self.tokens.append(token)
+        if token in self._stop_ids:
+            return FinishReason.STOP
+        if len(self.tokens) >= self._max_len:
+            return FinishReason.LENGTH
+        return None
+
+    def usage(self) -> Usage:
+        prompt = self.num_prompt - self.request.generated_prefix
+        return Usage(
+            prompt_tokens=prompt,
+            cached_tokens=min(self.num_cached, prompt),
+            completion_tokens=len(self.tokens) - prompt,
+        )
