@@ -1,0 +1,141 @@
+"""Peers against real link servers and a real registry."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from services.common.config import Settings
+from services.common.discovery import Registration, Replica
+from services.common.errors import PenstockError
+from services.common.link import LinkCall, LinkServer, LinkState
+from services.common.peers import Peer, Peers
+from services.common.redis import Redis, connect
+
+METHOD = "/penstock.v1.Router/Link"
+
+
+async def until(condition, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+class Served:
+    """A registered link server whose requests end when told to."""
+
+    def __init__(self, redis: Redis, namespace: str, id: str) -> None:
+        self.release = asyncio.Event()
+        self.links = LinkServer(METHOD, self._handle, snapshot=lambda: [f"hello of {id}".encode()])
+        self.server = grpc.aio.server()
+        self.links.add_to(self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.replica = Replica("router", id, f"127.0.0.1:{port}", "host", 1)
+        self.registration = Registration(redis, namespace, self.replica, lease_s=0.6)
+
+    async def _handle(self, call: LinkCall) -> None:
+        await self.release.wait()
+        call.send(b"done")
+
+    async def start(self) -> "Served":
+        await self.server.start()
+        await self.registration.start()
+        return self
+
+    async def stop(self) -> None:
+        await self.registration.stop()
+        await self.server.stop(None)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = connect(redis_url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def settings(redis_url: str, namespace: str) -> Settings:
+    return Settings(redis_url=redis_url, namespace=namespace, lease_s=0.6)
+
+
+async def test_follows_the_registry(redis, settings, namespace):
+    news: list[tuple[str, bytes]] = []
+    states: list[tuple[str, LinkState]] = []
+    gone: list[str] = []
+    peers = Peers(
+        redis,
+        settings,
+        "router",
+        peer_id="tokenizer-1",
+        on_news=lambda peer, payload: news.append((peer.id, payload)),
+        on_state=lambda peer, state: states.append((peer.id, state)),
+        on_gone=lambda peer: gone.append(peer.id),
+    )
+    first = await Served(redis, namespace, "router-1").start()
+    await peers.start()
+    try:
+        await peers.wait_ready(10)
+        assert [peer.id for peer in peers.ready()] == ["router-1"]
+        assert news == [("router-1", b"hello of router-1")]
+        second = await Served(redis, namespace, "router-2").start()
+        await until(lambda: len(peers.ready()) == 2)
+        await first.registration.stop()
+        await until(lambda: gone == ["router-1"])
+        assert [peer.id for peer in peers.ready()] == ["router-2"]
+        assert states[-1] == ("router-1", LinkState.CLOSED)
+        await second.stop()
+    finally:
+        await peers.stop()
+        await first.stop()
+    assert sorted(gone) == ["router-1", "router-2"]
+
+
+async def test_running_requests_outlive_the_registration(redis, settings, namespace):
+    gone: list[Peer] = []
+    peers = Peers(redis, settings, "router", peer_id="t", on_gone=gone.append)
+    replica = await Served(redis, namespace, "router-1").start()
+    await peers.start()
+    try:
+        peer = await peers.pick_least_loaded(patience_s=10)
+        items: list[bytes] = []
+        request = peer.link.open(b"", deadline=time.monotonic() + 30, on_item=items.append)
+        await replica.registration.stop()
+        await until(lambda: not peers.ready())
+        assert peer.link.state is LinkState.READY
+        assert not gone
+        replica.release.set()
+        assert (await request.ended()).status.code == 0
+        assert items == [b"done"]
+        await until(lambda: gone == [peer])
+    finally:
+        await peers.stop()
+        await replica.stop()
+
+
+async def test_picks_the_least_loaded_and_waits_for_one(redis, settings, namespace):
+    peers = Peers(redis, settings, "router", peer_id="t")
+    await peers.start()
+    replicas = []
+    try:
+        with pytest.raises(PenstockError) as refused:
+            await peers.pick_least_loaded()
+        assert (refused.value.code, refused.value.reason, refused.value.stage) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "no_replica",
+            "router",
+        )
+        waiting = asyncio.create_task(peers.pick_least_loaded(patience_s=10))
+        replicas = [await Served(redis, namespace, f"router-{i}").start() for i in (1, 2)]
+        assert (await waiting).ready
+        await until(lambda: len(peers.ready()) == 2)
+        for _ in range(4):
+            peer = await peers.pick_least_loaded()
+            peer.link.open(b"", deadline=time.monotonic() + 30, on_item=lambda _: None)
+        assert [peer.link.running for peer in peers.ready()] == [2, 2]
+    finally:
+        await peers.stop()
+        for replica in replicas:
+            await replica.stop()
