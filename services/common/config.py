@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -47,7 +47,12 @@ class RetrievalSettings(Section):
     )
     chunk_tokens: int = Field(96, gt=8, description="of the embedding model's tokenizer")
     chunk_overlap_tokens: int = Field(16, ge=0)
-    timeout_s: float = Field(5.0, gt=0)
+    timeout_s: float = Field(5.0, gt=0, description="a search, and each call to the store")
+    index_timeout_s: float = Field(
+        300.0, gt=0, description="indexing one document, or embedding one request's texts"
+    )
+    max_document_chars: int = Field(1_000_000, gt=0)
+    max_document_chunks: int = Field(8192, gt=0)
     top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
 
 
@@ -115,6 +120,9 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("PENSTOCK_REDIS_URL", "REDIS_URL"),
     )
     qdrant_url: str = Field("", validation_alias=AliasChoices("PENSTOCK_QDRANT_URL", "QDRANT_URL"))
+    qdrant_api_key: SecretStr = Field(
+        SecretStr(""), validation_alias=AliasChoices("PENSTOCK_QDRANT_API_KEY", "QDRANT_API_KEY")
+    )
     namespace: str = Field("penstock", description="prefix of every Redis key")
     data_dir: Path = Field(Path(".penstock"), description="local state: embedded Redis and Qdrant")
     bind_host: str = Field("127.0.0.1", description="where the services' gRPC servers listen")

@@ -1,0 +1,5 @@
+from services.common.service import run
+from services.retrieval.server import RetrievalService
+
+if __name__ == "__main__":
+    run(RetrievalService)

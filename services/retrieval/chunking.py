@@ -1,0 +1,193 @@
+"""Cuts a document into chunks that can be embedded and quoted on their own.
+
+Borders fall, in this order of preference, before a Markdown heading (always), between paragraphs,
+between sentences, between words, and only in an over-long word inside it. Chunks of one section
+overlap by whole sentences, so that an answer across a border is still found in one piece.
+
+What must hold for the chunks of any text:
+- each is a slice of it: chunk.text == text[chunk.start : chunk.end];
+- every character that is not white space lies in at least one of them;
+- none is larger than the limit, starts rise, and no chunk lies within another.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenizers import Encoding
+
+# A token stands for about 4 characters; text that is far denser (one unknown word of 10,000
+# characters is one token) counts by its characters, so that no chunk is huge.
+_CHARS_PER_TOKEN = 8
+
+_HEADING = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t#]*$")
+_FENCE = re.compile(r"[ ]{0,3}(```|~~~)")
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n\s*")
+_SENTENCE_END = re.compile(r"(?:[.!?…][\"')\]»”’]*\s+|[。！？]|\n)\s*")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """text[start:end] of the document, in characters; `title` is "Document › Heading › …"."""
+
+    title: str
+    text: str
+    start: int
+    end: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A sentence, or part of a long one; pieces tile their section."""
+
+    start: int
+    end: int
+    opens_paragraph: bool
+
+
+class _Ruler:
+    """Measures slices of a text by the tokens that start in them."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._starts = [start for start, _ in encoding.offsets]
+
+    def tokens(self, start: int, end: int) -> int:
+        return bisect_left(self._starts, end) - bisect_left(self._starts, start)
+
+    def size(self, start: int, end: int) -> int:
+        """In tokens, or in characters where these weigh more."""
+        return max(self.tokens(start, end), -(-(end - start) // _CHARS_PER_TOKEN))
+
+    def farthest(self, start: int, limit: int) -> int:
+        """The largest end with size(start, end) <= limit, at a token's border; past `start`, even
+        where one character makes more tokens than that.
+        """
+        end = start + limit * _CHARS_PER_TOKEN
+        after = bisect_left(self._starts, start) + limit
+        if after < len(self._starts):
+            end = min(end, self._starts[after])
+        return max(end, start + 1)
+
+
+def chunk(text: str, encoding: Encoding, title: str, limit: int, overlap: int) -> list[Chunk]:
+    """`encoding`: the whole text without special tokens. `limit`, `overlap`: tokens a chunk.
+
+    Raises ValueError unless 0 <= overlap < limit.
+    """
+    if not 0 <= overlap < limit:
+        raise ValueError(f"overlap {overlap} must be below the chunk size {limit}")
+    ruler = _Ruler(encoding)
+    chunks = []
+    for headings, start, end in _sections(text):
+        full_title = " › ".join(part for part in (title, *headings) if part)
+        pieces = list(_pieces(text, start, end, ruler, limit))
+        for first, last in _pack(pieces, ruler, limit, overlap):
+            a, b = _strip(text, first, last)
+            if a < b:
+                chunks.append(Chunk(full_title, text[a:b], a, b, ruler.tokens(a, b)))
+    return chunks
+
+
+def _sections(text: str) -> Iterator[tuple[list[str], int, int]]:
+    """(heading path, start, end), tiling the text. A heading without a body of its own opens the
+    section of the heading that follows.
+    """
+    path: list[tuple[int, str]] = []
+    start, at, fenced, has_body = 0, 0, "", False
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.match(line)
+        if fence and fenced in ("", fence[1]):
+            fenced = "" if fenced else fence[1]
+        heading = None if fenced or fence else _HEADING.match(line.rstrip())
+        if heading:
+            if has_body:
+                yield [name for _, name in path], start, at
+                start, has_body = at, False
+            level = len(heading[1])
+            path = [(depth, name) for depth, name in path if depth < level]
+            path.append((level, heading[2]))
+        elif line.strip():
+            has_body = True
+        at += len(line)
+    yield [name for _, name in path], start, len(text)
+
+
+def _pieces(text: str, start: int, end: int, ruler: _Ruler, limit: int) -> Iterator[_Piece]:
+    for first, last in _tiles(_PARAGRAPH_END, text, start, end):
+        opens = True
+        for a, b in _tiles(_SENTENCE_END, text, first, last):
+            while b - a > 1 and ruler.size(a, b) > limit:
+                cut = _word_border(text, a, min(ruler.farthest(a, limit), b))
+                yield _Piece(a, cut, opens)
+                a, opens = cut, False
+            yield _Piece(a, b, opens)
+            opens = False
+
+
+def _tiles(border: re.Pattern[str], text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The stretches up to the end of each border, without gaps."""
+    for match in border.finditer(text, start, end):
+        if match.end() < end:
+            yield start, match.end()
+            start = match.end()
+    if start < end:
+        yield start, end
+
+
+def _word_border(text: str, start: int, end: int) -> int:
+    """The last word's start in the second half of text[start:end], or `end`."""
+    for at in range(end, start + (end - start) // 2, -1):
+        if text[at - 1].isspace():
+            return at
+    return end
+
+
+def _pack(
+    pieces: list[_Piece], ruler: _Ruler, limit: int, overlap: int
+) -> Iterator[tuple[int, int]]:
+    """Fills chunks with neighbouring pieces; yields their (start, end)."""
+    first = 0
+    while first < len(pieces):
+        start = pieces[first].start
+        after = first + 1
+        while after < len(pieces) and ruler.size(start, pieces[after].end) <= limit:
+            after += 1
+        if after == len(pieces):
+            yield start, pieces[-1].end
+            return
+        after = _paragraph_border(pieces, ruler, first, after)
+        yield start, pieces[after - 1].end
+        first = _step_back(pieces, ruler, first, after, limit, overlap)
+
+
+def _paragraph_border(pieces: list[_Piece], ruler: _Ruler, first: int, after: int) -> int:
+    """Ends the chunk at a paragraph instead of in one, if that leaves at least half of it."""
+    start = pieces[first].start
+    half = ruler.size(start, pieces[after - 1].end) / 2
+    for border in range(after, first + 1, -1):
+        if ruler.size(start, pieces[border - 1].end) < half:
+            break
+        if pieces[border].opens_paragraph:
+            return border
+    return after
+
+
+def _step_back(
+    pieces: list[_Piece], ruler: _Ruler, first: int, after: int, limit: int, overlap: int
+) -> int:
+    """Where the next chunk begins: before `after` by at most `overlap`, with room for `after`."""
+    back = after
+    while (
+        back - 1 > first
+        and ruler.size(pieces[back - 1].start, pieces[after].start) <= overlap
+        and ruler.size(pieces[back - 1].start, pieces[after].end) <= limit
+    ):
+        back -= 1
+    return back
+
+
+def _strip(text: str, start: int, end: int) -> tuple[int, int]:
+    inner = text[start:end]
+    return start + len(inner) - len(inner.lstrip()), start + len(inner.rstrip())

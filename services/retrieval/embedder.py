@@ -1,0 +1,170 @@
+"""Concurrent requests share the embedding model: whatever waits goes into the next forward pass.
+
+One thread computes, one batch at a time. Each waiting request gives one text in turn, so a question
+does not wait behind a document of a thousand chunks: it is in the next batch.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from services.common.errors import PenstockError
+from services.retrieval import metrics
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH_TEXTS = 32
+MAX_BATCH_TOKENS = 1024  # padding included: a quarter second on one slow core
+MAX_WAITING_TEXTS = 16_384
+STALLED_S = 60.0
+
+Encode = Callable[[list[list[int]]], np.ndarray]
+
+
+@dataclass(eq=False)
+class _Job:
+    """One request's texts; `waiting` are the indices not yet handed out, the longest text last."""
+
+    texts: list[list[int]]
+    waiting: list[int]
+    missing: int
+    vectors: list[np.ndarray | None]
+    done: asyncio.Future[np.ndarray]
+
+
+class Embedder:
+    """`encode` (token ids → [texts, dimension]) runs in this object's own thread."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._thread = ThreadPoolExecutor(1, "embedding", _one_thread)
+        self._open: set[_Job] = set()
+        self._turns: deque[_Job] = deque()  # those of the open jobs that have texts waiting
+        self._waiting = 0
+        self._wake = asyncio.Event()
+        self._busy_since = 0.0  # monotonic; 0 while no batch is computed
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._loop(), name="embedder")
+
+    async def stop(self) -> None:
+        """Waits for the thread; requests that are not done fail as UNAVAILABLE."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for job in self._open:
+            self._fail(job, _failure(grpc.StatusCode.UNAVAILABLE, "is stopping"))
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def check(self) -> None:
+        """Raises RuntimeError when a batch has been under way for too long, or the loop died."""
+        if self._busy_since and time.monotonic() - self._busy_since > STALLED_S:
+            raise RuntimeError(f"no embedding batch finished for {STALLED_S:.0f} s")
+        if self._task is not None and self._task.done():
+            raise RuntimeError("the embedding loop ended")
+
+    async def embed(self, texts: list[list[int]]) -> np.ndarray:
+        """Token ids, one list per text and at least one, to float32 [texts, dimension].
+
+        Cancelling gives up the texts that are not yet computed. Raises PenstockError:
+        RESOURCE_EXHAUSTED when too many texts wait already, INTERNAL when the model fails.
+        """
+        if self._waiting + len(texts) > MAX_WAITING_TEXTS:
+            raise _failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "has too much waiting", "queue_full")
+        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # alike pad little
+        done: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        job = _Job(texts, by_length, len(texts), [None] * len(texts), done)
+        self._open.add(job)
+        self._turns.append(job)
+        self._count(len(texts))
+        self._wake.set()
+        try:
+            return await done
+        finally:
+            self._open.discard(job)
+            if job.waiting:
+                self._turns.remove(job)
+                self._count(-len(job.waiting))
+
+    async def _loop(self) -> None:
+        while True:
+            await self._wake.wait()
+            batch = self._next_batch()
+            if not batch:
+                self._wake.clear()
+                continue
+            await self._compute(batch)
+
+    def _next_batch(self) -> list[tuple[_Job, int]]:
+        batch: list[tuple[_Job, int]] = []
+        longest = 0
+        while self._turns and len(batch) < MAX_BATCH_TEXTS:
+            job = self._turns[0]
+            longest = max(longest, len(job.texts[job.waiting[-1]]))
+            if batch and longest * (len(batch) + 1) > MAX_BATCH_TOKENS:
+                break
+            batch.append((job, job.waiting.pop()))
+            self._turns.popleft()
+            if job.waiting:
+                self._turns.append(job)
+        self._count(-len(batch))
+        return batch
+
+    async def _compute(self, batch: list[tuple[_Job, int]]) -> None:
+        self._busy_since = began = time.monotonic()
+        ids = [job.texts[index] for job, index in batch]
+        try:
+            vectors = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._encode, ids
+            )
+        except Exception as error:
+            log.exception("a batch of %d texts failed", len(batch))
+            if len(batch) == 1:
+                failed = _failure(grpc.StatusCode.INTERNAL, f"failed: {type(error).__name__}")
+                self._fail(batch[0][0], failed)
+            else:  # one bad text must not fail the others' requests
+                for one in batch:
+                    await self._compute([one])
+            return
+        finally:
+            self._busy_since = 0.0
+        metrics.EMBED_BATCH_TEXTS.observe(len(batch))
+        metrics.EMBED_BATCH_SECONDS.observe(time.monotonic() - began)
+        for (job, index), vector in zip(batch, vectors, strict=True):
+            job.vectors[index] = vector
+            job.missing -= 1
+            if job.missing == 0 and not job.done.done():
+                job.done.set_result(np.stack([v for v in job.vectors if v is not None]))
+
+    def _fail(self, job: _Job, error: PenstockError) -> None:
+        if not job.done.done():
+            job.done.set_exception(error)
+
+    def _count(self, texts: int) -> None:
+        self._waiting += texts
+        metrics.EMBED_WAITING_TEXTS.set(self._waiting)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # more only fight with the other services for the same cores
+
+
+def _failure(code: grpc.StatusCode, what: str, reason: str = "") -> PenstockError:
+    busy = code != grpc.StatusCode.INTERNAL
+    return PenstockError(
+        code,
+        f"the embedding model {what}",
+        stage="retrieval",
+        reason=reason,
+        retry_after_s=1.0 if busy else 0.0,
+    )

@@ -1,0 +1,192 @@
+"""The way to Qdrant, a server or inside this process: threads, deadlines, and the one collection.
+
+The client blocks, so it is called from threads: one for the local store, which is not made for
+more, eight for a server. Each call has the deadline `retrieval.timeout_s`; a store that is away or
+slow is UNAVAILABLE, and found again by a later call.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import grpc
+import httpx
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+from services.common.config import Settings
+from services.common.errors import PenstockError, unavailable
+from services.retrieval import metrics
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING_CALLS = 128
+_SERVER_THREADS = 8
+
+T = TypeVar("T")
+
+
+class Qdrant:
+    """Runs functions of a client whose collection `name` exists and was made by this `model`."""
+
+    def __init__(self, settings: Settings, model: str, fingerprint: str, dimension: int) -> None:
+        self.name = f"{settings.namespace}-chunks"
+        self._url = settings.qdrant_url
+        self._api_key = settings.qdrant_api_key.get_secret_value() or None
+        self._folder = settings.data_dir / "qdrant"
+        self._timeout_s = settings.retrieval.timeout_s
+        self._made_by = {"embedding_model": model, "fingerprint": fingerprint}
+        self._dimension = dimension
+        self._threads = ThreadPoolExecutor(_SERVER_THREADS if self._url else 1, "qdrant")
+        self._client: QdrantClient | None = None
+        self._opened = False
+        self._opening = threading.Lock()
+        self._calls = 0
+
+    @property
+    def kind(self) -> str:
+        return "server" if self._url else "local"
+
+    async def open(self) -> None:
+        """Makes the collection, or checks that the one there was made by the same model.
+
+        A server that is away is not an error yet: each call tries again. Raises PenstockError
+        FAILED_PRECONDITION (another model's vectors, a local store in use by another process).
+        """
+        try:
+            await self.run("open", lambda client: None)
+        except PenstockError as error:
+            if error.code != grpc.StatusCode.UNAVAILABLE:
+                raise
+            log.warning("the vector store is away, the service starts without it: %s", error)
+
+    async def close(self) -> None:
+        def close() -> None:
+            if self._client is not None:
+                self._client.close()
+
+        await asyncio.get_running_loop().run_in_executor(self._threads, close)
+        self._threads.shutdown(wait=False)
+
+    async def run(self, operation: str, work: Callable[[QdrantClient], T]) -> T:
+        """Runs `work` in a store thread, within the deadline."""
+        if self._calls >= MAX_WAITING_CALLS:
+            raise PenstockError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "the vector store has too much waiting",
+                stage="retrieval",
+                reason="queue_full",
+                retry_after_s=1.0,
+            )
+        self._calls += 1
+        began = time.monotonic()
+        run = asyncio.get_running_loop().run_in_executor(self._threads, self._attempt, work)
+        run.add_done_callback(self._call_ended)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await run
+        except TimeoutError:
+            metrics.STORE_FAILURES.labels(operation, "store_slow").inc()
+            raise unavailable(
+                f"the vector store did not answer within {self._timeout_s:g} s",
+                stage="retrieval",
+                reason="store_slow",
+            ) from None
+        except PenstockError as error:
+            metrics.STORE_FAILURES.labels(operation, error.reason).inc()
+            raise
+        finally:
+            metrics.STORE_SECONDS.labels(operation).observe(time.monotonic() - began)
+
+    def _call_ended(self, run: asyncio.Future[Any]) -> None:
+        self._calls -= 1
+        if not run.cancelled():
+            run.exception()  # of a call that nobody waits for any more
+
+    def _attempt(self, work: Callable[[QdrantClient], T]) -> T:
+        """In a store thread."""
+        try:
+            return work(self._ready())
+        except (ResponseHandlingException, httpx.HTTPError, sqlite3.Error, OSError) as error:
+            log.warning("the vector store failed: %s", type(error).__name__)
+            raise unavailable(
+                "the vector store cannot be reached", stage="retrieval", reason="store_away"
+            ) from error
+        except UnexpectedResponse as error:
+            self._opened = False  # the collection may be gone: look again at the next call
+            log.warning("the vector store answered %s", error.status_code)
+            raise unavailable(
+                f"the vector store answered with status {error.status_code}",
+                stage="retrieval",
+                reason="store_failed",
+            ) from error
+
+    def _ready(self) -> QdrantClient:
+        """The client, with the collection made and checked."""
+        with self._opening:
+            if self._client is None:
+                self._client = self._connect()
+            if not self._opened:
+                if not self._client.collection_exists(self.name):
+                    self._create(self._client)
+                self._refuse_another_model(self._client)
+                self._opened = True
+            return self._client
+
+    def _connect(self) -> QdrantClient:
+        if self._url:
+            timeout = max(1, round(self._timeout_s))
+            return QdrantClient(
+                url=self._url, api_key=self._api_key, timeout=timeout, check_compatibility=False
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return QdrantClient(path=str(self._folder))
+        except RuntimeError as error:
+            raise PenstockError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the local vector store in {self._folder} is in use by another process: stop it, "
+                "set another PENSTOCK_DATA_DIR, or run a Qdrant server and set QDRANT_URL",
+                stage="retrieval",
+                reason="store_locked",
+            ) from error
+
+    def _create(self, client: QdrantClient) -> None:
+        vectors = models.VectorParams(size=self._dimension, distance=models.Distance.COSINE)
+        # One graph per tenant instead of a global one: every search names its tenant.
+        graph = models.HnswConfigDiff(m=0, payload_m=16)
+        try:
+            client.create_collection(
+                self.name, vectors_config=vectors, hnsw_config=graph, metadata=self._made_by
+            )
+        except UnexpectedResponse as error:
+            if error.status_code != 409:  # another replica was first
+                raise
+        if not self._url:
+            return  # payload indexes are a server's
+        tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
+        client.create_payload_index(self.name, "tenant", tenant)
+        client.create_payload_index(self.name, "collection", models.PayloadSchemaType.KEYWORD)
+        client.create_payload_index(self.name, "source_id", models.PayloadSchemaType.KEYWORD)
+        client.create_payload_index(self.name, "revision", models.PayloadSchemaType.INTEGER)
+
+    def _refuse_another_model(self, client: QdrantClient) -> None:
+        config = client.get_collection(self.name).config
+        found = config.metadata or {}
+        if found.get("fingerprint") == self._made_by["fingerprint"]:
+            return
+        theirs = found.get("embedding_model", "an unknown model (Qdrant 1.16 or newer is needed)")
+        raise PenstockError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"the vectors in {self.name} were made by {theirs}, this service runs "
+            f"{self._made_by['embedding_model']}: their scores would mean nothing. Set "
+            "PENSTOCK_RETRIEVAL__EMBEDDING_MODEL back, or choose another PENSTOCK_NAMESPACE and "
+            "index the documents again",
+            stage="retrieval",
+            reason="embedding_model_changed",
+        )

@@ -1,0 +1,68 @@
+"""What a request must be before any work is done for it: each refusal names its field."""
+
+from protos import retrieval_pb2 as pb
+from services.common.errors import PenstockError, invalid
+
+MAX_TEXTS = 2048
+MAX_COLLECTIONS = 100
+MAX_LIMIT = 50
+MAX_ID_CHARS = 256
+MAX_TITLE_CHARS = 512
+
+
+def check_embed(request: pb.EmbedRequest) -> None:
+    _tenant(request.caller.tenant)
+    if not 1 <= len(request.texts) <= MAX_TEXTS:
+        raise _refuse(f"takes 1 to {MAX_TEXTS} texts, got {len(request.texts)}", "texts")
+    for i, text in enumerate(request.texts):
+        if not text.strip():
+            raise _refuse("must not be empty", f"texts[{i}]")
+
+
+def check_search(request: pb.SearchRequest) -> None:
+    _tenant(request.caller.tenant)
+    if not 1 <= len(request.collections) <= MAX_COLLECTIONS:
+        raise _refuse(
+            f"takes 1 to {MAX_COLLECTIONS} ids, got {len(request.collections)}", "collections"
+        )
+    for i, collection in enumerate(request.collections):
+        _id(collection, f"collections[{i}]")
+    if not request.query.strip():
+        raise _refuse("must not be empty", "query")
+    if not 1 <= request.limit <= MAX_LIMIT:
+        raise _refuse(f"must be 1 to {MAX_LIMIT}, got {request.limit}", "limit")
+    if not 0 <= request.score_threshold <= 1:
+        raise _refuse(f"must be 0 to 1, got {request.score_threshold:g}", "score_threshold")
+
+
+def check_index(request: pb.IndexRequest, max_chars: int) -> None:
+    _tenant(request.caller.tenant)
+    _id(request.collection, "collection")
+    _id(request.source_id, "source_id")
+    if len(request.title) > MAX_TITLE_CHARS:
+        raise _refuse(f"is longer than {MAX_TITLE_CHARS} characters", "title")
+    if not request.text.strip():
+        raise _refuse("must not be empty", "text")
+    if len(request.text) > max_chars:
+        raise _refuse(f"has {len(request.text)} characters, at most {max_chars} are taken", "text")
+
+
+def check_remove(request: pb.RemoveRequest) -> None:
+    _tenant(request.caller.tenant)
+    _id(request.collection, "collection")
+    if request.source_id:
+        _id(request.source_id, "source_id")
+
+
+def _tenant(tenant: str) -> None:
+    if not tenant:
+        raise _refuse("must name the authenticated tenant", "caller.tenant")
+
+
+def _id(value: str, param: str) -> None:
+    if not 1 <= len(value) <= MAX_ID_CHARS:
+        raise _refuse(f"must have 1 to {MAX_ID_CHARS} characters, has {len(value)}", param)
+
+
+def _refuse(message: str, param: str) -> PenstockError:
+    return invalid(f"{param} {message}", param, stage="retrieval")

@@ -1,0 +1,156 @@
+"""The retrieval service: its parts, its four calls, their deadlines, and drain."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+import grpc
+from opentelemetry.trace import Span
+
+from protos import retrieval_pb2 as pb
+from protos import retrieval_pb2_grpc
+from services.common.errors import PenstockError, unavailable
+from services.common.service import Service
+from services.common.unary import serving
+from services.retrieval import metrics, pipeline
+from services.retrieval.embedder import Embedder
+from services.retrieval.embedding_model import EmbeddingModel
+from services.retrieval.pipeline import Parts
+from services.retrieval.qdrant import Qdrant
+from services.retrieval.store import Store
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+class RetrievalService(Service):
+    name = "retrieval"
+    grpc_services = ("penstock.v1.Retrieval",)
+
+    parts: Parts | None = None
+    servicer: "Servicer | None" = None
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        """Loads the embedding model (seconds, in a thread) and opens the store."""
+        own = self.settings.retrieval
+        model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
+        _refuse_odd_chunks(own.chunk_tokens, own.chunk_overlap_tokens, model)
+        embedder = Embedder(model.encode)
+        qdrant = Qdrant(self.settings, model.name, model.fingerprint, model.dimension)
+        self.parts = Parts(own, self.telemetry, model, embedder, qdrant, Store(qdrant))
+        embedder.start()
+        await qdrant.open()
+        self.servicer = Servicer(self.parts)
+        retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
+
+    def describe(self) -> dict[str, str]:
+        if self.parts is None:
+            return {}
+        model = self.parts.model
+        return {
+            "embedding_model": model.name,
+            "dimension": str(model.dimension),
+            "max_tokens": str(model.max_tokens),
+            "store": self.parts.qdrant.kind,
+        }
+
+    def check(self) -> None:
+        if self.parts is not None:
+            self.parts.embedder.check()
+
+    async def drain(self, grace_s: float) -> None:
+        if self.servicer is not None:
+            await self.servicer.drain(grace_s)
+
+    async def stop(self) -> None:
+        if self.parts is not None:
+            await self.parts.embedder.stop()
+            await self.parts.store.finish()
+            await self.parts.qdrant.close()
+
+
+class Servicer(retrieval_pb2_grpc.RetrievalServicer):
+    """The calls of retrieval.proto: one deadline, one span, one line of metrics each."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedReply:
+        return await self._serve("embed", pipeline.embed, request, context)
+
+    async def Search(self, request: pb.SearchRequest, context: Any) -> pb.SearchReply:
+        return await self._serve("search", pipeline.search, request, context)
+
+    async def Index(self, request: pb.IndexRequest, context: Any) -> pb.IndexReply:
+        return await self._serve("index", pipeline.index, request, context)
+
+    async def Remove(self, request: pb.RemoveRequest, context: Any) -> pb.RemoveReply:
+        return await self._serve("remove", pipeline.remove, request, context)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new calls; returns when the running ones ended, or after `grace_s`."""
+        self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+
+    async def _serve(
+        self,
+        method: str,
+        work: Callable[[Parts, Request, Span], Awaitable[Reply]],
+        request: Request,
+        context: Any,
+    ) -> Reply:
+        settings = self._parts.settings
+        limit_s = settings.timeout_s if method == "search" else settings.index_timeout_s
+        async with serving(self._parts.telemetry, context, method) as span, self._counted(method):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await work(self._parts, request, span)
+            except TimeoutError:
+                raise unavailable(
+                    f"{method} took longer than {limit_s:g} s", stage="retrieval", reason="timeout"
+                ) from None
+
+    @asynccontextmanager
+    async def _counted(self, method: str) -> AsyncIterator[None]:
+        if self._draining:
+            raise unavailable("this replica is stopping", stage="retrieval", reason="draining")
+        began, outcome = time.monotonic(), "internal"
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+            outcome = "ok"
+        except PenstockError as error:
+            outcome = error.code.name.lower()
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+            metrics.REQUESTS.labels(method, outcome).inc()
+            metrics.REQUEST_SECONDS.labels(method).observe(time.monotonic() - began)
+
+
+def _refuse_odd_chunks(size: int, overlap: int, model: EmbeddingModel) -> None:
+    room = model.max_tokens - model.special_tokens
+    if size > room:
+        raise ValueError(
+            f"chunks of {size} tokens do not fit the window of {model.name}: at most {room} "
+            "(PENSTOCK_RETRIEVAL__CHUNK_TOKENS)"
+        )
+    if overlap >= size:
+        raise ValueError(
+            f"an overlap of {overlap} tokens must be below the chunk size of {size} "
+            "(PENSTOCK_RETRIEVAL__CHUNK_OVERLAP_TOKENS)"
+        )

@@ -1,0 +1,193 @@
+"""Chunks of documents in Qdrant, apart by tenant.
+
+One Qdrant collection holds the chunks of all tenants, as Qdrant's multitenancy guide advises: every
+point carries its tenant, the index is built per tenant, and every call here filters by a tenant
+that its caller must name. A document's chunks carry a revision. Replacing writes the new revision
+beside the old one and then removes what is older, so there is no moment without the document, and
+of two writers at once the newer revision remains, whole:
+
+    revision = max(the stored one + 1, clock in µs: exact in the floats that Qdrant compares)
+    write all chunks of `revision`, then remove the document's chunks of older revisions,
+    then, if a newer one is there, remove `revision` again: it has been overtaken
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+
+from protos import common_pb2
+from services.common.errors import PenstockError
+from services.retrieval.chunking import Chunk
+from services.retrieval.qdrant import Qdrant
+
+log = logging.getLogger(__name__)
+
+_POINTS_PER_WRITE = 64  # the local store commits point by point: searches get in between
+
+
+class Store:
+    """Every method raises PenstockError UNAVAILABLE while the store is away or too slow."""
+
+    def __init__(self, qdrant: Qdrant) -> None:
+        self._run = qdrant.run
+        self._name = qdrant.name
+        self._cleaning: set[asyncio.Task[None]] = set()
+
+    async def finish(self) -> None:
+        """Returns when nothing of this object is under way in Qdrant any more."""
+        if self._cleaning:
+            await asyncio.wait(self._cleaning)
+
+    async def search(
+        self,
+        tenant: str,
+        collections: Sequence[str],
+        vector: np.ndarray,
+        limit: int,
+        score_threshold: float = 0.0,
+    ) -> list[common_pb2.Passage]:
+        """The nearest chunks by cosine similarity, best first. A threshold of 0 is none."""
+        where = _filter(tenant, collection=list(collections))
+
+        def query(client: QdrantClient) -> Any:
+            return client.query_points(
+                self._name,
+                query=vector.tolist(),
+                query_filter=where,
+                limit=limit,
+                score_threshold=score_threshold or None,
+                with_payload=["title", "text", "source_id", "position"],
+            )
+
+        found = await self._run("search", query)
+        return [_passage(point) for point in found.points]
+
+    async def replace(
+        self,
+        tenant: str,
+        collection: str,
+        source_id: str,
+        chunks: Sequence[Chunk],
+        vectors: np.ndarray,
+    ) -> None:
+        """Stores a document's chunks (vectors: [chunks, dimension]) instead of its earlier ones.
+
+        When writing fails or is cancelled, the earlier ones stay and the new ones are taken back;
+        when only removing the earlier ones fails, both stay until the document is stored again.
+        """
+        source = {"collection": collection, "source_id": source_id}
+        stored = await self._run("revision", lambda c: self._a_revision(c, tenant, source))
+        revision = max(stored + 1, time.time_ns() // 1000)
+        points = [
+            self._point(tenant, collection, source_id, revision, position, chunk, vector)
+            for position, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
+        ]
+        own = _filter(tenant, **source, revision=models.MatchValue(value=revision))
+        try:
+            for at in range(0, len(points), _POINTS_PER_WRITE):
+                await self._write(points[at : at + _POINTS_PER_WRITE])
+        except BaseException:
+            self._take_back(own)
+            raise
+        await self._delete(_filter(tenant, **source, revision=models.Range(lt=revision)))
+        newer = _filter(tenant, **source, revision=models.Range(gt=revision))
+        if await self._count(newer):
+            await self._delete(own)
+
+    async def remove(self, tenant: str, collection: str, source_id: str = "") -> int:
+        """Deletes a source, or the whole collection; returns how many chunks there were."""
+        named = {"collection": collection} | ({"source_id": source_id} if source_id else {})
+        where = _filter(tenant, **named)
+        count = await self._count(where)
+        if count:
+            await self._delete(where)
+        return count
+
+    def _point(
+        self,
+        tenant: str,
+        collection: str,
+        source_id: str,
+        revision: int,
+        position: int,
+        chunk: Chunk,
+        vector: np.ndarray,
+    ) -> models.PointStruct:
+        # The id follows from what the point is: a write that is repeated adds nothing.
+        named = repr((tenant, collection, source_id, revision, position))
+        return models.PointStruct(
+            id=str(uuid.uuid5(uuid.NAMESPACE_OID, named)),
+            vector=vector.tolist(),
+            payload={
+                "tenant": tenant,
+                "collection": collection,
+                "source_id": source_id,
+                "revision": revision,
+                "position": position,
+                "title": chunk.title,
+                "text": chunk.text,
+                "start": chunk.start,
+                "end": chunk.end,
+            },
+        )
+
+    def _a_revision(self, client: QdrantClient, tenant: str, source: dict[str, Any]) -> int:
+        points, _ = client.scroll(
+            self._name, _filter(tenant, **source), limit=1, with_payload=["revision"]
+        )
+        return int((points[0].payload or {})["revision"]) if points else 0
+
+    async def _write(self, points: list[models.PointStruct]) -> None:
+        await self._run("write", lambda c: c.upsert(self._name, points, wait=True))
+
+    async def _delete(self, where: models.Filter) -> None:
+        selector = models.FilterSelector(filter=where)
+        await self._run("delete", lambda c: c.delete(self._name, selector, wait=True))
+
+    async def _count(self, where: models.Filter) -> int:
+        return (await self._run("count", lambda c: c.count(self._name, where, exact=True))).count
+
+    def _take_back(self, where: models.Filter) -> None:
+        async def delete() -> None:
+            try:
+                await self._delete(where)
+            except PenstockError as error:
+                log.warning("an unfinished document stays until it is indexed again: %s", error)
+
+        task = asyncio.create_task(delete(), name="take back an unfinished document")
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+
+
+def _filter(tenant: str, **fields: Any) -> models.Filter:
+    """Points of this tenant whose fields hold the given values; lists mean any of them."""
+    conditions: list[Any] = [_condition("tenant", tenant)]
+    conditions += [_condition(key, wanted) for key, wanted in fields.items()]
+    return models.Filter(must=conditions)
+
+
+def _condition(key: str, wanted: Any) -> models.FieldCondition:
+    if isinstance(wanted, models.Range):
+        return models.FieldCondition(key=key, range=wanted)
+    if isinstance(wanted, list):
+        return models.FieldCondition(key=key, match=models.MatchAny(any=wanted))
+    if isinstance(wanted, str):
+        wanted = models.MatchValue(value=wanted)
+    return models.FieldCondition(key=key, match=wanted)
+
+
+def _passage(point: models.ScoredPoint) -> common_pb2.Passage:
+    payload = point.payload or {}
+    return common_pb2.Passage(
+        title=payload["title"],
+        text=payload["text"],
+        score=point.score,
+        source_id=payload["source_id"],
+        position=payload["position"],
+    )
