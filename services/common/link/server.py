@@ -39,7 +39,7 @@ class LinkCall:
         self._id = opened.id
         self._link = link
         self._ended = False
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -61,7 +61,7 @@ class LinkCall:
         end = self._link.outbox.frame.ends.add(id=self._id, status=status, record=record)
         self._link.mark(end.ByteSize())
 
-    def on_cancel(self, callback: Callable[[], None]) -> None:
+    def on_cancel(self, callback: Callable[[], object]) -> None:
         """Calls back once when the request is cancelled, before its task is; at once if it was."""
         if self.cancelled:
             callback()
