@@ -1,0 +1,24 @@
+"""What the engine's tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.engine import checkpoints
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the folder of a variant's checkpoint, made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def get(variant: str = "gqa") -> Path:
+        if variant not in made:
+            made[variant] = checkpoints.make(tmp_path_factory.mktemp(variant), variant)
+        return made[variant]
+
+    return get

@@ -1,0 +1,74 @@
+"""Runs requests through an engine to their end."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.worker.engine import EngineConfig, Request, RequestOutput, Sampling, StepOutput
+from services.worker.engine.engine import Engine
+from tests.unit.engine.checkpoints import VOCAB
+
+SMALL: dict[str, Any] = {
+    "num_blocks": 256,
+    "max_batched_tokens": 64,
+    "max_running": 16,
+    "threads": 1,
+}
+
+
+def make_engine(folder: Path, **settings: Any) -> Engine:
+    return Engine(EngineConfig(model=str(folder), **(SMALL | settings)))
+
+
+def make_prompts(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, longest))] for _ in range(count)
+    ]
+
+
+def greedy(max_tokens: int, **fields: Any) -> Sampling:
+    return Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True, **fields)
+
+
+@dataclass
+class Run:
+    """All that an engine told while it was driven."""
+
+    steps: list[StepOutput] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    last: dict[str, RequestOutput] = field(default_factory=dict)
+    """The output with the finish reason."""
+
+    def add(self, step: StepOutput) -> None:
+        self.steps.append(step)
+        for output in step.outputs:
+            assert output.request_id not in self.last, "output after the end"
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason:
+                self.last[output.request_id] = output
+
+    @property
+    def num_preempted(self) -> int:
+        return sum(len(step.preempted) for step in self.steps)
+
+
+def drive(engine: Engine, requests: Iterable[Request], max_steps: int = 20_000) -> Run:
+    """Adds all requests and steps until nothing is left; no block may be left held."""
+    for request in requests:
+        engine.add(request)
+    run = Run()
+    while engine.has_work:
+        run.add(engine.step())
+        assert len(run.steps) < max_steps, "the engine does not come to an end"
+    engine.check()
+    assert engine.pool.num_free == engine.pool.num_blocks
+    return run
+
+
+def generate(engine: Engine, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
+    """The output tokens of each prompt, all run together."""
+    run = drive(engine, [Request(str(i), p, sampling) for i, p in enumerate(prompts)])
+    return [run.tokens[str(i)] for i in range(len(prompts))]
