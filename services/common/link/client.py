@@ -138,6 +138,7 @@ class LinkClient:
         self._outbox = Outbox(LinkUp)
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
         self._silent_s = 0.0
         self._unmoved_s = 0.0
         self._stalled_at: int | None = None  # the step counter's value when it was given up
@@ -158,6 +159,7 @@ class LinkClient:
 
     async def close(self) -> None:
         """Ends all requests with reason "peer_lost" and disconnects. Idempotent."""
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -245,6 +247,8 @@ class LinkClient:
         while True:
             connects = self.counters.connects
             await self._connection()
+            if self._closing:  # a task group that ends by an error swallows the cancellation
+                return
             if self.counters.connects > connects:
                 backoff_s = self._options.backoff_s
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
