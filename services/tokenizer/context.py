@@ -1,0 +1,281 @@
+"""A request's prompt, assembled within the model's window.
+
+    system + history + passages + user + template + reserved output <= window
+
+The output's share is `max_tokens`; when the request leaves that open, the output gets all that the
+prompt leaves, and at least `least_output` of it is kept free while there is something to cut.
+
+What does not fit is cut, last of these first:
+    1. system and developer messages, and the last turn (from the last user message on): never
+    2. the best passage
+    3. history, the newest turn first; a turn, a user message and all up to the next, goes as one
+    4. the other passages, best first
+So passages go before history, but the best one stays to the end: a long conversation must not turn
+retrieval off. No more is cut than necessary. If (1) alone is too long, the request is refused.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from tokenizers import Encoding
+
+from protos.common_pb2 import Message, Passage
+from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
+from services.common.errors import invalid
+from services.tokenizer.models import ServedModel
+from services.tokenizer.template import NotRenderableError, Rendered
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # as OpenAI has it
+_CHARACTERS_PER_TOKEN = 8  # a text with more characters than this per token of the window is cut
+_MARKERS_PER_MESSAGE = 4  # tokens; only a first guess of what will fit
+TOO_LONG = "context_length_exceeded"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the router gets, and how the window was spent on it."""
+
+    token_ids: list[int]
+    max_tokens: int  # of the output, > 0
+    plan: PromptPlan
+
+    @property
+    def was_cut(self) -> bool:
+        return bool(self.plan.passages_dropped or self.plan.messages_dropped)
+
+
+def least_output(window: int) -> int:
+    """Tokens kept for an output of open length."""
+    return min(256, window // 8)
+
+
+def assemble(model: ServedModel, request: PromptRequest) -> Prompt:
+    """Blocking; takes about a millisecond for each 2 KB of text. Raises PenstockError
+    INVALID_ARGUMENT with the field at fault; reason "context_length_exceeded" if it does not fit.
+    """
+    max_tokens = request.sampling.max_tokens
+    match request.WhichOneof("input"):
+        case "chat":
+            return _assemble_chat(model, request.chat, max_tokens)
+        case "text":
+            encoding = model.tokenizer.encode(request.text, add_special_tokens=True)
+            added = sum(encoding.special_tokens_mask)
+            return _assemble_completion(model, encoding.ids, added, max_tokens)
+        case "token_ids":
+            ids = list(request.token_ids.ids)
+            for index, id in enumerate(ids):
+                if id >= model.vocab_size:
+                    raise invalid(
+                        f"token id {id} is outside the vocabulary of {model.vocab_size}",
+                        f"prompt[{index}]",
+                    )
+            return _assemble_completion(model, ids, 0, max_tokens)
+    raise invalid("a request needs messages or a prompt", "prompt")
+
+
+def _assemble_completion(
+    model: ServedModel, token_ids: list[int], added: int, max_tokens: int
+) -> Prompt:
+    """`added`: how many of the ids the tokenizer put around the text."""
+    count = len(token_ids)
+    if count == 0:
+        raise invalid("the prompt is empty", "prompt")
+    _check_window(model, count, max_tokens, "prompt")
+    plan = PromptPlan(user=count - added, template=added)
+    return _prompt(model, token_ids, max_tokens, plan)
+
+
+def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
+    _check_chat(model, chat)
+    _check_window(model, 0, max_tokens, "messages")
+    budget = model.window - (max_tokens or least_output(model.window))
+    cuttable = _cuttable(chat.messages, chat.passages)
+    best: _Candidate | None = None  # the longest that fits, or the shortest
+
+    def fits(kept: int) -> bool:
+        nonlocal best
+        candidate = _Candidate.make(model, chat, cuttable, kept)
+        it_does = len(candidate.encoding) <= budget
+        if it_does or kept == 0:
+            best = candidate
+        return it_does
+
+    characters = sum(len(m.content) for m in chat.messages)
+    characters += sum(len(p.title) + len(p.text) for p in chat.passages)
+    if characters > model.window * _CHARACTERS_PER_TOKEN or not fits(len(cuttable)):
+        _most_that_fits(fits, _guess(model, chat, cuttable, budget), len(cuttable))
+    assert best is not None
+    _check_window(model, len(best.encoding), max_tokens, "messages")
+    return _prompt(model, best.encoding.ids, max_tokens, best.plan(chat))
+
+
+def _check_chat(model: ServedModel, chat: Chat) -> None:
+    if model.template is None:
+        raise invalid(f"the model {model.name!r} has no chat template: use completions", "model")
+    if not chat.messages:
+        raise invalid("messages must not be empty", "messages")
+    for index, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            raise invalid(f"the role must be one of {', '.join(ROLES)}", f"messages[{index}].role")
+        if message.name and not _NAME.fullmatch(message.name):  # templates show it as it is
+            raise invalid("the name holds characters it may not", f"messages[{index}].name")
+
+
+def _check_window(model: ServedModel, prompt: int, max_tokens: int, param: str) -> None:
+    """`prompt` tokens and what is to follow them must fit."""
+    need = "messages need at least" if param == "messages" else "prompt needs"
+    said = f"the context window is {model.window} tokens: the {need} {prompt}"
+    if max_tokens:
+        said += f" and max_tokens asks for {max_tokens}"
+    if prompt >= model.window:
+        raise invalid(said, param, reason=TOO_LONG)
+    if prompt + max_tokens > model.window:
+        raise invalid(said, "max_tokens", reason=TOO_LONG)
+
+
+def _prompt(model: ServedModel, token_ids: list[int], max_tokens: int, plan: PromptPlan) -> Prompt:
+    max_tokens = max_tokens or model.window - len(token_ids)
+    plan.window, plan.reserved_output = model.window, max_tokens
+    return Prompt(token_ids, max_tokens, plan)
+
+
+# ---- what may be cut ----------------------------------------------------------------------
+
+
+class _Cuttable(NamedTuple):
+    """Something that is kept or cut as a whole."""
+
+    messages: tuple[int, ...] = ()
+    passage: int | None = None
+
+
+def _cuttable(messages: Sequence[Message], passages: Sequence[Passage]) -> list[_Cuttable]:
+    """In the order in which they are kept: the first one goes last."""
+    turns: list[list[int]] = []
+    for index, message in enumerate(messages):
+        if message.role in ("system", "developer"):
+            continue
+        if message.role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(index)
+    history = [_Cuttable(messages=tuple(turn)) for turn in reversed(turns[:-1])]
+    found = [_Cuttable(passage=index) for index in range(len(passages))]
+    return found[:1] + history + found[1:]
+
+
+class _Candidate(NamedTuple):
+    """The prompt when the first `kept` of what may be cut is kept."""
+
+    encoding: Encoding
+    rendered: Rendered
+    messages: list[int]  # indices of those kept
+    passages: int  # the first so many are kept
+
+    @classmethod
+    def make(
+        cls, model: ServedModel, chat: Chat, cuttable: list[_Cuttable], kept: int
+    ) -> "_Candidate":
+        cut = {index for item in cuttable[kept:] for index in item.messages}
+        messages = [index for index in range(len(chat.messages)) if index not in cut]
+        passages = sum(item.passage is not None for item in cuttable[:kept])
+        assert model.template is not None
+        try:
+            rendered = model.template.render(
+                [chat.messages[index] for index in messages], chat.passages[:passages]
+            )
+        except NotRenderableError as error:
+            raise invalid(error.why, f"messages[{messages[error.index]}]") from None
+        encoding = model.encoder.encode(rendered)
+        return cls(encoding, rendered, messages, passages)
+
+    def plan(self, chat: Chat) -> PromptPlan:
+        """Counts each part's tokens. A token belongs to the part in which its first character
+        stands, so the parts add up to the prompt exactly; what is no message's and no passage's is
+        the template's.
+        """
+        users = [index for index in self.messages if chat.messages[index].role == "user"]
+        plan = PromptPlan(
+            passages_used=self.passages,
+            passages_dropped=len(chat.passages) - self.passages,
+            messages_dropped=len(chat.messages) - len(self.messages),
+        )
+        count = partial(_tokens_before, self.encoding)
+        for span in self.rendered.spans:
+            tokens = count(span.end) - count(span.start)
+            if span.kind == "passage":
+                plan.passages += tokens
+                continue
+            index = self.messages[span.index]
+            if chat.messages[index].role in ("system", "developer"):
+                plan.system += tokens
+            elif users and index == users[-1]:
+                plan.user += tokens
+            else:
+                plan.history += tokens
+        shown = plan.system + plan.history + plan.passages + plan.user
+        plan.template = len(self.encoding) - shown
+        return plan
+
+
+def _tokens_before(encoding: Encoding, character: int) -> int:
+    """How many tokens begin before this character of the text."""
+
+    # One by one: asking for all offsets at once holds the interpreter for 10 ms per 50k tokens.
+    def begin(token: int) -> int:
+        characters = encoding.token_to_chars(token)
+        assert characters is not None  # only tokens around the text have none, and none were added
+        return characters[0]
+
+    return bisect_left(range(len(encoding)), character, key=begin)
+
+
+# ---- how much of it fits ------------------------------------------------------------------
+
+
+def _guess(model: ServedModel, chat: Chat, cuttable: list[_Cuttable], budget: int) -> int:
+    """About how many of `cuttable` fit, from their tokens one by one; looks at no more text than
+    the budget takes.
+    """
+    droppable = {index for item in cuttable for index in item.messages}
+    for index, message in enumerate(chat.messages):
+        if index not in droppable:
+            budget -= _estimate(model, message.content)
+    for kept, item in enumerate(cuttable):
+        for index in item.messages:
+            budget -= _estimate(model, chat.messages[index].content)
+        if item.passage is not None:
+            passage = chat.passages[item.passage]
+            budget -= _estimate(model, f"{passage.title} {passage.text}")
+        if budget < 0:
+            return kept
+    return len(cuttable)
+
+
+def _estimate(model: ServedModel, text: str) -> int:
+    return len(model.tokenizer.encode(text, add_special_tokens=False)) + _MARKERS_PER_MESSAGE
+
+
+def _most_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:
+    """The largest n in [0, most] with fits(n), or -1; fits must hold for all smaller n as well.
+
+    Calls `fits` about 2 log2(distance to the guess) times.
+    """
+    low, high, step, n = -1, most + 1, 1, guess
+    while high - low > 1:
+        if fits(n):
+            low = n
+        else:
+            high = n
+        if low < 0:
+            n = max(0, high - step)
+        elif high > most:
+            n = min(most, low + step)
+        else:
+            n = (low + high) // 2
+        step *= 2
+    return low

@@ -1,0 +1,109 @@
+"""The models that this replica can tokenize for: their tokenizers, templates and windows."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from tokenizers import Tokenizer
+
+from protos import tokenizer_pb2
+from services.common.checkpoint import locate
+from services.common.config import ModelSpec
+from services.common.errors import PenstockError
+from services.tokenizer.detokenizer import Detokenizer, detokenizer_factory
+from services.tokenizer.encode import PromptEncoder
+from services.tokenizer.template import ChatTemplate
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What of a checkpoint the tokenizer needs. Safe to use from several threads."""
+
+    name: str
+    tokenizer: Tokenizer
+    encoder: PromptEncoder
+    template: ChatTemplate | None  # None: completions only
+    detokenizer: Callable[[], Detokenizer]  # a new one for each request's output
+    window: int  # tokens, prompt and output together
+    vocab_size: int  # ids that the model has an embedding for
+    created: int  # Unix seconds
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """All of the text, special tokens too."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+class Models:
+    """The served models by name."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._by_name = {model.name: model for model in models}
+
+    def __getitem__(self, name: str) -> ServedModel:
+        """Raises NOT_FOUND, param "model"."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise PenstockError(
+                grpc.StatusCode.NOT_FOUND,
+                f"the model {name!r} does not exist",
+                param="model",
+                reason="model_not_found",
+            ) from None
+
+    def info(self) -> list[tokenizer_pb2.ModelInfo]:
+        return [
+            tokenizer_pb2.ModelInfo(name=m.name, window=m.window, created=m.created)
+            for m in self._by_name.values()
+        ]
+
+
+def load(spec: ModelSpec, max_window: int = 0) -> ServedModel:
+    """Reads a checkpoint's tokenizer and config.json. Blocking, a second or more.
+
+    `max_window` bounds the window below the checkpoint's own; 0: no bound. Raises ValueError or
+    OSError that name the model.
+    """
+    from transformers import AutoTokenizer
+
+    folder = locate(spec, weights=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for a folder that is not whole
+        raise ValueError(f"model {spec.name!r}: no tokenizer in {folder}: {error}") from error
+    if not tokenizer.is_fast:
+        raise ValueError(f"model {spec.name!r}: {type(tokenizer).__name__} has no tokenizer.json")
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    # Cutting and padding are the context assembly's business, whatever tokenizer.json says.
+    backend.no_truncation()
+    backend.no_padding()
+    config = _config(spec, folder)
+    window = int(config["max_position_embeddings"])
+    model = ServedModel(
+        name=spec.name,
+        tokenizer=backend,
+        encoder=PromptEncoder(backend),
+        template=ChatTemplate(tokenizer) if tokenizer.chat_template else None,
+        detokenizer=detokenizer_factory(backend),
+        window=min(window, max_window) if max_window else window,
+        vocab_size=int(config.get("vocab_size") or backend.get_vocab_size()),
+        created=int(os.stat(folder / "config.json").st_mtime),
+    )
+    log.info("model %s: window %d, vocabulary %d", spec.name, model.window, model.vocab_size)
+    return model
+
+
+def _config(spec: ModelSpec, folder: os.PathLike[str]) -> dict[str, Any]:
+    """config.json's language part."""
+    from transformers import PretrainedConfig
+
+    config, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
+    config = config.get("text_config", config)
+    if not config.get("max_position_embeddings"):
+        raise ValueError(f"model {spec.name!r}: config.json has no max_position_embeddings")
+    return dict(config)

@@ -1,0 +1,113 @@
+"""The tokenizer as a service: one link per gateway in, one per router out."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from protos import tokenizer_pb2, tokenizer_pb2_grpc
+from protos.common_pb2 import Record
+from protos.tokenizer_pb2 import PromptRequest
+from services.common.errors import PenstockError, invalid
+from services.common.link import LinkCall, LinkServer
+from services.common.peers import Peers
+from services.common.service import Service
+from services.common.telemetry import remote_parent
+from services.tokenizer import metrics
+from services.tokenizer.models import Models, ServedModel, load
+from services.tokenizer.pipeline import Pipeline, run
+from services.tokenizer.policy import load_policy
+
+log = logging.getLogger(__name__)
+
+
+class _Unary(tokenizer_pb2_grpc.TokenizerServicer):
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def ListModels(
+        self, _request: tokenizer_pb2.ListModelsRequest, _context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.ListModelsReply:
+        return tokenizer_pb2.ListModelsReply(models=self._models.info())
+
+
+class TokenizerService(Service):
+    """Ready once every served model's tokenizer is read; it does not wait for a router."""
+
+    name = "tokenizer"
+    grpc_services = ("penstock.v1.Tokenizer",)
+
+    _threads: ThreadPoolExecutor | None = None
+    _routers: Peers | None = None
+    _links: LinkServer | None = None
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        """Raises ValueError or OSError that name the model, rule or file that is wrong."""
+        settings = self.settings.tokenizer
+        policy = load_policy(settings)
+        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="tokenizer")
+        models = Models(await asyncio.to_thread(self._load_models))
+        self._routers = Peers(self.redis, self.settings, "router", peer_id=self.id)
+        await self._routers.start()
+        self._pipeline = Pipeline(
+            models, policy, self._routers, settings.router_patience_s, self.telemetry, self._threads
+        )
+        tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_Unary(models), server)
+        self._links = LinkServer(
+            "/penstock.v1.Tokenizer/Link", self._serve, max_requests=settings.max_requests
+        )
+        self._links.add_to(server)
+
+    def _load_models(self) -> list[ServedModel]:
+        if not self.settings.models:
+            raise ValueError("no model to tokenize for: set PENSTOCK_MODELS")
+        return [load(spec, self.settings.worker.max_model_len) for spec in self.settings.models]
+
+    def describe(self) -> dict[str, str]:
+        return {"models": ",".join(spec.name for spec in self.settings.models)}
+
+    async def _serve(self, call: LinkCall) -> None:
+        """Around a request's pipeline: its span, its record, and its end whatever happens."""
+        record = Record()
+        failure: PenstockError | None = None
+        try:
+            with self.telemetry.span("tokenizer", remote_parent(call.traceparent)) as span:
+                try:
+                    await run(self._pipeline, call, _parse(call.payload), span, record)
+                except PenstockError as error:
+                    failure = error
+                except Exception:
+                    log.exception("a request of %s failed", call.peer)
+                    failure = PenstockError(grpc.StatusCode.INTERNAL, "the tokenizer failed")
+                if failure is not None:
+                    failure.stage = failure.stage or self.name
+                    span.set_attribute("error", failure.reason or failure.code.name.lower())
+        finally:  # a cancelled request has ended already: its spans are taken all the same
+            told = self.telemetry.record(span, below=record)
+            call.end(failure.to_status() if failure is not None else None, told)
+            metrics.REQUESTS.labels(_outcome(call, failure)).inc()
+
+    async def drain(self, grace_s: float) -> None:
+        if self._links is not None:
+            await self._links.drain(grace_s)
+
+    async def stop(self) -> None:
+        if self._routers is not None:
+            await self._routers.stop()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _parse(payload: bytes) -> PromptRequest:
+    try:
+        return PromptRequest.FromString(payload)
+    except DecodeError:
+        raise invalid("not a PromptRequest", "") from None
+
+
+def _outcome(call: LinkCall, failure: PenstockError | None) -> str:
+    if call.cancelled:
+        return "cancelled"
+    return failure.code.name.lower() if failure is not None else "ok"

@@ -1,0 +1,194 @@
+"""The checkpoint's chat template, and where in the rendered text each message and passage stands.
+
+Rendering is transformers' own (`apply_chat_template` with `documents` and `add_generation_prompt`).
+Where a template lacks something:
+
+- `documents` not used: the passages go to the end of the leading system message (made if there is
+  none; before the last user message if the template takes no system message), in this form:
+
+      Passages:
+
+      [1] title
+      text
+
+      [2] …
+
+- role `developer` not known: rendered as `system`.
+- A role or an order of roles that the template refuses, or a message that it would silently leave
+  out, is the client's error.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from jinja2 import TemplateError, meta, nodes
+
+from protos.common_pb2 import Message, Passage
+
+# Stand for the contents when the template's own text is looked for: private use, of no meaning to
+# any template, and kept by `trim`.
+_MARK = re.compile("\ue000([0-9]+)\ue001")
+
+
+class NotRenderableError(Exception):
+    """The template does not take message `index`; `why` holds no prompt text."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index = index
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters [start, end) of the rendered text are one message's or passage's own."""
+
+    start: int
+    end: int
+    kind: Literal["message", "passage"]
+    index: int  # in the messages or passages given
+
+
+@dataclass(frozen=True)
+class Rendered:
+    text: str
+    spans: list[Span]  # in order, apart from each other; the rest is the template's
+
+
+class ChatTemplate:
+    """A tokenizer's template. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer`: a transformers tokenizer that has a chat template.
+
+        Raises ValueError when there are several templates and none is the default.
+        """
+        self._tokenizer = tokenizer
+        tree = _parse(tokenizer.get_chat_template())
+        variables = meta.find_undeclared_variables(tree)
+        words = {constant.value for constant in tree.find_all(nodes.Const)}
+        self._knows_developer = "developer" in words
+        self._uses_documents = "documents" in variables
+        self._takes_system = self._can_render(["system", "user"])
+
+    def render(self, messages: Sequence[Message], passages: Sequence[Passage] = ()) -> Rendered:
+        """The prompt's text, open for the assistant's answer. Raises NotRenderableError."""
+        fields = [m.content for m in messages] + [f for p in passages for f in (p.title, p.text)]
+        marks = [f"\ue000{i}\ue001" if field else "" for i, field in enumerate(fields)]
+        try:
+            skeleton = self._apply(messages, marks)
+        except TemplateError as error:
+            raise self._blame(messages, marks, str(error)) from None
+        shown = {int(number) for number in _MARK.findall(skeleton)}
+        for index, message in enumerate(messages):
+            if message.content and index not in shown:
+                why = (
+                    f"the model's chat template leaves out a message of role {message.role!r} here"
+                )
+                raise NotRenderableError(index, why)
+        try:
+            text = self._apply(messages, fields)
+        except TemplateError:  # its words may quote the content
+            why = "the model's chat template refuses the content of the messages"
+            raise NotRenderableError(len(messages) - 1, why) from None
+        return Rendered(text, _locate(text, skeleton, fields, len(messages)))
+
+    def _apply(self, messages: Sequence[Message], fields: Sequence[str]) -> str:
+        """Renders with `fields` for the contents, then each passage's title and text."""
+        count = len(messages)
+        turns = [
+            {"role": self._role(message), "content": content}
+            | ({"name": message.name} if message.name else {})
+            for message, content in zip(messages, fields, strict=False)
+        ]
+        titles, texts = fields[count::2], fields[count + 1 :: 2]
+        documents = [{"title": a, "text": b} for a, b in zip(titles, texts, strict=True)]
+        if documents and not self._uses_documents:
+            self._put_into_messages(documents, turns)
+            documents = []
+        rendered: str = self._tokenizer.apply_chat_template(
+            turns, documents=documents or None, add_generation_prompt=True, tokenize=False
+        )
+        return rendered
+
+    def _role(self, message: Message) -> str:
+        if message.role == "developer" and not self._knows_developer:
+            return "system"
+        return message.role
+
+    def _put_into_messages(
+        self, documents: list[dict[str, str]], turns: list[dict[str, str]]
+    ) -> None:
+        blocks = ["Passages:"]
+        for number, document in enumerate(documents, 1):
+            lines = (document["title"], document["text"])
+            blocks.append(f"[{number}] " + "\n".join(line for line in lines if line))
+        block = "\n\n".join(blocks)
+        if not self._takes_system:
+            users = [turn for turn in turns if turn["role"] == "user"]
+            host = users[-1] if users else turns[-1]
+            host["content"] = f"{block}\n\n{host['content']}"
+        elif turns[0]["role"] == "system":
+            turns[0]["content"] += f"\n\n{block}"
+        else:
+            turns.insert(0, {"role": "system", "content": block})
+
+    def _can_render(self, roles: list[str]) -> bool:
+        try:
+            self.render([Message(role=role, content=role) for role in roles])
+        except NotRenderableError:
+            return False
+        return True
+
+    def _blame(self, messages: Sequence[Message], marks: list[str], why: str) -> NotRenderableError:
+        """Finds the message at which the template began to raise `why`."""
+        low, high = 0, len(messages)  # the first `high` messages raise it, the first `low` do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._raises(messages[:middle], marks, why):
+                high = middle
+            else:
+                low = middle
+        return NotRenderableError(high - 1, f"the model's chat template refuses: {why}")
+
+    def _raises(self, messages: Sequence[Message], marks: list[str], why: str) -> bool:
+        try:
+            self._apply(messages, marks[: len(messages)])
+        except TemplateError as error:
+            return str(error) == why
+        return False
+
+
+def _parse(source: str) -> nodes.Template:
+    """The template's syntax tree, in the dialect that transformers compiles it with."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    tree: nodes.Template = _compile_jinja_template(source).environment.parse(source)
+    return tree
+
+
+def _locate(text: str, skeleton: str, fields: list[str], messages: int) -> list[Span]:
+    """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them.
+
+    Contents that the template trims are found; what it changes otherwise counts as its own.
+    """
+    parts = _MARK.split(skeleton)  # own text, field number, own text, field number, …, own text
+    spans: list[Span] = []
+    cursor = len(parts[0])
+    for number, own in zip(map(int, parts[1::2]), parts[2::2], strict=True):
+        field = fields[number]
+        if not text.startswith(field, cursor):
+            field = field.strip()
+            found = text.find(field, cursor)
+            if not field or found < 0:
+                continue
+            cursor = found
+        passage = number - messages
+        kind, index = ("message", number) if passage < 0 else ("passage", passage // 2)
+        spans.append(Span(cursor, cursor + len(field), kind, index))  # type: ignore[arg-type]
+        cursor += len(field) + len(own)
+    assert all(a.end <= b.start for a, b in pairwise(spans))
+    return spans
