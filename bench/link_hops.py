@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -197,7 +198,10 @@ async def run_gateway(args: argparse.Namespace) -> None:
         else:
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(args.upstream))
             source = stream_source(channel)
-        await serve_http(source)
+        server, address = await start_http(make_app(source))
+        announce(address)
+        await terminated()
+        server.should_exit = True
 
 
 def link_source(link: LinkClient) -> Source:
@@ -239,7 +243,7 @@ def stream_source(channel: grpc.aio.Channel) -> Source:
     return pieces
 
 
-async def serve_http(source: Source) -> None:
+def make_app(source: Source) -> Any:
     """`POST /v1/completions`, as little of it as the client uses. `source` gives SSE events."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -259,15 +263,19 @@ async def serve_http(source: Source) -> None:
             await send({"type": "http.response.body", "body": events, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, loop="asyncio", lifespan="off", log_level="warning"
-    )
+    return app
+
+
+async def start_http(app: Any) -> tuple[uvicorn.Server, str]:
+    """A server on the running loop, and its address."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    config = uvicorn.Config(app, lifespan="off", log_level="critical")
+    config.load()
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
-        await asyncio.sleep(0.01)
-    announce(f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
-    await serving
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listening])
+    host, port = listening.getsockname()
+    return server, f"{host}:{port}"
 
 
 # ---- the client ---------------------------------------------------------------------------------

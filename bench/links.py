@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO
 
 SERVICES = ("router", "tokenizer", "gateway")
-RAMP = (100, 150, 200, 250, 300, 400, 500, 600, 800, 1000)  # steps a second
+RAMP = (10, 25, 50, 75, 100, 150, 200, 250, 300, 400, 500, 600, 800)  # steps a second
 RAMP_S = 4.0
 HELD_SHARE = 0.95
 HELD_P99_MS = 100.0
@@ -81,6 +81,7 @@ class Child:
             raise RuntimeError(f"{' '.join(arguments)} did not start")
         self.address: str = ready["address"]
         self.pid: int = ready["pid"]
+        self.pids: dict[str, int] = ready.get("pids", {})
 
     def _stdout(self) -> IO[str]:
         assert self.process.stdout is not None
@@ -92,6 +93,8 @@ class Child:
         self.process.stdin.flush()
 
     def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -108,11 +111,13 @@ def cpu_s(pid: int) -> float:
 class Measured:
     """A running chain: rates are set, windows taken; the tokens are counted after it has ended."""
 
-    def __init__(self, worker: Child, client: Child, pids: dict[str, int]) -> None:
+    def __init__(
+        self, worker: Child, client: Child, pids: dict[str, int], windows: list[Window]
+    ) -> None:
         self._worker = worker
         self._client = client
         self._pids = pids
-        self.windows: list[Window] = []
+        self.windows = windows
 
     def window(self, rate: float, seconds: float, settle_s: float = SETTLE_S) -> None:
         self._worker.tell(str(rate))
@@ -130,26 +135,34 @@ def measure(
     variant: str, args: argparse.Namespace, drive: Callable[[Measured], None]
 ) -> list[Window]:
     """Starts a variant's processes, lets `drive` take windows, stops them, and counts."""
+    windows: list[Window] = []
     with tempfile.TemporaryDirectory() as folder:
         left, arrived = Path(folder, "left.json"), Path(folder, "arrived.json")
         with ExitStack() as stack:
-            hop = ("bench.link_hops", "--variant", variant)
-            worker = Child(stack, *hop, "--out", str(left), "worker")
-            pids = {}
-            address = worker.address
-            for service in SERVICES:
-                child = Child(stack, *hop, "--upstream", address, service)
-                address, pids[service] = child.address, child.pid
+            worker, address, pids = start_chain(stack, variant, left)
             client = Child(
                 stack,
                 *("bench.link_hops", "client", "--upstream", address, "--out", str(arrived)),
                 *("--sequences", str(args.sequences), "--tokens", str(args.tokens)),
             )
-            measured = Measured(worker, client, pids)
-            drive(measured)
+            drive(Measured(worker, client, pids, windows))
             client.stop()
-        count(measured.windows, json.loads(left.read_text()), json.loads(arrived.read_text()))
-    return measured.windows
+        count(windows, json.loads(left.read_text()), json.loads(arrived.read_text()))
+    return windows
+
+
+def start_chain(stack: ExitStack, variant: str, left: Path) -> tuple[Child, str, dict[str, int]]:
+    """The process that steps, the gateway's address, and the process ids of the services."""
+    if variant == "serve":
+        worker = Child(stack, "bench.link_serve", "--out", str(left))
+        return worker, worker.address, {service: worker.pids[service] for service in SERVICES}
+    hop = ("bench.link_hops", "--variant", variant)
+    worker = Child(stack, *hop, "--out", str(left), "worker")
+    address, pids = worker.address, {}
+    for service in SERVICES:
+        child = Child(stack, *hop, "--upstream", address, service)
+        address, pids[service] = child.address, child.pid
+    return worker, address, pids
 
 
 def count(windows: list[Window], left: dict[str, list[int]], arrived: dict[str, list[int]]) -> None:
@@ -177,7 +190,7 @@ def rate_held(windows: Iterable[Window], sequences: int) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--variants", default="links,plain", help="comma-separated: links, plain")
+    parser.add_argument("--variants", default="links,plain,serve", help="comma-separated")
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--rate", type=float, default=100.0, help="steps a second")
     parser.add_argument("--tokens", type=int, default=256, help="of each request")
