@@ -148,25 +148,29 @@ def _pack(
     pieces: list[_Piece], ruler: _Ruler, limit: int, overlap: int
 ) -> Iterator[tuple[int, int]]:
     """Fills chunks with neighbouring pieces; yields their (start, end)."""
-    first = 0
-    while first < len(pieces):
+    first = done = 0
+    while done < len(pieces):
         start = pieces[first].start
         after = first + 1
         while after < len(pieces) and ruler.size(start, pieces[after].end) <= limit:
             after += 1
-        if after == len(pieces):
-            yield start, pieces[-1].end
-            return
-        after = _paragraph_border(pieces, ruler, first, after)
+        if after < len(pieces):
+            after = _paragraph_border(pieces, ruler, first, done, after)
         yield start, pieces[after - 1].end
-        first = _step_back(pieces, ruler, first, after, limit, overlap)
+        done = after
+        if done < len(pieces):
+            first = _step_back(pieces, ruler, first, done, limit, overlap)
 
 
-def _paragraph_border(pieces: list[_Piece], ruler: _Ruler, first: int, after: int) -> int:
-    """Ends the chunk at a paragraph instead of in one, if that leaves at least half of it."""
+def _paragraph_border(
+    pieces: list[_Piece], ruler: _Ruler, first: int, done: int, after: int
+) -> int:
+    """Ends the chunk at a paragraph instead of in one, if that leaves at least half of it and
+    more than what earlier chunks have `done`.
+    """
     start = pieces[first].start
     half = ruler.size(start, pieces[after - 1].end) / 2
-    for border in range(after, first + 1, -1):
+    for border in range(after, max(first, done), -1):
         if ruler.size(start, pieces[border - 1].end) < half:
             break
         if pieces[border].opens_paragraph:

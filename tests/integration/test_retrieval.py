@@ -1,0 +1,325 @@
+"""Retrieval as its peers see it: over gRPC, through its host, with the real embedding model."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos import common_pb2, retrieval_pb2_grpc
+from protos import retrieval_pb2 as pb
+from services.common.config import RetrievalSettings, Settings
+from services.common.discovery import Directory, Replica
+from services.common.errors import PenstockError
+from services.common.redis import connect
+from services.common.service import Host
+from services.common.telemetry import Telemetry
+from services.common.unary import call
+from services.retrieval.server import RetrievalService
+
+GUIDE = """# Harbour guide
+
+## Opening hours
+The harbour opens at six in the morning and closes at nine in the evening. On feast days the gate
+stays shut until noon.
+
+## Fees
+A boat shorter than ten metres pays two coins a night. Longer boats pay four.
+
+## Animals
+Dogs are welcome on the quay, but they must be kept on a lead near the nets.
+"""
+
+
+class Client:
+    """Calls retrieval as the gateway does, for one tenant."""
+
+    def __init__(self, stub: Any, tenant: str = "acme") -> None:
+        self.stub = stub
+        self.caller = common_pb2.Caller(request_id="r1", tenant=tenant)
+        self.telemetry = Telemetry("gateway", "gateway-1")
+        self.record = common_pb2.Record()
+
+    def of(self, tenant: str) -> "Client":
+        return Client(self.stub, tenant)
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        with self.telemetry.span("request") as span:
+            self.span_id = f"{span.get_span_context().span_id:016x}"
+            return await call(
+                method, request, span=span, timeout_s=60, stage="retrieval", record=self.record
+            )
+
+    async def embed(self, *texts: str) -> pb.EmbedReply:
+        request = pb.EmbedRequest(caller=self.caller, texts=texts)
+        return await self._call(self.stub.Embed, request)  # type: ignore[no-any-return]
+
+    async def search(self, query: str, *, limit: int = 3, threshold: float = 0) -> Any:
+        request = pb.SearchRequest(
+            caller=self.caller,
+            collections=["docs"],
+            query=query,
+            limit=limit,
+            score_threshold=threshold,
+        )
+        return (await self._call(self.stub.Search, request)).passages
+
+    async def index(self, text: str, source_id: str = "guide", title: str = "") -> pb.IndexReply:
+        request = pb.IndexRequest(
+            caller=self.caller, collection="docs", source_id=source_id, title=title, text=text
+        )
+        return await self._call(self.stub.Index, request)  # type: ignore[no-any-return]
+
+    async def remove(self, source_id: str = "") -> int:
+        request = pb.RemoveRequest(caller=self.caller, collection="docs", source_id=source_id)
+        return (await self._call(self.stub.Remove, request)).chunks  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def hosted(
+    redis_url: str, folder: Path, **own: Any
+) -> AsyncIterator[tuple[Host, Replica, grpc.aio.Channel]]:
+    qdrant_url = own.pop("qdrant_url", "")
+    settings = Settings(
+        redis_url=redis_url,
+        data_dir=folder,
+        qdrant_url=qdrant_url,
+        namespace=f"test-{folder.name}",
+        retrieval=RetrievalSettings(chunk_tokens=48, chunk_overlap_tokens=8, **own),
+    )
+    host = Host(RetrievalService, settings)
+    replica = await host.start()
+    try:
+        async with grpc.aio.insecure_channel(replica.address) as channel:
+            yield host, replica, channel
+    finally:
+        await host.stop(grace_s=0)
+
+
+@pytest.fixture
+async def client(redis_url: str, tmp_path: Path) -> AsyncIterator[Client]:
+    async with hosted(redis_url, tmp_path) as (_, _, channel):
+        yield Client(retrieval_pb2_grpc.RetrievalStub(channel))
+
+
+async def test_a_question_finds_its_passage_with_source_and_heading(client: Client) -> None:
+    reply = await client.index(GUIDE)
+    assert reply.chunks >= 3
+    assert reply.tokens > 80
+    best, *rest = await client.search("When does the harbour open?")
+    assert best.title == "Harbour guide › Opening hours"
+    assert "opens at six" in best.text
+    assert (best.source_id, best.position) == ("guide", 0)
+    assert 1 >= best.score > rest[0].score > rest[-1].score
+    assert (await client.search("May I bring my dog?"))[0].title == "Harbour guide › Animals"
+    assert len(await client.search("When does the harbour open?", limit=1)) == 1
+    assert not await client.search("When does the harbour open?", threshold=0.99)
+
+
+async def test_tenants_are_apart_and_documents_are_replaced_and_removed(client: Client) -> None:
+    other = client.of("rival")
+    await client.index(GUIDE)
+    assert not await other.search("When does the harbour open?")
+    assert await other.remove() == 0
+    await client.index("The harbour is closed for good.")
+    (only,) = await client.search("When does the harbour open?")
+    assert only.text == "The harbour is closed for good."
+    assert await client.remove("no such source") == 0
+    assert await client.remove("guide") == 1
+    assert not await client.search("When does the harbour open?")
+
+
+async def test_embedding_counts_tokens_and_keeps_order_under_concurrency(client: Client) -> None:
+    texts = [f"Boat number {n} sails at dawn." for n in range(40)]
+    together = await client.embed(*texts)
+    assert (together.model, len(together.vectors)) == ("all-MiniLM-L6-v2", 40)
+    assert len(together.vectors[0].values) == 384
+    apart = await asyncio.gather(*(client.embed(text) for text in texts))
+    assert sum(reply.tokens for reply in apart) == together.tokens
+    for vector, reply in zip(together.vectors, apart, strict=True):
+        assert vector.values == pytest.approx(reply.vectors[0].values, abs=1e-5)
+
+
+async def test_the_record_shows_each_step_below_the_callers_span(client: Client) -> None:
+    await client.index(GUIDE)
+    root = {s.name: s for s in client.record.spans if s.parent_id == client.span_id}
+    assert set(root) == {"index"}
+    below = [s.name for s in client.record.spans if s.parent_id == root["index"].span_id]
+    assert below == ["chunk", "embed", "store"]
+
+    client.record.Clear()
+    await client.search("harbour " * 400)
+    spans = {s.name: s for s in client.record.spans}
+    assert set(spans) == {"search", "embed", "store"}
+    assert spans["search"].parent_id == client.span_id
+    assert spans["store"].parent_id == spans["search"].span_id
+    assert spans["embed"].attributes["tokens_cut"] == "146"
+    assert "harbour" not in str(client.record)
+    assert all(s.service == "retrieval" and s.duration_ns > 0 for s in client.record.spans)
+
+
+async def test_a_search_is_refused_by_the_field_at_fault(client: Client) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"collections": []}, "collections"),
+        ({"collections": ["ok", ""]}, "collections[1]"),
+        ({"query": " \n"}, "query"),
+        ({"limit": 0}, "limit"),
+        ({"limit": 51}, "limit"),
+        ({"score_threshold": 1.5}, "score_threshold"),
+        ({"score_threshold": float("nan")}, "score_threshold"),
+        ({"caller": common_pb2.Caller()}, "caller.tenant"),
+    ]
+    right = {"caller": client.caller, "collections": ["docs"], "query": "Why?", "limit": 1}
+    for change, param in wrong:
+        with pytest.raises(PenstockError) as raised:
+            await client._call(client.stub.Search, pb.SearchRequest(**(right | change)))
+        error = raised.value
+        assert (error.code, error.param) == (grpc.StatusCode.INVALID_ARGUMENT, param)
+        assert error.stage == "retrieval"
+
+
+async def test_texts_and_documents_are_refused_by_the_field_at_fault(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async def param_of(request: Any) -> str:
+        with pytest.raises(PenstockError) as raised:
+            await request
+        assert raised.value.code == grpc.StatusCode.INVALID_ARGUMENT
+        return raised.value.param
+
+    limits = {"max_document_chars": 5000, "max_document_chunks": 10}
+    async with hosted(redis_url, tmp_path, **limits) as (_, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        assert await param_of(client.embed()) == "texts"
+        assert await param_of(client.embed(*["a"] * 2049)) == "texts"
+        assert await param_of(client.embed("fine", "  ")) == "texts[1]"
+        assert await param_of(client.embed("fine", "tide " * 300)) == "texts[1]"
+        assert await param_of(client.index("")) == "text"
+        assert await param_of(client.index("x" * 5001)) == "text"
+        assert await param_of(client.index("a word. " * 600)) == "text"  # too many chunks
+        assert await param_of(client.index("fine", source_id="")) == "source_id"
+        assert await param_of(client.index("fine", title="t" * 513)) == "title"
+
+
+async def test_the_host_registers_it_serves_health_and_metrics(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with hosted(redis_url, tmp_path) as (host, replica, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        await client.index(GUIDE)
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(
+            health_pb2.HealthCheckRequest(service="penstock.v1.Retrieval"), timeout=5
+        )
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        host.check()
+
+        redis = connect(redis_url)
+        directory = Directory(redis, host.settings.namespace, "retrieval", 3.0)
+        await directory.start()
+        (found,) = directory.replicas.values()
+        await directory.stop()
+        await redis.aclose()
+        assert found == replica
+        assert found.facts["embedding_model"] == "all-MiniLM-L6-v2"
+        assert (found.facts["dimension"], found.facts["store"]) == ("384", "local")
+
+        async with httpx.AsyncClient() as http:
+            text = (await http.get(replica.metrics_url)).text
+        assert 'penstock_retrieval_requests_total{code="ok",method="index"}' in text
+        assert "penstock_retrieval_embed_batch_texts_count" in text
+        assert 'penstock_retrieval_store_seconds_count{operation="write"}' in text
+
+
+async def test_draining_finishes_what_runs_and_refuses_what_comes(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with hosted(redis_url, tmp_path) as (host, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        running = asyncio.create_task(client.index(GUIDE * 5))
+        async with asyncio.timeout(10):
+            while not host.service.servicer._running:  # type: ignore[attr-defined]  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        draining = asyncio.create_task(host.service.drain(30))
+        await asyncio.sleep(0)
+        with pytest.raises(PenstockError) as raised:
+            await client.of("acme").search("Why?")
+        assert raised.value.reason == "draining"
+        assert (await running).chunks > 10
+        await draining
+
+
+async def test_a_store_that_never_answers_is_unavailable_in_time(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """A server that accepts connections and says nothing: the worst kind of away."""
+    open_writers = []
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_writers.append(writer)
+        while await reader.read(65536):
+            pass
+
+    silent = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    try:
+        async with hosted(redis_url, tmp_path, qdrant_url=url, timeout_s=1.0) as (_, _, channel):
+            client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+            with pytest.raises(PenstockError) as raised:
+                async with asyncio.timeout(5):
+                    await client.search("When does the harbour open?")
+            error = raised.value
+            assert (error.code, error.stage) == (grpc.StatusCode.UNAVAILABLE, "retrieval")
+            assert error.retry_after_s > 0
+            spans = {s.name for s in client.record.spans}
+            assert spans == {"search", "embed", "store"}  # the waterfall shows where it hung
+            assert (await client.embed("still alive")).tokens == 4
+    finally:
+        for writer in open_writers:
+            writer.close()
+        silent.close()
+
+
+async def test_it_runs_as_a_process_and_ends_on_sigterm(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.retrieval",
+        env=os.environ
+        | {
+            "REDIS_URL": redis_url,
+            "PENSTOCK_NAMESPACE": namespace,
+            "PENSTOCK_DATA_DIR": str(tmp_path),
+        },
+    )
+    redis = connect(redis_url)
+    directory = Directory(redis, namespace, "retrieval", 3.0)
+    try:
+        await directory.start()
+        async with asyncio.timeout(60):
+            while not directory.replicas:
+                await directory.changed()
+        (replica,) = directory.replicas.values()
+        assert replica.pid == process.pid
+        async with grpc.aio.insecure_channel(replica.address) as channel:
+            client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+            await client.index(GUIDE)
+            assert (await client.search("What does a long boat pay?"))[0].title.endswith("Fees")
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await directory.stop()
+        await redis.aclose()

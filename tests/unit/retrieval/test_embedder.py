@@ -1,0 +1,159 @@
+"""Requests share batches; none waits behind another's size, none fails for another's fault."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import numpy as np
+import pytest
+
+from services.common.errors import PenstockError
+from services.retrieval import embedder as module
+from services.retrieval.embedder import Embedder
+
+
+class Model:
+    """Embeds a text as [its first id, its length]; `gate` holds the thread up."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[list[int]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.computing = threading.Event()
+
+    def encode(self, batch: list[list[int]]) -> np.ndarray:
+        self.batches.append(batch)
+        self.computing.set()
+        assert self.gate.wait(10)
+        if any(13 in text for text in batch):
+            raise ValueError("an unlucky token")
+        return np.array([[text[0], len(text)] for text in batch], dtype=np.float32)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+async def embedder(model: Model) -> AsyncIterator[Embedder]:
+    made = Embedder(model.encode)
+    made.start()
+    yield made
+    model.gate.set()
+    await made.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the embedder has no event for its inner state
+            await asyncio.sleep(0.001)
+
+
+async def hold(model: Model, embedder: Embedder) -> asyncio.Task[np.ndarray]:
+    """Brings the model's thread to a stop within a batch."""
+    model.gate.clear()
+    task = asyncio.create_task(embedder.embed([[1]]))
+    await until(model.computing.is_set)
+    return task
+
+
+async def test_each_text_gets_its_own_vector_whatever_the_order_of_work(embedder: Embedder) -> None:
+    texts = [[n] * (1 + n * 7 % 50) for n in range(1, 13)] + [[n] * 3 for n in range(14, 90)]
+    vectors = await embedder.embed(texts)
+    assert vectors.tolist() == [[text[0], len(text)] for text in texts]
+
+
+async def test_what_waits_goes_into_one_batch(model: Model, embedder: Embedder) -> None:
+    first = await hold(model, embedder)
+    others = [asyncio.create_task(embedder.embed([[n]])) for n in range(20, 30)]
+    await until(lambda: embedder._waiting == 10)
+    model.gate.set()
+    await asyncio.gather(first, *others)
+    assert [len(batch) for batch in model.batches] == [1, 10]
+
+
+async def test_batches_are_bounded_in_texts_and_in_padded_tokens(
+    model: Model, embedder: Embedder
+) -> None:
+    await embedder.embed([[2] * (1 + n % 200) for n in range(300)])
+    for batch in model.batches:
+        assert len(batch) <= module.MAX_BATCH_TEXTS
+        assert len(batch) * max(map(len, batch)) <= module.MAX_BATCH_TOKENS
+
+
+async def test_a_question_does_not_wait_behind_a_document(model: Model, embedder: Embedder) -> None:
+    first = await hold(model, embedder)
+    document = asyncio.create_task(embedder.embed([[3] * 100] * 500))
+    await until(lambda: embedder._waiting == 500)
+    question = asyncio.create_task(embedder.embed([[99]]))
+    await until(lambda: embedder._waiting == 501)
+    model.gate.set()
+    await question
+    assert [99] in model.batches[1]
+    await asyncio.gather(first, document)
+
+
+async def test_cancelling_gives_up_what_is_not_computed(model: Model, embedder: Embedder) -> None:
+    first = await hold(model, embedder)
+    document = asyncio.create_task(embedder.embed([[3]] * 500))
+    await until(lambda: embedder._waiting == 500)
+    document.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await document
+    assert embedder._waiting == 0
+    model.gate.set()
+    await first
+    assert (await embedder.embed([[5]])).tolist() == [[5, 1]]
+    assert len(model.batches) == 2
+
+
+async def test_a_bad_text_fails_its_own_request_alone(model: Model, embedder: Embedder) -> None:
+    first = await hold(model, embedder)
+    good = asyncio.create_task(embedder.embed([[4], [5]]))
+    bad = asyncio.create_task(embedder.embed([[13]]))
+    await until(lambda: embedder._waiting == 3)
+    model.gate.set()
+    assert (await good).tolist() == [[4, 1], [5, 1]]
+    with pytest.raises(PenstockError, match="ValueError") as raised:
+        await bad
+    assert raised.value.code == grpc.StatusCode.INTERNAL
+    await first
+
+
+async def test_too_much_waiting_is_refused_at_once(embedder: Embedder) -> None:
+    with pytest.raises(PenstockError) as raised:
+        await embedder.embed([[1]] * (module.MAX_WAITING_TEXTS + 1))
+    assert raised.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert raised.value.reason == "queue_full"
+    assert raised.value.retry_after_s > 0
+
+
+async def test_stopping_ends_what_waits(model: Model) -> None:
+    embedder = Embedder(model.encode)
+    embedder.start()
+    running = await hold(model, embedder)
+    waiting = asyncio.create_task(embedder.embed([[6]]))
+    await until(lambda: embedder._waiting == 1)
+    stopping = asyncio.create_task(embedder.stop())
+    for task in (running, waiting):
+        with pytest.raises(PenstockError) as raised:
+            await task
+        assert raised.value.code == grpc.StatusCode.UNAVAILABLE
+    model.gate.set()
+    await stopping
+
+
+async def test_a_stalled_model_fails_the_check(
+    model: Model, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder.check()
+    first = await hold(model, embedder)
+    embedder.check()
+    monkeypatch.setattr(module, "STALLED_S", 0.0)
+    with pytest.raises(RuntimeError, match="no embedding batch"):
+        embedder.check()
+    model.gate.set()
+    await first
+    embedder.check()

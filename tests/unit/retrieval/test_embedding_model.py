@@ -1,0 +1,123 @@
+"""The built-in MiniLM, and what other checkpoints may ask for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.retrieval.embedding_model import EmbeddingModel
+from tests.support.minilm import FOLDER, model
+
+
+def vectors(*texts: str) -> np.ndarray:
+    return model().encode([model().text(text).ids for text in texts])
+
+
+def variant(folder: Path, **files: object) -> Path:
+    """MiniLM with some of its JSON files replaced."""
+    made = folder / "variant"
+    shutil.copytree(FOLDER, made)
+    for name, content in files.items():
+        (made / name).write_text(json.dumps(content))
+    return made
+
+
+def test_like_sentences_are_closer_than_unlike_ones() -> None:
+    a, b, c = vectors(
+        "When does the harbour open?",
+        "The harbour opens at six in the morning.",
+        "A recipe for lentil soup with carrots.",
+    )
+    assert a @ b > 0.6
+    assert a @ c < 0.2
+
+
+def test_vectors_have_unit_length_and_do_not_depend_on_the_batch() -> None:
+    alone = vectors("A short text.")
+    among = vectors("A short text.", "A much longer text, " * 20)
+    assert np.allclose(np.linalg.norm(among, axis=1), 1, atol=1e-5)
+    assert np.allclose(alone[0], among[0], atol=1e-5)
+    assert among.shape == (2, 384)
+    assert among.dtype == np.float32
+
+
+def test_equals_the_published_pipeline_of_the_checkpoint() -> None:
+    """Mean of the last hidden state over all tokens of the text, computed here by hand."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    text = "The tide table hangs beside the gate."
+    tokens = AutoTokenizer.from_pretrained(str(FOLDER))(text, return_tensors="pt")
+    reference = AutoModel.from_pretrained(str(FOLDER)).eval()
+    with torch.inference_mode():
+        mean = reference(**tokens).last_hidden_state.mean(1)[0].numpy()
+    assert np.allclose(vectors(text)[0], mean / np.linalg.norm(mean), atol=1e-5)
+
+
+def test_a_question_longer_than_the_window_keeps_both_ends_and_says_so() -> None:
+    long = "harbour " * 300 + "tide " * 300
+    query = model().query(long)
+    assert len(query.ids) == model().max_tokens == 256
+    assert query.cut == 600 + 2 - 256
+    assert query.ids[:10] == model().query("harbour " * 9).ids[:10]
+    assert query.ids[-10:] == model().query("tide " * 9).ids[-10:]
+    assert model().query("Short?").cut == 0
+    huge = model().query("harbour " * 1_000_000)
+    assert len(huge.ids) == 256
+    assert huge.cut > 0
+
+
+def test_a_text_longer_than_the_window_is_told_apart() -> None:
+    fits, long = model().text("tide " * 254), model().text("tide " * 255)
+    assert (len(fits.ids), fits.cut, long.cut) == (256, 0, 1)
+    assert model().text("tide " * 1_000_000).cut > 0
+
+
+def test_a_title_that_does_not_fit_beside_its_text_is_left_out() -> None:
+    text = "tide " * 250
+    assert model().passage("An unusually long title of a document", text) == model().passage(
+        "", text
+    )
+    assert model().passage("Guide", "tide").ids != model().passage("", "tide").ids
+
+
+def test_weights_and_instructions_tell_models_apart_and_folder_names_do_not(tmp_path: Path) -> None:
+    copy = EmbeddingModel.load(str(variant(tmp_path / "a")))
+    assert copy.fingerprint == model().fingerprint
+    assert (copy.name, model().name) == ("variant", "all-MiniLM-L6-v2")
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}}
+    path = variant(tmp_path / "b", **{"config_sentence_transformers.json": prompts})
+    instructed = EmbeddingModel.load(str(path))
+    assert instructed.fingerprint != model().fingerprint
+    assert instructed.query("tide").ids == model().text("query: tide").ids
+    assert instructed.passage("", "tide").ids == model().text("passage: tide").ids
+    assert instructed.text("tide").ids == model().text("tide").ids
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        (
+            "modules.json",
+            [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}],
+            "Dense",
+        ),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens"),
+    ],
+)
+def test_a_checkpoint_that_needs_more_is_refused(
+    tmp_path: Path, file: str, content: object, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        EmbeddingModel.load(str(variant(tmp_path, **{file: content})))
+
+
+def test_cls_pooling_takes_the_first_state(tmp_path: Path) -> None:
+    path = variant(tmp_path, **{"1_Pooling/config.json": {"pooling_mode_cls_token": True}})
+    cls = EmbeddingModel.load(str(path))
+    ids = [cls.text("one tide").ids, cls.text("a longer text about tides").ids]
+    both = cls.encode(ids)
+    assert np.allclose(both[0], cls.encode(ids[:1])[0], atol=1e-5)
+    assert not np.allclose(both[0], model().encode(ids)[0], atol=1e-2)

@@ -1,0 +1,235 @@
+"""The store against Qdrant's local mode: tenants apart, replacing without a gap, failures told."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from services.common.config import RetrievalSettings, Settings
+from services.common.errors import PenstockError
+from services.retrieval import qdrant as qdrant_module
+from services.retrieval import store as store_module
+from services.retrieval.chunking import Chunk
+from services.retrieval.qdrant import Qdrant
+from services.retrieval.store import Store
+
+DIMENSION = 8
+
+
+def settings(folder: Path, timeout_s: float = 5.0, qdrant_url: str = "") -> Settings:
+    own = RetrievalSettings(timeout_s=timeout_s)
+    return Settings(data_dir=folder, qdrant_url=qdrant_url, namespace="test", retrieval=own)
+
+
+def make(folder: Path, fingerprint: str = "f1", dimension: int = DIMENSION, **kw: object) -> Qdrant:
+    return Qdrant(settings(folder, **kw), f"model-{fingerprint}", fingerprint, dimension)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def qdrant(tmp_path: Path) -> AsyncIterator[Qdrant]:
+    opened = make(tmp_path)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def store(qdrant: Qdrant) -> Store:
+    return Store(qdrant)
+
+
+def axis(n: int) -> np.ndarray:
+    return np.eye(DIMENSION, dtype=np.float32)[n]
+
+
+def document(*words: str) -> tuple[list[Chunk], np.ndarray]:
+    """One chunk a word; chunk n points along axis n."""
+    chunks = [Chunk("Doc", word, 0, len(word), 1) for word in words]
+    return chunks, np.stack([axis(n) for n in range(len(words))])
+
+
+async def texts(store: Store, tenant: str, *collections: str, limit: int = 50) -> set[str]:
+    found = await store.search(tenant, collections, np.ones(DIMENSION, np.float32), limit)
+    return {passage.text for passage in found}
+
+
+async def test_the_nearest_come_first_with_their_source(store: Store) -> None:
+    await store.replace("t", "c", "doc", *document("north", "east", "south"))
+    question = axis(1) * 0.9 + axis(2) * 0.3
+    found = await store.search("t", ["c"], question, 2)
+    assert [(p.text, p.title, p.source_id, p.position) for p in found] == [
+        ("east", "Doc", "doc", 1),
+        ("south", "Doc", "doc", 2),
+    ]
+    assert found[0].score == pytest.approx(0.9487, abs=1e-3)
+    assert [p.text for p in await store.search("t", ["c"], question, 9, 0.5)] == ["east"]
+
+
+async def test_tenants_are_apart_even_under_equal_names(store: Store) -> None:
+    await store.replace("ours", "c", "doc", *document("our text"))
+    await store.replace("theirs", "c", "doc", *document("their text"))
+    assert await texts(store, "ours", "c") == {"our text"}
+    assert await texts(store, "theirs", "c") == {"their text"}
+    assert await texts(store, "nobody", "c") == set()
+    assert await store.remove("nobody", "c") == 0
+    assert await store.remove("ours", "c") == 1
+    assert await texts(store, "theirs", "c") == {"their text"}
+
+
+async def test_only_the_named_collections_are_searched(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        await store.replace("t", name, "doc", *document(f"text of {name}"))
+    assert await texts(store, "t", "a", "c", "unknown") == {"text of a", "text of c"}
+
+
+async def test_replacing_leaves_nothing_of_the_earlier_text(store: Store) -> None:
+    await store.replace("t", "c", "doc", *document("old one", "old two", "old three"))
+    await store.replace("t", "c", "other", *document("untouched"))
+    await store.replace("t", "c", "doc", *document("new one", "new two"))
+    assert await texts(store, "t", "c") == {"new one", "new two", "untouched"}
+
+
+async def test_a_clock_that_goes_backwards_does_not_lose_the_newer_text(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.replace("t", "c", "doc", *document("first"))
+    monkeypatch.setattr(store_module.time, "time_ns", lambda: 1_000_000)
+    await store.replace("t", "c", "doc", *document("second"))
+    assert await texts(store, "t", "c") == {"second"}
+
+
+async def test_a_search_during_replacing_always_finds_the_document(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 1)
+    await store.replace("t", "c", "doc", *document(*(f"old {n}" for n in range(8))))
+    replacing = asyncio.create_task(
+        store.replace("t", "c", "doc", *document(*(f"new {n}" for n in range(8))))
+    )
+    old, new = ({f"{age} {n}" for n in range(8)} for age in ("old", "new"))
+    looks = 0
+    while not replacing.done():
+        seen = await texts(store, "t", "c")
+        assert old <= seen or seen == new
+        looks += 1
+    await replacing
+    assert looks > 2
+    assert await texts(store, "t", "c") == new
+
+
+async def test_of_writers_at_once_exactly_one_version_remains(store: Store) -> None:
+    versions = [{f"v{v} {n}" for n in range(1 + v)} for v in range(6)]
+    await asyncio.gather(
+        *(store.replace("t", "c", "doc", *document(*sorted(version))) for version in versions)
+    )
+    assert await texts(store, "t", "c") in versions
+
+
+async def test_a_write_that_is_given_up_is_taken_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 1)
+    await store.replace("t", "c", "doc", *document("old"))
+    written = asyncio.Event()
+    write = store._write
+
+    async def stuck_after_one(points: list[object]) -> None:
+        await write(points)  # type: ignore[arg-type]
+        written.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "_write", stuck_after_one)
+    task = asyncio.create_task(store.replace("t", "c", "doc", *document("new", "newer")))
+    await asyncio.wait_for(written.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.finish()
+    assert await texts(store, "t", "c") == {"old"}
+
+
+async def test_documents_outlive_the_process_and_one_process_holds_them(
+    tmp_path: Path,
+) -> None:
+    first = make(tmp_path)
+    await first.open()
+    await Store(first).replace("t", "c", "doc", *document("kept"))
+    second = make(tmp_path)
+    with pytest.raises(PenstockError, match="in use by another process") as raised:
+        await second.open()
+    assert raised.value.reason == "store_locked"
+    await second.close()
+    await first.close()
+    third = make(tmp_path)
+    await third.open()
+    assert await texts(Store(third), "t", "c") == {"kept"}
+    await third.close()
+
+
+@pytest.mark.parametrize("dimension", [DIMENSION, 16])
+async def test_another_models_vectors_are_refused(tmp_path: Path, dimension: int) -> None:
+    first = make(tmp_path)
+    await first.open()
+    await first.close()
+    second = make(tmp_path, fingerprint="f2", dimension=dimension)
+    with pytest.raises(PenstockError, match=r"made by model-f1.*runs model-f2") as raised:
+        await second.open()
+    assert raised.value.code == grpc.StatusCode.FAILED_PRECONDITION
+    await second.close()
+
+
+async def test_a_server_that_is_away_is_no_obstacle_to_starting_but_fails_calls(
+    tmp_path: Path,
+) -> None:
+    away = make(tmp_path, qdrant_url="http://127.0.0.1:1")
+    await away.open()
+    with pytest.raises(PenstockError) as raised:
+        await texts(Store(away), "t", "c")
+    error = raised.value
+    assert (error.code, error.stage, error.reason) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "retrieval",
+        "store_away",
+    )
+    await away.close()
+
+
+async def test_a_slow_store_ends_at_the_deadline_and_the_loop_stays_live(tmp_path: Path) -> None:
+    slow = make(tmp_path, timeout_s=0.2)
+    await slow.open()
+    gate = threading.Event()
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.005)
+            turns += 1
+
+    ticking = asyncio.create_task(tick())
+    with pytest.raises(PenstockError, match=r"within 0\.2 s") as raised:
+        await slow.run("search", lambda client: gate.wait(10))
+    ticking.cancel()
+    assert raised.value.reason == "store_slow"
+    assert turns > 5
+    gate.set()
+    assert await texts(Store(slow), "t", "c") == set()
+    await slow.close()
+
+
+async def test_waiting_calls_are_bounded(qdrant: Qdrant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qdrant_module, "MAX_WAITING_CALLS", 2)
+    gate = threading.Event()
+    hold: Callable[[object], bool] = lambda client: gate.wait(10)  # noqa: E731
+    held = [asyncio.create_task(qdrant.run("search", hold)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(PenstockError) as raised:
+        await qdrant.run("search", hold)
+    assert raised.value.reason == "queue_full"
+    gate.set()
+    await asyncio.gather(*held)
+    await qdrant.run("search", hold)
