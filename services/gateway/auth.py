@@ -1,4 +1,4 @@
-"""Who asks: from the bearer key alone. No other header and no field names a tenant or a priority."""
+"""Who asks: from the bearer key alone. No other header or field names a tenant or a priority."""
 
 import time
 from collections import OrderedDict

@@ -18,7 +18,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Tag = Annotated[str, Field(max_length=512)]
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -94,15 +94,15 @@ class Generation(Body):
     stop: Annotated[
         Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=4)]
         | None,
-        BeforeValidator(_as_list),
+        BeforeValidator(as_list),
     ] = None
     ignore_eos: bool | None = Field(None, description="extension: run to max_tokens")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Tag | None = Field(None, description="shown in the request's record")
-    metadata: Annotated[
-        dict[Annotated[str, Field(max_length=64)], Tag], Field(max_length=16)
-    ] | None = Field(None, description="shown in the request's record")
+    metadata: (
+        Annotated[dict[Annotated[str, Field(max_length=64)], Tag], Field(max_length=16)] | None
+    ) = Field(None, description="shown in the request's record")
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> "Generation":
@@ -164,9 +164,14 @@ class ChatCompletionRequest(Generation):
             raise refuse("max_tokens", "contradicts 'max_completion_tokens'")
         if self.tool_choice is not None and not self.tools:
             raise refuse("tool_choice", "only allowed when 'tools' is given")
-        if self.tools and not any(message.role == "user" for message in self.messages):
+        if self.tools and not self.question.strip():
             raise refuse("tools", "file_search needs a user message to search for")
         return self
+
+    @property
+    def question(self) -> str:
+        """The last user message."""
+        return next((m.text for m in reversed(self.messages) if m.role == "user"), "")
 
     def prompt(self, default_passages: int) -> Prompt:
         """The request for the pipeline; `default_passages` are searched when it does not say."""
@@ -184,12 +189,12 @@ class ChatCompletionRequest(Generation):
         if self.tools and self.tool_choice != "none":
             prompt.stores = tuple(dict.fromkeys(self.tools[0].vector_store_ids))
             prompt.max_passages = self.tools[0].max_num_results or default_passages
-            prompt.question = next(m.text for m in reversed(self.messages) if m.role == "user")
+            prompt.question = self.question
         return prompt
 
 
 def _one_prompt(value: Any) -> str | list[int]:
-    """OpenAI's four forms of `prompt`, as text or token ids; a list of one prompt is that prompt."""
+    """OpenAI's four forms of `prompt`, as text or token ids; a list of one is that one."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
             raise refuse("", "several prompts in one request are not supported", UNSUPPORTED)

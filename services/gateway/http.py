@@ -8,8 +8,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -90,12 +89,14 @@ class Exchange:
         self.request_id = new_id("req_")
         self.route = route  # the path's template
         self.method: str = scope["method"]
+        self.target: str = scope["path"]
         self.headers = Headers(scope=scope)
         self.query = QueryParams(scope.get("query_string", b""))
         self.path: Mapping[str, str] = scope.get("path_params", {})
-        self.scope = scope
         self.status = 0  # as sent
         self.complete = False
+        self.client_gone = False
+        self._watcher: asyncio.Task[None] | None = None
         self._receive = receive
         self._send = send
         self._body_left = body_limit
@@ -104,8 +105,9 @@ class Exchange:
 
     # ---- in ---------------------------------------------------------------------------------
 
-    async def receive(self) -> Message:
+    async def _receive_body(self) -> Message:
         """ASGI's `receive` for a body: bounded in bytes and time, and without a silent end."""
+        self._check_body_left()
         try:
             async with asyncio.timeout(self._body_deadline - time.monotonic()):
                 message = await self._receive()
@@ -116,23 +118,28 @@ class Exchange:
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         self._body_left -= len(message.get("body", b""))
+        self._check_body_left()
+        return message
+
+    def _check_body_left(self) -> None:
         if self._body_left < 0:
             raise invalid(
                 f"The body is larger than {self._body_limit} bytes.", "", reason="body_too_large"
             )
-        return message
 
-    async def body(self) -> bytes:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives."""
         announced = self.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._body_left:
-            self._body_left = 0  # refused before a byte of it is read
-        pieces = []
+        if announced.isdecimal() and int(announced) > self._body_limit:
+            self._body_left = -1  # refused before a byte of it is read
         more = True
         while more:
-            message = await self.receive()
-            pieces.append(message.get("body", b""))
+            message = await self._receive_body()
+            yield message.get("body", b"")
             more = message.get("more_body", False)
-        return b"".join(pieces)
+
+    async def body(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
 
     async def json_body(self) -> bytes:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -145,33 +152,26 @@ class Exchange:
             )
         return await self.body()
 
-    @asynccontextmanager
-    async def cancelled_with_client(self) -> AsyncIterator[None]:
-        """Cancels the block as soon as the client goes away; it then raises ClientGoneError.
+    def watch_client(self) -> None:
+        """From here on the handler is cancelled as soon as the client goes away.
 
-        To enter after the body was read: the two would take each other's messages.
+        To call once the body was read: the two would take each other's messages.
         """
         task = asyncio.current_task()
         assert task is not None
-        gone = False
 
         async def watch() -> None:
-            nonlocal gone
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             if not self.complete:
-                gone = True
+                self.client_gone = True
                 task.cancel()
 
-        watcher = asyncio.create_task(watch())
-        try:
-            yield
-        except asyncio.CancelledError:
-            if gone and task.uncancel() == 0:
-                raise ClientGoneError from None
-            raise
-        finally:
-            watcher.cancel()
+        self._watcher = asyncio.create_task(watch(), name=f"client of {self.request_id}")
+
+    def unwatch_client(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
 
     # ---- out --------------------------------------------------------------------------------
 
@@ -257,7 +257,13 @@ class Endpoint:
             await self._answer(exchange)
         except ClientGoneError:
             exchange.status = CLIENT_GONE
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not exchange.client_gone or task is None or task.uncancel() > 0:
+                raise
+            exchange.status = CLIENT_GONE
         finally:
+            exchange.unwatch_client()
             metrics.requests.labels(self.route, exchange.status).inc()
             metrics.duration.labels(self.route).observe(time.monotonic() - began)
 

@@ -46,7 +46,7 @@ def key_hash(key: str) -> str:
 
 
 class KeyStore:
-    """Creates, lists, finds and revokes keys. Every method raises `RedisAway` when Redis is away."""
+    """Creates, lists, finds and revokes keys. Methods raise `RedisAway` when Redis is away."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis = redis

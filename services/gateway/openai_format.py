@@ -1,11 +1,11 @@
 """Answers in the shapes of OpenAI's API, and what Penstock adds to them.
 
-    "penstock": {
-      "request_id": "req_…",                          for GET /v1/requests/{id}
-      "plan": {"window": …, "system": …, …},          tokens per part of the prompt
-      "passages": [{"index", "file_id", "filename", "score"}, …],   those in the prompt, as cited
-      "warning": "…"                                  only if something asked for was left out
-    }
+"penstock": {
+  "request_id": "req_…",                          for GET /v1/requests/{id}
+  "plan": {"window": …, "system": …, …},          tokens per part of the prompt
+  "passages": [{"index", "file_id", "filename", "score"}, …],   those in the prompt, as cited
+  "warning": "…"                                  only if something asked for was left out
+}
 """
 
 import json
@@ -125,9 +125,7 @@ class Chunks:
         self._before, self._after = before, after
 
     def opening(self) -> bytes:
-        """Before the first text: who speaks."""
-        if not self._chat:
-            return b""
+        """Before a chat's first text: who speaks."""
         return self._event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
     def text(self, text: str) -> bytes:

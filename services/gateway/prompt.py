@@ -4,7 +4,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
-from protos.common_pb2 import FINISH_NONE, Passage, Usage
+from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Usage
 from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
 
 
@@ -29,7 +29,7 @@ class Answer:
     warning: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     pieces: list[str] = field(default_factory=list)
-    finish: int = FINISH_NONE
+    finish: FinishReason = FINISH_NONE
     usage: Usage = field(default_factory=Usage)
     plan: PromptPlan = field(default_factory=PromptPlan)
 

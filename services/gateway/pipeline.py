@@ -1,0 +1,213 @@
+"""A generation's way through the gateway, the same for REST and gRPC."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from protos.common_pb2 import Caller, Passage
+from protos.retrieval_pb2 import SearchRequest
+from protos.tokenizer_pb2 import TextDelta
+from services.common.config import Settings
+from services.common.errors import PenstockError
+from services.common.peers import Peers
+from services.common.telemetry import Telemetry, traceparent
+from services.gateway import metrics
+from services.gateway.auth import Authenticator
+from services.gateway.files import Files
+from services.gateway.intake import Intake
+from services.gateway.models import ModelCatalog
+from services.gateway.prompt import Answer, Prompt
+from services.gateway.records import Journal, Records, client_context
+from services.gateway.retrieval_client import RetrievalClient, is_outage
+from services.gateway.text_stream import TextStream
+from services.gateway.vector_stores import VectorStores
+
+log = logging.getLogger(__name__)
+
+_LAST_WORD_S = 1.0  # after the deadline, for the downstream's own account of it
+
+
+@dataclass
+class Gateway:
+    """The gateway's parts."""
+
+    settings: Settings
+    telemetry: Telemetry
+    auth: Authenticator
+    tokenizers: Peers
+    models: ModelCatalog
+    retrieval: RetrievalClient
+    files: Files
+    stores: VectorStores
+    records: Records
+    intake: Intake
+
+
+class Front(Protocol):
+    """One request as its protocol has it: where it comes from, and where its answer goes."""
+
+    request_id: str
+    route: str
+    authorization: str | None
+    traceparent: str | None
+
+    async def read(self) -> Prompt:
+        """Takes the request in and validates it. Raises INVALID_ARGUMENT."""
+
+    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        """Passes deltas on, which `answer` holds already; waits for a client that is slow."""
+
+    async def finish(self, answer: Answer) -> None:
+        """Ends a complete answer."""
+
+
+async def generate(gateway: Gateway, front: Front, journal: Journal) -> None:
+    """Identity, validation and passages on the way in; text, usage and sources on the way out."""
+    span = gateway.telemetry.span
+    deadline = time.monotonic() + gateway.settings.gateway.request_timeout_s
+
+    with span("authenticate"):
+        identity = journal.identity = await gateway.auth.identify(front.authorization)
+        caller = identity.caller(front.request_id)
+
+    with span("validate"):
+        prompt = await front.read()
+        journal.model, journal.tags = prompt.request.model, prompt.tags
+        identity.authorize(prompt.request.model)
+        await gateway.models.find(prompt.request.model)
+        await gateway.stores.require(identity.tenant, prompt.stores)
+
+    answer = Answer(front.request_id, prompt.request.model, [])
+    if prompt.stores:
+        await _retrieve(gateway, caller, prompt, answer, journal)
+    answer.passages = list(prompt.request.chat.passages)
+
+    with span("generate") as generating:
+        prompt.request.caller.CopyFrom(caller)
+        stream = TextStream(
+            gateway.tokenizers,
+            prompt.request.SerializeToString(),
+            deadline=deadline,
+            traceparent=traceparent(generating),
+        )
+        try:
+            async for deltas in stream.batches():
+                _measure(front.route, journal, answer.add(deltas))
+                await front.write(answer, deltas)
+        finally:
+            stream.cancel()
+            journal.below.MergeFrom(stream.end.record)
+        if len(stream.attempts) > 1:
+            journal.decide("tokenizer", stream.attempts[-1], lost=", ".join(stream.attempts[:-1]))
+        if stream.end.status.code:
+            raise PenstockError.from_status(stream.end.status)
+        if not answer.finish:
+            raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
+        await front.finish(answer)
+        journal.usage = answer.usage
+
+
+async def _retrieve(
+    gateway: Gateway, caller: Caller, prompt: Prompt, answer: Answer, journal: Journal
+) -> None:
+    """Adds passages to the prompt, or says in the answer why there are none."""
+    found: list[Passage] = []
+    with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
+        request = SearchRequest(
+            caller=caller,
+            collections=prompt.stores,
+            query=prompt.question,
+            limit=prompt.max_passages,
+        )
+        try:
+            found.extend(
+                (await gateway.retrieval.search(request, searching, journal.below)).passages
+            )
+        except PenstockError as error:
+            if not is_outage(error):
+                raise
+            cause = error.reason or error.code.name.lower()
+            metrics.retrieval_skipped.labels(error.code.name.lower()).inc()
+            journal.decide("retrieval", "skipped", cause=cause, message=error.message)
+            answer.warning = f"answered without the vector stores: {error.message}"
+            return
+        searching.set_attribute("passages", len(found))
+    best = found[0].score if found else 0.0
+    journal.decide("retrieval", "searched", passages=len(found), best_score=best)
+    prompt.request.chat.passages.extend(found)
+
+
+def _measure(route: str, journal: Journal, tokens: int) -> None:
+    gap_s = journal.arrived(tokens)
+    if gap_s:
+        metrics.itl.observe(gap_s)
+    elif journal.tokens == tokens:
+        metrics.ttft.labels(route).observe(journal.first_text_s)
+
+
+async def serve(gateway: Gateway, front: Front) -> None:
+    """Runs `generate` within its bounds and keeps its record, however it ends.
+
+    Raises PenstockError; and CancelledError when the client has gone, after cancelling downstream.
+    """
+    journal = Journal(front.request_id, front.route)
+    root = None
+    try:
+        with (
+            gateway.intake.slot(),
+            gateway.telemetry.span(
+                "request",
+                client_context(front.traceparent),
+                route=front.route,
+                request_id=front.request_id,
+            ) as root,
+        ):
+            async with asyncio.timeout(gateway.settings.gateway.request_timeout_s + _LAST_WORD_S):
+                await generate(gateway, front, journal)
+    except PenstockError as error:
+        journal.error = error
+        raise
+    except TimeoutError:
+        journal.error = PenstockError(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "the request did not end in time",
+            stage="gateway",
+            reason="deadline",
+        )
+        raise journal.error from None
+    except asyncio.CancelledError:
+        journal.error = PenstockError(
+            grpc.StatusCode.CANCELLED, "the client went away", stage="client", reason="cancelled"
+        )
+        raise
+    except Exception as error:
+        journal.error = PenstockError(
+            grpc.StatusCode.INTERNAL, type(error).__name__, stage="gateway", reason="internal"
+        )
+        raise
+    finally:
+        if root is not None:
+            journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
+            gateway.records.keep(journal)
+            _account(journal)
+
+
+def _account(journal: Journal) -> None:
+    if (used := journal.usage) is not None:
+        metrics.tokens.labels("prompt").inc(used.prompt_tokens)
+        metrics.tokens.labels("cached").inc(used.cached_tokens)
+        metrics.tokens.labels("completion").inc(used.completion_tokens)
+    else:
+        metrics.tokens.labels("completion").inc(journal.tokens)
+    log.info(
+        "%s %s: %s in %.0f ms, %d tokens",
+        journal.request_id,
+        journal.route,
+        (journal.error.reason or journal.error.code.name.lower()) if journal.error else "ok",
+        journal.duration_s * 1000,
+        journal.tokens,
+    )

@@ -1,0 +1,129 @@
+"""A request's record: its waterfall over all services, and why each decision fell as it did."""
+
+import time
+from collections import OrderedDict
+from typing import Any
+
+from opentelemetry.context import Context
+
+from protos import common_pb2
+from services.common.errors import PenstockError
+from services.common.telemetry import decision, remote_parent
+from services.gateway.auth import Identity
+
+
+class Journal:
+    """What is noted of one request: figures and decisions, none of its text."""
+
+    def __init__(self, request_id: str, route: str) -> None:
+        self.request_id = request_id
+        self.route = route
+        self.created = time.time()
+        self.identity: Identity | None = None
+        self.model = ""
+        self.tags: dict[str, str] = {}  # the client's own
+        self.usage: common_pb2.Usage | None = None  # of a complete answer
+        self.error: PenstockError | None = None
+        self.decisions: list[common_pb2.Decision] = []
+        self.below = common_pb2.Record()  # what the other services told
+        self.record = common_pb2.Record()  # all of it, once the request has ended
+        self.first_text_s = 0.0  # since the start; 0: none yet
+        self.duration_s = 0.0
+        self.tokens = 0  # that arrived
+        self._began = self._last = time.monotonic()
+
+    def decide(self, subject: str, choice: str, **reasons: Any) -> None:
+        self.decisions.append(decision("gateway", subject, choice, reasons))
+
+    def arrived(self, tokens: int) -> float:
+        """Notes an arrival; returns the seconds per token since the one before, 0 at the first."""
+        now = time.monotonic()
+        gap, self._last = now - self._last, now
+        first = not self.first_text_s
+        if first:
+            self.first_text_s = now - self._began
+        self.tokens += tokens
+        return 0.0 if first or not tokens else gap / tokens
+
+    def close(self, record: common_pb2.Record) -> None:
+        self.duration_s = time.monotonic() - self._began
+        self.record = record
+
+    def as_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "id": self.request_id,
+            "object": "request",
+            "created": int(self.created),
+            "route": self.route,
+            "model": self.model or None,
+            "metadata": self.tags,
+            "status": self.error.code.name.lower() if self.error else "ok",
+            "duration_ms": round(self.duration_s * 1000, 3),
+            "time_to_first_token_ms": round(self.first_text_s * 1000, 3) or None,
+            "tokens": self.tokens,
+            "spans": _waterfall(self.record.spans),
+            "decisions": [
+                {
+                    "stage": made.stage,
+                    "subject": made.subject,
+                    "choice": made.choice,
+                    "reasons": dict(made.reasons),
+                }
+                for made in self.record.decisions
+            ],
+        }
+        if self.error is not None:
+            told["error"] = {
+                "stage": self.error.stage,
+                "code": self.error.reason,
+                "message": self.error.message,
+            }
+        return told
+
+
+def _waterfall(spans: Any) -> list[dict[str, Any]]:
+    """Spans by start; times in milliseconds from the first one's start."""
+    ordered = sorted(spans, key=lambda span: (span.start_ns, -span.duration_ns))
+    began = ordered[0].start_ns if ordered else 0
+    return [
+        {
+            "service": span.service,
+            "name": span.name,
+            "start_ms": round((span.start_ns - began) / 1e6, 3),
+            "duration_ms": round(span.duration_ns / 1e6, 3),
+            "id": span.span_id,
+            "parent": span.parent_id or None,
+            "attributes": dict(span.attributes),
+        }
+        for span in ordered
+    ]
+
+
+class Records:
+    """The last requests that this gateway served, for their tenants."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._journals: OrderedDict[str, Journal] = OrderedDict()
+
+    def keep(self, journal: Journal) -> None:
+        self._journals[journal.request_id] = journal
+        if len(self._journals) > self._kept:
+            self._journals.popitem(last=False)
+
+    def find(self, request_id: str, tenant: str) -> Journal | None:
+        """None also for another tenant's."""
+        journal = self._journals.get(request_id)
+        if journal is None or journal.identity is None or journal.identity.tenant != tenant:
+            return None
+        return journal
+
+
+def client_context(traceparent: str | None) -> Context:
+    """The client's trace to hang ours below, if it sent a valid one.
+
+    The sampled flag is set whatever the client says: the request's record is made of the spans.
+    """
+    if not traceparent or len(traceparent) != 55 or not traceparent.startswith("00-"):
+        return Context()
+    return remote_parent(traceparent[:-2] + "01")

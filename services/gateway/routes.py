@@ -1,0 +1,173 @@
+"""The HTTP interface: every path, its methods, and who answers them."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from services.common.errors import PenstockError
+from services.common.redis import RedisAway
+from services.gateway import rest_stores as stores
+from services.gateway.auth import Identity
+from services.gateway.embeddings import embeddings
+from services.gateway.files import not_found
+from services.gateway.http import Endpoint, Exchange, Handler
+from services.gateway.models import model_not_found
+from services.gateway.pipeline import Gateway
+from services.gateway.rest_generation import chat_completions, completions
+from services.gateway.vector_stores import storage_away
+
+Generating = Callable[[Gateway, Exchange], Awaitable[None]]
+Signed = Callable[[Gateway, Exchange, Identity], Awaitable[None]]
+
+
+def application(gateway: Gateway) -> Router:
+    """The ASGI application."""
+
+    def generating(handler: Generating) -> Handler:
+        """Authenticates by itself, inside its trace (pipeline.py)."""
+
+        async def run(exchange: Exchange) -> None:
+            await handler(gateway, exchange)
+
+        return run
+
+    def signed(handler: Signed) -> Handler:
+        """Behind an API key."""
+
+        async def run(exchange: Exchange) -> None:
+            identity = await gateway.auth.identify(exchange.headers.get("authorization"))
+            try:
+                await handler(gateway, exchange, identity)
+            except RedisAway:
+                raise storage_away() from None
+
+        return run
+
+    def public(handler: Generating) -> Handler:
+        return generating(handler)
+
+    table: dict[str, dict[str, Handler]] = {
+        "/v1/chat/completions": {"POST": generating(chat_completions)},
+        "/v1/completions": {"POST": generating(completions)},
+        "/v1/embeddings": {"POST": signed(embeddings)},
+        "/v1/models": {"GET": signed(list_models)},
+        "/v1/models/{model:path}": {"GET": signed(get_model)},
+        "/v1/requests/{request}": {"GET": signed(get_request)},
+        "/v1/files": {"GET": signed(stores.list_files), "POST": signed(stores.create_file)},
+        "/v1/files/{file}": {
+            "GET": signed(stores.get_file),
+            "DELETE": signed(stores.delete_file),
+        },
+        "/v1/files/{file}/content": {"GET": signed(stores.get_content)},
+        "/v1/vector_stores": {
+            "GET": signed(stores.list_stores),
+            "POST": signed(stores.create_store),
+        },
+        "/v1/vector_stores/{store}": {
+            "GET": signed(stores.get_store),
+            "DELETE": signed(stores.delete_store),
+        },
+        "/v1/vector_stores/{store}/search": {"POST": signed(stores.search_store)},
+        "/v1/vector_stores/{store}/files": {
+            "GET": signed(stores.list_attached),
+            "POST": signed(stores.attach_file),
+        },
+        "/v1/vector_stores/{store}/files/{file}": {
+            "GET": signed(stores.get_attached),
+            "DELETE": signed(stores.detach_file),
+        },
+        "/healthz": {"GET": public(healthz)},
+        "/readyz": {"GET": public(readyz)},
+        "/metrics": {"GET": public(prometheus)},
+    }
+    limit = gateway.settings.gateway.body_limit_bytes
+    routes = [Route(path, Endpoint(path, methods, limit)) for path, methods in table.items()]
+    unknown = Endpoint("unknown", _AnyMethod(generating(no_such_path)), limit)
+
+    async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":  # nothing else is spoken here
+            await unknown(scope, receive, send)
+
+    return Router(routes, default=otherwise, redirect_slashes=False)
+
+
+class _AnyMethod(dict[str, Handler]):
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def get(self, method: str, default: Any = None) -> Any:
+        return self._handler
+
+
+async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:
+    raise PenstockError(
+        grpc.StatusCode.NOT_FOUND,
+        f"Unknown request URL: {exchange.method} {exchange.target[:200]}.",
+        stage="gateway",
+        reason="unknown_url",
+    )
+
+
+async def list_models(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    await exchange.reply_json({"object": "list", "data": await _models(gateway, identity)})
+
+
+async def get_model(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    name = exchange.path["model"]
+    for model in await _models(gateway, identity):
+        if model["id"] == name:
+            return await exchange.reply_json(model)
+    raise model_not_found(name)
+
+
+async def _models(gateway: Gateway, identity: Identity) -> list[dict[str, Any]]:
+    """Those that the key may use; `context_window` (tokens) is Penstock's addition."""
+    models = [
+        {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "penstock",
+            "context_window": model.window,
+        }
+        for model in await gateway.models.all()
+    ]
+    if embedding := gateway.retrieval.embedding_model:
+        models.append({"id": embedding, "object": "model", "created": 0, "owned_by": "penstock"})
+    return [m for m in models if identity.models is None or m["id"] in identity.models]
+
+
+async def get_request(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    """The record of one of the tenant's last requests to this gateway replica."""
+    id = exchange.path["request"]
+    journal = gateway.records.find(id, identity.tenant)
+    if journal is None:
+        raise not_found("request", id)
+    await exchange.reply_json(journal.as_json())
+
+
+async def healthz(gateway: Gateway, exchange: Exchange) -> None:
+    """The process and its event loop live."""
+    await exchange.reply_json({"status": "ok"})
+
+
+async def readyz(gateway: Gateway, exchange: Exchange) -> None:
+    """Whether a request sent here now has a way; names what is missing."""
+    missing = []
+    if gateway.intake.draining:
+        missing.append("this gateway is shutting down")
+    if not gateway.tokenizers.ready():
+        missing.append("no tokenizer is linked")
+    if not gateway.tokenizers.redis_reachable and not gateway.auth.knows_keys:
+        missing.append("Redis is away and no API key is known")
+    status = {"status": "unavailable" if missing else "ok", "missing": missing}
+    await exchange.reply_json(status, 503 if missing else 200)
+
+
+async def prometheus(gateway: Gateway, exchange: Exchange) -> None:
+    await exchange.reply(generate_latest(), CONTENT_TYPE_LATEST)

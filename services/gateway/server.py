@@ -1,0 +1,156 @@
+"""The gateway service: the HTTP server and the public gRPC service on one event loop."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import grpc
+import uvicorn
+
+from protos import gateway_pb2_grpc
+from services.common.config import Settings
+from services.common.peers import Peers
+from services.common.redis import Redis
+from services.common.service import Service
+from services.common.telemetry import Telemetry
+from services.gateway.auth import Authenticator
+from services.gateway.files import Files
+from services.gateway.grpc_api import Inference
+from services.gateway.intake import Intake
+from services.gateway.keys import KeyStore
+from services.gateway.models import ModelCatalog
+from services.gateway.pipeline import Gateway
+from services.gateway.records import Records
+from services.gateway.retrieval_client import RetrievalClient
+from services.gateway.routes import application
+from services.gateway.vector_stores import VectorStores
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+_CLOSE_S = 2  # for the last bytes of connections when the server ends
+
+
+class GatewayService(Service):
+    """Facts in the registry: `url`, where the HTTP API is."""
+
+    name = "gateway"
+    grpc_services = ("penstock.v1.Inference",)
+
+    def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
+        super().__init__(settings, redis, telemetry, id)
+        self.gateway = _assemble(settings, redis, telemetry, id)
+        self._http: _HttpServer | None = None
+        self._port = 0
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        gateway_pb2_grpc.add_InferenceServicer_to_server(Inference(self.gateway), server)
+        await self.gateway.tokenizers.start()
+        await self.gateway.retrieval.start()
+        own = self.settings.gateway
+        listener = _listen(own.host, own.port)
+        self._port = listener.getsockname()[1]
+        self._http = _HttpServer(self.gateway, listener)
+        await self._http.start()
+
+    def describe(self) -> dict[str, str]:
+        host = self.settings.gateway.host
+        reachable = self.settings.peer_host if host in ("0.0.0.0", "::") else host
+        return {"url": f"http://{reachable}:{self._port}"}
+
+    def check(self) -> None:
+        if self._http is not None:
+            self._http.check()
+
+    async def drain(self, grace_s: float) -> None:
+        """Still listens, to answer /readyz and new requests with 503, until all have ended."""
+        await asyncio.gather(self.gateway.intake.drain(grace_s), self.gateway.stores.drain(grace_s))
+
+    async def stop(self) -> None:
+        if self._http is not None:
+            await self._http.stop()
+        await self.gateway.stores.stop()
+        await self.gateway.models.stop()
+        await self.gateway.retrieval.stop()
+        await self.gateway.tokenizers.stop()
+
+
+def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> Gateway:
+    own, namespace = settings.gateway, settings.namespace
+    tokenizers = Peers(redis, settings, "tokenizer", peer_id=id)
+    retrieval = RetrievalClient(redis, settings)
+    files = Files(redis, namespace, own.max_files)
+    return Gateway(
+        settings=settings,
+        telemetry=telemetry,
+        auth=Authenticator(KeyStore(redis, namespace), own),
+        tokenizers=tokenizers,
+        models=ModelCatalog(tokenizers),
+        retrieval=retrieval,
+        files=files,
+        stores=VectorStores(redis, namespace, files, retrieval, telemetry, own.max_files),
+        records=Records(own.records_kept),
+        intake=Intake(own.max_requests),
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound here, so that port 0 is known before the server starts, and a taken port is OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers: the host decides when to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _HttpServer:
+    def __init__(self, gateway: Gateway, listener: socket.socket) -> None:
+        self._listener = listener
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                application(gateway),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # nothing here believes in the client's address
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_CLOSE_S,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(
+            self._server.serve(sockets=[self._listener]), name="http server"
+        )
+        while not self._server.started:
+            if self._task.done():
+                await self._task  # raises what it failed of
+                raise RuntimeError("the HTTP server ended at its start")
+            await asyncio.sleep(0.005)
+
+    def check(self) -> None:
+        if self._task is None or self._task.done():
+            raise RuntimeError("the HTTP server is down")
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._listener.close()
