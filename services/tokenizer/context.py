@@ -15,17 +15,14 @@ retrieval off. No more is cut than necessary. If (1) alone is too long, the requ
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
-
-from tokenizers import Encoding
 
 from protos.common_pb2 import Message, Passage
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
 from services.common.errors import invalid
+from services.tokenizer.encode import Encoded
 from services.tokenizer.models import ServedModel
 from services.tokenizer.template import NotRenderableError, Rendered
 
@@ -100,7 +97,7 @@ def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
     def fits(kept: int) -> bool:
         nonlocal best
         candidate = _Candidate.make(model, chat, cuttable, kept)
-        it_does = len(candidate.encoding) <= budget
+        it_does = len(candidate.encoded) <= budget
         if it_does or kept == 0:
             best = candidate
         return it_does
@@ -110,8 +107,8 @@ def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
     if characters > model.window * _CHARACTERS_PER_TOKEN or not fits(len(cuttable)):
         _most_that_fits(fits, _guess(model, chat, cuttable, budget), len(cuttable))
     assert best is not None
-    _check_window(model, len(best.encoding), max_tokens, "messages")
-    return _prompt(model, best.encoding.ids, max_tokens, best.plan(chat))
+    _check_window(model, len(best.encoded), max_tokens, "messages")
+    return _prompt(model, best.encoded.ids, max_tokens, best.plan(chat))
 
 
 def _check_chat(model: ServedModel, chat: Chat) -> None:
@@ -171,7 +168,7 @@ def _cuttable(messages: Sequence[Message], passages: Sequence[Passage]) -> list[
 class _Candidate(NamedTuple):
     """The prompt when the first `kept` of what may be cut is kept."""
 
-    encoding: Encoding
+    encoded: Encoded
     rendered: Rendered
     messages: list[int]  # indices of those kept
     passages: int  # the first so many are kept
@@ -190,8 +187,8 @@ class _Candidate(NamedTuple):
             )
         except NotRenderableError as error:
             raise invalid(error.why, f"messages[{messages[error.index]}]") from None
-        encoding = model.encoder.encode(rendered)
-        return cls(encoding, rendered, messages, passages)
+        encoded = model.encoder.encode(rendered)
+        return cls(encoded, rendered, messages, passages)
 
     def plan(self, chat: Chat) -> PromptPlan:
         """Counts each part's tokens. A token belongs to the part in which its first character
@@ -204,9 +201,9 @@ class _Candidate(NamedTuple):
             passages_dropped=len(chat.passages) - self.passages,
             messages_dropped=len(chat.messages) - len(self.messages),
         )
-        count = partial(_tokens_before, self.encoding)
         for span in self.rendered.spans:
-            tokens = count(span.end) - count(span.start)
+            tokens = self.encoded.tokens_before(span.end)
+            tokens -= self.encoded.tokens_before(span.start)
             if span.kind == "passage":
                 plan.passages += tokens
                 continue
@@ -218,20 +215,8 @@ class _Candidate(NamedTuple):
             else:
                 plan.history += tokens
         shown = plan.system + plan.history + plan.passages + plan.user
-        plan.template = len(self.encoding) - shown
+        plan.template = len(self.encoded) - shown
         return plan
-
-
-def _tokens_before(encoding: Encoding, character: int) -> int:
-    """How many tokens begin before this character of the text."""
-
-    # One by one: asking for all offsets at once holds the interpreter for 10 ms per 50k tokens.
-    def begin(token: int) -> int:
-        characters = encoding.token_to_chars(token)
-        assert characters is not None  # only tokens around the text have none, and none were added
-        return characters[0]
-
-    return bisect_left(range(len(encoding)), character, key=begin)
 
 
 # ---- how much of it fits ------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """The models that this replica can tokenize for: their tokenizers, templates and windows."""
 
+import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -64,20 +65,13 @@ class Models:
 
 
 def load(spec: ModelSpec, max_window: int = 0) -> ServedModel:
-    """Reads a checkpoint's tokenizer and config.json. Blocking, a second or more.
+    """Reads a checkpoint's tokenizer and config.json. Blocking, up to seconds.
 
     `max_window` bounds the window below the checkpoint's own; 0: no bound. Raises ValueError or
     OSError that name the model.
     """
-    from transformers import AutoTokenizer
-
     folder = locate(spec, weights=False)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises many kinds for a folder that is not whole
-        raise ValueError(f"model {spec.name!r}: no tokenizer in {folder}: {error}") from error
-    if not tokenizer.is_fast:
-        raise ValueError(f"model {spec.name!r}: {type(tokenizer).__name__} has no tokenizer.json")
+    tokenizer = _tokenizer(spec, folder)
     backend: Tokenizer = tokenizer.backend_tokenizer
     # Cutting and padding are the context assembly's business, whatever tokenizer.json says.
     backend.no_truncation()
@@ -92,17 +86,36 @@ def load(spec: ModelSpec, max_window: int = 0) -> ServedModel:
         detokenizer=detokenizer_factory(backend),
         window=min(window, max_window) if max_window else window,
         vocab_size=int(config.get("vocab_size") or backend.get_vocab_size()),
-        created=int(os.stat(folder / "config.json").st_mtime),
+        created=int((folder / "config.json").stat().st_mtime),
     )
     log.info("model %s: window %d, vocabulary %d", spec.name, model.window, model.vocab_size)
     return model
 
 
-def _config(spec: ModelSpec, folder: os.PathLike[str]) -> dict[str, Any]:
-    """config.json's language part."""
-    from transformers import PretrainedConfig
+def _tokenizer(spec: ModelSpec, folder: Path) -> Any:
+    """The checkpoint's transformers tokenizer, one that tokenizers' Rust code backs."""
+    try:
+        if (folder / "tokenizer.json").exists():
+            # Not AutoTokenizer where this suffices: that imports torch, seconds and 300 MB.
+            from transformers import PreTrainedTokenizerFast
 
-    config, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
+            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for a folder that is not whole
+        raise ValueError(f"model {spec.name!r}: no tokenizer in {folder}: {error}") from error
+    if not tokenizer.is_fast:
+        raise ValueError(f"model {spec.name!r}: {type(tokenizer).__name__} is not supported")
+    return tokenizer
+
+
+def _config(spec: ModelSpec, folder: Path) -> dict[str, Any]:
+    """config.json's language part."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {spec.name!r}: config.json cannot be read: {error}") from error
     config = config.get("text_config", config)
     if not config.get("max_position_embeddings"):
         raise ValueError(f"model {spec.name!r}: config.json has no max_position_embeddings")
