@@ -1,7 +1,8 @@
 """Cuts a document into chunks that can be embedded and quoted on their own.
 
 Borders fall, in this order of preference, before a Markdown heading (always), between paragraphs,
-between sentences, between words, and only in an over-long word inside it. Chunks of one section
+between sentences and list items, in an over-long sentence between lines or words, and only in an
+over-long word inside it. Chunks of one section
 overlap by whole sentences, so that an answer across a border is still found in one piece.
 
 What must hold for the chunks of any text:
@@ -24,7 +25,10 @@ _CHARS_PER_TOKEN = 8
 _HEADING = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t#]*$")
 _FENCE = re.compile(r"[ ]{0,3}(```|~~~)")
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n\s*")
-_SENTENCE_END = re.compile(r"(?:[.!?…][\"')\]»”’]*\s+|[。！？]|\n)\s*")
+_SENTENCE_END = re.compile(
+    r"[.!?…][\"')\]»”’]*\s+|[。！？]\s*"
+    r"|\n(?=[ \t]*(?:[-*+|>]|\d+[.)])[ \t])"  # an item of a list, a row, a quoted line
+)
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,12 @@ def _tiles(border: re.Pattern[str], text: str, start: int, end: int) -> Iterator
 
 
 def _word_border(text: str, start: int, end: int) -> int:
-    """The last word's start in the second half of text[start:end], or `end`."""
-    for at in range(end, start + (end - start) // 2, -1):
-        if text[at - 1].isspace():
-            return at
-    return end
+    """Where the last line begins in the second half of text[start:end], or else its last word."""
+    half = start + (end - start) // 2
+    line = text.rfind("\n", half, end) + 1
+    if line:
+        return line
+    return next((at for at in range(end, half, -1) if text[at - 1].isspace()), end)
 
 
 def _pack(

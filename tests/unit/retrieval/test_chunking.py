@@ -34,7 +34,7 @@ WORDS = st.sampled_from(
     ]
 )
 GLUE = st.sampled_from(
-    [" ", ". ", "\n", "\n\n", "! ", "\n# Part\n", "\n## Detail\n", "\t", "。", ""]
+    [" ", ". ", "\n", "\n\n", "! ", "\n# Part\n", "\n- ", "\n## Detail\n", "\t", "。", ""]
 )
 DOCUMENTS = st.one_of(
     st.text(max_size=400),
@@ -115,6 +115,16 @@ def test_a_long_sentence_is_cut_between_words() -> None:
     text = "water " * 100
     chunks = cut(text, limit=20, overlap=0)
     assert [c.text for c in chunks] == [" ".join(["water"] * 20)] * 5
+
+
+def test_a_line_break_ends_a_list_item_but_no_sentence() -> None:
+    items = [f"- boat number {n} sails at dawn" for n in range(9)]
+    for c in cut("\n".join(items), limit=20, overlap=0):
+        assert set(c.text.split("\n")) <= set(items)
+    wrapped = "The old harbour of the town\nopens at six in the morning. "
+    for c in cut(wrapped * 6, limit=30, overlap=0):
+        assert c.text.startswith("The old harbour")
+        assert c.text.endswith("morning.")
 
 
 def test_the_overlap_must_leave_room() -> None:
