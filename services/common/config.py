@@ -47,7 +47,7 @@ class RetrievalSettings(Section):
     )
     chunk_tokens: int = Field(96, gt=8, description="of the embedding model's tokenizer")
     chunk_overlap_tokens: int = Field(16, ge=0)
-    timeout_s: float = Field(5.0, gt=0, description="a search, and each call to the store")
+    timeout_s: float = Field(5.0, gt=0, description="a search; a call to the store has 4/5 of it")
     index_timeout_s: float = Field(
         300.0, gt=0, description="indexing one document, or embedding one request's texts"
     )

@@ -1,8 +1,8 @@
 """The way to Qdrant, a server or inside this process: threads, deadlines, and the one collection.
 
 The client blocks, so it is called from threads: one for the local store, which is not made for
-more, eight for a server. Each call has the deadline `retrieval.timeout_s`; a store that is away or
-slow is UNAVAILABLE, and found again by a later call.
+more, eight for a server. Each call has a deadline; a store that is away or slow is UNAVAILABLE,
+and found again by a later call.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_CALLS = 128
 _SERVER_THREADS = 8
+_SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so in its own time
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Qdrant:
         self._url = settings.qdrant_url
         self._api_key = settings.qdrant_api_key.get_secret_value() or None
         self._folder = settings.data_dir / "qdrant"
-        self._timeout_s = settings.retrieval.timeout_s
+        self._timeout_s = settings.retrieval.timeout_s * _SHARE_OF_TIMEOUT
         self._made_by = {"embedding_model": model, "fingerprint": fingerprint}
         self._dimension = dimension
         self._threads = ThreadPoolExecutor(_SERVER_THREADS if self._url else 1, "qdrant")

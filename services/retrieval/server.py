@@ -109,6 +109,8 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
     ) -> Reply:
         settings = self._parts.settings
         limit_s = settings.timeout_s if method == "search" else settings.index_timeout_s
+        if (remaining_s := context.time_remaining()) is not None:
+            limit_s = min(limit_s, 0.95 * remaining_s)  # the answer has to travel back in time
         async with serving(self._parts.telemetry, context, method) as span, self._counted(method):
             try:
                 async with asyncio.timeout(limit_s):

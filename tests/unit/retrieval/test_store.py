@@ -199,7 +199,7 @@ async def test_a_server_that_is_away_is_no_obstacle_to_starting_but_fails_calls(
 
 
 async def test_a_slow_store_ends_at_the_deadline_and_the_loop_stays_live(tmp_path: Path) -> None:
-    slow = make(tmp_path, timeout_s=0.2)
+    slow = make(tmp_path, timeout_s=0.25)
     await slow.open()
     gate = threading.Event()
     turns = 0
