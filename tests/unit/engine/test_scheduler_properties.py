@@ -1,0 +1,252 @@
+"""Scheduler and pool together under random arrivals, cancels, preemptions, splits and failures.
+
+`Memory` stands for the KV cache: for each slot it remembers which prefix of tokens, under which
+salt, was computed there. A chunk may only be computed when all slots before it hold the sequence's
+own prefix; so a block that is reused too early, shared wrongly or published half-written is caught.
+"""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.engine import FinishReason, Request, Sampling
+from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.scheduler import Chunk, Scheduler, Step
+from services.worker.engine.sequence import Sequence, Status
+
+EOS = 0
+
+
+def next_token(tokens: list[int]) -> int:
+    """A "model": depends on all tokens; ends a sequence now and then."""
+    return hash(tuple(tokens)) % 11
+
+
+@dataclass
+class Arrival:
+    at_step: int
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+    salt: bytes
+    kind: str
+    cancel_at: int | None
+    """Steps after arrival."""
+    remote_delay: int
+    """Steps between reservation and `start_decode`, or from computed to exported."""
+    fails: bool
+    """Its first chunk fails."""
+
+
+arrivals = st.builds(
+    Arrival,
+    at_step=st.integers(0, 30),
+    # Few distinct tokens and short steps: shared prefixes are common.
+    prompt=st.lists(st.integers(1, 2), min_size=1, max_size=20),
+    max_tokens=st.integers(1, 12),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    salt=st.sampled_from([b"a", b"b"]),
+    kind=st.sampled_from(["plain", "plain", "plain", "prefill", "remote"]),
+    cancel_at=st.sampled_from([None, None, None, 0, 1, 5]),
+    remote_delay=st.integers(0, 6),
+    fails=st.sampled_from([False] * 9 + [True]),
+)
+
+
+class Memory:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: dict[tuple[int, int], tuple[bytes, tuple[int, ...]]] = {}
+
+    def write(self, sequence: Sequence, start: int, count: int) -> None:
+        for position in range(start, start + count):
+            self.slots[self._slot(sequence, position)] = self._content(sequence, position)
+
+    def check(self, sequence: Sequence, length: int) -> None:
+        for position in range(length):
+            held = self.slots.get(self._slot(sequence, position))
+            assert held == self._content(sequence, position), f"position {position} is overwritten"
+
+    def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        return sequence.blocks[position // self.block_size], position % self.block_size
+
+    def _content(self, sequence: Sequence, position: int) -> tuple[bytes, tuple[int, ...]]:
+        return sequence.request.salt, tuple(sequence.tokens[: position + 1])
+
+
+class World:
+    """Drives the scheduler as the engine does, without tensors, and checks each step."""
+
+    def __init__(self, num_blocks: int, block_size: int, budget: int, max_running: int) -> None:
+        self.pool = BlockPool(num_blocks, block_size)
+        self.scheduler = Scheduler(self.pool, max(budget, max_running), max_running)
+        self.memory = Memory(block_size)
+        self.max_len = num_blocks * block_size
+        self.now = 0
+        self.arrivals: dict[str, Arrival] = {}
+        self.first_scheduled: list[Sequence] = []
+        self.ended: dict[str, FinishReason | str] = {}
+        self.waiting_outside: dict[str, int] = {}
+        """Request ids and the step at which the other side of the split answers."""
+
+    def add(self, arrival: Arrival) -> None:
+        name = str(len(self.arrivals))
+        self.arrivals[name] = arrival
+        request = Request(
+            name,
+            arrival.prompt[: self.max_len - 1],
+            Sampling(arrival.max_tokens),
+            salt=arrival.salt,
+            priority=arrival.priority,
+            prefill_only=arrival.kind == "prefill",
+            remote_prefill=arrival.kind == "remote",
+        )
+        self.scheduler.add(
+            Sequence(
+                request,
+                len(self.arrivals),
+                self.pool.block_size,
+                frozenset({EOS}),
+                self.max_len,
+                queued_ns=0,
+            )
+        )
+
+    def step(self) -> None:
+        step = self.scheduler.schedule()
+        self._check_step(step)
+        self._note_first([*step.reserved, *(chunk.sequence for chunk in step.chunks)])
+        for sequence in step.reserved:
+            delay = self.arrivals[sequence.id].remote_delay
+            self.waiting_outside[sequence.id] = self.now + delay
+        for chunk in step.chunks:
+            self._run(chunk)
+        self.scheduler.check()
+        self.now += 1
+
+    def cancel_and_answer(self) -> None:
+        for name, arrival in self.arrivals.items():
+            sequence = self.scheduler.sequences.get(name)
+            if sequence is None:
+                continue
+            cancelled = arrival.cancel_at is not None
+            if cancelled and self.now >= arrival.at_step + (arrival.cancel_at or 0):
+                self._end(sequence, "cancelled")
+            elif self.waiting_outside.get(name, self.now + 1) <= self.now:
+                del self.waiting_outside[name]
+                self._answer(sequence)
+        self.scheduler.check()
+
+    def _answer(self, sequence: Sequence) -> None:
+        if sequence.status is Status.EXPORTING:
+            self.memory.check(sequence, sequence.num_prompt)
+            self._end(sequence, FinishReason.PREFILL_DONE)
+            return
+        assert sequence.status is Status.RESERVED
+        cached = sequence.num_received * self.pool.block_size
+        self.memory.check(sequence, min(cached, sequence.num_prompt))
+        self.memory.write(sequence, cached, sequence.num_prompt - cached)
+        if reason := self.scheduler.start_decode(sequence, next_token(sequence.tokens)):
+            self._end(sequence, reason)
+
+    def _run(self, chunk: Chunk) -> None:
+        sequence = chunk.sequence
+        if self.arrivals[sequence.id].fails:
+            self.scheduler.abort(sequence)
+            self.ended[sequence.id] = "failed"
+            return
+        self.memory.check(sequence, chunk.start)
+        self.memory.write(sequence, chunk.start, chunk.count)
+        token = next_token(sequence.tokens) if chunk.samples else None
+        reason = self.scheduler.complete(chunk, token)
+        if reason is FinishReason.PREFILL_DONE:
+            self.scheduler.hold_for_export(sequence, reason)
+            self.waiting_outside[sequence.id] = (
+                self.now + self.arrivals[sequence.id].remote_delay
+            )
+        elif reason:
+            self._end(sequence, reason)
+
+    def _end(self, sequence: Sequence, why: FinishReason | str) -> None:
+        self.scheduler.finish(sequence)
+        self.waiting_outside.pop(sequence.id, None)
+        self.ended[sequence.id] = why
+        assert not sequence.blocks
+        assert sequence.id not in self.scheduler.sequences
+
+    def _note_first(self, scheduled: list[Sequence]) -> None:
+        for sequence in sorted(scheduled, key=lambda sequence: sequence.order):
+            if sequence not in self.first_scheduled:
+                self.first_scheduled.append(sequence)
+
+    def _check_step(self, step: Step) -> None:
+        names = [chunk.sequence.id for chunk in step.chunks]
+        assert len(set(names)) == len(names)
+        assert sum(chunk.count for chunk in step.chunks) <= self.scheduler.max_batched_tokens
+        assert self.scheduler.num_running <= self.scheduler.max_running
+        singles = [chunk.count == 1 for chunk in step.chunks]
+        assert singles == sorted(singles, reverse=True)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            assert sequence.status is Status.RUNNING
+            assert chunk.count >= 1
+            assert chunk.start == sequence.num_computed
+            assert chunk.start + chunk.count <= len(sequence.tokens)
+            assert len(sequence.blocks) * self.pool.block_size >= chunk.start + chunk.count
+        decoding = {c.sequence.id for c in step.chunks if c.is_decode}
+        for sequence in self.scheduler.sequences.values():
+            if sequence.status is Status.RUNNING and sequence.num_remaining == 1:
+                # Decode first: no running decode is left out of a step.
+                assert sequence.id in decoding or sequence.num_computed < sequence.num_prompt
+        for victim in step.preempted:
+            assert not victim.blocks
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    plan=st.lists(arrivals, min_size=1, max_size=12),
+    num_blocks=st.integers(3, 12),
+    block_size=st.sampled_from([1, 2, 4]),
+    budget=st.integers(1, 16),
+    max_running=st.integers(1, 5),
+)
+def test_every_request_ends_and_no_block_is_lost(
+    plan: list[Arrival], num_blocks: int, block_size: int, budget: int, max_running: int
+) -> None:
+    world = World(num_blocks, block_size, budget, max_running)
+    plan = sorted(plan, key=lambda arrival: arrival.at_step)
+    limit = 31 + sum(len(a.prompt) + a.max_tokens * 21 + a.remote_delay + 10 for a in plan)
+    pending = list(plan)
+    while pending or world.scheduler.sequences:
+        while pending and pending[0].at_step <= world.now:
+            world.add(pending.pop(0))
+        world.cancel_and_answer()
+        world.step()
+        assert world.now < limit, "somebody starves"
+    assert len(world.ended) == len(plan)
+    world.pool.check([])
+    assert world.pool.num_free == num_blocks
+    assert (world.scheduler.num_running, world.scheduler.num_waiting) == (0, 0)
+    assert world.scheduler.schedule() == Step()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    plan=st.lists(arrivals, min_size=2, max_size=12),
+    num_blocks=st.integers(3, 8),
+    budget=st.integers(1, 8),
+)
+def test_first_come_first_served_within_a_priority(
+    plan: list[Arrival], num_blocks: int, budget: int
+) -> None:
+    world = World(num_blocks, 4, budget, 3)
+    for arrival in plan:
+        arrival.cancel_at, arrival.at_step = None, 0
+        world.add(arrival)
+    while world.scheduler.sequences:
+        world.cancel_and_answer()
+        world.step()
+    orders = [sequence.order for sequence in world.first_scheduled]
+    assert len(orders) == len(plan)
+    assert orders == sorted(orders)
