@@ -88,10 +88,13 @@ async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
     )
     sender = KvSender(stage.engine, request.request_id, len(work.prompt_token_ids))
 
+    first_token: list[int] = []  # leaves at once; the blocks may follow in later steps
+
     def forward(output: RequestOutput) -> None:
+        first_token.extend(output.new_token_ids)
         done = output.finish_reason is FinishReason.PREFILL_DONE
         if done:  # announced only once the decode worker has taken over
-            sender.commit(output.new_token_ids[-1])
+            sender.commit(first_token[0])
         _send(call, output.new_token_ids, None if done else output.finish_reason, output.usage)
 
     running = stage.sequences.add(request, forward, on_blocks=sender.put)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,8 @@ from services.worker.engine import (
     StepOutput,
     Timeline,
 )
+
+log = logging.getLogger(__name__)
 
 _CODES = {
     "invalid_request": grpc.StatusCode.INVALID_ARGUMENT,
@@ -38,6 +41,7 @@ class Running:
         self.on_output = on_output
         self.on_blocks = on_blocks
         self.finished: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
+        self.ended = False  # in the engine: it holds no block of it any more
         self.timeline: Timeline | None = None
         self.tokens = 0
         self.first_token_ns = 0
@@ -81,10 +85,8 @@ class Sequences:
     def release(self, request_id: str) -> None:
         """Forgets the request; if it has not ended, its blocks are freed before the next step."""
         running = self._running.pop(request_id, None)
-        if running is None or running.finished.done():
-            return
-        running.finished.cancel()
-        if self._engine.running:
+        # Not `finished.done()`: a cancelled task cancels the future that it awaits.
+        if running is not None and not running.ended and self._engine.running:
             self._engine.cancel(request_id)
 
     def deliver(self, step: StepOutput) -> list[KvBlocks]:
@@ -115,12 +117,18 @@ class Sequences:
         if output.new_token_ids:
             running.first_token_ns = running.first_token_ns or now_ns
             running.last_token_ns = now_ns
+        running.ended = output.finish_reason is not None
         if running.finished.done():
             return
         if output.error is not None:
             running.finished.set_exception(_request_failed(output.error))
             return
-        running.on_output(output)
+        try:
+            running.on_output(output)
+        except Exception as error:  # one request's fault must not end the engine for all
+            log.exception("request %s failed in its worker", output.request_id)
+            running.finished.set_exception(error)
+            return
         if output.finish_reason is FinishReason.CANCELLED:
             running.finished.cancel()
         elif output.finish_reason is not None:

@@ -1,6 +1,7 @@
 """The worker's servers around one engine: the link to the routers, and the door for KV blocks."""
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 
@@ -26,6 +27,8 @@ from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels
 from services.worker.news import News
 from services.worker.sequences import Sequences
+
+log = logging.getLogger(__name__)
 
 # The router's admission keeps the number far lower; this bounds memory should it not.
 _MAX_REQUESTS = 4096
@@ -146,5 +149,6 @@ class WorkerService(Service):
             try:
                 await engine.wait_closed()
             except EngineDied as death:
+                log.error("the engine is gone: %s", death)
                 self._sequences.fail_all(death)
-                await self._links.drain(grace_s=0)  # routers must not try this worker again
+                await self._links.drain(grace_s=1)  # routers must not try this worker again

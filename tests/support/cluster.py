@@ -99,7 +99,7 @@ class Cluster:
 
     async def up(self, *processes: Process, timeout_s: float = 60.0) -> None:
         """Returns when all of them are registered; fails with the log of one that ended."""
-        waiting = set(p.service for p in processes)
+        waiting = {p.service for p in processes}
         views = {
             service: Directory(self.client, self.namespace, service, LEASE_S) for service in waiting
         }
