@@ -9,7 +9,7 @@ a process each (bench/link_hops.py). For each variant, over a window after a war
 - latency: from the worker's step to the arrival of the token's SSE event at the client;
 - CPU: user and system seconds of each service per million tokens, from /proc;
 - rate held: the highest of rising step rates at which at least 95 % of the tokens asked for arrive
-  and p99 stays below 100 ms.
+  and p99 stays below 250 ms.
 
 Requests are short (`--tokens`), and each is followed by the next, so that their opening and ending
 is in the figures.
@@ -35,7 +35,7 @@ SERVICES = ("router", "tokenizer", "gateway")
 RAMP = (10, 25, 50, 75, 100, 150, 200, 250, 300, 400, 500, 600, 800)  # steps a second
 RAMP_S = 4.0
 HELD_SHARE = 0.95
-HELD_P99_MS = 100.0
+HELD_P99_MS = 250.0
 SETTLE_S = 1.0  # after a change of rate
 
 
@@ -202,14 +202,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     results: dict[str, list[Window]] = {}
 
-    def drive(measured: Measured) -> None:
+    def steady(measured: Measured) -> None:
         measured.window(args.rate, args.seconds, settle_s=3.0)
-        for rate in RAMP if args.ramp else ():
+
+    def ramp(measured: Measured) -> None:
+        for rate in RAMP:
             measured.window(rate, RAMP_S)
 
     for variant in args.variants.split(","):
         print(f"measuring {variant} …", file=sys.stderr, flush=True)
-        results[variant] = measure(variant, args, drive)
+        results[variant] = measure(variant, args, steady)
+        if args.ramp:  # on a fresh chain: no backlog of the other
+            results[variant] += measure(variant, args, ramp)
     print(table(results, args))
     if args.json:
         figures = {name: [asdict(w) for w in windows] for name, windows in results.items()}

@@ -39,6 +39,8 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+ACCOUNT_S = 0.1  # of a request's time, for the peer's end to travel
+STOP_TIMEOUT_S = 2.0  # for the peer's end after a stop
 EXPECTED_LOSSES = (LinkLostError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
 
 
@@ -97,6 +99,15 @@ class LinkRequest:
         """
         if not self._end.done():
             self._link._withdraw(self, grpc.StatusCode.CANCELLED, "cancelled", "cancelled")
+
+    def stop(self) -> None:
+        """Asks the peer to stop, and lets no further item through; `ended` goes on to wait.
+
+        It gives the peer's end with its record, mostly CANCELLED, or soon CANCELLED from here. For
+        a caller that has what it wants, and wants to know what happened below.
+        """
+        if not self._end.done():
+            self._link._ask_to_stop(self)
 
     def _finish(self, end: End) -> None:
         if self._timer is not None:
@@ -178,7 +189,8 @@ class LinkClient:
     ) -> LinkRequest:
         """Sends a request; never raises for the peer's sake.
 
-        `deadline` is in `time.monotonic()` seconds. `on_item` is called on the loop for each
+        `deadline` is in `time.monotonic()` seconds; the peer is given a little less, so that its
+        own account of a missed deadline is here in time. `on_item` is called on the loop for each
         item. A link that is not READY, a deadline in the past or too many bytes waiting give a
         request that has ended already.
         """
@@ -192,7 +204,7 @@ class LinkClient:
         self._outbox.frame.open.add(
             id=request.id,
             payload=payload,
-            deadline_ms=min(math.ceil(left_s * 1000), 2**32 - 1),
+            deadline_ms=min(math.ceil((left_s - min(ACCOUNT_S, left_s / 10)) * 1000), 2**32 - 1),
             traceparent=traceparent,
         )
         self._outbox.mark(len(payload))
@@ -222,6 +234,16 @@ class LinkClient:
             else:
                 return None
         return status(code, message, stage=self.stage, reason=reason)
+
+    def _ask_to_stop(self, request: LinkRequest) -> None:
+        request._on_item = _drop
+        self._outbox.frame.cancel.append(request.id)
+        self._outbox.mark()
+        if request._timer is not None:
+            request._timer.cancel()
+        why = (grpc.StatusCode.CANCELLED, "cancelled", "cancelled")
+        loop = asyncio.get_running_loop()
+        request._timer = loop.call_later(STOP_TIMEOUT_S, self._withdraw, request, *why)
 
     def _withdraw(
         self, request: LinkRequest, code: grpc.StatusCode, message: str, reason: str
@@ -387,6 +409,10 @@ class LinkClient:
                 callback(news)
             except Exception:
                 log.exception("a callback of the link to %s failed", self.address)
+
+
+def _drop(_item: bytes) -> None:
+    """`on_item` of a stopped request."""
 
 
 def _decode(raw: object) -> LinkDown:

@@ -24,6 +24,7 @@ from services.common.link.frames import (
 log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 1.0  # for the last frames of a drain
+UNWIND_S = 1.0  # for a cancelled handler, until its request ends without it
 CLIENT_BEATS = 5  # without a frame, in `client_timeout_s`
 
 
@@ -38,27 +39,31 @@ class LinkCall:
         self.cancelled = False  # by the client, the loss of the link, the deadline or a drain
         self._id = opened.id
         self._link = link
+        self._why: Status | None = None  # it was cancelled
         self._ended = False
         self._callbacks: list[Callable[[], object]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def send(self, payload: bytes) -> None:
-        """Sends an item with the frame of this loop turn. Dropped when the request has ended."""
-        if not self._ended:
+        """Sends an item with the frame of this loop turn. Dropped after a cancel or the end."""
+        if not self._ended and not self.cancelled:
             self._link.outbox.frame.items.add(id=self._id, payload=payload)
             self._link.mark(len(payload))
 
     def end(self, status: Status | None = None, record: Record | None = None) -> None:
         """The request's last word; None is success. Ignored when it has ended already.
 
-        The handler's task may go on after it; it is not cancelled any more.
+        After a cancel the status is the cancel's, whatever is said here, but the record goes out:
+        a handler that ends its request in `finally` tells even then what it knows. The handler's
+        task may go on after the end; it is not cancelled any more.
         """
         if self._ended:
             return
         self._ended = True
         self._link.forget(self)
-        end = self._link.outbox.frame.ends.add(id=self._id, status=status, record=record)
+        why = self._why or status
+        end = self._link.outbox.frame.ends.add(id=self._id, status=why, record=record)
         self._link.mark(end.ByteSize())
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
@@ -69,10 +74,14 @@ class LinkCall:
             self._callbacks.append(callback)
 
     def _cancel(self, why: Status) -> None:
-        if self._ended:
+        """Ends with `why` as soon as the handler has unwound, and soon in any case."""
+        if self._ended or self.cancelled:
             return
         self.cancelled = True
-        self.end(why)
+        self._why = why
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(UNWIND_S, self.end)
         for callback in self._callbacks:
             try:
                 callback()
@@ -87,7 +96,7 @@ class LinkServer:
 
     `handler` runs as a task for each request. Its return ends the request with success, a
     PenstockError with its status, any other exception with INTERNAL, unless `end` was called
-    before. When the request is cancelled, so is the task.
+    before. When the request is cancelled, so is the task; the request ends when it has unwound.
 
     `vitals` is asked for (steps, pending) with each frame: `pending` counts work that only this
     replica can move, and `steps` must move while there is any; (0, 0) claims nothing.
@@ -159,6 +168,8 @@ class LinkServer:
             link.cancel_all(rest)
         for task in self.tasks:
             task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=UNWIND_S)
         flushes = [asyncio.create_task(link.outbox.flushed()) for link in self._links]
         if flushes:
             _, late = await asyncio.wait(flushes, timeout=FLUSH_TIMEOUT_S)
@@ -303,6 +314,8 @@ class _Attachment:
         call._task = loop.create_task(self._run(call))
         server.tasks.add(call._task)
         call._task.add_done_callback(server.tasks.discard)
+        # A task cancelled before its first step runs nothing, so nothing in it can end the request.
+        call._task.add_done_callback(lambda _: call.end(_cancelled(server.stage)))
 
     def _refusal(self, opened: Open) -> Status | None:
         stage = self._server.stage
@@ -331,7 +344,7 @@ class _Attachment:
             log.exception("a request of %s failed", self.peer)
             message = f"{stage} failed on this request"
             call.end(status(grpc.StatusCode.INTERNAL, message, stage=stage, reason="internal"))
-        except asyncio.CancelledError:  # the handler's own doing, if the request has not ended
+        except asyncio.CancelledError:  # of a request not cancelled: the handler's own doing
             call.end(_cancelled(stage))
             raise
 

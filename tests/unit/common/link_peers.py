@@ -92,12 +92,16 @@ class Seen:
 
 @asynccontextmanager
 async def client(
-    address: str, seen: Seen | None = None, options: LinkOptions = QUICK, ready: bool = True
+    address: str,
+    seen: Seen | None = None,
+    options: LinkOptions = QUICK,
+    ready: bool = True,
+    method: str = METHOD,
 ) -> AsyncIterator[LinkClient]:
     seen = seen or Seen()
     link = LinkClient(
         address,
-        METHOD,
+        method,
         peer_id="tokenizer-test",
         on_news=seen.news.append,
         on_state=seen.states.append,

@@ -1,6 +1,7 @@
 """Links between two good peers: what is promised when nobody misbehaves."""
 
 import asyncio
+import contextlib
 import random
 
 import grpc
@@ -224,6 +225,49 @@ async def test_cancel_reaches_the_handler_and_resolves_at_once() -> None:
         assert items == []
 
 
+async def test_stop_lets_no_item_through_and_brings_the_record() -> None:
+    calls: list[LinkCall] = []
+
+    async def handler(call: LinkCall) -> None:
+        calls.append(call)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            call.send(b"too late")
+            call.end(record=Record(decisions=[Decision(stage="router", choice="w1")]))
+
+    async with linked(LinkServer(METHOD, handler)) as link:
+        items: list[bytes] = []
+        request = link.open(b"", deadline=soon(), on_item=items.append)
+        await until(lambda: calls)
+        calls[0].send(b"on its way")
+        request.stop()
+        end = await request.ended()
+        request.stop()
+        assert end.status.code == CANCELLED
+        assert end.record.decisions[0].choice == "w1"
+        assert items == []
+
+
+async def test_a_handler_that_will_not_unwind_does_not_hold_up_the_end() -> None:
+    released = asyncio.Event()
+
+    async def handler(_call: LinkCall) -> None:
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+
+    server = LinkServer(METHOD, handler)
+    async with linked(server) as link:
+        request = link.open(b"", deadline=soon(), on_item=ignore)
+        await until(lambda: server.running)
+        request.stop()
+        assert (await request.ended()).status.code == CANCELLED
+        await until(lambda: not server.running)
+        assert server.tasks
+        released.set()
+
+
 async def test_cancelling_the_waiter_leaves_the_request_running() -> None:
     held = Held()
     async with linked(LinkServer(METHOD, held)) as link:
@@ -248,6 +292,29 @@ async def test_the_deadline_ends_a_request_at_both_ends() -> None:
         late = await link.open(b"", deadline=soon(-1), on_item=ignore).ended()
         assert (late.status.code, late.status.reason) == (DEADLINE_EXCEEDED, "deadline")
         assert server.running == 0
+
+
+async def test_the_deepest_hop_gives_the_account_of_a_missed_deadline() -> None:
+    async def handler(call: LinkCall) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            call.end(record=Record(decisions=[Decision(stage="worker", choice="waits")]))
+
+    worker = LinkServer("/penstock.v1.Worker/Link", handler)
+    async with (
+        grpc_server(worker.add_to) as address,
+        client(address, method="/penstock.v1.Worker/Link") as below,
+    ):
+
+        async def hop(call: LinkCall) -> None:
+            end = await below.open(b"", deadline=call.deadline, on_item=call.send).ended()
+            call.end(end.status, end.record)
+
+        async with linked(LinkServer(METHOD, hop)) as link:
+            end = await link.open(b"", deadline=soon(1.0), on_item=ignore).ended()
+    assert (end.status.stage, end.status.reason) == ("worker", "deadline")
+    assert end.record.decisions[0].stage == "worker"
 
 
 async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None:
