@@ -77,7 +77,6 @@ def main(arguments: argparse.Namespace) -> int:
 Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
   key      {running.key}
-  docs     {running.url}/docs
   metrics  {running.url}/metrics
 
   penstock chat      talk to it
