@@ -1,0 +1,216 @@
+"""`penstock bench serve`: a workload through the front door of a running server.
+
+    penstock bench serve --url http://127.0.0.1:8000 --workload W.jsonl --json OUT.json --key K
+
+Speaks the OpenAI streaming API, so peers can be measured by the same client. A request is sent at
+its `arrival_s`, or as soon as `--concurrency` lets it (`send_delay_s` tells by how much later).
+Prompts of text or token ids go to /v1/completions, messages to /v1/chat/completions.
+
+OUT holds {"run": …, "totals": …, "requests": […]}; latencies count from when the request was sent.
+ITL is the time between two pieces of text as they arrive; a piece may hold several tokens, so TPOT
+((end - first piece) / (tokens - 1)) stands beside it.
+
+Exit code: 0, 1 when a request failed, 2 when nothing could be run.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.openai_stream import Outcome, perform
+from bench.totals import Slo, totals
+from bench.workload import WorkloadRequest, load
+
+_LAG_TICK_S = 0.02
+
+
+class SetupError(Exception):
+    """The run cannot begin; the message says why."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--url", required=True, help="the server's address, with or without /v1")
+    add("--workload", required=True, type=Path, help="JSON lines, one request each")
+    add("--json", required=True, type=Path, help="where the results go")
+    add("--key", default="", help="API key")
+    add("--model", default="", help="default: the first that the server lists")
+    add("--concurrency", type=_positive_int, help="most requests in flight; default: no limit")
+    add("--timeout-s", type=_positive, default=600.0, help="per request (default: %(default)s)")
+    add("--slo-ttft-ms", type=_positive, help="goodput: time to the first text")
+    add("--slo-tpot-ms", type=_positive, help="goodput: mean time per output token after it")
+    add("--slo-e2e-ms", type=_positive, help="goodput: whole request")
+
+
+def main(args: argparse.Namespace) -> int:
+    slo = Slo(args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)
+    try:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        workload = load(args.workload)
+        report = asyncio.run(_run(args, workload, slo))
+    except (SetupError, OSError, ValueError) as error:
+        print(f"bench serve: {error}", file=sys.stderr)
+        return 2
+    args.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    print(summary(report["totals"]))
+    print(f"results: {args.json}")
+    return 1 if report["totals"]["failed"] else 0
+
+
+async def _run(
+    args: argparse.Namespace, workload: list[WorkloadRequest], slo: Slo
+) -> dict[str, Any]:
+    async with httpx.AsyncClient(
+        base_url=_base(args.url),
+        headers={"Authorization": f"Bearer {args.key}"} if args.key else {},
+        timeout=httpx.Timeout(args.timeout_s, connect=10.0),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+    ) as http:
+        model = args.model or await _first_model(http)
+        began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        outcomes, lag_s = await _replay(http, workload, model, args.concurrency, args.timeout_s)
+    run = {
+        "url": args.url,
+        "model": model,
+        "workload": args.workload.name,
+        "concurrency": args.concurrency,
+        "began_at": began_at,
+    }
+    requests = [asdict(o) | {"tpot_s": o.tpot_s} for o in outcomes]
+    return {"run": run, "totals": totals(outcomes, slo, lag_s), "requests": requests}
+
+
+async def _first_model(http: httpx.AsyncClient) -> str:
+    """Also the proof that the server is there and takes the key."""
+    try:
+        answer = await http.get("models", timeout=10.0)
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        raise SetupError(f"{error.request.url} answers {error.response.status_code}") from None
+    except httpx.HTTPError as error:
+        raise SetupError(f"{http.base_url} cannot be reached: {type(error).__name__}") from None
+    except (ValueError, LookupError, TypeError):
+        raise SetupError(f"{http.base_url} lists no models; name one with --model") from None
+
+
+async def _replay(
+    http: httpx.AsyncClient,
+    workload: list[WorkloadRequest],
+    model: str,
+    concurrency: int | None,
+    timeout_s: float,
+) -> tuple[list[Outcome], list[float]]:
+    """The outcomes in the order of arrival, and the lags of the client's own event loop."""
+    slots = asyncio.Semaphore(concurrency or len(workload))
+    progress = _Progress(len(workload))
+    start = time.perf_counter()
+
+    async def one(request: WorkloadRequest) -> Outcome:
+        await asyncio.sleep(max(0.0, request.arrival_s - (time.perf_counter() - start)))
+        async with slots:
+            progress.sent += 1
+            outcome = await perform(http, request, model, start, timeout_s)
+        progress.ended(outcome)
+        return outcome
+
+    lag_s: list[float] = []
+    watch = asyncio.create_task(_watch(progress, lag_s))
+    try:
+        return await asyncio.gather(*map(one, workload)), lag_s
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        progress.show(last=True)
+
+
+class _Progress:
+    """A line on standard error: rewritten on a terminal, every five seconds otherwise."""
+
+    def __init__(self, requests: int) -> None:
+        self._requests = requests
+        self._tty = sys.stderr.isatty()
+        self._period_s = 0.5 if self._tty else 5.0
+        self._shown = self._start = time.monotonic()
+        self.sent = self._done = self._failed = self._tokens = 0
+
+    def ended(self, outcome: Outcome) -> None:
+        self._done += 1
+        self._failed += outcome.error is not None
+        self._tokens += outcome.completion_tokens
+
+    def show(self, last: bool = False) -> None:
+        now = time.monotonic()
+        if not last and now - self._shown < self._period_s:
+            return
+        self._shown = now
+        line = (
+            f"{self._done}/{self._requests} done, {self.sent - self._done} running, "
+            f"{self._failed} failed, {self._tokens} tokens, {now - self._start:.0f} s"
+        )
+        end = "\n" if last or not self._tty else ""
+        print(f"\r{line:<78}" if self._tty else line, file=sys.stderr, end=end, flush=True)
+
+
+async def _watch(progress: _Progress, lag_s: list[float]) -> None:
+    """Shows progress, and measures how late this loop wakes: a slow client, not a slow server."""
+    while True:
+        due = time.perf_counter() + _LAG_TICK_S
+        await asyncio.sleep(_LAG_TICK_S)
+        lag_s.append(max(0.0, time.perf_counter() - due))
+        progress.show()
+
+
+def summary(figures: dict[str, Any]) -> str:
+    """The totals as a table for people."""
+    lines = [
+        f"requests      {figures['requests']}, {figures['failed']} failed, "
+        f"in {figures['wall_s']:.1f} s ({figures['requests_per_s']:.2f}/s)",
+        f"tokens        {figures['prompt_tokens']} in ({figures['cached_tokens']} cached), "
+        f"{figures['output_tokens']} out ({figures['output_tok_per_s']:.1f}/s)",
+    ]
+    if "goodput_share" in figures:
+        lines.append(
+            f"goodput       {figures['goodput_requests_per_s']:.2f} requests/s, "
+            f"{figures['goodput_share']:.1%} within the objectives"
+        )
+    columns: Sequence[str] = ("mean", "p50", "p90", "p95", "p99", "max")
+    lines += ["", "ms".ljust(14) + "".join(column.rjust(10) for column in columns)]
+    for name in ("ttft", "itl", "tpot", "e2e", "send_delay", "client_lag"):
+        if spread := figures[f"{name}_s"]:
+            lines.append(name.ljust(14) + "".join(f"{spread[c] * 1000:10.1f}" for c in columns))
+    lines += [f"failed {count}×: {error}" for error, count in figures["errors"].items()]
+    return "\n".join(lines)
+
+
+def _base(url: str) -> str:
+    trimmed = url.rstrip("/")
+    return (trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1") + "/"
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
+    return value
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return value
+
+
+if __name__ == "__main__":
+    _parser = argparse.ArgumentParser(prog="penstock bench serve")
+    add_arguments(_parser)
+    sys.exit(main(_parser.parse_args()))
