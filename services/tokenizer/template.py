@@ -69,8 +69,11 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         tree = _parse(tokenizer.get_chat_template())
         variables = meta.find_undeclared_variables(tree)
-        words = {constant.value for constant in tree.find_all(nodes.Const)}
-        self._knows_developer = "developer" in words
+        constants = [constant.value for constant in tree.find_all(nodes.Const)]
+        self._knows_developer = any(
+            value == "developer" or (isinstance(value, list | tuple) and "developer" in value)
+            for value in constants  # the parser folds a list of constants into one
+        )
         self._uses_documents = "documents" in variables
         self._takes_system = self._can_render(["system", "user"])
 

@@ -1,0 +1,157 @@
+"""Prompts are rendered as transformers renders them, and every content is found in the text."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from protos.common_pb2 import Message, Passage
+from services.tokenizer.template import ChatTemplate, NotRenderableError
+from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS, byte_level
+
+CHATML = """\
+{%- for message in messages -%}
+  {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+
+STRICT = """\
+{%- if messages[0].role == 'system' -%}
+  {{ raise_exception('System role not supported') }}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+    {{ raise_exception('Roles must alternate') }}
+  {%- endif -%}
+  {{- '[' + message.role + ']' + message.content -}}
+{%- endfor -%}"""
+
+FORGETFUL = """\
+{%- for message in messages -%}
+  {%- if message.role in ('user', 'assistant') -%}{{ message.content }}|{%- endif -%}
+{%- endfor -%}"""
+
+
+def tokenizer(chat_template: str) -> Any:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(),
+        chat_template=chat_template,
+        bos_token=BOS,
+        eos_token=EOS,
+    )
+
+
+def chat(*turns: tuple[str, str]) -> list[Message]:
+    return [Message(role=role, content=content) for role, content in turns]
+
+
+TALK = chat(
+    ("system", "Be brief."),
+    ("user", "What? "),
+    ("assistant", "Water."),
+    ("tool", "{}"),
+    ("user", "é"),
+)
+PASSAGES = [Passage(title="One", text="first text"), Passage(title="Two", text="second")]
+
+
+def as_dicts(talk: list[Message]) -> list[dict[str, str]]:
+    return [{"role": m.role, "content": m.content} for m in talk]
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, CHATML])
+def test_the_text_is_transformers_text(source: str) -> None:
+    hf = tokenizer(source)
+    expected = hf.apply_chat_template(as_dicts(TALK), add_generation_prompt=True, tokenize=False)
+    assert ChatTemplate(hf).render(TALK).text == expected
+
+
+def test_passages_go_as_documents_where_the_template_has_them() -> None:
+    hf = tokenizer(CHAT_TEMPLATE)
+    expected = hf.apply_chat_template(
+        as_dicts(TALK),
+        documents=[{"title": p.title, "text": p.text} for p in PASSAGES],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert ChatTemplate(hf).render(TALK, PASSAGES).text == expected
+
+
+def test_passages_go_numbered_into_the_system_message_elsewhere() -> None:
+    template = ChatTemplate(tokenizer(CHATML))
+    block = "Passages:\n\n[1] One\nfirst text\n\n[2] Two\nsecond"
+    assert f"system\nBe brief.\n\n{block}<|im_end|>" in template.render(TALK, PASSAGES).text
+    alone = template.render(chat(("user", "What?")), PASSAGES).text
+    assert alone.startswith(f"<|im_start|>system\n{block}<|im_end|>\n<|im_start|>user\nWhat?")
+
+
+def test_passages_go_before_the_question_where_there_is_no_system_role() -> None:
+    text = ChatTemplate(tokenizer(STRICT)).render(chat(("user", "What?")), PASSAGES[:1]).text
+    assert text == "[user]Passages:\n\n[1] One\nfirst text\n\nWhat?"
+
+
+def test_a_comment_that_mentions_documents_is_no_use_of_them() -> None:
+    source = "{# documents are not used #}" + CHATML
+    assert "Passages:" in ChatTemplate(tokenizer(source)).render(TALK, PASSAGES).text
+
+
+def test_developer_is_system_where_the_template_does_not_know_it() -> None:
+    talk = chat(("developer", "Be brief."), ("user", "What?"))
+    assert "<|im_start|>system\nBe brief." in ChatTemplate(tokenizer(CHATML)).render(talk).text
+    for test in ("message.role == 'developer'", "message.role in ['developer', 'tool']"):
+        knows = CHATML.replace("message.role +", f"('dev' if {test} else 'x') +")
+        assert "<|im_start|>dev\nBe brief." in ChatTemplate(tokenizer(knows)).render(talk).text
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 21])
+def test_what_the_template_refuses_is_told_with_its_message(count: int) -> None:
+    template = ChatTemplate(tokenizer(STRICT))
+    good = [("user", "a secret"), ("assistant", "b")] * count
+    with pytest.raises(NotRenderableError, match="Roles must alternate") as refused:
+        template.render(chat(*good, ("assistant", "c"), *good))
+    assert refused.value.index == 2 * count
+    with pytest.raises(NotRenderableError, match="System role not supported") as refused:
+        template.render(chat(("system", "s"), ("user", "u")))
+    assert refused.value.index == 0
+
+
+def test_no_message_is_left_out_silently() -> None:
+    template = ChatTemplate(tokenizer(FORGETFUL))
+    with pytest.raises(NotRenderableError, match="leaves out a message of role 'tool'") as refused:
+        template.render(chat(("user", "a"), ("tool", "b"), ("user", "c")))
+    assert refused.value.index == 1
+
+
+def test_a_refusal_does_not_quote_the_content() -> None:
+    source = "{{ raise_exception('bad: ' + messages[0].content) }}"
+    with pytest.raises(NotRenderableError) as refused:
+        ChatTemplate(tokenizer(source)).render(chat(("user", "a secret")))
+    assert "secret" not in refused.value.why
+
+
+contents = st.text(st.sampled_from("ab |\n[]1é<"), max_size=12)
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, CHATML])
+@given(
+    texts=st.lists(contents, min_size=1, max_size=5),
+    found=st.lists(st.tuples(contents, contents), max_size=3),
+)
+@settings(deadline=None, max_examples=60)
+def test_every_content_is_found_where_it_stands(
+    source: str, texts: list[str], found: list[tuple[str, str]]
+) -> None:
+    talk = chat(*(("user", text) for text in texts))
+    passages = [Passage(title=title, text=text) for title, text in found]
+    rendered = ChatTemplate(tokenizer(source)).render(talk, passages)
+    shown: dict[tuple[str, int], str] = {}
+    for span in rendered.spans:
+        key = (span.kind, span.index)
+        shown[key] = shown.get(key, "") + rendered.text[span.start : span.end]
+    for index, text in enumerate(texts):
+        assert shown.get(("message", index), "").strip() == text.strip()
+    for index, (title, text) in enumerate(found):
+        together = "".join(shown.get(("passage", index), "").split())
+        assert together == "".join((title + text).split())
