@@ -1,0 +1,407 @@
+"""The tokenizer service over its links: gateway's end in front, a scripted router behind."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import grpc
+import pytest
+
+from protos import tokenizer_pb2, tokenizer_pb2_grpc
+from protos.common_pb2 import (
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_STOP,
+    Caller,
+    Message,
+    Passage,
+    Sampling,
+    Usage,
+)
+from protos.router_pb2 import GenerateRequest
+from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta, TokenIds
+from protos.worker_pb2 import TokenDelta
+from services.common.config import ModelSpec, PolicyRule, Settings, TokenizerSettings
+from services.common.errors import PenstockError
+from services.common.link import End, LinkCall, LinkClient, LinkServer
+from services.common.service import Host, Service
+from services.common.telemetry import decision, remote_parent
+from services.tokenizer.server import TokenizerService
+from tests.support.tokenizers import byte_level, write_tokenizer
+from tests.support.waiting import until
+
+TOKENIZER = byte_level()
+METHOD = "/penstock.v1.Tokenizer/Link"
+Script = Callable[[LinkCall, GenerateRequest], Awaitable[None]]
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = TOKENIZER.encode(text).ids
+    return found
+
+
+class ScriptedRouter(Service):
+    """Answers each GenerateRequest as `script` does; keeps the requests and counts the cancels."""
+
+    name = "router"
+    grpc_services = ("penstock.v1.Router",)
+    script: ClassVar[Script]
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.cancelled = 0
+        self.links = LinkServer("/penstock.v1.Router/Link", self._serve)
+        self.links.add_to(server)
+
+    async def _serve(self, call: LinkCall) -> None:
+        request = GenerateRequest.FromString(call.payload)
+        self.requests.append(request)
+        call.on_cancel(self._count)
+        with self.telemetry.span("router", remote_parent(call.traceparent)) as span:
+            await type(self).script(call, request)
+        record = self.telemetry.record(span, [decision("router", "placement", "here")])
+        call.end(None, record)
+
+    def _count(self) -> None:
+        self.cancelled += 1
+
+    async def stop(self) -> None:
+        await self.links.drain(0)
+
+
+def says(text: str, pause_before_finish: asyncio.Event | None = None) -> Script:
+    """Streams the text's tokens one by one, then finishes with LENGTH."""
+
+    async def script(call: LinkCall, request: GenerateRequest) -> None:
+        prompt = len(request.prompt_token_ids)
+        for count, id in enumerate(ids(text)):
+            delta = TokenDelta(token_ids=[id])
+            if count == 0:
+                delta.usage.CopyFrom(Usage(prompt_tokens=prompt, cached_tokens=3))
+            call.send(delta.SerializeToString())
+            await asyncio.sleep(0)
+        if pause_before_finish is not None:
+            await pause_before_finish.wait()
+        usage = Usage(prompt_tokens=prompt, cached_tokens=3, completion_tokens=len(ids(text)))
+        call.send(TokenDelta(finish=FINISH_LENGTH, usage=usage).SerializeToString())
+
+    return script
+
+
+def router_class(script: Script) -> type[ScriptedRouter]:
+    return type("Router", (ScriptedRouter,), {"script": staticmethod(script)})
+
+
+@dataclass
+class Bed:
+    """A tokenizer, its routers, and the link of a gateway."""
+
+    settings: Settings
+    tokenizer: Host
+    routers: list[Host]
+    link: LinkClient
+    deltas: list[TextDelta] = field(default_factory=list)
+
+    def router(self, index: int = 0) -> ScriptedRouter:
+        service = self.routers[index].service
+        assert isinstance(service, ScriptedRouter)
+        return service
+
+    def open(self, request: PromptRequest, timeout_s: float = 20.0):  # type: ignore[no-untyped-def]
+        self.deltas = []
+        return self.link.open(
+            request.SerializeToString(),
+            deadline=time.monotonic() + timeout_s,
+            on_item=lambda payload: self.deltas.append(TextDelta.FromString(payload)),
+            traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        )
+
+    async def ask(self, request: PromptRequest) -> End:
+        return await self.open(request).ended()
+
+    async def refused(self, request: PromptRequest) -> PenstockError:
+        end = await self.ask(request)
+        assert end.status.code
+        return PenstockError.from_status(end.status)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+@asynccontextmanager
+async def bed(
+    folder: Path, redis_url: str, namespace: str, *scripts: Script, patience_s: float = 5.0
+) -> AsyncIterator[Bed]:
+    write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    settings = Settings(
+        redis_url=redis_url,
+        namespace=namespace,
+        models=[ModelSpec(name="tiny", path=str(folder))],
+        drain_grace_s=5.0,
+        tokenizer=TokenizerSettings(
+            policy_rules=[PolicyRule(name="secret", pattern="top secret")],
+            router_patience_s=patience_s,
+        ),
+    )
+    routers = [Host(router_class(script), settings) for script in scripts]
+    for router in routers:
+        await router.start()
+    tokenizer = Host(TokenizerService, settings)
+    replica = await tokenizer.start()
+    link = LinkClient(replica.address, METHOD, peer_id="gateway-test")
+    await link.start()
+    try:
+        await link.wait_ready(10.0)
+        service = tokenizer.service
+        assert isinstance(service, TokenizerService)
+        assert service._routers is not None
+        await until(lambda: len(service._routers.ready()) == len(routers), what="routers linked")
+        yield Bed(settings, tokenizer, routers, link)
+    finally:
+        await link.close()
+        for host in (tokenizer, *routers):
+            await host.stop(grace_s=0)
+
+
+def question(text: str = "What is it?", **fields: object) -> PromptRequest:
+    messages = [Message(role="system", content="Be brief."), Message(role="user", content=text)]
+    passages = [Passage(title="T", text="It is water.")]
+    return PromptRequest(
+        caller=Caller(request_id="r1", tenant="t"),
+        model="tiny",
+        chat=Chat(messages=messages, passages=passages),
+        sampling=Sampling(max_tokens=40, temperature=0.5, seed=7, stop_token_ids=[9]),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+async def test_a_question_goes_through_and_text_comes_back(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    answer = "The water 東京 🚰 is here."
+    async with bed(tmp_path, redis_url, namespace, says(answer)) as b:
+        end = await b.ask(question())
+        assert end.status.code == 0
+        assert b.text == answer
+        assert not any("\ufffd" in delta.text for delta in b.deltas)
+        assert sum(delta.tokens for delta in b.deltas) == len(ids(answer))
+        assert [d.finish for d in b.deltas] == [FINISH_NONE] * (len(b.deltas) - 1) + [FINISH_LENGTH]
+        (sent,) = b.router().requests
+        plan = b.deltas[0].plan
+        assert plan.passages_used == 1
+        prompt = plan.system + plan.history + plan.passages + plan.user + plan.template
+        assert prompt == len(sent.prompt_token_ids) == b.deltas[-1].usage.prompt_tokens
+        assert b.deltas[-1].usage.cached_tokens == 3
+        decoded = TOKENIZER.decode(list(sent.prompt_token_ids), skip_special_tokens=False)
+        assert decoded == (
+            "<|bos|><|system|>Be brief.<|eos|><|documents|>[1] T\nIt is water.<|eos|>"
+            "<|user|>What is it?<|eos|><|assistant|>"
+        )
+        assert (sent.caller.tenant, sent.sampling.max_tokens) == ("t", 40)
+        assert (sent.sampling.seed, list(sent.sampling.stop_token_ids)) == (7, [9])
+        # The record has the whole way: this service's spans and decisions and the router's.
+        spans = {span.name: span for span in end.record.spans}
+        assert set(spans) == {"tokenizer", "policy", "assemble", "router"}
+        assert spans["tokenizer"].parent_id == "b7ad6b7169203331"
+        for name in ("policy", "assemble", "router"):
+            assert spans[name].parent_id == spans["tokenizer"].span_id
+        assert [d.subject for d in end.record.decisions] == ["context", "placement"]
+        assert end.record.decisions[0].choice == "whole"
+        assert "water" not in str(end.record)
+
+
+async def test_the_models_are_listed(tmp_path: Path, redis_url: str, namespace: str) -> None:
+    async with bed(tmp_path, redis_url, namespace) as b:
+        assert b.tokenizer.replica is not None
+        async with grpc.aio.insecure_channel(b.tokenizer.replica.address) as channel:
+            stub = tokenizer_pb2_grpc.TokenizerStub(channel)
+            reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)
+        (model,) = reply.models
+        assert (model.name, model.window) == ("tiny", 512)
+        assert model.created == int((tmp_path / "config.json").stat().st_mtime)
+        unknown = question()
+        unknown.model = "huge"
+        error = await b.refused(unknown)
+        assert (error.code, error.param) == (grpc.StatusCode.NOT_FOUND, "model")
+        assert error.stage == "tokenizer"
+
+
+async def test_nothing_reaches_the_router_before_the_policy_s_verdict(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async with bed(tmp_path, redis_url, namespace, says("never")) as b:
+        error = await b.refused(question("a TOP secret"))
+        assert (error.reason, error.param) == ("content_policy", "messages[1].content")
+        assert "'secret'" in error.message
+        token_ids = TokenIds(ids=ids("a top secret"))
+        error = await b.refused(PromptRequest(model="tiny", token_ids=token_ids))
+        assert (error.reason, error.param) == ("content_policy", "prompt")
+        too_long = await b.refused(PromptRequest(model="tiny", text="water " * 900))
+        assert too_long.reason == "context_length_exceeded"
+        assert b.router().requests == []
+        assert b.deltas == []
+
+
+async def test_a_stop_string_ends_the_generation(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    never = asyncio.Event()
+    script = says("The water.\n\nUser: and much more of it", never)
+    async with bed(tmp_path, redis_url, namespace, script) as b:
+        end = await b.ask(question(stop=["\n\nUser"]))
+        assert end.status.code == 0
+        assert b.text == "The water."
+        last = b.deltas[-1]
+        assert last.finish == FINISH_STOP
+        all_ids = ids("The water.\n\nUser: and much more of it")
+        until_stop = next(
+            n for n in range(len(all_ids)) if "\n\nUser" in TOKENIZER.decode(all_ids[:n])
+        )
+        assert last.usage.completion_tokens == until_stop
+        assert sum(delta.tokens for delta in b.deltas) == until_stop
+        assert last.usage.cached_tokens == 3
+        await until(lambda: b.router().cancelled == 1, what="the router heard of it")
+
+
+async def test_a_cancel_travels_to_the_router(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    never = asyncio.Event()
+    async with bed(tmp_path, redis_url, namespace, says("The water", never)) as b:
+        request = b.open(question())
+        await until(lambda: b.text == "The water")
+        request.cancel()
+        await until(lambda: b.router().cancelled == 1)
+        await until(lambda: b.router().links.running == 0)
+
+
+async def test_a_router_lost_before_the_first_token_is_replaced_by_another(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    lost: list[Host] = []
+
+    async def die(call: LinkCall, _request: GenerateRequest) -> None:
+        # Whichever gets the request first dies; the other one answers.
+        if lost:
+            await says("water")(call, _request)
+            return
+        victim = next(h for h in hosts if h.service.links.running)  # type: ignore[attr-defined]
+        lost.append(victim)
+        for link in list(victim.service.links._links):  # type: ignore[attr-defined]
+            link.close("lost")
+        await asyncio.Event().wait()
+
+    async with bed(tmp_path, redis_url, namespace, die, die) as b:
+        hosts = b.routers
+        end = await b.ask(question())
+        assert (end.status.code, b.text) == (0, "water")
+        assert sum(len(b.router(n).requests) for n in (0, 1)) == 2
+
+
+async def test_a_router_lost_after_the_first_token_is_an_error_that_names_it(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    never = asyncio.Event()
+    async with bed(tmp_path, redis_url, namespace, says("water", never), patience_s=0) as b:
+        request = b.open(question())
+        await until(lambda: b.text == "water")
+        for link in list(b.router().links._links):
+            link.close("lost")
+        end = await request.ended()
+        assert end.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert (end.status.stage, end.status.reason) == ("router", "peer_lost")
+
+
+async def test_no_router_is_an_error_that_names_it(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async with bed(tmp_path, redis_url, namespace, patience_s=0.05) as b:
+        error = await b.refused(question())
+        assert (error.code, error.stage) == (grpc.StatusCode.UNAVAILABLE, "router")
+        assert error.reason == "no_replica"
+
+
+async def test_the_router_s_refusal_arrives_whole(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async def full(_call: LinkCall, _request: GenerateRequest) -> None:
+        raise PenstockError(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full", reason="queue_full", retry_after_s=2.0
+        )
+
+    async with bed(tmp_path, redis_url, namespace, full) as b:
+        error = await b.refused(question())
+        assert (error.code, error.stage) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "router")
+        assert (error.reason, error.retry_after_s) == ("queue_full", 2.0)
+        assert len(b.router().requests) == 1
+
+
+async def test_an_output_without_a_finish_is_no_success(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async def breaks_off(call: LinkCall, _request: GenerateRequest) -> None:
+        call.send(TokenDelta(token_ids=ids("water")).SerializeToString())
+
+    async with bed(tmp_path, redis_url, namespace, breaks_off) as b:
+        error = await b.refused(question())
+        assert (error.code, error.stage) == (grpc.StatusCode.INTERNAL, "router")
+
+
+async def test_long_prompts_do_not_hold_the_loop(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async with bed(tmp_path, redis_url, namespace, says("water")) as b:
+        long = b.open(PromptRequest(model="tiny", text="the water of the penstock " * 80_000))
+        gaps, before = [0.0], time.thread_time()
+        while not long._end.done():
+            # The loop's own CPU time between two turns: other processes do not count.
+            await asyncio.sleep(0.001)
+            gaps.append(time.thread_time() - before)
+            before = time.thread_time()
+        assert (await long.ended()).status.reason == "context_length_exceeded"
+        assert max(gaps) < 0.1
+
+
+async def test_a_drain_lets_running_requests_finish(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    go = asyncio.Event()
+    async with bed(tmp_path, redis_url, namespace, says("water", go)) as b:
+        running = b.open(question())
+        await until(lambda: b.text == "water")
+        drain = asyncio.create_task(b.tokenizer.service.drain(10.0))
+        await until(lambda: b.link.state.value == "draining")
+        late = await b.open(question()).ended()
+        assert late.status.reason == "draining"
+        b.deltas.clear()
+        go.set()
+        assert (await running.ended()).status.code == 0
+        await drain
+
+
+@pytest.mark.parametrize(
+    ("models", "rules", "words"),
+    [
+        ([], [], "no model to tokenize for"),
+        ([ModelSpec(name="gone", path="/nowhere/at/all")], [], "'gone'"),
+        ([], [PolicyRule(name="bad", pattern="(")], "'bad'"),
+    ],
+)
+async def test_a_wrong_setting_fails_the_start_and_is_named(
+    redis_url: str, namespace: str, models: list[ModelSpec], rules: list[PolicyRule], words: str
+) -> None:
+    settings = Settings(
+        redis_url=redis_url,
+        namespace=namespace,
+        models=models,
+        tokenizer=TokenizerSettings(policy_rules=rules),
+    )
+    with pytest.raises((ValueError, OSError), match=words):
+        await Host(TokenizerService, settings).start()
