@@ -26,12 +26,17 @@ from typing import Any
 import grpc
 import uvicorn
 
+from protos.common_pb2 import FINISH_LENGTH, Usage
 from protos.tokenizer_pb2 import TextDelta
-from protos.worker_pb2 import TokenDelta, WorkRequest
+from protos.worker_pb2 import Load, TokenDelta, WorkerNews, WorkRequest
+from services.common.config import Settings
+from services.common.discovery import Registration, Replica, host_id
 from services.common.link import MAX_FRAME_BYTES, LinkCall, LinkClient, LinkServer
+from services.common.redis import connect as connect_redis
 
 TEXT = " and"  # what every token of the pass-through hops says; the client counts it
-KEY_BASE = 1000  # a request's number travels as the last two prompt token ids, each offset by 10
+KEY_BASE = 200  # a request's number travels as the last two prompt token ids, offset by 10
+MAX_RUNNING = 1024
 DEADLINE_S = 600.0
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # of a chunked HTTP body
 
@@ -74,6 +79,8 @@ class Steps:
         self.count = 0
         self.left_ns: dict[int, list[int]] = {}
         self.active: dict[int, tuple[Callable[[bytes], None], Callable[[], None], int]] = {}
+        self.after: Callable[[], None] = lambda: None  # each step
+        self._token_ids = token_ids
         self._delta = TokenDelta(token_ids=token_ids).SerializeToString()
 
     def add(
@@ -92,10 +99,18 @@ class Steps:
             for key, (send, end, tokens) in list(self.active.items()):
                 stamps = self.left_ns[key]
                 stamps.append(now)
-                send(self._delta)
-                if len(stamps) == tokens:
+                if len(stamps) < tokens:
+                    send(self._delta)
+                else:
                     del self.active[key]
+                    send(self._last(tokens))
                     end()
+            self.after()
+
+    def _last(self, tokens: int) -> bytes:
+        usage = Usage(prompt_tokens=2, completion_tokens=tokens)
+        last = TokenDelta(token_ids=self._token_ids, finish=FINISH_LENGTH, usage=usage)
+        return last.SerializeToString()
 
     def follow_stdin(self) -> None:
         """Each line read is the new rate."""
@@ -106,7 +121,7 @@ class Steps:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), line)
 
 
-async def link_worker(args: argparse.Namespace, server: grpc.aio.Server, steps: Steps) -> None:
+def link_worker(server: grpc.aio.Server, steps: Steps) -> LinkServer:
     async def handler(call: LinkCall) -> None:
         work = WorkRequest.FromString(call.payload)
         done = asyncio.Event()
@@ -116,13 +131,40 @@ async def link_worker(args: argparse.Namespace, server: grpc.aio.Server, steps: 
         await done.wait()
 
     links = LinkServer(
-        "/penstock.v1.Worker/Link", handler, vitals=lambda: (steps.count, len(steps.active))
+        "/penstock.v1.Worker/Link",
+        handler,
+        vitals=lambda: (steps.count, len(steps.active)),
+        snapshot=lambda: [WorkerNews(snapshot=True, load=load(steps)).SerializeToString()],
     )
     links.add_to(server)
+    steps.after = lambda: links.broadcast(WorkerNews(load=load(steps)).SerializeToString())
+    return links
 
 
-async def plain_worker(args: argparse.Namespace, server: grpc.aio.Server, steps: Steps) -> None:
-    mount(server, lambda request: worker_pieces(steps, request))
+def load(steps: Steps) -> Load:
+    return Load(
+        running=len(steps.active),
+        max_running=MAX_RUNNING,
+        free_blocks=100_000,
+        total_blocks=100_000,
+        block_size=16,
+    )
+
+
+def registration(address: str) -> Registration:
+    """In the registry that the environment names, so that a real router finds this worker."""
+    settings = Settings()
+    facts = {
+        "role": "both",
+        "model": settings.models[0].name,
+        "dtype": "float32",
+        "block_size": "16",
+        "max_running": str(MAX_RUNNING),
+        "max_model_len": "8192",
+    }
+    replica = Replica("worker", "worker-fake", address, host_id(), os.getpid(), facts=facts)
+    redis = connect_redis(settings.redis_url)
+    return Registration(redis, settings.namespace, replica, settings.lease_s)
 
 
 async def worker_pieces(steps: Steps, request: bytes) -> AsyncIterator[bytes]:
@@ -141,10 +183,12 @@ async def run_worker(args: argparse.Namespace) -> None:
     steps = Steps(args.rate, args.token_ids)
     steps.follow_stdin()
     stepping = asyncio.create_task(steps.run())
-    mount_worker = link_worker if args.variant == "links" else plain_worker
     async with grpc_server() as (server, serve):
-        await mount_worker(args, server, steps)
-        await serve()
+        if args.variant == "plain":
+            mount(server, lambda request: worker_pieces(steps, request))
+        else:
+            link_worker(server, steps)
+        await serve(registration if args.variant == "services" else None)
     stepping.cancel()
     write_out(args, steps.left_ns)
 
@@ -378,15 +422,20 @@ async def connect(address: str, method: str, peer_id: str) -> LinkClient:
 
 
 @contextlib.asynccontextmanager
-async def grpc_server() -> AsyncIterator[tuple[grpc.aio.Server, Callable[[], Awaitable[None]]]]:
+async def grpc_server() -> AsyncIterator[tuple[grpc.aio.Server, Callable[..., Awaitable[None]]]]:
     """A server to mount on, and what serves until SIGTERM."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_FRAME_BYTES)])
 
-    async def serve() -> None:
-        port = server.add_insecure_port("127.0.0.1:0")
+    async def serve(register: Callable[[str], Registration] | None = None) -> None:
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        announce(f"127.0.0.1:{port}")
+        registered = register(address) if register is not None else None
+        if registered is not None:
+            await registered.start()
+        announce(address)
         await terminated()
+        if registered is not None:
+            await registered.stop()
 
     yield server, serve
     await server.stop(None)
@@ -406,7 +455,7 @@ def mount(server: grpc.aio.Server, source: Source) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=["worker", "router", "tokenizer", "gateway", "client"])
-    parser.add_argument("--variant", choices=["links", "plain"], default="links")
+    parser.add_argument("--variant", choices=["links", "plain", "services"], default="links")
     parser.add_argument("--upstream", default="", help="address of the hop below")
     parser.add_argument("--rate", type=float, default=100.0, help="worker: steps a second")
     parser.add_argument("--token-ids", type=json.loads, default=[100], help="worker: of one step")

@@ -70,10 +70,13 @@ class Window:
 class Child:
     """A process of the measurement. Its first line of output says where it serves."""
 
-    def __init__(self, stack: ExitStack, *arguments: str) -> None:
+    def __init__(
+        self, stack: ExitStack, *arguments: str, variables: dict[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", *arguments]
+        pipe = subprocess.PIPE
         self.process = stack.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables)
         )
         stack.callback(self.stop)
         ready = json.loads(self._stdout().readline() or "null")
@@ -139,30 +142,62 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         left, arrived = Path(folder, "left.json"), Path(folder, "arrived.json")
         with ExitStack() as stack:
-            worker, address, pids = start_chain(stack, variant, left)
+            chain = start_chain(stack, variant, Path(folder), left)
             client = Child(
                 stack,
-                *("bench.link_hops", "client", "--upstream", address, "--out", str(arrived)),
+                *("bench.link_hops", "client", "--upstream", chain.address, "--out", str(arrived)),
                 *("--sequences", str(args.sequences), "--tokens", str(args.tokens)),
+                *chain.client_arguments,
             )
-            drive(Measured(worker, client, pids, windows))
+            drive(Measured(chain.worker, client, chain.pids, windows))
             client.stop()
         count(windows, json.loads(left.read_text()), json.loads(arrived.read_text()))
     return windows
 
 
-def start_chain(stack: ExitStack, variant: str, left: Path) -> tuple[Child, str, dict[str, int]]:
-    """The process that steps, the gateway's address, and the process ids of the services."""
+@dataclass
+class Chain:
+    """A variant's running processes."""
+
+    worker: Child  # the one that steps
+    address: str  # the gateway's
+    pids: dict[str, int]  # by service
+    client_arguments: tuple[str, ...] = ()
+
+
+def start_chain(stack: ExitStack, variant: str, folder: Path, left: Path) -> Chain:
     if variant == "serve":
         worker = Child(stack, "bench.link_serve", "--out", str(left))
-        return worker, worker.address, {service: worker.pids[service] for service in SERVICES}
+        return Chain(worker, worker.address, {name: worker.pids[name] for name in SERVICES})
+    if variant == "services":
+        return start_services(stack, folder, left)
     hop = ("bench.link_hops", "--variant", variant)
     worker = Child(stack, *hop, "--out", str(left), "worker")
     address, pids = worker.address, {}
     for service in SERVICES:
         child = Child(stack, *hop, "--upstream", address, service)
         address, pids[service] = child.address, child.pid
-    return worker, address, pids
+    return Chain(worker, address, pids)
+
+
+def start_services(stack: ExitStack, folder: Path, left: Path) -> Chain:
+    from bench import link_services
+
+    token_id = link_services.make_checkpoint(folder)
+    variables = stack.enter_context(link_services.environment(folder))
+    worker = Child(
+        stack,
+        *("bench.link_hops", "worker", "--variant", "services", "--out", str(left)),
+        *("--token-ids", f"[{token_id}]"),
+        variables=variables,
+    )
+    replicas = link_services.start(stack, variables)
+    url, key = replicas["gateway"].facts["url"], link_services.make_key(variables)
+    link_services.wait_until_answering(url, key)
+    pids = {name: replicas[name].pid for name in SERVICES}
+    fields = json.dumps(link_services.fields())
+    said = ("--fields", fields, "--header", f"Authorization: Bearer {key}")
+    return Chain(worker, url.removeprefix("http://"), pids, said)
 
 
 def count(windows: list[Window], left: dict[str, list[int]], arrived: dict[str, list[int]]) -> None:
