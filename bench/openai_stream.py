@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
 from bench.workload import WorkloadRequest
 
@@ -61,30 +61,34 @@ def body_of(request: WorkloadRequest, model: str) -> tuple[str, dict[str, Any]]:
 
 
 async def perform(
-    http: httpx.AsyncClient, request: WorkloadRequest, model: str, run_start: float, limit_s: float
+    http: aiohttp.ClientSession,
+    request: WorkloadRequest,
+    model: str,
+    run_start: float,
+    limit_s: float,
 ) -> Outcome:
     """Sends `request` now and reads its stream to the end. Failures are in `Outcome.error`."""
     path, body = body_of(request, model)
     began = time.perf_counter()
     outcome = Outcome(request.id, request.arrival_s, began - run_start)
     try:
-        async with asyncio.timeout(limit_s), http.stream("POST", path, json=body) as response:
-            if response.status_code != 200:
-                raise StreamError(_refusal(response.status_code, await response.aread()))
+        async with asyncio.timeout(limit_s), http.post(path, json=body) as response:
+            if response.status != 200:
+                raise StreamError(_refusal(response.status, await response.read()))
             await _read(response, outcome, began)
+    except aiohttp.ClientError as error:
+        outcome.error = f"{type(error).__name__}: {error}"
     except TimeoutError:
         outcome.error = f"not finished within {limit_s:g} s"
     except StreamError as error:
         outcome.error = str(error)
     except (LookupError, TypeError, AttributeError):
         outcome.error = "an event of the stream has not the API's shape"
-    except httpx.HTTPError as error:
-        outcome.error = f"{type(error).__name__}: {error}"
     outcome.e2e_s = outcome.e2e_s or time.perf_counter() - began
     return outcome
 
 
-async def _read(response: httpx.Response, outcome: Outcome, began: float) -> None:
+async def _read(response: aiohttp.ClientResponse, outcome: Outcome, began: float) -> None:
     """Whole only with text's end, a finish reason, the usage, and [DONE]."""
     last = began
     pieces: list[str] = []
@@ -117,10 +121,12 @@ async def _read(response: httpx.Response, outcome: Outcome, began: float) -> Non
     outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
+async def _events(
+    response: aiohttp.ClientResponse,
+) -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
     """(arrival, event) for each `data:` line of the stream; None for [DONE]."""
     rest = b""
-    async for block in response.aiter_bytes():
+    async for block in response.content.iter_any():
         at = time.perf_counter()
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 
 from bench.openai_stream import Outcome, perform
 from bench.totals import Slo, totals
@@ -68,11 +68,11 @@ def main(args: argparse.Namespace) -> int:
 async def _run(
     args: argparse.Namespace, workload: list[WorkloadRequest], slo: Slo
 ) -> dict[str, Any]:
-    async with httpx.AsyncClient(
+    async with aiohttp.ClientSession(
         base_url=_base(args.url),
         headers={"Authorization": f"Bearer {args.key}"} if args.key else {},
-        timeout=httpx.Timeout(args.timeout_s, connect=10.0),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+        connector=aiohttp.TCPConnector(limit=0),
     ) as http:
         model = args.model or await _first_model(http)
         began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -88,22 +88,21 @@ async def _run(
     return {"run": run, "totals": totals(outcomes, slo, lag_s), "requests": requests}
 
 
-async def _first_model(http: httpx.AsyncClient) -> str:
+async def _first_model(http: aiohttp.ClientSession) -> str:
     """Also the proof that the server is there and takes the key."""
     try:
-        answer = await http.get("models", timeout=10.0)
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except httpx.HTTPStatusError as error:
-        raise SetupError(f"{error.request.url} answers {error.response.status_code}") from None
-    except httpx.HTTPError as error:
-        raise SetupError(f"{http.base_url} cannot be reached: {type(error).__name__}") from None
+        async with asyncio.timeout(10.0), http.get("models") as answer:
+            if answer.status != 200:
+                raise SetupError(f"{answer.url} answers {answer.status}")
+            return str((await answer.json(content_type=None))["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise SetupError(f"the server cannot be reached: {error or 'no answer'}") from None
     except (ValueError, LookupError, TypeError):
-        raise SetupError(f"{http.base_url} lists no models; name one with --model") from None
+        raise SetupError("the server lists no models; name one with --model") from None
 
 
 async def _replay(
-    http: httpx.AsyncClient,
+    http: aiohttp.ClientSession,
     workload: list[WorkloadRequest],
     model: str,
     concurrency: int | None,

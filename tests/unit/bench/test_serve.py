@@ -219,7 +219,7 @@ def test_a_stream_without_text_has_no_first_token_time(server: Server, tmp_path:
         ("no end", "without [DONE]"),
         ("no usage", "without usage"),
         ("no finish", "without a finish reason"),
-        ("dropped", "without"),
+        ("dropped", "not completed"),
         ("odd", "shape"),
         ("no json", "not JSON"),
         ("hang", "not finished within 0.5 s"),
