@@ -9,10 +9,11 @@ import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import grpc
 import httpx
 
+from protos import router_pb2, router_pb2_grpc
 from services.common.config import ModelSpec
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
@@ -152,15 +153,13 @@ class Cluster:
             base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60.0
         )
 
-    async def router_status(self) -> Any:
-        """`penstock.v1.RouterStatus` of the first router."""
-        import grpc
+    async def router_status(self) -> router_pb2.RouterStatus:
+        """What the first router sees."""
+        return await self.router_status_of(self.of("router")[0])
 
-        from protos import router_pb2, router_pb2_grpc
-
-        replica = self.of("router")[0].replica
-        assert replica is not None
-        async with grpc.aio.insecure_channel(replica.address) as channel:
+    async def router_status_of(self, router: Process) -> router_pb2.RouterStatus:
+        assert router.replica is not None
+        async with grpc.aio.insecure_channel(router.replica.address) as channel:
             stub = router_pb2_grpc.RouterStub(channel)
             return await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
 

@@ -1,0 +1,119 @@
+"""Parts of a running system are killed in the middle of streams."""
+
+import asyncio
+import signal
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.cluster import Cluster, Process
+from tests.support.streams import Stream, complete
+from tests.support.waiting import until
+
+LONG = {
+    "model": "tiny",
+    "prompt": "the water at the end of the penstock " * 8,
+    "max_tokens": 600,
+    "ignore_eos": True,
+}
+GREEDY = {**LONG, "temperature": 0}
+SEEDED = {**LONG, "temperature": 1.0, "seed": 11}
+
+
+async def busy_worker(cluster: Cluster, role: str) -> Process:
+    """The worker of `role` that runs something now."""
+    found: list[Process] = []
+
+    async def running() -> bool:
+        status = await cluster.router_status()
+        busy = {w.address for w in status.workers if w.role == role and w.running}
+        found[:] = [p for p in cluster.of("worker") if p.replica and p.replica.address in busy]
+        return bool(found)
+
+    await until(running, what=f"a {role} worker is busy")
+    return found[0]
+
+
+async def undisturbed(api: httpx.AsyncClient) -> list[str]:
+    return [await complete(api, body) for body in (GREEDY, SEEDED)]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+async def test_a_lost_decode_worker_is_a_pause_and_nothing_else(
+    cluster: Cluster, how: signal.Signals
+) -> None:
+    cluster.environment["PENSTOCK_DRAIN_GRACE_S"] = "0"  # SIGTERM: streams must move, not finish
+    await cluster.start(workers=["prefill", "decode", "decode"])
+    async with cluster.api() as api:
+        expected = await undisturbed(api)
+        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
+        await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
+        victim = await busy_worker(cluster, "decode")
+        victim.signal(how)
+        assert [await stream.finished() for stream in streams] == expected
+        records = [await stream.record() for stream in streams]
+        moved = [d for r in records for d in r["decisions"] if d["subject"] == "failover"]
+        assert moved, "the why-record tells of it"
+
+
+async def test_a_lost_prefill_worker_is_replaced_by_the_decode_worker(cluster: Cluster) -> None:
+    await cluster.start(workers=["prefill", "decode"])
+    async with cluster.api() as api:
+        expected = await undisturbed(api)
+        cluster.worker("prefill").signal(signal.SIGSTOP)  # takes requests, computes nothing
+        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
+        await busy_or_waiting(cluster)
+        cluster.of("worker")[0].kill()
+        assert [await stream.finished() for stream in streams] == expected
+
+
+async def busy_or_waiting(cluster: Cluster) -> None:
+    async def admitted() -> bool:
+        return (await cluster.router_status()).admitted >= 1
+
+    await until(admitted, what="a request was sent to workers")
+
+
+async def test_without_redis_streams_finish_and_new_requests_are_served(
+    cluster: Cluster,
+) -> None:
+    await cluster.start(workers=["prefill", "decode"])
+    async with cluster.api() as api:
+        expected = await undisturbed(api)
+        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
+        await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
+        cluster.redis.stop()
+        assert [await stream.finished() for stream in streams] == expected
+        assert await complete(api, GREEDY) == expected[0], "known key, last view, local admission"
+        unknown = await api.post(
+            "/v1/completions", json=GREEDY, headers={"Authorization": "Bearer psk-" + "x" * 43}
+        )
+        assert unknown.status_code == 503
+        cluster.redis.start()
+
+        async def registered_again() -> bool:
+            names = await cluster.client.keys(f"{cluster.namespace}:{{registry:worker}}")
+            return bool(names) and await cluster.client.hlen(names[0]) == 2
+
+        await until(registered_again, 15)
+        assert await complete(api, GREEDY) == expected[0]
+
+
+async def test_a_lost_router_ends_streams_with_an_error_that_names_it(cluster: Cluster) -> None:
+    await cluster.start(workers=["both"])
+    async with cluster.api() as api:
+        stream = Stream(api, GREEDY)
+        await stream.reached(chunks=20)
+        cluster.of("router")[0].kill()
+        error: dict[str, Any] = await stream.error()
+        assert "router" in error["message"]
+        await cluster.up(cluster.spawn("router"))
+
+        async def served_again() -> bool:
+            answer = await api.post("/v1/completions", json={**GREEDY, "max_tokens": 5})
+            return answer.status_code == 200
+
+        await until(served_again, 20)
+        status = await cluster.router_status_of(cluster.of("router")[1])
+        assert sum(w.running for w in status.workers) == 0, "the lost router's requests were ended"

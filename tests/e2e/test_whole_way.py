@@ -1,0 +1,187 @@
+"""A prompt through all five services, with the clients that users have."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from tests.support.cluster import Cluster
+from tests.support.streams import Stream
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+QUESTION = [{"role": "user", "content": "What is the pressure of the water?"}]
+
+
+def client(penstock: Cluster) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{penstock.url}/v1", api_key=penstock.key, max_retries=0)
+
+
+async def test_greedy_text_is_what_transformers_generates(
+    penstock: Cluster, checkpoint: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    async with client(penstock) as api:
+        for words in (3, 40):  # below and above what is worth splitting
+            prompt = "the water " * words
+            inputs = tokenizer(prompt, return_tensors="pt")
+            with torch.inference_mode():
+                output = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+            expected = tokenizer.decode(
+                output[0, inputs.input_ids.shape[1] :], skip_special_tokens=True
+            )
+            answer = await api.completions.create(
+                model="tiny", prompt=prompt, max_tokens=40, temperature=0
+            )
+            assert answer.choices[0].text == expected
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens == inputs.input_ids.shape[1]
+
+
+async def test_chat_streams_what_it_answers_at_once(penstock: Cluster) -> None:
+    async with client(penstock) as api:
+        whole = await api.chat.completions.create(
+            model="tiny", messages=QUESTION, max_tokens=30, seed=3, extra_body={"ignore_eos": True}
+        )
+        stream = await api.chat.completions.create(
+            model="tiny",
+            messages=QUESTION,
+            max_tokens=30,
+            seed=3,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 30
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == chunks[-1].usage.total_tokens
+
+
+async def test_a_repeated_prompt_is_counted_as_cached(penstock: Cluster) -> None:
+    async with client(penstock) as api:
+        answers = [
+            await api.completions.create(
+                model="tiny", prompt="a prompt that comes twice " * 12, max_tokens=4, temperature=0
+            )
+            for _ in range(2)
+        ]
+    usages = [a.usage.prompt_tokens_details.cached_tokens for a in answers]  # type: ignore[union-attr]
+    assert usages[0] == 0
+    assert usages[1] > 64
+    assert answers[0].choices[0].text == answers[1].choices[0].text
+
+
+async def test_documents_reach_the_prompt_and_the_record_shows_every_stage(
+    penstock: Cluster,
+) -> None:
+    async with client(penstock) as api:
+        store = await api.vector_stores.create(name="guides")
+        uploaded = await api.files.create(
+            file=("guide.md", b"The keeper of the Lamorna lighthouse is Greta Penrith."),
+            purpose="assistants",
+        )
+        attached = await api.vector_stores.files.create_and_poll(
+            vector_store_id=store.id, file_id=uploaded.id
+        )
+        assert attached.status == "completed", attached.last_error
+        raw = await api.chat.completions.with_raw_response.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Who keeps the Lamorna lighthouse?"}],
+            max_tokens=8,
+            tools=[{"type": "file_search", "vector_store_ids": [store.id]}],  # type: ignore[list-item]
+        )
+        body = json.loads(raw.content)
+        assert [p["filename"] for p in body["penstock"]["passages"]] == ["guide.md"]
+        assert body["penstock"]["plan"]["passages"] > 0
+    async with penstock.api() as http:
+        record = (await http.get(f"/v1/requests/{raw.headers['x-request-id']}")).json()
+    services = {span["service"] for span in record["spans"]}
+    assert services == {"gateway", "retrieval", "tokenizer", "router", "worker"}
+    assert len({span["span_id"] for span in record["spans"]}) == len(record["spans"])
+    known = {span["span_id"] for span in record["spans"]}
+    roots = [s for s in record["spans"] if s["parent_id"] not in known]
+    assert len(roots) == 1, "one trace, one root"
+    assert {"admission", "placement"} <= {d["subject"] for d in record["decisions"]}
+
+
+async def test_a_client_that_goes_away_frees_its_blocks(penstock: Cluster) -> None:
+    async with penstock.api() as http:
+        stream = Stream(
+            http, {"model": "tiny", "prompt": "on and on", "max_tokens": 1500, "ignore_eos": True}
+        )
+        await stream.reached(chunks=20)
+        stream.disconnect()
+
+        async def idle() -> bool:
+            status = await penstock.router_status()
+            free = all(w.free_blocks == w.total_blocks for w in status.workers)
+            return free and not status.admitted and not sum(w.running for w in status.workers)
+
+        # Far less than the 1,500 tokens would take.
+        await until(idle, 2.0, "blocks and slot are free")
+
+
+async def test_embeddings_and_models(penstock: Cluster) -> None:
+    async with client(penstock) as api:
+        names = [model.id async for model in await api.models.list()]
+        assert "tiny" in names
+        answer = await api.embeddings.create(
+            model="all-minilm-l6-v2", input=["a lighthouse", "a beacon by the sea", "tax law"]
+        )
+    near, far = (
+        sum(a * b for a, b in zip(answer.data[0].embedding, other.embedding, strict=True))
+        for other in answer.data[1:]
+    )
+    assert near > far + 0.2
+
+
+async def test_grpc_gives_what_rest_gives(penstock: Cluster) -> None:
+    replica = penstock.of("gateway")[0].replica
+    assert replica is not None
+    async with (
+        client(penstock) as api,
+        grpc.aio.insecure_channel(replica.address) as channel,
+    ):
+        rest = await api.chat.completions.create(
+            model="tiny", messages=QUESTION, max_tokens=12, temperature=0
+        )
+        stub = gateway_pb2_grpc.InferenceStub(channel)
+        request = gateway_pb2.ChatRequest(
+            model="tiny",
+            messages=[common_pb2.Message(role="user", content=QUESTION[0]["content"])],
+            sampling=gateway_pb2.SamplingOptions(max_tokens=12, temperature=0),
+        )
+        key = (("authorization", f"Bearer {penstock.key}"),)
+        events = [event async for event in stub.Chat(request, metadata=key, timeout=30)]
+        assert "".join(e.text for e in events) == rest.choices[0].message.content
+        assert rest.usage is not None
+        assert events[-1].usage.completion_tokens == rest.usage.completion_tokens
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            [event async for event in stub.Chat(request, timeout=30)]
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_many_at_once_all_end_as_they_would_alone(penstock: Cluster) -> None:
+    prompts = [f"number {n} " * (1 + 5 * (n % 7)) for n in range(24)]
+    body = {"model": "tiny", "max_tokens": 40, "temperature": 0}
+    async with client(penstock) as api:
+        alone = [
+            (await api.completions.create(prompt=p, **body)).choices[0].text  # type: ignore[call-overload]
+            for p in prompts
+        ]
+        together = await asyncio.gather(
+            *(api.completions.create(prompt=p, **body) for p in prompts)  # type: ignore[call-overload]
+        )
+    assert [answer.choices[0].text for answer in together] == alone

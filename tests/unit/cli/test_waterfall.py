@@ -1,0 +1,43 @@
+import io
+
+from rich.console import Console
+
+from services.cli.waterfall import print_record
+
+
+def span(name: str, parent: str, start: float, duration: float) -> dict[str, object]:
+    return {
+        "service": "gateway",
+        "name": name,
+        "span_id": name,
+        "parent_id": parent,
+        "start_ms": start,
+        "duration_ms": duration,
+        "attributes": {},
+    }
+
+
+def test_stages_stand_below_their_parents_in_the_order_in_which_they_began() -> None:
+    record = {
+        "spans": [
+            span("late", "root", 50, 10),
+            span("early", "root", 1, 5),
+            span("root", "", 0, 100),
+            span("inner", "early", 2, 1),
+            span("orphan", "of another process", 3, 1),
+        ],
+        "decisions": [
+            {"stage": "router", "subject": "split", "choice": "no", "reasons": {"tokens": "12"}}
+        ],
+    }
+    out = io.StringIO()
+    print_record(Console(file=out, width=120), record)
+    text = out.getvalue()
+    names = ["root", "early", "inner", "late", "orphan"]
+    assert sorted(names, key=text.index) == names
+    assert "split" in text
+    assert "tokens 12" in text
+
+
+def test_an_empty_record_prints() -> None:
+    print_record(Console(file=io.StringIO()), {"spans": [], "decisions": []})

@@ -1,0 +1,45 @@
+from protos import worker_pb2
+from services.worker.engine import KvEvents, Load
+from services.worker.news import News
+
+A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
+LOAD = Load(
+    waiting=1,
+    running=2,
+    max_running=8,
+    free_blocks=3,
+    total_blocks=9,
+    block_size=16,
+    queued_prefill_tokens=40,
+    prefill_tokens_per_s=1000.0,
+    decode_step_ms=2.5,
+)
+
+
+def test_a_step_tells_its_load_and_its_blocks_in_order() -> None:
+    news = worker_pb2.WorkerNews.FromString(
+        News().of_step(LOAD, [KvEvents(True, [A, B]), KvEvents(False, [A]), KvEvents(True, [C])])
+    )
+    assert not news.snapshot
+    assert [(e.stored, e.hashes) for e in news.events] == [(True, A + B), (False, A), (True, C)]
+    assert {f.name: v for f, v in news.load.ListFields()} == {
+        "waiting": 1,
+        "running": 2,
+        "max_running": 8,
+        "free_blocks": 3,
+        "total_blocks": 9,
+        "block_size": 16,
+        "queued_prefill_tokens": 40,
+        "prefill_tokens_per_s": 1000.0,
+        "decode_step_ms": 2.5,
+    }
+
+
+def test_a_snapshot_holds_what_was_stored_and_not_evicted() -> None:
+    news = News()
+    news.of_step(LOAD, [KvEvents(True, [A, B]), KvEvents(False, [A])])
+    news.of_step(LOAD, [KvEvents(True, [C, A]), KvEvents(False, [B, B])])
+    snapshot = worker_pb2.WorkerNews.FromString(news.snapshot())
+    assert snapshot.snapshot
+    assert [(e.stored, e.hashes) for e in snapshot.events] == [(True, C + A)]
+    assert snapshot.load.running == 2
