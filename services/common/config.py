@@ -90,6 +90,9 @@ class RouterSettings(Section):
     )
     max_failovers: int = Field(3, ge=0, description="per request")
     stall_timeout_s: float = Field(30.0, gt=0, description="a worker with work must step within")
+    worker_patience_s: float = Field(
+        10.0, ge=0, description="how long a request waits while no worker of its model is ready"
+    )
 
 
 class WorkerSettings(Section):

@@ -1,0 +1,64 @@
+"""What a request has given out so far, and the one door through which its tokens leave."""
+
+import time
+
+from protos import common_pb2, router_pb2, worker_pb2
+from services.common.link import LinkCall
+from services.router import metrics
+
+_FINAL = (common_pb2.FINISH_STOP, common_pb2.FINISH_LENGTH)
+
+
+class Answer:
+    """The tokens of one request, whichever workers they come from.
+
+    Deltas pass as they are; only the last one is rewritten, because its usage is of the whole
+    request and a worker knows of its own part alone.
+    """
+
+    def __init__(self, request: router_pb2.GenerateRequest, call: LinkCall) -> None:
+        self.request = request
+        self.tokens: list[int] = []
+        self.finished = False
+        self.cached_tokens = 0  # of the prompt, where it was first computed
+        self.first_token_s = 0.0  # monotonic; 0: none yet
+        self._call = call
+        self._began_s = self._last_s = time.monotonic()
+
+    @property
+    def ttft_s(self) -> float:
+        """From the request's arrival at this router to its first token; 0: none yet."""
+        return self.first_token_s - self._began_s if self.first_token_s else 0.0
+
+    @property
+    def tokens_left(self) -> int:
+        """How many more tokens the client wants at most."""
+        return int(self.request.sampling.max_tokens) - len(self.tokens)
+
+    def take(self, delta: worker_pb2.TokenDelta, payload: bytes) -> None:
+        """Sends one delta on; `payload` is the same, serialized."""
+        if delta.token_ids:
+            self.tokens.extend(delta.token_ids)
+            self._measure(len(delta.token_ids))
+        if delta.finish in _FINAL:
+            self.finished = True
+            delta.usage.CopyFrom(self.usage())
+            payload = delta.SerializeToString()
+        self._call.send(payload)
+
+    def usage(self) -> common_pb2.Usage:
+        """Of the whole request, up to now."""
+        return common_pb2.Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            cached_tokens=self.cached_tokens,
+            completion_tokens=len(self.tokens),
+        )
+
+    def _measure(self, count: int) -> None:
+        now = time.monotonic()
+        if self.first_token_s:
+            metrics.itl.observe((now - self._last_s) / count)
+        else:
+            self.first_token_s = now
+            metrics.ttft.observe(self.ttft_s)
+        self._last_s = now

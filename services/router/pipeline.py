@@ -1,0 +1,254 @@
+"""A request's way through the router: admitted in order, placed by cost, carried to its end."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from google.protobuf.message import DecodeError
+from opentelemetry.trace import Span
+
+from protos import common_pb2, router_pb2
+from services.common.block_hash import block_hashes, tenant_salt
+from services.common.config import Settings
+from services.common.errors import PenstockError, invalid, unavailable
+from services.common.link import LinkCall
+from services.common.telemetry import Telemetry, decision, remote_parent, traceparent
+from services.router import metrics
+from services.router.admission import LANE_NAMES, Admission, Ticket
+from services.router.answer import Answer
+from services.router.legs import Way, WorkerLostError, run
+from services.router.placement import Ask, Placement, SplitMode, place, reasons
+from services.router.workers import Worker, Workers
+
+_LONG_PROMPT = 1024  # tokens; hashing more than that would hold up the event loop
+_SUSPECT_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Router:
+    """The router's parts."""
+
+    settings: Settings
+    telemetry: Telemetry
+    workers: Workers
+    admission: Admission
+
+
+@dataclass
+class Journal:
+    """What the request's record will say."""
+
+    decisions: list[common_pb2.Decision] = field(default_factory=list)
+    below: common_pb2.Record = field(default_factory=common_pb2.Record)
+
+    def decide(self, subject: str, choice: str, **figures: object) -> None:
+        self.decisions.append(decision("router", subject, choice, figures))
+
+
+async def generate(router: Router, call: LinkCall, journal: Journal, span: Span) -> None:
+    """Admits, places, runs; goes on elsewhere when a worker is lost. Raises PenstockError."""
+    request = parse(call.payload)
+    answer = Answer(request, call)
+    ticket = _ticket(request)
+    split = router.settings.router.split
+    lost: list[WorkerLostError] = []
+    try:
+        await _some_workers(router, request.model)
+
+        with router.telemetry.span("admit", span):
+            await router.admission.admit(ticket)
+        _note_admission(journal, ticket)
+
+        while not answer.finished:
+            with router.telemetry.span("place", span):
+                placement = await _place(router, answer, split)
+            _note_placement(journal, placement, split, lost, answer)
+
+            plan = placement.plan
+            with router.telemetry.span("run", span, workers=plan.name) as running:
+                way = Way(call.deadline, traceparent(running), journal.below)
+                try:
+                    await run(plan, answer, way)
+                except WorkerLostError as loss:
+                    lost.append(loss)
+                    split = _after_loss(router, loss, split, len(lost))
+    finally:
+        router.admission.leave(ticket)
+        _account(span, answer)
+
+
+async def serve(router: Router, call: LinkCall) -> None:
+    """Runs one GenerateRequest to its end; the call carries its tokens, or the error."""
+    journal = Journal()
+    status = common_pb2.Status()
+    outcome = "cancelled"
+    with router.telemetry.span("router", remote_parent(call.traceparent)) as span:
+        try:
+            await generate(router, call, journal, span)
+            outcome = "ok"
+        except PenstockError as error:
+            outcome = error.code.name.lower()
+            span.set_attribute("error", error.reason or outcome)
+            error.stage = error.stage or "router"
+            status = error.to_status()
+        finally:
+            metrics.ended.labels(outcome).inc()
+    call.end(status, router.telemetry.record(span, journal.decisions, journal.below))
+
+
+def parse(payload: bytes) -> router_pb2.GenerateRequest:
+    """The request, whole and in range; raises INVALID_ARGUMENT."""
+    try:
+        request = router_pb2.GenerateRequest.FromString(payload)
+    except DecodeError:
+        raise invalid("not a GenerateRequest", "", stage="router") from None
+    caller = request.caller
+    faults = {
+        "caller.tenant": not caller.tenant,
+        "caller.priority": caller.priority not in LANE_NAMES,
+        "caller.weight": not 0 < caller.weight < float("inf"),
+        "prompt_token_ids": not request.prompt_token_ids,
+        "sampling.max_tokens": not request.sampling.max_tokens,
+    }
+    for param, wrong in faults.items():
+        if wrong:
+            raise invalid(f"{param} is missing or out of range", param, stage="router")
+    return request
+
+
+def _ticket(request: router_pb2.GenerateRequest) -> Ticket:
+    return Ticket(
+        id=uuid.uuid4().hex,
+        model=request.model,
+        tenant=request.caller.tenant,
+        lane=request.caller.priority,
+        cost=len(request.prompt_token_ids) + request.sampling.max_tokens,
+        weight=request.caller.weight,
+    )
+
+
+async def _some_workers(router: Router, model: str) -> list[Worker]:
+    """The model's workers that are ready and sound; waits for one while there is none.
+
+    Raises NOT_FOUND for a model that nobody serves, and UNAVAILABLE after the patience.
+    """
+    known = router.workers.models() | {spec.name for spec in router.settings.models}
+    if model not in known:
+        raise PenstockError(
+            grpc.StatusCode.NOT_FOUND,
+            f"the model {model!r} does not exist",
+            stage="router",
+            param="model",
+            reason="model_not_found",
+        )
+    until = time.monotonic() + router.settings.router.worker_patience_s
+    while True:
+        ready = router.workers.ready(model)
+        left_s = until - time.monotonic()
+        sound = [w for w in ready if not w.suspect] if left_s > 0 else ready
+        if sound:
+            return sound
+        if left_s <= 0:
+            raise unavailable(
+                f"no worker for {model!r} is available", stage="router", reason="no_worker"
+            )
+        await router.workers.changed(min(left_s, _SUSPECT_POLL_S) if ready else left_s)
+
+
+async def _place(router: Router, answer: Answer, split: SplitMode) -> Placement:
+    """Where the rest of the answer is made at the least predicted cost."""
+    workers = await _some_workers(router, answer.request.model)
+    token_ids = [*answer.request.prompt_token_ids, *answer.tokens]
+    matched = await _match(router, token_ids, answer.request.caller.tenant, workers)
+    ask = Ask(
+        prompt_tokens=len(token_ids),
+        max_tokens=answer.tokens_left,
+        matched=matched,
+        split=split,
+        split_min_tokens=router.settings.router.split_min_tokens,
+    )
+    return place(ask, [w for w in workers if w.peer.ready] or workers)
+
+
+async def _match(
+    router: Router, token_ids: list[int], tenant: str, workers: Sequence[Worker]
+) -> dict[int, int]:
+    """How many leading blocks of the tokens each worker holds, by its bit in the index."""
+    matched: dict[int, int] = {}
+    salt = tenant_salt(tenant)
+    for size in {w.block_size for w in workers}:
+        if len(token_ids) > _LONG_PROMPT:
+            chain = await asyncio.to_thread(block_hashes, token_ids, size, salt)
+        else:
+            chain = block_hashes(token_ids, size, salt)
+        matched.update(router.workers.index.match(chain))
+    return matched
+
+
+def _after_loss(router: Router, loss: WorkerLostError, split: SplitMode, losses: int) -> SplitMode:
+    """Whether the next placement may split; raises the loss as it is when there were too many."""
+    metrics.failovers.labels(loss.cause).inc()
+    if losses > router.settings.router.max_failovers:
+        raise loss.error
+    if loss.cause == "kv_transfer":  # of the pair, either may be at fault: neither is blamed
+        return "never"
+    loss.worker.failed()
+    return split
+
+
+def _note_admission(journal: Journal, ticket: Ticket) -> None:
+    journal.decide(
+        "admission",
+        "queued" if ticket.queued else "at once",
+        waited_ms=ticket.waited_s * 1000,
+        waiting_before=ticket.before,
+        lane=LANE_NAMES[ticket.lane],
+        cost_tokens=ticket.cost,
+        weight=ticket.weight,
+        order=ticket.order,
+    )
+
+
+def _note_placement(
+    journal: Journal,
+    placement: Placement,
+    split: SplitMode,
+    lost: Sequence[WorkerLostError],
+    answer: Answer,
+) -> None:
+    plan = placement.plan
+    if lost:
+        journal.decide(
+            "failover",
+            plan.name,
+            lost=lost[-1].worker.id,
+            cause=lost[-1].cause,
+            tokens_so_far=len(answer.tokens),
+            number=len(lost),
+        )
+    journal.decisions.append(decision("router", "placement", plan.name, reasons(placement)))
+    journal.decide(
+        "split",
+        "split" if plan.prefill else "unsplit",
+        why=placement.split_reason,
+        mode=split,
+        uncached_tokens=plan.uncached_tokens,
+        **{f"{kind}_cost_s": cost for kind, cost in placement.best_costs().items()},
+    )
+    metrics.placements.labels("split" if plan.prefill else "unsplit").inc()
+    if not lost:
+        metrics.prompt_tokens.inc(plan.cached_tokens + plan.uncached_tokens)
+        metrics.hit_tokens.inc(plan.cached_tokens)
+
+
+def _account(span: Span, answer: Answer) -> None:
+    metrics.output_tokens.inc(len(answer.tokens))
+    span.set_attribute("model", answer.request.model)
+    span.set_attribute("prompt_tokens", len(answer.request.prompt_token_ids))
+    span.set_attribute("cached_tokens", answer.cached_tokens)
+    span.set_attribute("output_tokens", len(answer.tokens))
+    if answer.first_token_s:
+        span.set_attribute("ttft_ms", round(answer.ttft_s * 1000, 3))

@@ -1,0 +1,237 @@
+"""Where a request runs: the placement that costs everybody the least time, by prediction.
+
+Costs are in sequence-seconds: what the request itself will wait, plus the delay that it brings upon
+the sequences already decoding there. So one sum weighs a cached prefix against a queue, and a split
+against the interference that it avoids. docs/decisions/0003-placement.md explains the model.
+
+Pure functions over the workers' views: no I/O, nothing remembered.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from services.router.workers import DECODE_ROLES, PREFILL_ROLES, Worker
+
+SplitMode = Literal["auto", "always", "never"]
+
+# Until a worker of the model has measured its own.
+PRIOR_PREFILL_TOKENS_PER_S = 2000.0
+PRIOR_STEP_S = 0.03
+# Share by which a full batch slows a step. Real steps may stay flat; this also keeps room free on
+# every worker, so it is not zero even then.
+FULL_BATCH_SLOWDOWN = 0.5
+# A request may end early, at its end-of-text token: more of max_tokens is not counted on.
+EXPECTED_OUTPUT_TOKENS = 128
+# What a sequence that runs now is expected to have left.
+REMAINING_TOKENS = 64
+# Handing KV over: one round trip to reserve and one to commit, and bytes at a pessimistic rate.
+HANDOVER_S = 0.01
+HANDOVER_TOKENS_PER_S = {True: 1_000_000.0, False: 100_000.0}  # on one host; between hosts
+# Pairs of prefill and decode workers weighed: the best few of each pool.
+PAIR_POOL = 4
+# Candidates named in the why-record.
+TOLD = 6
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What placement must know of a request."""
+
+    prompt_tokens: int
+    max_tokens: int
+    matched: Mapping[int, int]  # index bit → leading blocks held (BlockIndex.match)
+    split: SplitMode
+    split_min_tokens: int
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a worker is, its own measurements or the best of its peers'."""
+
+    prefill_tokens_per_s: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One possible placement, with the figures that speak for or against it. Times in seconds."""
+
+    decode: Worker
+    prefill: Worker | None  # None: unsplit
+    cached_tokens: int  # of the prompt, where it is computed
+    uncached_tokens: int
+    ttft_s: float
+    itl_s: float
+    cost_s: float
+
+    @property
+    def first(self) -> Worker:
+        """The worker that computes the prompt."""
+        return self.prefill or self.decode
+
+    @property
+    def name(self) -> str:
+        """ "worker-a" or "worker-a > worker-b"."""
+        return f"{self.prefill.id} > {self.decode.id}" if self.prefill else self.decode.id
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The chosen plan and why."""
+
+    plan: Plan
+    candidates: Sequence[Plan]  # best first, the chosen among them
+    split_reason: str
+
+    def best_costs(self) -> dict[str, float]:
+        """The lowest cost of each kind that was weighed: "split", "unsplit"."""
+        costs: dict[str, float] = {}
+        for plan in self.candidates:
+            costs.setdefault("split" if plan.prefill else "unsplit", plan.cost_s)
+        return costs
+
+
+def place(ask: Ask, workers: Sequence[Worker]) -> Placement:
+    """The best placement on these workers (all ready, all of one model, at least one)."""
+    rates = rates_of(workers)
+    decoding = [w for w in workers if w.role in DECODE_ROLES]
+    prefilling = [w for w in workers if w.role in PREFILL_ROLES]
+    # With no decode worker left, a prefill worker is better than an error.
+    unsplit = sorted((_unsplit(ask, w, rates[w]) for w in decoding or prefilling), key=_by_cost)
+    pairs, reason = _weigh_split(ask, unsplit[0], prefilling, decoding, rates)
+    plans = sorted([*pairs, *unsplit], key=_by_cost)
+    best = plans[0]
+    if ask.split == "always" and pairs:
+        best = min(pairs, key=_by_cost)
+    if not reason:
+        reason = "cheaper split" if best.prefill else "cheaper unsplit"
+    return Placement(best, plans, reason)
+
+
+def reasons(placement: Placement) -> dict[str, str]:
+    """The candidates' predictions for the why-record, at most `TOLD` of them."""
+    told = {plan.name: _figures(plan) for plan in placement.candidates[:TOLD]}
+    told[placement.plan.name] = _figures(placement.plan)
+    if len(placement.candidates) > len(told):
+        told["more candidates"] = str(len(placement.candidates) - len(told))
+    return told
+
+
+def rates_of(workers: Sequence[Worker]) -> dict[Worker, Rates]:
+    """Measured rates. A worker that has measured nothing is given the best of its peers', so that
+    it is tried, and the priors when there are none."""
+    fastest = max((w.load.prefill_tokens_per_s for w in workers), default=0.0)
+    steps = [w.load.decode_step_ms / 1000 for w in workers if w.load.decode_step_ms > 0]
+    return {
+        w: Rates(
+            w.load.prefill_tokens_per_s or fastest or PRIOR_PREFILL_TOKENS_PER_S,
+            w.load.decode_step_ms / 1000 or min(steps, default=PRIOR_STEP_S),
+        )
+        for w in workers
+    }
+
+
+def _weigh_split(
+    ask: Ask,
+    unsplit: Plan,
+    prefilling: Sequence[Worker],
+    decoding: Sequence[Worker],
+    rates: Mapping[Worker, Rates],
+) -> tuple[list[Plan], str]:
+    """The split plans worth weighing, or why there are none."""
+    if ask.split == "never":
+        return [], "switched off"
+    if not prefilling or not decoding:
+        return [], f"degraded: no {'prefill' if not prefilling else 'decode'} worker"
+    if ask.max_tokens == 1:
+        return [], "a single token: nothing to decode"
+    if ask.split == "auto" and unsplit.uncached_tokens < ask.split_min_tokens:
+        return [], f"fewer than {ask.split_min_tokens} uncached tokens"
+    # Both ends' costs add up, so the best pairs are made of the best ends.
+    first = sorted(prefilling, key=lambda w: _prefill_s(ask, w, rates[w]))[:PAIR_POOL]
+    then = sorted(decoding, key=lambda w: _decode_s(ask, w, rates[w]))[:PAIR_POOL]
+    pairs = [_split(ask, p, d, rates[p], rates[d]) for p in first for d in then if p is not d]
+    return pairs, "" if pairs else "no second worker"
+
+
+def _unsplit(ask: Ask, worker: Worker, rates: Rates) -> Plan:
+    cached, uncached = _cached(ask, worker)
+    ttft_s = _slot_wait_s(worker, rates) + _prefill_s(ask, worker, rates)
+    # Each sequence that decodes there stands still while this prompt's chunks are computed.
+    interference_s = _occupancy(worker) * uncached / rates.prefill_tokens_per_s
+    itl_s = _itl_s(worker, rates)
+    cost_s = ttft_s + _output(ask) * itl_s + interference_s + _no_room_s(ask, worker, rates)
+    return Plan(worker, None, cached, uncached, ttft_s, itl_s, cost_s)
+
+
+def _split(ask: Ask, first: Worker, then: Worker, rates: Rates, then_rates: Rates) -> Plan:
+    cached, uncached = _cached(ask, first)
+    _, moved = _cached(ask, then)
+    same_host = first.replica.host_id == then.replica.host_id
+    handover_s = HANDOVER_S + moved / HANDOVER_TOKENS_PER_S[same_host]
+    ttft_s = _slot_wait_s(then, then_rates) + _prefill_s(ask, first, rates)
+    itl_s = _itl_s(then, then_rates)
+    cost_s = ttft_s + handover_s + _output(ask) * itl_s + _no_room_s(ask, then, then_rates)
+    return Plan(then, first, cached, uncached, ttft_s, itl_s, cost_s)
+
+
+def _cached(ask: Ask, worker: Worker) -> tuple[int, int]:
+    """Prompt tokens that the worker has and has not; the last one is always computed."""
+    blocks = ask.matched.get(worker.holder.bit, 0)
+    full = (ask.prompt_tokens - 1) // worker.block_size
+    cached = min(blocks, full) * worker.block_size
+    return cached, ask.prompt_tokens - cached
+
+
+def _prefill_s(ask: Ask, worker: Worker, rates: Rates) -> float:
+    queued = worker.load.queued_prefill_tokens + sum(s.prefill_tokens for s in worker.unseen)
+    return (queued + _cached(ask, worker)[1]) / rates.prefill_tokens_per_s
+
+
+def _decode_s(ask: Ask, worker: Worker, rates: Rates) -> float:
+    return (
+        _slot_wait_s(worker, rates)
+        + _output(ask) * _itl_s(worker, rates)
+        + _no_room_s(ask, worker, rates)
+    )
+
+
+def _slot_wait_s(worker: Worker, rates: Rates) -> float:
+    """Until the worker has a place in its batch for one more sequence."""
+    excess = _occupancy(worker) + 1 - worker.max_running
+    return max(0, excess) * REMAINING_TOKENS * rates.step_s / worker.max_running
+
+
+def _itl_s(worker: Worker, rates: Rates) -> float:
+    fullness = min(1.0, (_occupancy(worker) + 1) / worker.max_running)
+    return rates.step_s * (1 + FULL_BATCH_SLOWDOWN * fullness)
+
+
+def _no_room_s(ask: Ask, worker: Worker, rates: Rates) -> float:
+    """What preempting others for this request's blocks would cost in recomputation."""
+    if not worker.load.total_blocks:
+        return 0.0
+    needed = (_cached(ask, worker)[1] + _output(ask)) / worker.block_size
+    missing = max(0.0, needed - worker.load.free_blocks)
+    return missing * worker.block_size / rates.prefill_tokens_per_s
+
+
+def _occupancy(worker: Worker) -> int:
+    return worker.load.running + worker.load.waiting + len(worker.unseen)
+
+
+def _output(ask: Ask) -> int:
+    return min(ask.max_tokens, EXPECTED_OUTPUT_TOKENS)
+
+
+def _by_cost(plan: Plan) -> tuple[float, int, bool]:
+    return plan.cost_s, _occupancy(plan.decode), plan.prefill is not None
+
+
+def _figures(plan: Plan) -> str:
+    return (
+        f"cost {plan.cost_s:.3f} s, ttft {plan.ttft_s * 1000:.1f} ms, "
+        f"itl {plan.itl_s * 1000:.1f} ms, cached {plan.cached_tokens}, "
+        f"uncached {plan.uncached_tokens}"
+    )

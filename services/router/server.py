@@ -1,0 +1,97 @@
+"""The router's servers: links from the tokenizers, and its status."""
+
+from typing import Any
+
+import grpc
+
+from protos import router_pb2, router_pb2_grpc
+from services.common.config import Settings
+from services.common.discovery import Directory
+from services.common.link import LinkCall, LinkServer
+from services.common.redis import Redis
+from services.common.service import Service
+from services.common.telemetry import Telemetry
+from services.router import pipeline
+from services.router.admission import Admission
+from services.router.workers import Worker, Workers
+
+
+class RouterService(Service):
+    """Requests of tokenizers come over links, see pipeline.py; replicas share nothing but Redis."""
+
+    name = "router"
+    grpc_services = ("penstock.v1.Router",)
+
+    def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
+        super().__init__(settings, redis, telemetry, id)
+        self._routers = Directory(redis, settings.namespace, "router", settings.lease_s)
+        self._workers = Workers(redis, settings, id, self._workers_changed)
+        self._admission = Admission(
+            redis, settings, id, self._workers.capacity, lambda: len(self._routers.replicas)
+        )
+        self._router = pipeline.Router(settings, telemetry, self._workers, self._admission)
+        self._links = LinkServer("/penstock.v1.Router/Link", self._serve)
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        await self._routers.start()
+        await self._workers.start()
+        await self._admission.start()
+        router_pb2_grpc.add_RouterServicer_to_server(StatusServicer(self), server)
+        self._links.add_to(server)
+
+    def check(self) -> None:
+        """Raises when admission can grant nothing any more."""
+        self._admission.check()
+
+    async def drain(self, grace_s: float) -> None:
+        await self._links.drain(grace_s)
+
+    async def stop(self) -> None:
+        await self._admission.stop()
+        await self._workers.stop()
+        await self._routers.stop()
+
+    async def status(self) -> router_pb2.RouterStatus:
+        """What this router sees; admission over all routers."""
+        models = self._workers.models()
+        held, waiting = await self._admission.status(models)
+        return router_pb2.RouterStatus(
+            workers=[_status_of(worker) for worker in self._workers.all()],
+            queued=waiting,
+            admitted=held,
+            capacity=sum(self._workers.capacity(model) for model in models),
+        )
+
+    async def _serve(self, call: LinkCall) -> None:
+        await pipeline.serve(self._router, call)
+
+    def _workers_changed(self) -> None:
+        self._admission.poke()
+
+
+class StatusServicer(router_pb2_grpc.RouterServicer):
+    """`GetStatus`; the link's method is mounted beside it."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def GetStatus(
+        self, request: router_pb2.RouterStatusRequest, context: Any
+    ) -> router_pb2.RouterStatus:
+        return await self._service.status()
+
+
+def _status_of(worker: Worker) -> router_pb2.WorkerStatus:
+    return router_pb2.WorkerStatus(
+        id=worker.id,
+        address=worker.replica.address,
+        role=worker.role,
+        model=worker.model,
+        state=worker.link.state.value,
+        waiting=worker.load.waiting,
+        running=worker.load.running,
+        free_blocks=worker.load.free_blocks,
+        total_blocks=worker.load.total_blocks,
+        steps=worker.link.vitals.steps,
+        known_blocks=len(worker.holder.blocks),
+    )

@@ -1,0 +1,227 @@
+"""The workers as this router sees them: links, roles, load, and the KV blocks that each holds."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protos import worker_pb2
+from services.common.block_hash import DIGEST_SIZE
+from services.common.config import Settings
+from services.common.discovery import Replica
+from services.common.link import LinkClient, LinkOptions, LinkState
+from services.common.peers import Peer, Peers
+from services.common.redis import Redis
+from services.router.block_index import BlockIndex, Holder
+
+_SLICE = 1024  # block hashes taken or freed in one turn of the loop, well under a millisecond
+_SUSPECT_S = 1.0  # a worker that failed a request is left alone for this long
+_NEWS_TO_SHOW = 2  # news until a sent request is surely part of the reported load
+
+PREFILL_ROLES = ("prefill", "both")
+DECODE_ROLES = ("decode", "both")
+
+
+@dataclass
+class Sent:
+    """A request on its way to a worker that its reported load may not show yet."""
+
+    prefill_tokens: int
+    news_left: int = _NEWS_TO_SHOW
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker. `load` is as of its last news; `unseen` is what was sent since."""
+
+    peer: Peer
+    holder: Holder
+    load: worker_pb2.Load
+    unseen: list[Sent] = field(default_factory=list)
+    events: deque[tuple[bool, bytes]] = field(default_factory=deque)  # not yet in the index
+    suspect_until: float = 0.0  # monotonic
+
+    @property
+    def id(self) -> str:
+        return self.peer.id
+
+    @property
+    def replica(self) -> Replica:
+        return self.peer.replica
+
+    @property
+    def link(self) -> LinkClient:
+        return self.peer.link
+
+    @property
+    def model(self) -> str:
+        return self.replica.facts.get("model", "")
+
+    @property
+    def role(self) -> str:
+        return self.replica.facts.get("role", "both")
+
+    @property
+    def block_size(self) -> int:
+        return self.load.block_size or int(self.replica.facts.get("block_size", "16"))
+
+    @property
+    def max_running(self) -> int:
+        return int(self.replica.facts.get("max_running", "0")) or self.load.max_running or 1
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it failed a request a moment ago."""
+        return time.monotonic() < self.suspect_until
+
+    def sent(self, prefill_tokens: int) -> Sent:
+        """Notes a request that is opened on this worker now."""
+        sent = Sent(prefill_tokens)
+        self.unseen.append(sent)
+        return sent
+
+    def answered(self, sent: Sent) -> None:
+        """Its first token or its end came: there is nothing left to add to the reported load."""
+        if sent in self.unseen:
+            self.unseen.remove(sent)
+
+    def failed(self) -> None:
+        """It failed a request for a reason of its own."""
+        self.suspect_until = time.monotonic() + _SUSPECT_S
+
+
+class Workers:
+    """All workers of all models."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        settings: Settings,
+        router_id: str,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called when a worker came, went or changed its state."""
+        self.index = BlockIndex()
+        self._workers: dict[Peer, Worker] = {}
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+        self._chores: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._peers = Peers(
+            redis,
+            settings,
+            "worker",
+            peer_id=router_id,
+            on_news=self._on_news,
+            on_state=self._on_state,
+            on_gone=self._on_gone,
+            options=LinkOptions(stall_timeout_s=settings.router.stall_timeout_s),
+        )
+
+    async def start(self) -> None:
+        await self._peers.start()
+
+    async def stop(self) -> None:
+        await self._peers.stop()
+        if self._chores is not None:
+            self._chores.cancel()
+
+    def all(self) -> list[Worker]:
+        """Whatever their state, those that the registry lists no longer included until they end."""
+        for peer in self._peers.all():
+            self._of(peer)
+        return list(self._workers.values())
+
+    def ready(self, model: str) -> list[Worker]:
+        """Those of the model that take requests now."""
+        return [w for w in self._workers.values() if w.peer.ready and w.model == model]
+
+    def models(self) -> set[str]:
+        """Models that some listed worker serves, in whatever state."""
+        return {peer.replica.facts.get("model", "") for peer in self._peers.all()}
+
+    def capacity(self, model: str) -> int:
+        """Sequences of the model that can decode at once.
+
+        Workers that decode count; prefill workers hold a sequence only for its prompt, so they
+        count only while they are all there is. A worker not linked yet counts, a lost one does not.
+        """
+        counted = [
+            (w.role, w.max_running)
+            for w in self.all()
+            if w.model == model
+            and not w.peer.left.is_set()
+            and w.link.state in (LinkState.CONNECTING, LinkState.READY)
+        ]
+        decoding = sum(n for role, n in counted if role in DECODE_ROLES)
+        return decoding or sum(n for _, n in counted)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when a worker came, went or changed its state, or after `timeout_s`."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _of(self, peer: Peer) -> Worker:
+        if peer not in self._workers:
+            self._workers[peer] = Worker(peer, self.index.add(), worker_pb2.Load())
+        return self._workers[peer]
+
+    def _on_news(self, peer: Peer, payload: bytes) -> None:
+        news = worker_pb2.WorkerNews.FromString(payload)
+        worker = self._of(peer)
+        if news.HasField("load"):
+            worker.load = news.load
+        for sent in worker.unseen:
+            sent.news_left -= 1
+        worker.unseen = [sent for sent in worker.unseen if sent.news_left > 0]
+        if news.snapshot:
+            worker.events.clear()
+            self.index.remove(worker.holder)
+            worker.holder = self.index.add()
+        worker.events.extend((event.stored, event.hashes) for event in news.events)
+        self._do_chores()
+
+    def _on_state(self, peer: Peer, state: LinkState) -> None:
+        self._of(peer)
+        self._tell_change()
+
+    def _on_gone(self, peer: Peer) -> None:
+        self.index.remove(self._of(peer).holder)
+        del self._workers[peer]
+        self._tell_change()
+        self._do_chores()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._on_change()
+
+    def _do_chores(self) -> None:
+        """Takes in events and sweeps, at most a slice of each per turn of the loop."""
+        if self._chores is not None:
+            return
+        left = _SLICE
+        for worker in self._workers.values():
+            while worker.events and left > 0:
+                left -= self._take_in(worker, left)
+        more = self.index.sweep(_SLICE) or any(w.events for w in self._workers.values())
+        if more:
+            self._chores = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._chores = None
+        self._do_chores()
+
+    def _take_in(self, worker: Worker, limit: int) -> int:
+        """Applies the worker's oldest event, or its first `limit` hashes; returns how many."""
+        stored, raw = worker.events.popleft()
+        if len(raw) > limit * DIGEST_SIZE:
+            worker.events.appendleft((stored, raw[limit * DIGEST_SIZE :]))
+            raw = raw[: limit * DIGEST_SIZE]
+        hashes = [raw[i : i + DIGEST_SIZE] for i in range(0, len(raw), DIGEST_SIZE)]
+        apply = self.index.store if stored else self.index.evict
+        apply(worker.holder, hashes)
+        return max(1, len(hashes))
