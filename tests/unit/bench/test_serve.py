@@ -154,7 +154,7 @@ def test_a_stream_is_measured_piece_by_piece(
     assert (request["prompt_tokens"], request["cached_tokens"]) == (7, 4)
     assert request["completion_tokens"] == 3
     assert len(request["itl_s"]) == 2
-    assert all(0.8 * PIECE_S < gap < 10 * PIECE_S for gap in request["itl_s"])
+    assert request["e2e_s"] > 1.9 * PIECE_S
     assert request["e2e_s"] == pytest.approx(request["ttft_s"] + sum(request["itl_s"]))
     assert request["tpot_s"] == pytest.approx(sum(request["itl_s"]) / 2)
     assert report["totals"]["output_tokens"] == 3
@@ -222,7 +222,7 @@ def test_a_stream_without_text_has_no_first_token_time(server: Server, tmp_path:
         ("dropped", "not completed"),
         ("odd", "shape"),
         ("no json", "not JSON"),
-        ("hang", "not finished within 0.5 s"),
+        ("hang", "not finished within 2 s"),
     ],
 )
 def test_a_failure_is_counted_shown_and_sets_the_exit_code(
@@ -230,7 +230,7 @@ def test_a_failure_is_counted_shown_and_sets_the_exit_code(
 ) -> None:
     workload = [{"prompt": "plain"}, {"prompt": prompt}]
     STREAMS["dropped"] = [event("one ")]
-    code, report = run(server, tmp_path, workload, "--timeout-s", "0.5")
+    code, report = run(server, tmp_path, workload, "--timeout-s", "2" if prompt == "hang" else "60")
     assert code == 1
     good, bad = report["requests"]
     assert good["error"] is None
@@ -245,7 +245,9 @@ def test_requests_go_out_when_they_should(server: Server, tmp_path: Path) -> Non
     code, report = run(server, tmp_path, workload)
     assert code == 0
     started = [request["started_s"] for request in report["requests"]]
-    assert started == pytest.approx([0.0, 0.2, 0.4], abs=0.15)
+    assert all(at <= s < at + 2 for at, s in zip([0.0, 0.2, 0.4], started, strict=True))
+    sent = [seen["at"] - server.seen[0]["at"] for seen in server.seen]
+    assert sent == pytest.approx([s - started[0] for s in started], abs=0.5)
     assert [request["id"] for request in report["requests"]] == ["r1", "r2", "r0"]
 
 
@@ -256,7 +258,8 @@ def test_concurrency_bounds_what_is_in_flight_and_the_delay_is_told(
     assert code == 0
     assert server.most_running == 2
     assert report["totals"]["send_delay_s"]["max"] > 2 * 3 * PIECE_S
-    assert max(request["ttft_s"] for request in report["requests"]) < 3 * PIECE_S
+    latencies = [request["e2e_s"] for request in report["requests"]]
+    assert max(latencies) < report["totals"]["send_delay_s"]["max"]  # these exclude the wait
 
 
 def test_goodput_counts_requests_within_all_objectives(server: Server, tmp_path: Path) -> None:
