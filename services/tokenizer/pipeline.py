@@ -53,6 +53,7 @@ async def run(
     """
     # In: the model, then its prompt beside the verdict on the text; both before the router hears.
     model = pipeline.models[request.model]
+    span.set_attribute("model", model.name)
     prompt = await _assemble_and_check(pipeline, model, request, span)
     record.decisions.append(_context_decision(prompt))
 
@@ -77,9 +78,13 @@ async def run(
             end = await generation.ended()
         finally:
             generation.cancel()
-        if output.tokens or last_try or end.status.reason not in _LOST:
+        why = end.status.reason
+        if output.tokens or last_try or why not in _LOST:
             break
-        log.warning("router %s was lost before its first token, trying another", router.id)
+        log.warning("router %s was lost before its first token, trying again", router.id)
+        record.decisions.append(
+            decision("tokenizer", "router", "tried again", {"lost": router.id, "why": why})
+        )
 
     record.MergeFrom(end.record)
     metrics.COMPLETION_TOKENS.labels(request.model).inc(output.tokens)

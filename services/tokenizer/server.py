@@ -102,9 +102,12 @@ class TokenizerService(Service):
 
 def _parse(payload: bytes) -> PromptRequest:
     try:
-        return PromptRequest.FromString(payload)
+        request = PromptRequest.FromString(payload)
     except DecodeError:
         raise invalid("not a PromptRequest", "") from None
+    if len(request.stop) > 4 or not all(request.stop):
+        raise invalid("at most 4 stop strings, none of them empty", "stop")
+    return request
 
 
 def _outcome(call: LinkCall, failure: PenstockError | None) -> str:

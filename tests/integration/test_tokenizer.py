@@ -243,6 +243,8 @@ async def test_nothing_reaches_the_router_before_the_policy_s_verdict(
         token_ids = TokenIds(ids=ids("a top secret"))
         error = await b.refused(PromptRequest(model="tiny", token_ids=token_ids))
         assert (error.reason, error.param) == ("content_policy", "prompt")
+        for stop in (["a", ""], list("abcde")):
+            assert (await b.refused(question(stop=stop))).param == "stop"
         too_long = await b.refused(PromptRequest(model="tiny", text="water " * 900))
         assert too_long.reason == "context_length_exceeded"
         assert b.router().requests == []
@@ -303,6 +305,8 @@ async def test_a_router_lost_before_the_first_token_is_replaced_by_another(
         end = await b.ask(question())
         assert (end.status.code, b.text) == (0, "water")
         assert sum(len(b.router(n).requests) for n in (0, 1)) == 2
+        again = next(d for d in end.record.decisions if d.subject == "router")
+        assert (again.choice, again.reasons["why"]) == ("tried again", "peer_lost")
 
 
 async def test_a_router_lost_after_the_first_token_is_an_error_that_names_it(
