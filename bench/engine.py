@@ -1,8 +1,8 @@
 """`penstock bench engine`: a workload through the engine in-process, no services.
 
-Writes per request its token ids, finish reason, TTFT and ITLs, and the totals of the run. Among them
-`decode_bytes_per_s`: a decode step must read the weights once and the running sequences' KV, so
-this rate, against what the machine can stream, says how near to the floor decoding is.
+Writes per request its token ids, finish reason, TTFT and ITLs, and the totals of the run. Among
+them `decode_bytes_per_s`: a decode step must read the weights once and the running sequences' KV,
+so this rate, against what the machine can stream, says how near to the floor decoding is.
 """
 
 import argparse

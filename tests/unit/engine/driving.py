@@ -24,9 +24,7 @@ def make_engine(folder: Path, **settings: Any) -> Engine:
 
 def make_prompts(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
     rng = random.Random(seed)
-    return [
-        [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, longest))] for _ in range(count)
-    ]
+    return [[rng.randrange(3, VOCAB) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
 def greedy(max_tokens: int, **fields: Any) -> Sampling:

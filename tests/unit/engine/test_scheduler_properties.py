@@ -162,9 +162,7 @@ class World:
         reason = self.scheduler.complete(chunk, token)
         if reason is FinishReason.PREFILL_DONE:
             self.scheduler.hold_for_export(sequence, reason)
-            self.waiting_outside[sequence.id] = (
-                self.now + self.arrivals[sequence.id].remote_delay
-            )
+            self.waiting_outside[sequence.id] = self.now + self.arrivals[sequence.id].remote_delay
         elif reason:
             self._end(sequence, reason)
 

@@ -1,0 +1,247 @@
+"""The engine in its own process, driven by EngineClient."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from services.worker.engine import (
+    EngineClient,
+    EngineConfig,
+    EngineDied,
+    EngineLoadError,
+    FinishReason,
+    KvBlocks,
+    Request,
+    RequestOutput,
+    SharedRef,
+    StepOutput,
+    kv_payload,
+)
+from tests.unit.engine.driving import SMALL, drive, greedy, make_engine, make_prompts
+
+Checkpoint = Callable[..., Path]
+PROMPT = list(range(3, 43))
+
+
+class Listener:
+    """Gathers what a client tells."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepOutput] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.last: dict[str, RequestOutput] = {}
+        self.exports: list[KvBlocks] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, step: StepOutput) -> None:
+        self.steps.append(step)
+        self.exports += step.kv_exports
+        for output in step.outputs:
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason:
+                self.last[output.request_id] = output
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], object], timeout_s: float = 20) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+def config(checkpoint: Checkpoint) -> EngineConfig:
+    return EngineConfig(model=str(checkpoint()), **SMALL)
+
+
+@pytest_asyncio.fixture
+async def engine(config: EngineConfig) -> AsyncIterator[tuple[EngineClient, Listener]]:
+    listener = Listener()
+    client = EngineClient(config, listener)
+    await client.start()
+    yield client, listener
+    await client.stop()
+    assert not list(kv_payload.FOLDER.glob(f"penstock-kv-*-{client.pid}-*"))
+
+
+async def until_gone(pid: int, timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
+            await asyncio.sleep(0.02)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+async def test_streams_what_the_engine_computes(
+    engine: tuple[EngineClient, Listener], config: EngineConfig
+) -> None:
+    client, listener = engine
+    requests = [Request(str(i), p, greedy(16)) for i, p in enumerate(make_prompts(12))]
+    local = drive(make_engine(Path(config.model)), requests)
+    assert client.info
+    assert client.info.num_blocks == SMALL["num_blocks"]
+    for request in requests:
+        client.add(request)
+    await listener.until(lambda: len(listener.last) == len(requests))
+    assert listener.tokens == local.tokens
+    assert [step.step for step in listener.steps] == list(range(1, len(listener.steps) + 1))
+    mirror: set[bytes] = set()
+    for step in listener.steps:
+        for event in step.kv_events:
+            (mirror.update if event.stored else mirror.difference_update)(event.hashes)
+    assert set(await client.snapshot()) == mirror
+
+
+async def test_refuses_cancels_and_sleeps_when_idle(engine: tuple[EngineClient, Listener]) -> None:
+    client, listener = engine
+    client.add(Request("bad", [], greedy(1)))
+    client.add(Request("long", PROMPT, greedy(200)))
+    with pytest.raises(ValueError, match="in use"):
+        client.add(Request("long", PROMPT, greedy(200)))
+    await listener.until(lambda: listener.tokens.get("long"))
+    client.cancel("long")
+    asked = len(listener.steps)
+    await listener.until(lambda: "long" in listener.last)
+    assert listener.last["long"].finish_reason is FinishReason.CANCELLED
+    assert listener.last["bad"].error
+    assert listener.steps[-1].load.free_blocks == SMALL["num_blocks"]
+    assert len(listener.steps) - asked < 100
+    quiet = len(listener.steps)
+    before = _cpu_seconds(client.pid)
+    await asyncio.sleep(0.5)
+    assert len(listener.steps) == quiet
+    assert _cpu_seconds(client.pid) - before < 0.2
+
+
+def _cpu_seconds(pid: int | None) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_steps_go_on_while_all_blocks_wait_for_others(
+    engine: tuple[EngineClient, Listener],
+) -> None:
+    """Queued behind reservations nothing can be computed, but the step number moves."""
+    client, listener = engine
+    for i in range(SMALL["max_running"]):
+        client.add(Request(f"r{i}", PROMPT, greedy(4), remote_prefill=True))
+    client.add(Request("queued", PROMPT, greedy(4)))
+    await listener.until(lambda: listener.steps and listener.steps[-1].pending == 1)
+    steps = len(listener.steps)
+    await asyncio.sleep(1.5)
+    assert 1 <= len(listener.steps) - steps <= 3
+    client.cancel("r0")
+    await listener.until(lambda: "queued" in listener.last)
+
+
+@pytest.mark.parametrize("form", ["inline", "shared"])
+async def test_split_between_processes(
+    engine: tuple[EngineClient, Listener], config: EngineConfig, form: str
+) -> None:
+    client, listener = engine
+    whole = drive(make_engine(Path(config.model)), [Request("a", PROMPT, greedy(12))])
+    request = Request("a", PROMPT, greedy(12))
+    client.add(replace(request, request_id="decode", remote_prefill=True))
+    client.add(
+        replace(request, request_id="prefill", prefill_only=True, export_kv=form)  # type: ignore[arg-type]
+    )
+    await listener.until(lambda: "prefill" in listener.last)
+    assert all(isinstance(b.data, SharedRef) == (form == "shared") for b in listener.exports)
+    for blocks in listener.exports:
+        client.write_kv(replace(blocks, request_id="decode"))
+    client.start_decode("decode", listener.tokens["prefill"][0])
+    await listener.until(lambda: "decode" in listener.last)
+    assert listener.tokens["prefill"] + listener.tokens["decode"] == whole.tokens["a"]
+
+
+async def test_a_killed_process_is_noticed_and_cleaned_up(config: EngineConfig) -> None:
+    listener = Listener()
+    client = EngineClient(config, listener)
+    await client.start()
+    assert client.pid
+    client.add(Request("a", PROMPT, greedy(1), prefill_only=True, export_kv="shared"))
+    await listener.until(lambda: "a" in listener.last)
+    assert list(kv_payload.FOLDER.glob(f"penstock-kv-*-{client.pid}-*"))
+    snapshot = asyncio.create_task(client.snapshot())
+    os.kill(client.pid, signal.SIGSTOP)
+    await asyncio.sleep(0)
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="status -9"):
+        await asyncio.wait_for(client.wait_closed(), 10)
+    with pytest.raises(EngineDied):
+        await snapshot
+    with pytest.raises(EngineDied, match="not running"):
+        client.add(Request("b", PROMPT, greedy(1)))
+    with pytest.raises(EngineDied):
+        client.write_kv(listener.exports[0])
+    assert not list(kv_payload.FOLDER.glob(f"penstock-kv-*-{client.pid}-*"))
+    assert not client.running
+
+
+async def test_an_exception_of_the_callback_ends_the_engine(config: EngineConfig) -> None:
+    def on_step(step: StepOutput) -> None:
+        raise KeyError("bug")
+
+    client = EngineClient(config, on_step)
+    await client.start()
+    client.add(Request("a", PROMPT, greedy(4)))
+    with pytest.raises(EngineDied, match="on_step failed: KeyError"):
+        await asyncio.wait_for(client.wait_closed(), 10)
+
+
+async def test_load_errors_reach_the_caller(config: EngineConfig, tmp_path: Path) -> None:
+    client = EngineClient(replace(config, model=str(tmp_path)), Listener())
+    with pytest.raises(EngineLoadError, match=r"UnsupportedModel: .*config\.json is missing"):
+        await client.start()
+    assert not client.running
+
+
+async def test_stop_kills_what_does_not_end(config: EngineConfig) -> None:
+    client = EngineClient(config, Listener())
+    await client.start()
+    assert client.pid
+    os.kill(client.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    await client.stop(timeout_s=0.3)
+    assert time.monotonic() - started < 5
+    await client.wait_closed()
+    await until_gone(client.pid)
+
+
+PARENT = """
+import asyncio, sys
+from services.worker.engine import EngineClient, EngineConfig
+
+async def main():
+    client = EngineClient(EngineConfig(model=sys.argv[1], num_blocks=8, threads=1), print)
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_engine_ends_when_its_parent_is_killed(config: EngineConfig) -> None:
+    parent = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", PARENT, config.model], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout
+        pid = int(await asyncio.to_thread(parent.stdout.readline))
+        parent.kill()
+    await until_gone(pid)

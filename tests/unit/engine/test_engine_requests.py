@@ -1,0 +1,227 @@
+"""What becomes of single requests: limits, ends, cancels, errors, and what is told about them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.engine import FinishReason, Request, Sampling, Usage
+from services.worker.engine.scheduler import Chunk
+from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
+
+Checkpoint = Callable[..., Path]
+PROMPT = list(range(3, 43))
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"prompt_token_ids": []}, "prompt_token_ids", "invalid_request"),
+        ({"prompt_token_ids": [3, 257]}, "prompt_token_ids", "invalid_request"),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids", "invalid_request"),
+        ({"prompt_token_ids": [3] * 256}, "prompt_token_ids", "context_length_exceeded"),
+        ({"sampling": Sampling(0)}, "max_tokens", "invalid_request"),
+        ({"sampling": Sampling(1, temperature=-0.1)}, "temperature", "invalid_request"),
+        ({"sampling": Sampling(1, temperature=float("nan"))}, "temperature", "invalid_request"),
+        ({"sampling": Sampling(1, top_k=-1)}, "top_k", "invalid_request"),
+        ({"sampling": Sampling(1, top_p=0.0)}, "top_p", "invalid_request"),
+        ({"sampling": Sampling(1, top_p=1.1)}, "top_p", "invalid_request"),
+        ({"sampling": Sampling(1, seed=2**64)}, "seed", "invalid_request"),
+        ({"generated_prefix": 40}, "generated_prefix", "invalid_request"),
+        ({"prefill_only": True, "remote_prefill": True}, "remote_prefill", "invalid_request"),
+        ({"export_kv": "inline"}, "export_kv", "invalid_request"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(
+    checkpoint: Checkpoint, change: dict[str, Any], param: str, code: str
+) -> None:
+    engine = make_engine(checkpoint())
+    bad = replace(Request("bad", PROMPT, greedy(4)), **change)
+    run = drive(engine, [bad, Request("good", PROMPT, greedy(4))])
+    error = run.last["bad"].error
+    assert error
+    assert (error.param, error.code) == (param, code)
+    assert run.last["bad"].finish_reason is FinishReason.ERROR
+    assert len(run.tokens["good"]) == 4
+
+
+def test_an_id_in_use_is_refused_at_once(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint())
+    engine.add(Request("a", PROMPT, greedy(4)))
+    with pytest.raises(ValueError, match="'a' is in use"):
+        engine.add(Request("a", PROMPT, greedy(4)))
+    drive(engine, [])
+    drive(engine, [Request("a", PROMPT, greedy(4))])
+
+
+def test_stops_at_end_of_text_and_stop_tokens(checkpoint: Checkpoint) -> None:
+    free = generate(make_engine(checkpoint()), [PROMPT], greedy(32))[0]
+    stop = free[10]
+    cut = free[: free.index(stop) + 1]
+    engine = make_engine(checkpoint())
+    run = drive(engine, [Request("a", PROMPT, greedy(32, stop_token_ids=(stop,)))])
+    assert run.tokens["a"] == cut
+    assert run.last["a"].finish_reason is FinishReason.STOP
+
+    engine._eos_token_ids = frozenset({2, stop})
+    sampling = Sampling(32, temperature=0)
+    run = drive(engine, [Request("a", PROMPT, sampling), Request("b", PROMPT, greedy(32))])
+    assert run.tokens["a"] == cut
+    assert run.tokens["b"] == free
+
+
+def test_ends_where_the_context_ends(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint(), max_model_len=50)
+    run = drive(engine, [Request("a", PROMPT, greedy(1000))])
+    assert len(run.tokens["a"]) == 10
+    assert run.last["a"].finish_reason is FinishReason.LENGTH
+
+
+def test_context_shrinks_to_what_the_cache_holds(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint(), num_blocks=4)
+    assert engine.info.max_model_len == 64
+    run = drive(engine, [Request(str(i), PROMPT, greedy(1000)) for i in range(3)])
+    assert [len(run.tokens[str(i)]) for i in range(3)] == [24] * 3
+
+
+def test_cancel_frees_at_once_and_is_reported(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint())
+    engine.add(Request("a", PROMPT, greedy(100)))
+    for _ in range(5):
+        engine.step()
+    engine.cancel("a")
+    assert engine.pool.num_free == engine.pool.num_blocks
+    engine.check()
+    step = engine.step()
+    (output,) = step.outputs
+    assert output.finish_reason is FinishReason.CANCELLED
+    assert output.usage == Usage(prompt_tokens=40, cached_tokens=0, completion_tokens=5)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_continuation_goes_on_as_the_undisturbed_run(
+    checkpoint: Checkpoint, temperature: float
+) -> None:
+    sampling = Sampling(30, temperature=temperature, seed=11, ignore_eos=True)
+    whole = drive(make_engine(checkpoint()), [Request("a", PROMPT, sampling)])
+    so_far = whole.tokens["a"][:13]
+    rest = Request("a", PROMPT + so_far, replace(sampling, max_tokens=17), generated_prefix=13)
+    run = drive(make_engine(checkpoint()), [rest])
+    assert so_far + run.tokens["a"] == whole.tokens["a"]
+    assert run.last["a"].usage == whole.last["a"].usage == Usage(40, 0, 30)
+
+
+def test_salts_keep_tenants_apart(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint())
+    cached = [
+        drive(engine, [Request("r", PROMPT, greedy(2), salt=salt)]).last["r"].num_cached_tokens
+        for salt in (b"a", b"b", b"a")
+    ]
+    assert cached == [0, 0, 32]
+
+
+def test_events_mirror_the_cache(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint(), num_blocks=20)
+    requests = [Request(str(i), p, greedy(20)) for i, p in enumerate(make_prompts(24))]
+    run = drive(engine, requests)
+    mirror: set[bytes] = set()
+    for step in run.steps:
+        for event in step.kv_events:
+            (mirror.update if event.stored else mirror.difference_update)(event.hashes)
+    assert mirror == set(engine.snapshot())
+    assert any(not event.stored for step in run.steps for event in step.kv_events)
+
+
+def test_step_figures(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint(), max_batched_tokens=16)
+    run = drive(engine, [Request("a", PROMPT, greedy(4)), Request("b", PROMPT[::-1], greedy(4))])
+    assert [step.step for step in run.steps] == list(range(1, len(run.steps) + 1))
+    assert sum(step.prefill_tokens for step in run.steps) == 80
+    assert sum(step.decode_tokens for step in run.steps) == 6
+    assert all(step.prefill_tokens + step.decode_tokens <= 16 for step in run.steps)
+    assert [s.load.queued_prefill_tokens for s in run.steps[:3]] == [64, 48, 32]
+    timelines = {o.request_id: o.timeline for s in run.steps for o in s.outputs if o.timeline}
+    assert sum(chunk.tokens for chunk in timelines["b"].chunks) == 40
+    for timeline in timelines.values():
+        assert timeline.queued_ns <= timeline.scheduled_ns <= timeline.chunks[0].start_ns
+        assert all(a.end_ns <= b.start_ns for a, b in pairwise(timeline.chunks))
+    last = run.steps[-1]
+    assert last.load.prefill_tokens_per_s > 0
+    assert last.load.decode_step_ms > 0
+    assert (last.pending, last.load.waiting, last.load.running) == (0, 0, 0)
+
+
+def test_lower_priority_waits_and_is_preempted_first(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint(), num_blocks=9, max_running=3)
+    prompts = make_prompts(3, longest=30, seed=2)
+    requests = [
+        Request(str(i), p, greedy(60), priority=i) for i, p in reversed(list(enumerate(prompts)))
+    ]
+    run = drive(engine, requests)
+    ends = [o.request_id for s in run.steps for o in s.outputs if o.finish_reason]
+    assert ends == ["0", "1", "2"]
+    assert "0" not in {name for step in run.steps for name in step.preempted}
+    assert run.num_preempted > 0
+
+
+def test_one_failing_request_leaves_the_others_alone(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = make_prompts(6)
+    expected = generate(make_engine(checkpoint()), prompts, greedy(12))
+    engine = make_engine(checkpoint())
+    compute = engine._runner.run
+
+    def fail(chunks: list[Chunk]) -> Any:
+        if any(c.sequence.id == "3" and len(c.sequence.tokens) > 60 for c in chunks):
+            raise RuntimeError("device trouble")
+        return compute(chunks)
+
+    monkeypatch.setattr(engine._runner, "run", fail)
+    prompts[3] = [*prompts[3], *range(3, 60)]
+    run = drive(engine, [Request(str(i), p, greedy(12)) for i, p in enumerate(prompts)])
+    assert run.last["3"].error
+    assert run.last["3"].error.code == "internal"
+    assert [run.tokens[str(i)] for i in (0, 1, 2, 4, 5)] == [expected[i] for i in (0, 1, 2, 4, 5)]
+
+
+def test_nan_ends_its_request_alone_and_is_not_cached(checkpoint: Checkpoint) -> None:
+    """A sequence whose KV turned bad neither poisons its batch nor whoever gets its blocks."""
+    prompts = make_prompts(4, seed=8)
+    expected = generate(make_engine(checkpoint()), prompts, greedy(12))
+    engine = make_engine(checkpoint(), num_blocks=24)
+    poisoned = Request("bad", PROMPT, greedy(50))
+    engine.add(poisoned)
+    engine.step()
+    bad = engine.scheduler.sequences["bad"]
+    engine._runner.cache._data[bad.blocks] = torch.nan
+    run = drive(engine, [Request(str(i), p, greedy(12)) for i, p in enumerate(prompts)])
+    assert run.last["bad"].error
+    assert [run.tokens[str(i)] for i in range(4)] == expected
+    again = drive(engine, [poisoned])
+    assert again.last["bad"].num_cached_tokens == 0
+    assert again.last["bad"].error is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_model_len": 257}, "exceeds the model's context 256"),
+        ({"max_model_len": 100, "num_blocks": 3}, "exceeds the 48 tokens that 3 KV blocks"),
+        ({"num_blocks": None, "kv_cache_bytes": 100}, "less than one block"),
+        ({"max_batched_tokens": 3}, "max_batched_tokens"),
+        ({"block_size": 0}, "block_size"),
+        ({"model": "/nowhere"}, "'/nowhere' is not a directory"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    checkpoint: Checkpoint, settings: dict[str, Any], words: str
+) -> None:
+    folder = Path(settings.pop("model", checkpoint()))
+    with pytest.raises(ValueError, match=words):
+        make_engine(folder, **settings)

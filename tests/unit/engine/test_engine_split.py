@@ -1,0 +1,258 @@
+"""Prefill on one engine, decode on another: the same tokens as on one."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.worker.engine import FinishReason, KvBlocks, Request, Sampling, SharedRef, kv_payload
+from services.worker.engine.engine import Engine
+from tests.unit.engine.driving import Run, drive, greedy, make_engine, make_prompts
+
+Checkpoint = Callable[..., Path]
+
+
+def segments() -> list[str]:
+    return [path.name for path in kv_payload.FOLDER.glob("penstock-kv-*")]
+
+
+class Pair:
+    """A prefill and a decode engine, and between them what two workers would do."""
+
+    def __init__(self, prefill: Engine, decode: Engine, form: str = "inline") -> None:
+        self.prefill, self.decode = prefill, decode
+        self.form = form
+        self.at_prefill, self.at_decode = Run(), Run()
+        self.exported: dict[str, list[KvBlocks]] = {}
+        self.awaiting_reservation: dict[str, Request] = {}
+
+    def add(self, request: Request, early: bool = False) -> None:
+        """`early`: the prefill begins before the decode engine has reserved."""
+        self.decode.add(replace(request, remote_prefill=True))
+        if early:
+            self.prefill.add(self._prefill_request(request, None))
+        else:
+            self.awaiting_reservation[request.request_id] = request
+
+    def _prefill_request(self, request: Request, start: int | None) -> Request:
+        return replace(
+            request,
+            prefill_only=True,
+            export_kv=self.form,  # type: ignore[arg-type]
+            export_from_block=start,
+        )
+
+    def run(self) -> dict[str, list[int]]:
+        """Steps both until they are done; the tokens of each request."""
+        for _ in range(20_000):
+            if not (self.prefill.has_work or self.decode.has_work):
+                break
+            self._step_decode()
+            self._step_prefill()
+        for engine in (self.prefill, self.decode):
+            engine.check()
+            assert engine.pool.num_free == engine.pool.num_blocks
+        assert segments() == []
+        return {
+            name: self.at_prefill.tokens[name] + self.at_decode.tokens.get(name, [])
+            for name in self.at_prefill.tokens
+        }
+
+    def _step_decode(self) -> None:
+        step = self.decode.step()
+        self.at_decode.add(step)
+        for reserved in step.kv_reserved:
+            name, start = reserved.request_id, reserved.cached_blocks
+            if request := self.awaiting_reservation.pop(name, None):
+                self.prefill.add(self._prefill_request(request, start))
+            else:
+                self.prefill.set_export_start(name, start)
+
+    def _step_prefill(self) -> None:
+        step = self.prefill.step()
+        self.at_prefill.add(step)
+        for blocks in step.kv_exports:
+            self.exported.setdefault(blocks.request_id, []).append(blocks)
+            self.decode.write_kv(blocks)
+        for output in step.outputs:
+            if output.finish_reason is FinishReason.PREFILL_DONE:
+                name = output.request_id
+                self.decode.start_decode(name, self.at_prefill.tokens[name][0])
+            elif output.finish_reason:
+                self.decode.cancel(output.request_id)
+
+
+def requests(count: int) -> list[Request]:
+    """Greedy and seeded ones, some with a common beginning."""
+    shared = list(range(3, 60))
+    prompts = make_prompts(count, longest=100, seed=5)
+    return [
+        Request(
+            str(i),
+            (shared if i % 3 == 0 else []) + prompt,
+            greedy(20) if i % 2 else Sampling(20, temperature=0.9, top_p=0.95, seed=i),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("form", ["inline", "shared"])
+@pytest.mark.parametrize("early", [False, True])
+def test_split_equals_unsplit(checkpoint: Checkpoint, form: str, early: bool) -> None:
+    work = requests(24)
+    unsplit = drive(make_engine(checkpoint()), work)
+    pair = Pair(make_engine(checkpoint(), max_batched_tokens=24), make_engine(checkpoint()), form)
+    for request in work:
+        pair.add(request, early)
+    assert pair.run() == unsplit.tokens
+    # Blocks leave while the prompt is being computed, not only at its end.
+    assert any(len(parts) > 1 for parts in pair.exported.values())
+    for name, parts in pair.exported.items():
+        expected = parts[0].first_block
+        for part in parts:
+            assert part.first_block == expected
+            expected += part.num_blocks
+        assert expected == -(-len(work[int(name)].prompt_token_ids) // 16)
+
+
+def test_split_with_preemption_on_both_sides(checkpoint: Checkpoint) -> None:
+    work = requests(24)
+    unsplit = drive(make_engine(checkpoint()), work)
+    pair = Pair(make_engine(checkpoint(), num_blocks=16), make_engine(checkpoint(), num_blocks=16))
+    for request in work:
+        pair.add(request)
+    assert pair.run() == unsplit.tokens
+    assert pair.at_decode.num_preempted > 0
+
+
+def test_blocks_that_the_decode_engine_holds_are_not_sent(checkpoint: Checkpoint) -> None:
+    prompt = list(range(3, 103))
+    pair = Pair(make_engine(checkpoint()), make_engine(checkpoint()))
+    unsplit = drive(make_engine(checkpoint()), [Request("a", prompt, greedy(8))])
+    drive(pair.decode, [Request("warm", prompt, greedy(1))])
+    drive(pair.prefill, [Request("warm", prompt, greedy(1))])
+    pair.add(Request("a", prompt, greedy(8)))
+    assert pair.run()["a"] == unsplit.tokens["a"]
+    (part,) = pair.exported["a"]
+    assert (part.first_block, part.num_blocks) == (6, 1)
+    assert pair.at_decode.last["a"].num_cached_tokens == 96
+
+
+def test_prefix_hits_of_the_prefill_engine_are_exported_too(checkpoint: Checkpoint) -> None:
+    prompt = list(range(3, 103))
+    pair = Pair(make_engine(checkpoint()), make_engine(checkpoint()))
+    drive(pair.prefill, [Request("warm", prompt, greedy(1))])
+    pair.add(Request("a", prompt, greedy(8)))
+    pair.run()
+    assert sum(part.num_blocks for part in pair.exported["a"]) == 7
+    assert pair.at_prefill.last["a"].num_cached_tokens == 96
+
+
+def test_what_is_received_becomes_cached_prefix(checkpoint: Checkpoint) -> None:
+    prompt = list(range(3, 103))
+    pair = Pair(make_engine(checkpoint()), make_engine(checkpoint()))
+    pair.add(Request("a", prompt, greedy(8)))
+    first = pair.run()["a"]
+    again = drive(pair.decode, [Request("b", prompt, greedy(8))])
+    assert again.last["b"].num_cached_tokens == 96
+    assert again.tokens["b"] == first
+
+
+def test_first_token_may_be_the_last(checkpoint: Checkpoint) -> None:
+    prompt = list(range(3, 40))
+    pair = Pair(make_engine(checkpoint()), make_engine(checkpoint()))
+    pair.add(Request("a", prompt, greedy(1)))
+    assert len(pair.run()["a"]) == 1
+    assert pair.at_prefill.last["a"].finish_reason is FinishReason.LENGTH
+    assert pair.at_decode.last["a"].finish_reason is FinishReason.CANCELLED
+
+
+def test_usage_and_timeline_over_the_split(checkpoint: Checkpoint) -> None:
+    pair = Pair(make_engine(checkpoint(), max_batched_tokens=16), make_engine(checkpoint()))
+    pair.add(Request("a", list(range(3, 43)), greedy(5)))
+    pair.run()
+    at_prefill, at_decode = pair.at_prefill.last["a"], pair.at_decode.last["a"]
+    assert at_prefill.usage
+    assert at_decode.usage
+    assert (at_prefill.usage.prompt_tokens, at_prefill.usage.completion_tokens) == (40, 1)
+    assert (at_decode.usage.prompt_tokens, at_decode.usage.completion_tokens) == (40, 5)
+    (timeline,) = [
+        output.timeline for s in pair.at_prefill.steps for output in s.outputs if output.timeline
+    ]
+    assert [chunk.tokens for chunk in timeline.chunks] == [16, 16, 8]
+
+
+def test_cancel_at_any_point_frees_everything(checkpoint: Checkpoint) -> None:
+    rng = random.Random(0)
+    pair = Pair(
+        make_engine(checkpoint(), max_batched_tokens=16), make_engine(checkpoint()), "shared"
+    )
+    work = requests(16)
+    for request in work:
+        pair.add(request, early=True)
+    for round_ in range(40):
+        pair._step_decode()
+        pair._step_prefill()
+        if round_ % 2 == 0 and work:
+            name = work.pop(rng.randrange(len(work))).request_id
+            for engine in rng.sample([pair.prefill, pair.decode], 2):
+                engine.cancel(name)
+                engine.check()
+    pair.run()
+
+
+def reserve(decode: Engine, prompt: list[int]) -> int:
+    """Brings a request "a" to the point where its blocks are awaited; block's bytes."""
+    decode.add(Request("a", prompt, greedy(4), remote_prefill=True))
+    assert decode.step().kv_reserved[0].cached_blocks == 0
+    return decode.info.kv_bytes_per_block
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ((0, 1, 0.5), "same checkpoint, dtype and block size"),
+        ((1, 1, 1), "expected from 0"),
+        ((0, 4, 4), "to 3 at most"),
+        (None, "0 of 3 KV blocks came"),
+        (SharedRef("penstock-kv-0-0-0", 0, 1), "No such file"),
+        (SharedRef("../../etc/passwd", 0, 1), "not a KV segment's name"),
+    ],
+)
+def test_bad_transfers_end_their_request_alone(
+    checkpoint: Checkpoint, blocks: tuple[int, int, float] | SharedRef | None, words: str
+) -> None:
+    decode = make_engine(checkpoint())
+    size = reserve(decode, list(range(3, 43)))
+    decode.add(Request("other", [5, 6, 7], greedy(4)))
+    match blocks:
+        case None:
+            decode.start_decode("a", 5)
+        case SharedRef():
+            decode.write_kv(KvBlocks("a", 0, 1, blocks))
+        case (first, count, length):
+            decode.write_kv(KvBlocks("a", first, count, bytes(int(size * length))))
+    run = drive(decode, [])
+    error = run.last["a"].error
+    assert error
+    assert error.code == "kv_transfer"
+    assert words in error.message
+    assert len(run.tokens["other"]) == 4
+
+
+def test_commands_out_of_place_do_no_harm(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint())
+    shared = kv_payload.share(b"x" * 10)
+    engine.write_kv(KvBlocks("unknown", 0, 1, shared))
+    assert segments() == []
+    engine.start_decode("unknown", 3)
+    engine.set_export_start("unknown", 3)
+    engine.cancel("unknown")
+    engine.add(Request("plain", [3, 4, 5], greedy(4)))
+    engine.step()
+    engine.start_decode("plain", 3)
+    run = drive(engine, [])
+    assert run.last["plain"].error
+    assert run.last["plain"].error.code == "kv_transfer"
