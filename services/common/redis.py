@@ -4,6 +4,7 @@ Redis may go away at any time. Every call here fails fast with `RedisAway`; what
 open, fail closed, last view stands) is the caller's documented decision.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,35 @@ RedisAway = (ConnectionError, TimeoutError, OSError)
 Redis = redis.asyncio.Redis
 
 
+class _KeepsCancel:
+    """A cancel that comes while a command is being sent ends the command.
+
+    redis-py sends inside `asyncio.wait_for`, which before Python 3.12 may drop a cancel that
+    arrives together with the result (bpo-37658): the task would go on, and who stops it, hang.
+    """
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        if task is not None and task.cancelling() > before:
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+            raise asyncio.CancelledError
+
+
+class _Connection(_KeepsCancel, redis.asyncio.Connection):
+    pass
+
+
+class _SSLConnection(_KeepsCancel, redis.asyncio.SSLConnection):
+    pass
+
+
 def connect(url: str) -> Redis:
     """A lazily connecting client; commands time out after 2 s, connecting after 1 s."""
     client: Redis = redis.asyncio.from_url(
         url,
+        connection_class=_SSLConnection if url.startswith("rediss:") else _Connection,
         decode_responses=True,
         socket_connect_timeout=1.0,
         socket_timeout=2.0,
