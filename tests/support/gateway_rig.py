@@ -1,0 +1,277 @@
+"""A gateway through its Host, between a scripted tokenizer and a small real-gRPC retrieval."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import httpx
+from openai import AsyncOpenAI
+
+from protos import retrieval_pb2 as rpb
+from protos import retrieval_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
+from protos.common_pb2 import FINISH_STOP, Passage, Usage
+from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
+from services.common.config import GatewaySettings, RetrievalSettings, Settings
+from services.common.errors import PenstockError
+from services.common.link import LinkCall, LinkServer
+from services.common.redis import Redis, connect
+from services.common.service import Host, Service
+from services.common.telemetry import decision, remote_parent, traceparent
+from services.common.unary import serving
+from services.gateway.keys import KeyStore
+from services.gateway.server import GatewayService
+from tests.support.waiting import until
+
+MODEL = "tiny"
+EMBEDDING_MODEL = "tiny-embed"
+
+Script = Callable[[LinkCall, PromptRequest], Awaitable[None]]
+
+
+def plan(request: PromptRequest, passages_used: int | None = None) -> PromptPlan:
+    given = len(request.chat.passages)
+    used = given if passages_used is None else passages_used
+    return PromptPlan(window=512, user=5, template=3, passages_used=used)
+
+
+def send(call: LinkCall, text: str = "", **fields: Any) -> None:
+    call.send(TextDelta(text=text, tokens=1, **fields).SerializeToString())
+
+
+def finish(call: LinkCall, tokens: int = 3, **fields: Any) -> None:
+    usage = Usage(prompt_tokens=8, cached_tokens=4, completion_tokens=tokens)
+    fields.setdefault("finish", FINISH_STOP)
+    call.send(TextDelta(usage=usage, **fields).SerializeToString())
+
+
+def say(*words: str) -> Script:
+    """Answers with these deltas."""
+
+    async def script(call: LinkCall, request: PromptRequest) -> None:
+        for index, word in enumerate(words):
+            send(call, word, **({"plan": plan(request)} if index == 0 else {}))
+            await asyncio.sleep(0)
+        finish(call, len(words))
+
+    return script
+
+
+class ScriptedTokenizer(Service):
+    """Answers each request as `script` says."""
+
+    name = "tokenizer"
+    grpc_services = ("penstock.v1.Tokenizer",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.script: Script = say("Hello", " wor", "ld")
+        self.requests: list[PromptRequest] = []
+        self.cancelled = 0
+        self.links = LinkServer("/penstock.v1.Tokenizer/Link", self._handle)
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_Models(), server)
+        self.links.add_to(server)
+
+    async def drain(self, grace_s: float) -> None:
+        await self.links.drain(grace_s)
+
+    async def _handle(self, call: LinkCall) -> None:
+        request = PromptRequest.FromString(call.payload)
+        self.requests.append(request)
+        call.on_cancel(self._count_cancel)
+        with self.telemetry.span("prompt", remote_parent(call.traceparent)) as span:
+            await self.script(call, request)
+        assert traceparent(span)
+        call.end(None, self.telemetry.record(span, [decision("tokenizer", "context", "fits")]))
+
+    def _count_cancel(self) -> None:
+        self.cancelled += 1
+
+
+class _Models(tokenizer_pb2_grpc.TokenizerServicer):
+    async def ListModels(self, request: Any, context: Any) -> tokenizer_pb2.ListModelsReply:
+        models = [
+            tokenizer_pb2.ModelInfo(name=name, window=512, created=1_700_000_000)
+            for name in (MODEL, "other")
+        ]
+        return tokenizer_pb2.ListModelsReply(models=models)
+
+
+class SmallRetrieval(Service):
+    """Whole documents as passages, found by the words they share with the query."""
+
+    name = "retrieval"
+    grpc_services = ("penstock.v1.Retrieval",)
+
+    async def start(self, server: grpc.aio.Server) -> None:
+        self.servicer = _Retrieval(self)
+        self.hold = asyncio.Event()
+        self.hold.set()  # cleared: searches and indexing wait
+        self.failure: PenstockError | None = None
+        retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
+
+    def describe(self) -> dict[str, str]:
+        return {"embedding_model": EMBEDDING_MODEL}
+
+
+class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
+    def __init__(self, service: SmallRetrieval) -> None:
+        self._service = service
+        self.documents: dict[tuple[str, str, str], rpb.IndexRequest] = {}
+
+    async def _gate(self) -> None:
+        await self._service.hold.wait()
+        if self._service.failure is not None:
+            raise self._service.failure
+
+    async def Embed(self, request: rpb.EmbedRequest, context: Any) -> rpb.EmbedReply:
+        async with serving(self._service.telemetry, context, "embed"):
+            await self._gate()
+            vectors = [
+                rpb.Vector(values=[b / 255 for b in hashlib.sha256(text.encode()).digest()[:8]])
+                for text in request.texts
+            ]
+        return rpb.EmbedReply(model=EMBEDDING_MODEL, vectors=vectors, tokens=len(request.texts))
+
+    async def Search(self, request: rpb.SearchRequest, context: Any) -> rpb.SearchReply:
+        async with serving(self._service.telemetry, context, "search"):
+            await self._gate()
+            words = set(request.query.lower().split())
+            found = []
+            for (tenant, collection, source), document in self.documents.items():
+                if tenant == request.caller.tenant and collection in request.collections:
+                    shared = len(words & set(document.text.lower().split())) / max(1, len(words))
+                    if shared > request.score_threshold:
+                        found.append(
+                            Passage(
+                                title=document.title,
+                                text=document.text,
+                                score=shared,
+                                source_id=source,
+                            )
+                        )
+        found.sort(key=lambda passage: -passage.score)
+        return rpb.SearchReply(passages=found[: request.limit])
+
+    async def Index(self, request: rpb.IndexRequest, context: Any) -> rpb.IndexReply:
+        async with serving(self._service.telemetry, context, "index"):
+            await self._gate()
+            key = (request.caller.tenant, request.collection, request.source_id)
+            self.documents[key] = request
+        return rpb.IndexReply(chunks=1, tokens=len(request.text.split()))
+
+    async def Remove(self, request: rpb.RemoveRequest, context: Any) -> rpb.RemoveReply:
+        async with serving(self._service.telemetry, context, "remove"):
+            await self._gate()
+            gone = [
+                key
+                for key in self.documents
+                if key[0] == request.caller.tenant
+                and key[1] == request.collection
+                and request.source_id in ("", key[2])
+            ]
+            for key in gone:
+                del self.documents[key]
+        return rpb.RemoveReply(chunks=len(gone))
+
+
+@dataclass
+class Rig:
+    settings: Settings
+    redis: Redis
+    keys: KeyStore
+    key: str
+    host: Host
+    tokenizer: ScriptedTokenizer
+    tokenizer_host: Host
+    retrieval: SmallRetrieval
+    retrieval_host: Host
+    stack: AsyncExitStack
+
+    @property
+    def gateway(self) -> Any:
+        return self.host.service.gateway  # type: ignore[attr-defined]
+
+    @property
+    def url(self) -> str:
+        assert self.host.replica is not None
+        return self.host.replica.facts["url"]
+
+    async def http(self, key: str | None = None) -> httpx.AsyncClient:
+        client = httpx.AsyncClient(
+            base_url=self.url, headers={"Authorization": f"Bearer {key or self.key}"}, timeout=20
+        )
+        return await self.stack.enter_async_context(client)
+
+    async def openai(self, key: str | None = None) -> AsyncOpenAI:
+        client = AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0, timeout=20
+        )
+        return await self.stack.enter_async_context(client)
+
+    async def channel(self) -> grpc.aio.Channel:
+        assert self.host.replica is not None
+        channel = grpc.aio.insecure_channel(self.host.replica.address)
+        return await self.stack.enter_async_context(channel)
+
+    async def start(self, service: type[Service]) -> Host:
+        host = Host(service, self.settings)
+        await host.start()
+        self.stack.push_async_callback(host.stop, 0)
+        return host
+
+    async def record(self, request_id: str) -> dict[str, Any]:
+        """The request's record, once the gateway keeps it."""
+        http = await self.http()
+
+        async def kept() -> bool:
+            return (await http.get(f"/v1/requests/{request_id}")).status_code == 200
+
+        await until(kept, 5, "the record is kept")
+        return dict((await http.get(f"/v1/requests/{request_id}")).json())
+
+
+@asynccontextmanager
+async def gateway_rig(
+    redis_url: str, namespace: str, *, retrieval_timeout_s: float = 5.0, **gateway: Any
+) -> AsyncIterator[Rig]:
+    """Everything registered, linked and ready; `gateway` are GatewaySettings."""
+    settings = Settings(
+        redis_url=redis_url,
+        namespace=namespace,
+        lease_s=1.0,
+        log_level="WARNING",
+        gateway=GatewaySettings(port=0, **gateway),
+        retrieval=RetrievalSettings(timeout_s=retrieval_timeout_s),
+    )
+    async with AsyncExitStack() as stack:
+        redis = connect(redis_url)
+        stack.push_async_callback(redis.aclose)
+        keys = KeyStore(redis, namespace)
+        key, _ = await keys.create("acme", "test")
+        hosts = []
+        for service in (ScriptedTokenizer, SmallRetrieval, GatewayService):
+            host = Host(service, settings)
+            await host.start()
+            stack.push_async_callback(host.stop, 0)
+            hosts.append(host)
+        tokenizer, retrieval, gateway_host = hosts
+        rig = Rig(
+            settings,
+            redis,
+            keys,
+            key,
+            gateway_host,
+            tokenizer.service,  # type: ignore[arg-type]
+            tokenizer,
+            retrieval.service,  # type: ignore[arg-type]
+            retrieval,
+            stack,
+        )
+        await until(lambda: rig.gateway.tokenizers.ready(), 10, "the tokenizer is linked")
+        yield rig
