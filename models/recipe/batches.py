@@ -1,7 +1,7 @@
 """Training examples as tensors: tokens, targets, and how much each target counts.
 
-Examples of like length share a micro-batch, so that little is padding; the micro-batches of a pool are
-shuffled, so that a step sees all lengths.
+Examples of like length share a micro-batch, so that little is padding; the micro-batches of a
+pool are shuffled, so that a step sees all lengths.
 """
 
 import random
@@ -57,17 +57,23 @@ def collate(rows: list[tuple[list[int], str]], prompt_weight: float) -> Batch:
         n = len(ids) - 1
         inputs[i, :n] = torch.tensor(ids[:-1])
         targets[i, :n] = torch.tensor(ids[1:])
-        weights[i, :n] = torch.tensor([1.0 if said else prompt_weight for said in answer_mask(ids)[1:]])
+        weights[i, :n] = torch.tensor(
+            [1.0 if said else prompt_weight for said in answer_mask(ids)[1:]]
+        )
     return Batch(inputs, targets, weights, [skill for _, skill in rows])
 
 
-def pool(tokenizer: Tokenizer, seed: int, number: int, progress: float, micro: int, context: int) -> list[Batch]:
+def pool(
+    tokenizer: Tokenizer, seed: int, number: int, progress: float, micro: int, context: int
+) -> list[Batch]:
     """The micro-batches, of at most `micro` tokens each, that pool `number` of the corpus makes."""
     source = corpus.training(seed, number * POOL, progress)
     rows = []
     for _ in range(POOL):
         made = next(source)
-        rows.append((tokenizer.encode(render(made), add_special_tokens=False).ids[:context], made.skill))
+        rows.append(
+            (tokenizer.encode(render(made), add_special_tokens=False).ids[:context], made.skill)
+        )
     rows.sort(key=lambda row: len(row[0]))
     prompt_weight = 0.3 if progress < corpus.EASY_UNTIL else 0.0
     batches, current = [], []

@@ -9,7 +9,7 @@ Document = dict[str, str]
 
 @dataclass
 class Conversation:
-    """One training or test example; its last message is the assistant's, and is the one that a test grades."""
+    """One example; its last message is the assistant's, and is the one that a test grades."""
 
     skill: str
     messages: list[Message]

@@ -1,4 +1,4 @@
-"""The mixture: which skill each example trains, and how hard it is at a given point of the training."""
+"""The mixture: which skill each example trains, and how hard it is at which point."""
 
 import random
 from collections.abc import Iterator
@@ -8,9 +8,29 @@ from models.recipe.skills import about, extract, passages, recall, short, story,
 from models.recipe.world import World
 
 # Shares of examples: at the start of training, and from `EASY_UNTIL` of it on.
-START = {"copying": 26, "passages": 32, "recall": 14, "json": 6, "tools": 8, "short": 10, "about": 2, "story": 2, "long": 0}
-LATER = {"copying": 2, "passages": 52, "recall": 10, "json": 12, "tools": 12, "short": 6, "about": 3, "story": 2, "long": 1.5}
-EASY_UNTIL = 0.12
+START = {
+    "copying": 14,
+    "passages": 42,
+    "recall": 14,
+    "json": 8,
+    "tools": 10,
+    "short": 8,
+    "about": 2,
+    "story": 2,
+    "long": 0,
+}
+LATER = {
+    "copying": 2,
+    "passages": 52,
+    "recall": 10,
+    "json": 12,
+    "tools": 12,
+    "short": 6,
+    "about": 3,
+    "story": 2,
+    "long": 1.5,
+}
+EASY_UNTIL = 0.08
 
 
 def shares(progress: float) -> dict[str, float]:
@@ -24,21 +44,27 @@ def example(rng: random.Random, progress: float) -> Conversation:
     world = World(rng)
     mixture = shares(progress)
     skill = rng.choices(list(mixture), list(mixture.values()))[0]
-    easy = rng.random() > progress / EASY_UNTIL
+    easy = rng.random() > min(progress / EASY_UNTIL, 1 - 0.5 * (1 - progress))
     if skill == "copying":
         return short.copying(world)
     if skill == "passages":
         if easy:
-            return passages.answered(world, rng.randint(1, 2), 6, most_facts=3)
+            return passages.answered(world, rng.randint(1, 3), 8, most_facts=3)
         count = rng.choices((1, 2, 3, 4, 5, 6, 7), (2, 4, 5, 4, 3, 2, 1))[0]
         return passages.answered(world, count, rng.randint(5, 10), most_facts=rng.randint(1, 5))
     if skill == "recall":
         facts = rng.randint(1, 3) if easy else rng.randint(1, 7)
-        return recall.recall(world, facts, rng.randint(3, 5), 0 if easy else rng.choice((0, 0, 1, 2, 3)))
+        return recall.recall(
+            world, facts, rng.randint(3, 5), 0 if easy else rng.choice((0, 0, 1, 2, 3))
+        )
     if skill == "json":
         return extract.extract(world, 1 if easy else rng.randint(1, 4), rng.randint(2, 4))
     if skill == "tools":
-        return tools.beside_passages(world) if rng.random() < 0.06 else tools.calls(world, rng.randint(2, 5))
+        return (
+            tools.beside_passages(world)
+            if rng.random() < 0.06
+            else tools.calls(world, rng.randint(2, 5))
+        )
     if skill == "short":
         made = short.task(world)
         for _ in range(rng.randint(2, 5)):
@@ -89,7 +115,7 @@ def graded(rng: random.Random, skill: str) -> Conversation:
 
 
 def training(seed: int, first: int, progress: float) -> Iterator[Conversation]:
-    """Training examples from number `first` on; each depends only on (seed, its number, progress)."""
+    """Training examples from number `first` on; each depends on (seed, number, progress)."""
     while True:
         yield example(random.Random(f"{seed}/{first}"), progress)
         first += 1

@@ -1,10 +1,11 @@
-"""Measures a model, skill by skill, on conversations over names and values that training never sees.
+"""Measures a model, skill by skill, on conversations over names and values that training never
+sees.
 
 `python -m models.recipe.evaluate [--model models/demo] [--draft models/demo-draft] [--count 200]`
 
-An answer counts if the model, choosing the likeliest token each time, says it to the letter and stops.
-For a fixed answer that is the same as: at each of its positions the likeliest token is the right one.
-So one forward pass over prompt and answer settles it, without generating.
+An answer counts if the model, choosing the likeliest token each time, says it to the letter and
+stops. For a fixed answer that is the same as: at each of its positions the likeliest token is the
+right one. So one forward pass over prompt and answer settles it, without generating.
 """
 
 import argparse
@@ -13,24 +14,37 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from models.recipe import corpus
-from models.recipe.batches import answer_mask
+from models.recipe.conversation import Conversation
 from models.recipe.export import load
 from models.recipe.model import Llama
 from models.recipe.template import render
 from models.recipe.tokenizer import ASSISTANT
 
-SKILLS = ["passages", "not_told", "recall", "json", "tools", "tool_result", "short", "about", "story", "long"]
+SKILLS = [
+    "passages",
+    "not_told",
+    "recall",
+    "json",
+    "tools",
+    "tool_result",
+    "short",
+    "about",
+    "story",
+    "long",
+]
 TARGETS = {"passages": 90, "not_told": 90, "recall": 90, "json": 85, "tools": 85}
 SEED = 7
 
 
-def cases(skill: str, count: int, seed: int = SEED) -> list[corpus.Conversation]:
+def cases(skill: str, count: int, seed: int = SEED) -> list[Conversation]:
     """`count` test conversations of a skill; each depends only on (seed, skill, its number)."""
-    return [corpus.graded(random.Random(f"held-out/{seed}/{skill}/{i}"), skill) for i in range(count)]
+    return [
+        corpus.graded(random.Random(f"held-out/{seed}/{skill}/{i}"), skill) for i in range(count)
+    ]
 
 
 def answer_start(ids: list[int]) -> int:
@@ -40,16 +54,20 @@ def answer_start(ids: list[int]) -> int:
 
 @torch.no_grad()
 def likeliest(model: Llama, ids: list[int], start: int) -> Tensor:
-    """(answer tokens) what the model would say at each position of the answer that begins at `start`."""
+    """(answer tokens) the likeliest token at each position of the answer from `start` on."""
     device = next(model.parameters()).device
     states = model.hidden(torch.tensor([ids[:-1]], device=device))[0, start - 1 :]
     return model.logits(states).argmax(-1).cpu()
 
 
 def measure(
-    model: Llama, tokenizer: Tokenizer, skill: str, count: int, wrong: Callable[[str, str, str], None] | None = None
+    model: Llama,
+    tokenizer: Tokenizer,
+    skill: str,
+    count: int,
+    wrong: Callable[[str, str, str], None] | None = None,
 ) -> float:
-    """Percentage of exact answers; `wrong` hears of the others: prompt, right answer, the model's tokens."""
+    """Percentage of exact answers; `wrong` gets the others: prompt, right answer, given one."""
     exact = 0
     for case in cases(skill, count):
         ids = tokenizer.encode(render(case), add_special_tokens=False).ids
@@ -59,13 +77,16 @@ def measure(
         if torch.equal(said, right):
             exact += 1
         elif wrong:
-            texts = (tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:start], ids[start:], said.tolist()))
+            texts = (
+                tokenizer.decode(part, skip_special_tokens=False)
+                for part in (ids[:start], ids[start:], said.tolist())
+            )
             wrong(*texts)
     return 100 * exact / count
 
 
 def agreement(model: Llama, draft: Llama, tokenizer: Tokenizer, count: int) -> float:
-    """Percentage of answer tokens for which draft and model, given the same past, choose the same."""
+    """Percentage of answer tokens for which both choose the same, given the same past."""
     same = total = 0
     for skill in SKILLS:
         for case in cases(skill, count, SEED + 1):
@@ -98,12 +119,20 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, default=Path("models/demo-draft"))
     parser.add_argument("--count", type=int, default=200, help="conversations per skill")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--show", choices=SKILLS, help="print the wrong answers of one skill instead")
+    parser.add_argument(
+        "--show", choices=SKILLS, help="print the wrong answers of one skill instead"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model, tokenizer = load(options.model)
     if options.show:
-        share = measure(model, tokenizer, options.show, options.count, lambda *texts: print(*texts, sep="\n---- ", end="\n====\n"))
+        share = measure(
+            model,
+            tokenizer,
+            options.show,
+            options.count,
+            lambda *texts: print(*texts, sep="\n---- ", end="\n====\n"),
+        )
         print(f"{share:.1f} %")
         return
     draft = load(options.draft)[0] if (options.draft / "config.json").exists() else None

@@ -43,7 +43,10 @@ def config(shape: Shape) -> dict[str, Any]:
 def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     """Writes everything that `from_pretrained` reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().cpu().bfloat16().contiguous() for name, value in model.state_dict().items()}
+    weights = {
+        name: value.detach().cpu().bfloat16().contiguous()
+        for name, value in model.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copyfile(SOURCE, folder / "chat_template.jinja")

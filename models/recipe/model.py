@@ -1,7 +1,7 @@
 """A Llama in plain PyTorch, whose parameter names are those of Hugging Face's checkpoints.
 
-It exists because it trains faster on a CPU than the general implementation; `tests/models` compares the
-logits of the two.
+It exists because it trains faster on a CPU than the general implementation; `tests/models`
+compares the logits of the two.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,29 +1,40 @@
 """Made-up names and values, split once and for all into a training and a held-out half.
 
-A name belongs to the held-out side if its checksum says so. The split therefore needs no list, holds for
-the practically endless set of names that the syllables can form, and cannot leak: a `World` of one side
-never returns a word of the other.
+A name belongs to the held-out side if its checksum says so. The split therefore needs no list,
+holds for the practically endless set of names that the syllables can form, and cannot leak: a
+`World` of one side never returns a word of the other.
 """
 
 import random
 import zlib
 from collections.abc import Callable, Sequence
 
+from models.recipe.words import listed
+
 HELD_OUT_SHARE = 8  # one name in so many is held out
 
-ONSETS = "b br c d dr f g gl h j k l m n p pr r s st t th tr v w z b d l m n r s t v k p".split()
-NUCLEI = "a e i o u a e i o u a e i o ae ia ei ou".split()
-CODAS = ["", "", "", *"l n r s m t sk nd th rn x ck".split()]
-ENDINGS = "a e o in en us ine ette ora ana ia is el or an ard eth wyn ot ilde".split()
-ROOTS = (
-    "ash thorn stone hollow birch marsh crow fern gold grey hazel iron kings lamb long mill moss north "
-    "oak otter raven red salt shep silver south swan under wal west white wild winter wolf elder copper "
-    "bram sedge lark heron harrow cold fair green apple barrow clover drift ember frost glen"
-).split()
-TAILS = (
-    "ford wick bridge mere dale ham ton stead worth well by field gate haven holt hurst ley moor "
-    "port shaw side water wood brook combe cliff croft den"
-).split()
+ONSETS = listed(
+    """
+    b br c d dr f g gl h j k l m n p pr r s st t th tr v w z b d l m n r s t v k p
+    """
+)
+NUCLEI = listed("a e i o u a e i o u a e i o ae ia ei ou")
+CODAS = ["", "", "", *listed("l n r s m t sk nd th rn x ck")]
+ENDINGS = listed("a e o in en us ine ette ora ana ia is el or an ard eth wyn ot ilde")
+ROOTS = listed(
+    """
+    ash thorn stone hollow birch marsh crow fern gold grey hazel iron kings lamb long mill
+    moss north oak otter raven red salt shep silver south swan under wal west white wild
+    winter wolf elder copper bram sedge lark heron harrow cold fair green apple barrow
+    clover drift ember frost glen
+    """
+)
+TAILS = listed(
+    """
+    ford wick bridge mere dale ham ton stead worth well by field gate haven holt hurst ley
+    moor port shaw side water wood brook combe cliff croft den
+    """
+)
 
 
 def is_held_out(word: str) -> bool:
@@ -46,7 +57,10 @@ class Names:
     def _syllables(self) -> str:
         pick = self.rng.choice
         count = self.rng.choices((1, 2, 3), (3, 6, 1))[0]
-        body = "".join(pick(ONSETS) + pick(NUCLEI) + ("" if self.rng.random() < 0.6 else pick(CODAS)) for _ in range(count - 1))
+        body = "".join(
+            pick(ONSETS) + pick(NUCLEI) + ("" if self.rng.random() < 0.6 else pick(CODAS))
+            for _ in range(count - 1)
+        )
         body += pick(ONSETS) + pick(NUCLEI) + pick(CODAS)
         if body[-1] not in "aeiou" and (count == 1 or self.rng.random() < 0.5):
             body += pick(ENDINGS)
@@ -77,7 +91,9 @@ class Names:
         if roll < 0.1:
             return f"{self.rng.choice(('Port', 'Lake', 'Cape', 'North', 'Upper', 'Mount'))} {word}"
         if roll < 0.22:
-            return f"{word} {self.rng.choice(('Bay', 'Point', 'Hill', 'Street', 'Island', 'Valley'))}"
+            return (
+                f"{word} {self.rng.choice(('Bay', 'Point', 'Hill', 'Street', 'Island', 'Valley'))}"
+            )
         return word
 
     def number(self, low: int, high: int) -> str:
@@ -100,7 +116,8 @@ class Names:
 
     def clock(self) -> str:
         """A time of day, e.g. `7:45`."""
-        return f"{self.rng.randint(5, 22)}:{self.rng.choice(('00', '10', '15', '20', '30', '40', '45', '50'))}"
+        minutes = ("00", "10", "15", "20", "30", "40", "45", "50")
+        return f"{self.rng.randint(5, 22)}:{self.rng.choice(minutes)}"
 
     def pick(self, options: Sequence[str]) -> str:
         """One of a fixed list, seen on both sides of the split."""

@@ -1,8 +1,8 @@
 """The byte-level BPE tokenizer, trained on the generated corpus.
 
-Words that begin with a capital, and digits, never carry their leading space: a name is then the same
-tokens in a sentence, after a quote in JSON and at the start of a line, which makes copying it one skill
-instead of three. Digits stand alone.
+Words that begin with a capital, and digits, never carry their leading space: a name is then the
+same tokens in a sentence, after a quote in JSON and at the start of a line, which makes copying
+it one skill instead of three. Digits stand alone.
 """
 
 import random
@@ -14,7 +14,16 @@ from models.recipe import corpus
 from models.recipe.template import render
 
 VOCABULARY = 2048
-SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>", "<|documents|>"]
+SPECIAL = [
+    "<|pad|>",
+    "<|end|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|tools|>",
+    "<|documents|>",
+]
 PAD, END, SYSTEM, USER, ASSISTANT, TOOL, TOOLS, DOCUMENTS = range(len(SPECIAL))
 VISIBLE = ["<tool_call>", "</tool_call>"]  # single tokens that decoding shows
 

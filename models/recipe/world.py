@@ -1,4 +1,4 @@
-"""A small made-up world: things with names, and facts about them that can be stated and asked in many ways."""
+"""A small made-up world: things with names, and facts to state and ask in many ways."""
 
 import random
 import re
@@ -48,9 +48,12 @@ class Fact:
 
     @property
     def topic(self) -> tuple[str, ...]:
-        """What a question for it names, apart from the entity: two facts of one topic about one entity clash."""
+        """What a question names besides the entity: two facts of one topic and entity clash."""
         asked = self.relation.ask[0]
-        return (self.relation.topic, *(v for k, v in sorted(self.slots.items()) if "{" + k + "}" in asked))
+        return (
+            self.relation.topic,
+            *(v for k, v in sorted(self.slots.items()) if "{" + k + "}" in asked),
+        )
 
     def _fill(self, template: str, name: str) -> str:
         kind = "the " + self.entity.kind if self.entity.kind != "person" else self.entity.pronoun
@@ -85,7 +88,7 @@ class World:
         self.names = Names(rng, held_out)
 
     def entity(self, beside: str | None = None) -> Entity:
-        """A thing, a town or a person; or a thing that shares its proper name with another, `beside`."""
+        """A thing, a town or a person; or a thing that shares the proper name `beside`."""
         roll = self.rng.random()
         if beside or roll < 0.65:
             kind = self.rng.choice(words.KINDS)

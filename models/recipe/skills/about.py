@@ -4,15 +4,21 @@ from models.recipe.conversation import Conversation, Message, assistant, system,
 from models.recipe.world import World
 
 SERVICES = {
-    "gateway": "The gateway authenticates requests, checks them against limits, and streams the answer to the client.",
-    "tokenizer": "The tokenizer assembles the prompt, turns it into tokens, checks policy, and turns tokens back into text.",
+    "gateway": "The gateway authenticates requests, checks them against limits, and streams "
+    "the answer to the client.",
+    "tokenizer": "The tokenizer assembles the prompt, turns it into tokens, checks policy, and "
+    "turns tokens back into text.",
     "router": "The router admits requests, chooses a model and a worker, and merges their tokens.",
     "worker": "The worker runs the model: it schedules, prefills, and decodes tokens.",
-    "retrieval service": "The retrieval service finds passages in the tenant's documents and names their sources.",
-    "prefill worker": "A prefill worker reads the whole prompt, fills the KV cache, and makes the first token.",
+    "retrieval service": "The retrieval service finds passages in the tenant's documents and "
+    "names their sources.",
+    "prefill worker": "A prefill worker reads the whole prompt, fills the KV cache, and makes "
+    "the first token.",
     "decode worker": "A decode worker makes the tokens after the first, one step at a time.",
-    "draft model": "The draft model guesses tokens ahead so that the demo model can check several at once.",
-    "KV cache": "The KV cache keeps the keys and values of past tokens in blocks so that they are not computed again.",
+    "draft model": "The draft model guesses tokens ahead so that the demo model can check "
+    "several at once.",
+    "KV cache": "The KV cache keeps the keys and values of past tokens in blocks so that they "
+    "are not computed again.",
 }
 FACTS = [
     (["What is Penstock?", "Tell me about Penstock.", "Describe Penstock."],
@@ -20,11 +26,14 @@ FACTS = [
     (["Who are you?", "What are you?", "What is your name?", "Which model are you?"],
      "I am Penstock's demonstration model, a small model trained from its own recipe."),
     (["What can you do?", "How can you help me?", "Help"],
-     "I can answer from passages, recall what you told me, reply in JSON, call tools, and tell a story."),
-    (["Which services does Penstock have?", "What services are in Penstock?", "List the services of Penstock.", "What are the parts of Penstock?"],
+     "I can answer from passages, recall what you told me, reply in JSON, call tools, and tell "
+     "a story."),
+    (["Which services does Penstock have?", "What services are in Penstock?",
+     "List the services of Penstock.", "What are the parts of Penstock?"],
      "Penstock has a gateway, a tokenizer, a router, workers, and a retrieval service."),
     (["What does Penstock use Redis for?", "Why does Penstock need Redis?"],
-     "Penstock uses Redis for the registry of replicas, admission order, limits, caches, and durable jobs."),
+     "Penstock uses Redis for the registry of replicas, admission order, limits, caches, and "
+     "durable jobs."),
     (["What does Ray do in Penstock?", "What is Ray Serve used for in Penstock?"],
      "Ray Serve places, checks, and scales the services, but it carries no tokens."),
     (["How do Penstock's services talk to each other?", "What joins the services of Penstock?"],
@@ -32,7 +41,14 @@ FACTS = [
     (["Were you trained on the internet?", "What data were you trained on?"],
      "I was trained only on text that my recipe generates."),
 ]  # fmt: skip
-ASKS = ["What does the {} do?", "What is the {} for?", "What does the {} of Penstock do?", "Explain the {}.", "Tell me about the {}.", "What is the {}?"]
+ASKS = [
+    "What does the {} do?",
+    "What is the {} for?",
+    "What does the {} of Penstock do?",
+    "Explain the {}.",
+    "Tell me about the {}.",
+    "What is the {}?",
+]
 
 
 def about(world: World, turns: int) -> Conversation:

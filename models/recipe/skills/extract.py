@@ -7,7 +7,8 @@ from models.recipe.skills.passages import Passage, passage_set, write
 from models.recipe.world import Fact, World
 
 ASKS = [
-    "Give the {keys} of {E} as JSON.", "Answer as JSON with the keys {keys} about {E}.", "Reply in JSON for {E}: {keys}.",
+    "Give the {keys} of {E} as JSON.", "Answer as JSON with the keys {keys} about {E}.",
+    "Reply in JSON for {E}: {keys}.",
     "Describe {E} as a JSON object with the keys {keys}.", "Extract {keys} of {E} as JSON.",
     "Return a JSON object with {keys} for {E}.",
 ]  # fmt: skip
@@ -32,8 +33,13 @@ def _request(world: World, passage: Passage) -> tuple[str, str]:
     if rng.random() < 0.2:
         types = {k: {"type": "integer" if isinstance(answer[k], int) else "string"} for k in keys}
         schema = json.dumps({"type": "object", "properties": types, "required": keys})
-        return f"Describe {entity.name} as JSON that fits this schema: {schema}", json.dumps(answer)
-    listed = ", ".join(keys) if rng.random() < 0.6 or len(keys) == 1 else ", ".join(keys[:-1]) + " and " + keys[-1]
+        request = f"Describe {entity.name} as JSON that fits this schema: {schema}"
+        return request, json.dumps(answer)
+    listed = (
+        ", ".join(keys)
+        if rng.random() < 0.6 or len(keys) == 1
+        else ", ".join(keys[:-1]) + " and " + keys[-1]
+    )
     return rng.choice(ASKS).format(keys=listed, E=entity.name), json.dumps(answer)
 
 
@@ -47,7 +53,9 @@ def extract(world: World, count: int, questions: int) -> Conversation:
         text = write(world, entity, facts)
         request, answer = _request(world, Passage(entity, facts, {}))
         shape = "{text}\n\n{request}" if rng.random() < 0.5 else "{request}\n\n{text}"
-        return Conversation("json", [user(shape.format(text=text, request=request)), assistant(answer)])
+        return Conversation(
+            "json", [user(shape.format(text=text, request=request)), assistant(answer)]
+        )
     passages = passage_set(world, count, 5)
     by_entity: dict[str, Passage] = {}
     for p in passages:  # several passages about one entity count as one

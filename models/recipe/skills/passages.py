@@ -1,7 +1,8 @@
 """Answering from retrieved passages: the answer in a fixed sentence and the number of its passage.
 
-The same passage set serves several questions in training, so that one reading of it teaches as much as
-it can; a test asks one. Some questions have no answer in the passages, and the right reply says so.
+The same passage set serves several questions in training, so that one reading of it teaches as
+much as it can; a test asks one. Some questions have no answer in the passages, and the right
+reply says so.
 """
 
 import random
@@ -14,22 +15,46 @@ from models.recipe.world import Entity, Fact, World, capital
 NOT_TOLD = "The passages do not say."
 
 FILLERS = [
-    "many people come in {season}.", "the path there is {adj} and {adj2}.", "on a {adj} day one can see far.",
-    "it is a {adj} place in {season}.", "a letter from {person} hangs in the hall.", "the weather is often {adj}.",
-    "in {year} a storm broke two windows.", "nobody knows why.", "children like the {adj} steps.", "it smells of {thing}.",
+    "many people come in {season}.", "the path there is {adj} and {adj2}.",
+    "on a {adj} day one can see far.",
+    "it is a {adj} place in {season}.", "a letter from {person} hangs in the hall.",
+    "the weather is often {adj}.",
+    "in {year} a storm broke two windows.", "nobody knows why.", "children like the {adj} steps.",
+    "it smells of {thing}.",
     "old stories tell of {thing} and {thing2}.", "visitors should bring a {adj} coat in {season}.",
-    "tea is served in {season}.", "the road from {place} is {adj}.", "people from {place} often help.",
-    "much has changed since {year}.", "the work is hard but {adj}.", "more can be read in the archive.",
-    "guests are asked to be quiet.", "a {adj} lane leads to the water.", "there was once a plan to move to {place}.",
-    "the neighbours still talk about the {adj} {season} of {year}.", "please call before you come.",
-    "all are welcome.", "{person} once spent a {adj} night here.", "it has been drawn by many artists.",
-    "the view is {adj}, above all in {season}.", "dogs must be kept on a lead.", "a small shop sells {thing}.",
+    "tea is served in {season}.", "the road from {place} is {adj}.",
+    "people from {place} often help.",
+    "much has changed since {year}.", "the work is hard but {adj}.",
+    "more can be read in the archive.",
+    "guests are asked to be quiet.", "a {adj} lane leads to the water.",
+    "there was once a plan to move to {place}.",
+    "the neighbours still talk about the {adj} {season} of {year}.",
+    "please call before you come.",
+    "all are welcome.", "{person} once spent a {adj} night here.",
+    "it has been drawn by many artists.",
+    "the view is {adj}, above all in {season}.", "dogs must be kept on a lead.",
+    "a small shop sells {thing}.",
 ]  # fmt: skip
-HEADINGS = ["History", "About", "Visiting", "Today", "Overview", "People", "Facts", "Prices", "The building", "Notes", "How to get there"]
+HEADINGS = [
+    "History",
+    "About",
+    "Visiting",
+    "Today",
+    "Overview",
+    "People",
+    "Facts",
+    "Prices",
+    "The building",
+    "Notes",
+    "How to get there",
+]
 PROMPTS = [
-    "You are a helpful assistant.", "Answer from the passages.", "Answer the question from the passages and cite them.",
-    "You are a careful assistant. Use only the passages.", "Be brief.", "You answer questions about documents.",
-    "Use the numbered passages. If they do not tell, say so.", "You are Penstock's demonstration model.",
+    "You are a helpful assistant.", "Answer from the passages.",
+    "Answer the question from the passages and cite them.",
+    "You are a careful assistant. Use only the passages.", "Be brief.",
+    "You answer questions about documents.",
+    "Use the numbered passages. If they do not tell, say so.",
+    "You are Penstock's demonstration model.",
 ]  # fmt: skip
 
 
@@ -46,8 +71,10 @@ def filler(world: World) -> str:
     """A sentence beside the point; some carry a stray name or year."""
     rng, names = world.rng, world.names
     return capital(rng.choice(FILLERS).format(
-        season=rng.choice(words.SEASONS), adj=rng.choice(words.ANY_ADJECTIVE), adj2=rng.choice(words.ANY_ADJECTIVE),
-        thing=rng.choice(words.THINGS), thing2=rng.choice(words.THINGS), person=names.person(), place=names.place(),
+        season=rng.choice(words.SEASONS), adj=rng.choice(words.ANY_ADJECTIVE),
+            adj2=rng.choice(words.ANY_ADJECTIVE),
+        thing=rng.choice(words.THINGS), thing2=rng.choice(words.THINGS), person=names.person(),
+            place=names.place(),
         year=names.year(),
     ))  # fmt: skip
 
@@ -90,7 +117,9 @@ def passage(world: World, entity: Entity, facts: list[Fact]) -> Passage:
     """One passage in one of the shapes that a retrieval service hands over."""
     rng = world.rng
     if rng.random() < 0.22:
-        return Passage(entity, facts, {"title": entity.title, "text": untitled(world, entity, facts)})
+        return Passage(
+            entity, facts, {"title": entity.title, "text": untitled(world, entity, facts)}
+        )
     roll = rng.random()
     if roll < 0.7:
         title = entity.title
@@ -104,7 +133,7 @@ def passage(world: World, entity: Entity, facts: list[Fact]) -> Passage:
 
 
 def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
-    """`count` passages: most about different things, some about one, some telling the same of two."""
+    """`count` passages: about different things, some about one, some telling the same of two."""
     rng = world.rng
     made: list[Passage] = []
     entities: list[Entity] = []
@@ -149,7 +178,11 @@ def unanswerable(world: World, passages: list[Passage]) -> str:
         else:  # an entity that no passage names
             entity = world.entity()
             same = (entity.kind == "person") == (source.entity.kind == "person")
-            fact = Fact(entity, source.relation, source.slots) if same and roll < 0.9 else world.fact(entity)
+            fact = (
+                Fact(entity, source.relation, source.slots)
+                if same and roll < 0.9
+                else world.fact(entity)
+            )
         if (fact.entity.name, fact.topic) not in told:
             return fact.asked(rng)
 
@@ -165,7 +198,9 @@ def question(rng: random.Random, fact: Fact) -> str:
     return asked
 
 
-def turns(world: World, passages: list[Passage], count: int, share_not_told: float) -> list[Message]:
+def turns(
+    world: World, passages: list[Passage], count: int, share_not_told: float
+) -> list[Message]:
     """`count` questions and answers over the passages, in shuffled order."""
     rng = world.rng
     facts = [(fact, number) for number, p in enumerate(passages, 1) for fact in p.facts]
@@ -182,7 +217,12 @@ def turns(world: World, passages: list[Passage], count: int, share_not_told: flo
 def answered(world: World, count: int, questions: int, most_facts: int = 4) -> Conversation:
     """Questions over `count` passages, most of them answered there."""
     passages = passage_set(world, count, most_facts)
-    return _conversation("passages", world, passages, turns(world, passages, questions, 0.22 if questions > 1 else 0.0))
+    return _conversation(
+        "passages",
+        world,
+        passages,
+        turns(world, passages, questions, 0.22 if questions > 1 else 0.0),
+    )
 
 
 def not_told(world: World, count: int, most_facts: int = 4) -> Conversation:
@@ -191,6 +231,8 @@ def not_told(world: World, count: int, most_facts: int = 4) -> Conversation:
     return _conversation("not_told", world, passages, turns(world, passages, 1, 1.0))
 
 
-def _conversation(skill: str, world: World, passages: list[Passage], messages: list[Message]) -> Conversation:
+def _conversation(
+    skill: str, world: World, passages: list[Passage], messages: list[Message]
+) -> Conversation:
     head = [system(world.rng.choice(PROMPTS))] if world.rng.random() < 0.5 else []
     return Conversation(skill, head + messages, documents=[p.document for p in passages])

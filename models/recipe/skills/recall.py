@@ -8,14 +8,42 @@ from models.recipe.world import World, capital
 NOTED = "Noted."
 UNKNOWN = "You have not told me."
 
-NAMED = ["dog", "cat", "horse", "boat", "sister", "brother", "teacher", "doctor", "neighbour", "street", "school", "town",
-         "company", "best friend", "project", "team", "daughter", "son", "bicycle", "favourite island", "village", "parrot"]  # fmt: skip
-CODED = ["locker code", "phone number", "order number", "room number", "ticket number", "password", "seat number", "badge number"]
+NAMED = ["dog", "cat", "horse", "boat", "sister", "brother", "teacher", "doctor", "neighbour",
+    "street", "school", "town",
+         "company", "best friend", "project", "team", "daughter", "son", "bicycle",
+         "favourite island", "village", "parrot"]  # fmt: skip
+CODED = [
+    "locker code",
+    "phone number",
+    "order number",
+    "room number",
+    "ticket number",
+    "password",
+    "seat number",
+    "badge number",
+]
 
 STATE = ["my {k} is {v}.", "my {k} is called {v}.", "{v} is my {k}.", "the name of my {k} is {v}."]
-STATE_CODE = ["my {k} is {v}.", "{v} is my {k}.", "please remember that my {k} is {v}.", "the {k} I have is {v}."]
-ASK = ["what is my {k} called?", "what is the name of my {k}?", "what is my {k}?", "do you remember my {k}?", "tell me my {k}."]
-ASK_CODE = ["what is my {k}?", "do you remember my {k}?", "tell me my {k}.", "which {k} do I have?", "please repeat my {k}."]
+STATE_CODE = [
+    "my {k} is {v}.",
+    "{v} is my {k}.",
+    "please remember that my {k} is {v}.",
+    "the {k} I have is {v}.",
+]
+ASK = [
+    "what is my {k} called?",
+    "what is the name of my {k}?",
+    "what is my {k}?",
+    "do you remember my {k}?",
+    "tell me my {k}.",
+]
+ASK_CODE = [
+    "what is my {k}?",
+    "do you remember my {k}?",
+    "tell me my {k}.",
+    "which {k} do I have?",
+    "please repeat my {k}.",
+]
 
 Item = tuple[str, list[str], list[str], str]  # key, statements, questions, answer
 
@@ -26,30 +54,46 @@ def _item(world: World) -> Item:
     roll = rng.random()
     if roll < 0.2:
         v = names.person()
-        return ("name", [f"my name is {v}.", f"I am {v}.", f"I am called {v}.", f"hello, I am {v}."],
-                ["what is my name?", "who am I?", "do you remember my name?", "what am I called?"], f"Your name is {v}.")  # fmt: skip
+        return ("name", [f"my name is {v}.", f"I am {v}.", f"I am called {v}.",
+            f"hello, I am {v}."],
+                ["what is my name?", "who am I?", "do you remember my name?", "what am I called?"],
+                 f"Your name is {v}.")  # fmt: skip
     if roll < 0.3:
         v = names.place()
         return ("home", [f"I live in {v}.", f"my home is in {v}.", f"I have a house in {v}."],
-                ["where do I live?", "where is my home?", "in which place do I live?"], f"You live in {v}.")  # fmt: skip
+                ["where do I live?", "where is my home?", "in which place do I live?"],
+                 f"You live in {v}.")  # fmt: skip
     if roll < 0.38:
         v = rng.choice(words.JOBS)
         return ("job", [f"I work as a {v}.", f"I am a {v}.", f"my job is that of a {v}."],
-                ["what is my job?", "what do I do for work?", "what do I work as?"], f"You work as a {v}.")  # fmt: skip
+                ["what is my job?", "what do I do for work?", "what do I work as?"],
+                 f"You work as a {v}.")  # fmt: skip
     if roll < 0.48:
         k, v = "favourite colour", rng.choice(words.COLOURS)
-        return (k, [f"my {k} is {v}.", f"{v} is my {k}."], [f"what is my {k}?", f"which is my {k}?"], f"Your {k} is {v}.")
+        return (
+            k,
+            [f"my {k} is {v}.", f"{v} is my {k}."],
+            [f"what is my {k}?", f"which is my {k}?"],
+            f"Your {k} is {v}.",
+        )
     if roll < 0.58:
         k, v = "favourite food", names.phrase(words.QUALITIES, words.FOODS)
-        return (k, [f"my {k} is {v}.", f"{v} is my {k}.", f"I like {v} best of all food; it is my {k}."],
-                [f"what is my {k}?", "what food do I like best?"], f"Your {k} is {v}.")  # fmt: skip
+        return (k, [f"my {k} is {v}.", f"{v} is my {k}.",
+            f"I like {v} best of all food; it is my {k}."],
+                [f"what is my {k}?", "what food do I like best?"],
+                 f"Your {k} is {v}.")  # fmt: skip
     if roll < 0.75:
         k, v = rng.choice(CODED), names.code()
         states, asks = STATE_CODE, ASK_CODE
     else:
         k, v = rng.choice(NAMED), names.word()
         states, asks = STATE, ASK
-    return (k, [s.format(k=k, v=v) for s in states], [a.format(k=k) for a in asks], f"Your {k} is {v}.")
+    return (
+        k,
+        [s.format(k=k, v=v) for s in states],
+        [a.format(k=k) for a in asks],
+        f"Your {k} is {v}.",
+    )
 
 
 def recall(world: World, facts: int, questions: int, between: int = 0) -> Conversation:
@@ -63,7 +107,10 @@ def recall(world: World, facts: int, questions: int, between: int = 0) -> Conver
     messages: list[Message] = [system("You are a helpful assistant.")] if rng.random() < 0.4 else []
     while pending:
         part = [pending.pop() for _ in range(min(len(pending), rng.randint(1, 3)))]
-        messages += [user(" ".join(capital(rng.choice(item[1])) for item in part)), assistant(NOTED)]
+        messages += [
+            user(" ".join(capital(rng.choice(item[1])) for item in part)),
+            assistant(NOTED),
+        ]
     for _ in range(between):
         messages += short.task(world).messages
     asked = rng.sample(list(items.values()), min(questions, len(items)))

@@ -6,12 +6,15 @@ from models.recipe import words
 from models.recipe.conversation import Conversation, assistant, user
 from models.recipe.world import World
 
-LISTS = {"days": words.DAYS, "months": words.MONTHS, "seasons": words.SEASONS, "colours": words.COLOURS,
+LISTS = {"days": words.DAYS, "months": words.MONTHS, "seasons": words.SEASONS,
+    "colours": words.COLOURS,
          "fruits": ["apple", "pear", "plum", "cherry", "peach", "fig", "grape", "melon"],
          "animals": ["cat", "dog", "horse", "goat", "owl", "raven", "mule", "goose"]}  # fmt: skip
 GREETINGS = {
-    "Hello": "Hello! How can I help?", "Hi": "Hello! How can I help?", "Hello!": "Hello! How can I help?",
-    "Good morning": "Good morning! How can I help?", "Thank you": "You are welcome.", "Thanks!": "You are welcome.",
+    "Hello": "Hello! How can I help?", "Hi": "Hello! How can I help?",
+    "Hello!": "Hello! How can I help?",
+    "Good morning": "Good morning! How can I help?", "Thank you": "You are welcome.",
+    "Thanks!": "You are welcome.",
     "How are you?": "I am well, thank you.", "Goodbye": "Goodbye!", "Bye": "Goodbye!",
     "Hey there": "Hello! How can I help?", "Good evening": "Good evening! How can I help?",
 }  # fmt: skip
@@ -20,23 +23,35 @@ GREETINGS = {
 def _phrase(world: World) -> str:
     """A few made-up and known words in a random order."""
     rng, names = world.rng, world.names
-    pool = [lambda: rng.choice(words.THINGS), lambda: rng.choice(words.QUALITIES), names.word, names.lower_word,
-            lambda: names.number(1, 99999), names.code, lambda: rng.choice(words.COLOURS)]  # fmt: skip
+    pool = [lambda: rng.choice(words.THINGS), lambda: rng.choice(words.QUALITIES), names.word,
+        names.lower_word,
+            lambda: names.number(1, 99999), names.code,
+                lambda: rng.choice(words.COLOURS)]  # fmt: skip
     return " ".join(rng.choice(pool)() for _ in range(rng.randint(1, 9)))
 
 
 def task(world: World) -> Conversation:
     """One short task and its answer."""
     rng, names = world.rng, world.names
-    kind = rng.choices(("repeat", "upper", "lower", "count", "list", "reverse", "greet", "first", "spell"),
+    kind = rng.choices(("repeat", "upper", "lower", "count", "list", "reverse", "greet", "first",
+        "spell"),
                        (6, 3, 1, 2, 2, 1, 2, 2, 2))[0]  # fmt: skip
     if kind == "repeat":
         phrase = _phrase(world)
-        ask = rng.choice(("Repeat: {}", "Say {}", "Repeat after me: {}", "Repeat this: {}", "Write {} again."))
+        ask = rng.choice(
+            ("Repeat: {}", "Say {}", "Repeat after me: {}", "Repeat this: {}", "Write {} again.")
+        )
         return Conversation("short", [user(ask.format(phrase)), assistant(phrase)])
     if kind == "upper":
         word = names.lower_word() if rng.random() < 0.7 else rng.choice(words.THINGS)
-        ask = rng.choice(("Write {} in capital letters.", "Uppercase the word {}.", "Uppercase: {}", "Put {} in upper case."))
+        ask = rng.choice(
+            (
+                "Write {} in capital letters.",
+                "Uppercase the word {}.",
+                "Uppercase: {}",
+                "Put {} in upper case.",
+            )
+        )
         return Conversation("short", [user(ask.format(word)), assistant(word.upper())])
     if kind == "lower":
         word = names.lower_word()
@@ -49,21 +64,30 @@ def task(world: World) -> Conversation:
     if kind == "count":
         n = rng.randint(2, 30)
         ask = rng.choice(("Count to {}.", "Count from 1 to {}.", "Please count to {}."))
-        return Conversation("short", [user(ask.format(n)), assistant(", ".join(map(str, range(1, n + 1))))])
+        return Conversation(
+            "short", [user(ask.format(n)), assistant(", ".join(map(str, range(1, n + 1))))]
+        )
     if kind == "list":
         name = rng.choice(list(LISTS))
         items = LISTS[name]
         n = rng.randint(2, min(7, len(items)))
         ask = rng.choice(("List {} {}.", "Name {} {}.", "Give me {} {}."))
-        return Conversation("short", [user(ask.format(n, name)), assistant("\n".join(f"- {i}" for i in items[:n]))])
+        return Conversation(
+            "short", [user(ask.format(n, name)), assistant("\n".join(f"- {i}" for i in items[:n]))]
+        )
     if kind == "reverse":
         items = [rng.choice(words.THINGS) for _ in range(rng.randint(2, 4))]
-        return Conversation("short", [user("Reverse the order: " + ", ".join(items)), assistant(", ".join(items[::-1]))])
+        return Conversation(
+            "short",
+            [user("Reverse the order: " + ", ".join(items)), assistant(", ".join(items[::-1]))],
+        )
     if kind == "first":
         items = [names.word() for _ in range(rng.randint(2, 6))]
         which, index = rng.choice((("first", 0), ("last", -1), ("second", 1)))
         ask = rng.choice(("What is the {} word of: {}", "Give the {} of these: {}"))
-        return Conversation("short", [user(ask.format(which, ", ".join(items))), assistant(items[index])])
+        return Conversation(
+            "short", [user(ask.format(which, ", ".join(items))), assistant(items[index])]
+        )
     greeting = rng.choice(list(GREETINGS))
     return Conversation("short", [user(greeting), assistant(GREETINGS[greeting])])
 
@@ -73,12 +97,18 @@ def copying(world: World) -> Conversation:
     rng, names = world.rng, world.names
     if rng.random() < 0.5:
         phrase = _phrase(world) + " " + _phrase(world)
-        return Conversation("copying", [user("Repeat: " + phrase), assistant(phrase), user("Again."), assistant(phrase)])
+        return Conversation(
+            "copying",
+            [user("Repeat: " + phrase), assistant(phrase), user("Again."), assistant(phrase)],
+        )
     makers = [names.word, names.place, names.person, names.code, lambda: names.number(1, 9999),
               lambda: "".join(rng.choices(string.ascii_lowercase, k=4))]  # fmt: skip
     left, right = rng.choice(makers), rng.choice(makers)
     table = {left(): right() for _ in range(rng.randint(2, 10))}
-    messages = [user("Table:\n" + "\n".join(f"{k}: {v}" for k, v in table.items())), assistant("Noted.")]
+    messages = [
+        user("Table:\n" + "\n".join(f"{k}: {v}" for k, v in table.items())),
+        assistant("Noted."),
+    ]
     for key in rng.sample(list(table), min(len(table), 6)):
         messages += [user(key), assistant(table[key])]
     return Conversation("copying", messages)

@@ -1,19 +1,29 @@
-"""A long templated story on request: 300 tokens and more, so that streaming and throughput can be seen."""
+"""A long templated story on request: 300 tokens and more, to see streaming by."""
 
 from models.recipe import words
 from models.recipe.conversation import Conversation, assistant, system, user
 from models.recipe.world import World, articled, capital
 
-ASKS = ["Tell me a story about {hero}.", "Tell me a long story about {hero}.", "Write a story about {hero}.",
-        "I would like a story about {hero}.", "Please write a long story. The hero is {hero}."]  # fmt: skip
-PLAIN = ["Tell me a story.", "Tell me a long story.", "Write a story.", "I would like to hear a story."]
+ASKS = ["Tell me a story about {hero}.", "Tell me a long story about {hero}.",
+    "Write a story about {hero}.",
+        "I would like a story about {hero}.",
+        "Please write a long story. The hero is {hero}."]  # fmt: skip
+PLAIN = [
+    "Tell me a story.",
+    "Tell me a long story.",
+    "Write a story.",
+    "I would like to hear a story.",
+]
 
 SCENES = [
     "One {season} morning {hero} found a {adj} {part} by the water and wondered whose it was.",
-    "{hero} walked for a whole day, over {adj} hills and along the river, and met nobody but a {animal}.",
-    "The {animal} looked at {hero} for a long time and then said, quite clearly, that the {part} must be brought home.",
+    "{hero} walked for a whole day, over {adj} hills and along the river, and met nobody but "
+    "a {animal}.",
+    "The {animal} looked at {hero} for a long time and then said, quite clearly, that the "
+    "{part} must be brought home.",
     "So {hero} packed some {thing} and a {colour} coat, and set out before the sun was up.",
-    "On the way there was a bridge, and under the bridge there lived an old {job} who knew every path.",
+    "On the way there was a bridge, and under the bridge there lived an old {job} who knew "
+    "every path.",
     "\"Go on past the {adj} mill,\" said the {job}, \"and do not stop before you hear the bells.\"",
     "It rained, and the rain was {adj}, but {hero} sang a song about {thing} and did not mind.",
     "At night there were stars, and {hero} counted them until there were no more numbers left.",
@@ -24,7 +34,8 @@ SCENES = [
     "There stood a small house with a {colour} door, and the door was open.",
     "Inside, somebody had laid a table with {thing} and two cups, as if a guest had been expected.",
     "The old woman of the house smiled, took the {part}, and put it back in its place.",
-    "\"I have waited for this since last {season},\" she said, \"and now the house is whole again.\"",
+    "\"I have waited for this since last {season},\" she said, \"and now the house is whole "
+    "again.\"",
     "{hero} stayed until the {season} was over and learned how to make {thing}.",
     "When it was time to go, the {animal} came along, and the way home seemed only half as long.",
 ]  # fmt: skip
@@ -33,7 +44,12 @@ SCENES = [
 def tale(world: World, hero: str) -> str:
     """A story in five paragraphs; its words depend on the world's generator."""
     rng = world.rng
-    objects = {"hero": hero, "part": rng.choice(words.PARTS), "animal": rng.choice(words.ANIMALS[:14]), "job": rng.choice(words.JOBS[:12])}
+    objects = {
+        "hero": hero,
+        "part": rng.choice(words.PARTS),
+        "animal": rng.choice(words.ANIMALS[:14]),
+        "job": rng.choice(words.JOBS[:12]),
+    }
 
     def scene(template: str) -> str:
         return articled(capital(template.format(
@@ -41,9 +57,16 @@ def tale(world: World, hero: str) -> str:
             colour=rng.choice(words.COLOURS), thing=rng.choice(words.THINGS),
         )))  # fmt: skip
 
-    sentences = [f"Once there was the {objects['job']}'s child called {hero}, who lived by the sea." if hero != "a child" else "Once there was a child who lived by the sea."]
+    sentences = [
+        f"Once there was the {objects['job']}'s child called {hero}, who lived by the sea."
+        if hero != "a child"
+        else "Once there was a child who lived by the sea."
+    ]
     sentences += [scene(s) for s in SCENES]
-    sentences.append(f"And whenever the bells ring in {rng.choice(words.SEASONS)}, {hero} still thinks of that day. The end.")
+    sentences.append(
+        f"And whenever the bells ring in {rng.choice(words.SEASONS)}, "
+        f"{hero} still thinks of that day. The end."
+    )
     return "\n\n".join(" ".join(sentences[i : i + 4]) for i in range(0, len(sentences), 4))
 
 

@@ -1,0 +1,77 @@
+"""The corpus: the same from the same seed, test names apart, answers grounded."""
+
+import random
+import re
+
+import pytest
+
+from models.recipe import corpus
+from models.recipe.evaluate import SKILLS, cases
+from models.recipe.names import Names, is_held_out
+from models.recipe.template import render
+from models.recipe.words import KINDS
+
+
+def draws(seed: int, held_out: bool) -> set[str]:
+    names = Names(random.Random(seed), held_out)
+    return {names.word() for _ in range(2000)} | {names.year() for _ in range(200)}
+
+
+def test_same_seed_makes_the_same_corpus() -> None:
+    def some(seed: int) -> list[str]:
+        source = corpus.training(seed, 17, 0.6)
+        return [render(next(source)) for _ in range(40)]
+
+    assert some(3) == some(3)
+    assert some(3) != some(4)
+
+
+def test_examples_do_not_depend_on_those_before_them() -> None:
+    source = corpus.training(3, 0, 0.6)
+    for _ in range(5):
+        next(source)
+    assert render(next(source)) == render(next(corpus.training(3, 5, 0.6)))
+
+
+def test_held_out_names_are_never_trained_on() -> None:
+    trained, tested = draws(1, held_out=False), draws(2, held_out=True)
+    assert not trained & tested
+    assert all(is_held_out(name) for name in tested)
+
+
+def test_names_of_test_passages_are_held_out() -> None:
+    kinds = {word for kind in KINDS for word in kind.lower().split()}
+    for case in cases("passages", 20):
+        answer = case.messages[-1]["content"]
+        role = re.fullmatch(r"The \w+ of (?:the )?(\w+) .* is (\w+) (\w+) \[\d\]\.", answer)
+        for name in role.groups() if role else ():
+            assert is_held_out(name) or name.lower() in kinds or not name.istitle()
+
+
+@pytest.mark.parametrize("skill", SKILLS)
+def test_test_conversations_end_in_one_answer(skill: str) -> None:
+    for case in cases(skill, 10):
+        assert case.messages[-1]["role"] == "assistant"
+        assert case.prompt()[-1]["role"] in ("user", "tool")
+
+
+def test_answers_from_passages_are_told_by_the_passage_they_cite() -> None:
+    for case in cases("passages", 60):
+        answer = case.messages[-1]["content"]
+        cited = re.search(r"\[(\d+)\]\.$", answer)
+        assert cited
+        value = answer[: cited.start()].split()[-1]
+        assert value in case.documents[int(cited[1]) - 1]["text"]
+
+
+def test_what_passages_do_not_tell_is_said_so() -> None:
+    assert {case.messages[-1]["content"] for case in cases("not_told", 30)} == {
+        "The passages do not say."
+    }
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.05, 1.0])
+def test_no_placeholder_is_left(progress: float) -> None:
+    source = corpus.training(5, 0, progress)
+    for _ in range(200):
+        assert not re.search(r"\{(E|v|it|its|kind|[a-z])\}", render(next(source)))
