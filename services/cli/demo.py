@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def _index(api: httpx.Client, documents: list[Path]) -> str:
 
 
 def _ask(api: httpx.Client, store: str, question: str) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(f"\n[bold]Question[/]  {question}")
     console.print("[bold]Answer[/]    ", end="")
     body: dict[str, Any] = {
@@ -94,6 +95,14 @@ def _ask(api: httpx.Client, store: str, question: str) -> None:
         raise RuntimeError("the answer is empty")
     for citation in {c["filename"]: c for c in cited}.values():
         console.print(f"[bold]Cites[/]     {citation['filename']}")
-    console.print(f"[bold]Usage[/]     {json.dumps(seen.get('usage'))}\n")
+    console.print(f"[bold]Usage[/]     {_usage(seen['usage'])}\n")
     record = client.checked(api.get(f"/v1/requests/{seen['request_id']}"))
     print_record(console, record)
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return (
+        f"{usage['prompt_tokens']} prompt tokens ({cached} cached), "
+        f"{usage['completion_tokens']} completion tokens"
+    )

@@ -1,6 +1,7 @@
 """The `penstock` command."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Sequence
 
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; its exit code is 0 on success, 1 on failure, 2 on wrong usage."""
     given = parser().parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR, format="penstock: %(message)s")
     command: Command = given.main
     try:
         return command(given)

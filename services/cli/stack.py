@@ -100,6 +100,8 @@ class Stack:
         import ray
         from ray import serve
 
+        from services.app import APPLICATION
+
         self._report("ray: starting")
         ray.init(
             address="local",
@@ -110,7 +112,8 @@ class Stack:
         )
         self._undo.callback(ray.shutdown)
         serve.start(proxy_location="Disabled")
-        self._undo.callback(serve.shutdown)
+        # Drains the replicas; what remains of Serve goes with Ray.
+        self._undo.callback(serve.delete, APPLICATION)
 
     async def _start_services(self, settings: Settings) -> str:
         """Returns the gateway's URL once every replica is registered and the gateway is ready."""

@@ -33,17 +33,17 @@ def _waterfall(spans: list[dict[str, Any]]) -> Table:
 
 def _in_tree_order(spans: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
     """Children below their parents by start; a span whose parent is unknown is a root."""
-    known = {span["span_id"] for span in spans}
+    known = {span["id"] for span in spans}
     children: dict[str, list[dict[str, Any]]] = {}
     for span in sorted(spans, key=lambda span: span["start_ms"]):
-        parent = span["parent_id"] if span["parent_id"] in known else ""
+        parent = span["parent"] if span["parent"] in known else ""
         children.setdefault(parent, []).append(span)
     ordered: list[tuple[dict[str, Any], int]] = []
 
     def visit(parent: str, depth: int) -> None:
         for span in children.get(parent, []):
             ordered.append((span, depth))
-            visit(span["span_id"], depth + 1)
+            visit(span["id"], depth + 1)
 
     visit("", 0)
     return ordered

@@ -109,9 +109,9 @@ async def test_documents_reach_the_prompt_and_the_record_shows_every_stage(
         record = (await http.get(f"/v1/requests/{raw.headers['x-request-id']}")).json()
     services = {span["service"] for span in record["spans"]}
     assert services == {"gateway", "retrieval", "tokenizer", "router", "worker"}
-    assert len({span["span_id"] for span in record["spans"]}) == len(record["spans"])
-    known = {span["span_id"] for span in record["spans"]}
-    roots = [s for s in record["spans"] if s["parent_id"] not in known]
+    assert len({span["id"] for span in record["spans"]}) == len(record["spans"])
+    known = {span["id"] for span in record["spans"]}
+    roots = [s for s in record["spans"] if s["parent"] not in known]
     assert len(roots) == 1, "one trace, one root"
     assert {"admission", "placement"} <= {d["subject"] for d in record["decisions"]}
 

@@ -9,8 +9,8 @@ def span(name: str, parent: str, start: float, duration: float) -> dict[str, obj
     return {
         "service": "gateway",
         "name": name,
-        "span_id": name,
-        "parent_id": parent,
+        "id": name,
+        "parent": parent or None,
         "start_ms": start,
         "duration_ms": duration,
         "attributes": {},
