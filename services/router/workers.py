@@ -104,9 +104,10 @@ class Workers:
         """`on_change` is called when a worker came, went or changed its state."""
         self.index = BlockIndex()
         self._workers: dict[Peer, Worker] = {}
+        self._models: set[str] = set()
         self._on_change = on_change
         self._changed = asyncio.Event()
-        self._chores: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._chores: asyncio.Handle | None = None
         self._peers = Peers(
             redis,
             settings,
@@ -137,8 +138,9 @@ class Workers:
         return [w for w in self._workers.values() if w.peer.ready and w.model == model]
 
     def models(self) -> set[str]:
-        """Models that some listed worker serves, in whatever state."""
-        return {peer.replica.facts.get("model", "") for peer in self._peers.all()}
+        """Models that some worker has served since this router started."""
+        self._models |= {peer.replica.facts.get("model", "") for peer in self._peers.all()}
+        return self._models
 
     def capacity(self, model: str) -> int:
         """Sequences of the model that can decode at once.

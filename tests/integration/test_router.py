@@ -1,0 +1,473 @@
+"""The router as its callers see it: real links and Redis, fake workers (tests/support)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import common_pb2, router_pb2, router_pb2_grpc, worker_pb2
+from services.common.block_hash import block_hashes, tenant_salt
+from services.common.config import RouterSettings, Settings
+from services.common.errors import invalid, unavailable
+from services.common.link import End, LinkClient
+from services.common.redis import Redis, connect
+from services.common.service import Host
+from services.router.server import RouterService
+from tests.support.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, Transfers, continuation
+from tests.support.waiting import until
+
+PROMPT = list(range(100, 300))
+
+
+@dataclass
+class Answered:
+    """One request as its client sees it."""
+
+    request: Any
+    deltas: list[worker_pb2.TokenDelta] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [id for delta in self.deltas for id in delta.token_ids]
+
+    async def end(self) -> End:
+        async with asyncio.timeout(20):
+            return await self.request.ended()
+
+    async def whole(self) -> "Answered":
+        end = await self.end()
+        assert end.status.code == 0, end.status
+        self.decisions = {d.subject: d for d in end.record.decisions}
+        self.record = end.record
+        return self
+
+    @property
+    def usage(self) -> common_pb2.Usage:
+        assert self.deltas[-1].finish
+        return self.deltas[-1].usage
+
+
+class Stack:
+    """Routers and fake workers in this process."""
+
+    def __init__(self, redis: Redis, redis_url: str, namespace: str) -> None:
+        self.redis, self.redis_url, self.namespace = redis, redis_url, namespace
+        self.transfers = Transfers()
+        self.workers: dict[str, FakeWorker] = {}
+        self.hosts: list[Host] = []
+        self.links: list[LinkClient] = []
+
+    async def worker(self, id: str, role: str = "both", **options: Any) -> FakeWorker:
+        made = FakeWorker(self.redis, self.namespace, id, role, transfers=self.transfers, **options)
+        self.workers[id] = await made.start()
+        return made
+
+    async def router(self, **options: Any) -> LinkClient:
+        """A started router that sees all workers, and a link to it."""
+        settings = Settings(
+            redis_url=self.redis_url,
+            namespace=self.namespace,
+            lease_s=5.0,
+            router=RouterSettings(**{"worker_patience_s": 5.0, **options}),
+        )
+        host = Host(RouterService, settings)
+        self.hosts.append(host)
+        replica = await host.start()
+        link = LinkClient(replica.address, "/penstock.v1.Router/Link", peer_id="tokenizer-1")
+        self.links.append(link)
+        await link.start()
+        await link.wait_ready(10)
+
+        async def sees_all() -> bool:
+            seen = {w.id for w in (await self.status()).workers if w.state == "ready"}
+            return seen == set(self.workers)
+
+        await until(sees_all)
+        return link
+
+    async def status(self, host: int = -1) -> router_pb2.RouterStatus:
+        replica = self.hosts[host].replica
+        assert replica is not None
+        async with grpc.aio.insecure_channel(replica.address) as channel:
+            stub = router_pb2_grpc.RouterStub(channel)
+            return await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=10)
+
+    async def close(self) -> None:
+        for link in self.links:
+            await link.close()
+        for host in self.hosts:
+            await host.stop(grace_s=0)
+        for worker in self.workers.values():
+            await worker.stop()
+
+
+def ask(
+    link: LinkClient,
+    prompt: list[int] = PROMPT,
+    max_tokens: int = 20,
+    *,
+    tenant: str = "acme",
+    priority: int = common_pb2.PRIORITY_NORMAL,
+    model: str = MODEL,
+    timeout_s: float = 30.0,
+) -> Answered:
+    request = router_pb2.GenerateRequest(
+        caller=common_pb2.Caller(request_id="r", tenant=tenant, priority=priority, weight=1),
+        model=model,
+        prompt_token_ids=prompt,
+        sampling=common_pb2.Sampling(top_p=1, seed=7, max_tokens=max_tokens),
+    )
+    deltas: list[worker_pb2.TokenDelta] = []
+    opened = link.open(
+        request.SerializeToString(),
+        deadline=time.monotonic() + timeout_s,
+        on_item=lambda payload: deltas.append(worker_pb2.TokenDelta.FromString(payload)),
+    )
+    return Answered(opened, deltas)
+
+
+def undisturbed(prompt: list[int] = PROMPT, max_tokens: int = 20) -> list[int]:
+    return continuation(prompt, max_tokens, seed=7)
+
+
+@pytest.fixture
+async def stack(redis_url: str, namespace: str) -> AsyncIterator[Stack]:
+    redis = connect(redis_url)
+    made = Stack(redis, redis_url, namespace)
+    yield made
+    await made.close()
+    await redis.aclose()
+
+
+async def test_one_worker(stack):
+    await stack.worker("w1")
+    link = await stack.router()
+    answer = await ask(link).whole()
+    assert answer.tokens == undisturbed()
+    assert answer.deltas[-1].finish == common_pb2.FINISH_LENGTH
+    assert answer.usage == common_pb2.Usage(
+        prompt_tokens=200, cached_tokens=0, completion_tokens=20
+    )
+    assert answer.decisions["admission"].choice == "at once"
+    assert answer.decisions["placement"].choice == "w1"
+    assert "cost" in answer.decisions["placement"].reasons["w1"]
+    names = {span.name for span in answer.record.spans}
+    assert {"router", "admit", "place", "run"} <= names
+    again = await ask(link).whole()
+    assert again.tokens == undisturbed()
+    assert again.usage.cached_tokens == 192
+    assert again.decisions["split"].reasons["uncached_tokens"] == "8"
+
+
+async def test_split_gives_the_same_tokens_in_order(stack):
+    prefill = await stack.worker("p", "prefill")
+    decode = await stack.worker("d", "decode")
+    link = await stack.router(split="always")
+    prefill.delay_first.clear()  # the decode worker's tokens arrive before the first one
+    answer = ask(link)
+    await until(lambda: decode.running == 0 and decode.requests)
+    assert answer.tokens == []
+    prefill.delay_first.set()
+    await answer.whole()
+    assert answer.tokens == undisturbed()
+    assert answer.usage == common_pb2.Usage(
+        prompt_tokens=200, cached_tokens=0, completion_tokens=20
+    )
+    assert answer.decisions["placement"].choice == "p > d"
+    assert answer.decisions["split"].choice == "split"
+    assert prefill.requests[0].push_to.address == decode.replica.address
+    assert prefill.requests[0].transfer_id == decode.requests[0].transfer_id
+    again = await ask(link).whole()
+    assert again.usage.cached_tokens == 192
+
+
+async def test_split_by_uncached_tokens(stack):
+    await stack.worker("p", "prefill")
+    await stack.worker("d", "decode")
+    link = await stack.router(split_min_tokens=100)
+    short = await ask(link, PROMPT[:50]).whole()
+    assert short.decisions["split"].choice == "unsplit"
+    assert "fewer than 100" in short.decisions["split"].reasons["why"]
+    assert short.decisions["placement"].choice == "d"
+    stack.workers["d"].load.queued_prefill_tokens = 5000
+    stack.workers["d"].tell()
+    long = await ask(link).whole()
+    assert long.decisions["split"].choice == "split"
+    assert long.tokens == undisturbed()
+
+
+async def test_first_token_ends_a_split_request(stack):
+    await stack.worker("p", "prefill")
+    decode = await stack.worker("d", "decode")
+    link = await stack.router(split="always")
+    answer = await ask(link, max_tokens=1).whole()
+    assert answer.tokens == undisturbed(max_tokens=1)
+    await until(lambda: decode.running == 0)
+    assert (await stack.status()).admitted == 0
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_one_role_alone_serves_unsplit(stack, role):
+    await stack.worker("w", role)
+    link = await stack.router(split="always")
+    answer = await ask(link).whole()
+    assert answer.tokens == undisturbed()
+    assert "degraded" in answer.decisions["split"].reasons["why"]
+
+
+@pytest.mark.parametrize("how", ["kill", "fail"])
+async def test_failover_continues_the_same_answer(stack, how):
+    workers = [await stack.worker("w1"), await stack.worker("w2")]
+    for worker in workers:
+        worker.hold_after = 7
+    link = await stack.router(max_failovers=1)
+    answer = ask(link)
+    await until(lambda: len(answer.tokens) == 7)
+    first = next(w for w in workers if w.requests)
+    other = next(w for w in workers if w is not first)
+    other.hold_after = None
+    await (first.kill() if how == "kill" else first.links.drain(0))
+    await answer.whole()
+    assert answer.tokens == undisturbed()
+    assert answer.usage == common_pb2.Usage(
+        prompt_tokens=200, cached_tokens=0, completion_tokens=20
+    )
+    assert other.requests[0].generated_prefix == 7
+    assert other.requests[0].sampling.max_tokens == 13
+    assert other.requests[0].sampling.seed == 7
+    told = answer.decisions["failover"]
+    assert told.choice == other.id
+    assert (told.reasons["lost"], told.reasons["tokens_so_far"]) == (first.id, "7")
+
+
+async def test_stalled_worker_is_left(stack):
+    first = await stack.worker("w1")
+    link = await stack.router(stall_timeout_s=1.0)
+    first.hold_after = 3
+    answer = ask(link)
+    await until(lambda: len(answer.tokens) == 3)
+    second = await stack.worker("w2")
+    first.stalled = True
+    await answer.whole()
+    assert answer.tokens == undisturbed()
+    assert answer.decisions["failover"].reasons["cause"] == "peer_stalled"
+    assert second.requests[0].generated_prefix == 3
+
+
+async def test_split_survives_the_loss_of_either_worker(stack):
+    prefill = await stack.worker("p", "prefill")
+    first = await stack.worker("d1", "decode")
+    link = await stack.router(split="always")
+    first.hold_after = 5
+    answer = ask(link)
+    await until(lambda: len(answer.tokens) == 5)
+    await stack.worker("d2", "decode")
+    await until(lambda: len(stack.hosts[0].service._workers.ready(MODEL)) == 3)
+    await first.kill()
+    del stack.workers["d1"]
+    await answer.whole()
+    assert answer.tokens == undisturbed()
+    assert answer.decisions["placement"].choice == "p > d2"
+    assert answer.usage.completion_tokens == 20
+
+    prefill.gate.clear()
+    answer = ask(link)
+    await until(lambda: prefill.running == 1)
+    await prefill.kill()
+    await answer.whole()
+    assert answer.tokens == undisturbed()
+    assert answer.decisions["placement"].choice == "d2"
+    await until(lambda: stack.workers["d2"].running == 0)
+    await first.stop()
+
+
+async def test_a_failed_hand_over_goes_on_unsplit(stack):
+    prefill = await stack.worker("p", "prefill")
+    await stack.worker("d", "decode")
+    prefill.fail_transfer = True
+    link = await stack.router(split="always")
+    answer = await ask(link).whole()
+    assert answer.tokens == undisturbed()
+    assert answer.decisions["failover"].reasons["cause"] == "kv_transfer"
+    assert answer.decisions["placement"].choice == "d"
+
+
+async def test_a_requests_own_fault_is_not_retried(stack):
+    worker = await stack.worker("w1")
+    worker.fail_with = invalid("too long", "messages", stage="worker")
+    link = await stack.router()
+    end = await ask(link).end()
+    assert end.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert (end.status.param, end.status.stage) == ("messages", "worker")
+    assert len(worker.requests) == 1
+
+
+async def test_failovers_are_bounded(stack):
+    worker = await stack.worker("w1")
+    worker.fail_with = unavailable("engine ended", stage="worker", reason="engine_died")
+    link = await stack.router(max_failovers=1)
+    end = await ask(link).end()
+    assert end.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert end.status.reason == "engine_died"
+    assert len(worker.requests) == 2
+    assert (await stack.status()).admitted == 0
+
+
+async def test_the_only_worker_comes_back(stack):
+    first = await stack.worker("w1")
+    first.hold_after = 3
+    link = await stack.router()
+    answer = ask(link)
+    await until(lambda: len(answer.tokens) == 3)
+    await first.kill()
+    await stack.worker("w2")
+    await answer.whole()
+    assert answer.tokens == undisturbed()
+
+
+async def test_unknown_model_and_no_worker(stack):
+    link = await stack.router(worker_patience_s=0.2)
+    end = await ask(link, model="nobody").end()
+    assert (end.status.code, end.status.param) == (5, "model")
+    worker = await stack.worker("w1")
+    await until(lambda: stack.hosts[0].service._workers.ready(MODEL))
+    await worker.kill()
+    await until(lambda: not stack.hosts[0].service._workers.ready(MODEL))
+    end = await ask(link).end()
+    assert (end.status.code, end.status.reason) == (14, "no_worker")
+
+
+async def test_bad_requests_are_refused(stack):
+    await stack.worker("w1")
+    link = await stack.router()
+    end = await ask(link, []).end()
+    assert (end.status.code, end.status.param) == (3, "prompt_token_ids")
+    end = await ask(link, max_tokens=0).end()
+    assert (end.status.code, end.status.param) == (3, "sampling.max_tokens")
+    end = await ask(link, tenant="").end()
+    assert (end.status.code, end.status.param) == (3, "caller.tenant")
+
+
+async def test_queue_full_and_cancel(stack):
+    worker = await stack.worker("w1", max_running=1)
+    worker.gate.clear()
+    link = await stack.router(queue_limit=2)
+    running = ask(link)
+    await until(lambda: worker.running == 1)
+    waiting = [ask(link), ask(link)]
+
+    async def queued(count: int) -> bool:
+        return (await stack.status()).queued == count
+
+    await until(lambda: queued(2))
+    end = await ask(link).end()
+    assert (end.status.code, end.status.reason) == (8, "queue_full")
+    assert end.status.retry_after_ms >= 1000
+    waiting[0].request.cancel()
+    await until(lambda: queued(1))
+    running.request.cancel()
+    await until(lambda: worker.cancelled == 1)
+    worker.gate.set()
+    await waiting[1].whole()
+    assert waiting[1].tokens == undisturbed()
+    assert waiting[1].decisions["admission"].choice == "queued"
+    status = await stack.status()
+    assert (status.queued, status.admitted, status.capacity) == (0, 0, 1)
+    assert len(worker.requests) == 2
+
+
+async def test_waiting_ends_in_time(stack):
+    worker = await stack.worker("w1", max_running=1)
+    worker.gate.clear()
+    link = await stack.router(queue_timeout_s=0.5)
+    held = ask(link)
+    await until(lambda: worker.running == 1)
+    end = await ask(link).end()
+    assert (end.status.code, end.status.reason) == (8, "queue_timeout")
+    end = await ask(link, timeout_s=0.2).end()
+    assert end.status.reason == "deadline"
+    worker.gate.set()
+    await held.whole()
+    assert (await stack.status()).queued == 0
+
+
+async def test_two_routers_share_one_order(stack):
+    worker = await stack.worker("w1", max_running=1)
+    worker.gate.clear()
+    links = [await stack.router(), await stack.router()]
+    running = ask(links[0])
+    await until(lambda: worker.running == 1)
+    order = []
+
+    async def finish(name: str, answer: Answered) -> None:
+        await answer.whole()
+        order.append(name)
+
+    async def queued(count: int) -> bool:
+        return (await stack.status()).queued == count
+
+    tasks = []
+    plan = [("a1", 0, "a"), ("a2", 1, "a"), ("b1", 1, "b"), ("a3", 0, "a"), ("b2", 0, "b")]
+    for count, (name, router, tenant) in enumerate(plan, 1):
+        answer = ask(links[router], tenant=tenant)
+        tasks.append(asyncio.create_task(finish(name, answer)))
+        await until(lambda count=count: queued(count))
+    urgent = ask(links[1], tenant="a", priority=common_pb2.PRIORITY_HIGH)
+    tasks.append(asyncio.create_task(finish("urgent", urgent)))
+    await until(lambda: queued(6))
+    worker.gate.set()
+    await running.whole()
+    await asyncio.gather(*tasks)
+    # "acme" ran first; then the high lane, then the tenants by turns ("a" has been charged once).
+    assert order == ["urgent", "b1", "a1", "b2", "a2", "a3"]
+
+
+async def test_prefix_decides_until_the_worker_is_busy(stack):
+    workers = [await stack.worker(f"w{i}") for i in range(3)]
+    link = await stack.router()
+    hashes = block_hashes(PROMPT, BLOCK_SIZE, tenant_salt("acme"))
+    workers[1].tell(stored=hashes)
+    await until(lambda: len(stack.hosts[0].service._workers.index) == len(hashes))
+    answer = await ask(link).whole()
+    assert answer.decisions["placement"].choice == "w1"
+    assert answer.usage.cached_tokens == 192
+    other = await ask(link, tenant="other").whole()
+    assert other.usage.cached_tokens == 0
+    workers[1].load.queued_prefill_tokens = 4000
+    workers[1].tell()
+    busy = await ask(link).whole()
+    assert busy.decisions["placement"].choice != "w1"
+
+
+async def test_a_burst_does_not_pile_up(stack):
+    workers = [await stack.worker(f"w{i}") for i in range(4)]
+    link = await stack.router()
+    for worker in workers:
+        worker.gate.clear()
+    answers = [ask(link, [n] * 64) for n in range(16)]
+    await until(lambda: sum(w.running for w in workers) == 16)
+    assert [w.running for w in workers] == [4, 4, 4, 4]
+    for worker in workers:
+        worker.gate.set()
+    for n, answer in enumerate(answers):
+        assert (await answer.whole()).tokens == undisturbed([n] * 64)
+
+
+async def test_cancel_reaches_the_workers(stack):
+    prefill = await stack.worker("p", "prefill")
+    decode = await stack.worker("d", "decode")
+    prefill.gate.clear()
+    link = await stack.router(split="always")
+    answer = ask(link)
+    await until(lambda: prefill.running == 1 and decode.running == 1)
+    answer.request.cancel()
+    await until(lambda: prefill.cancelled == 1 and decode.cancelled == 1)
+
+    async def empty() -> bool:
+        return (await stack.status()).admitted == 0
+
+    await until(empty)
