@@ -186,7 +186,8 @@ class _Candidate(NamedTuple):
                 [chat.messages[index] for index in messages], chat.passages[:passages]
             )
         except NotRenderableError as error:
-            raise invalid(error.why, f"messages[{messages[error.index]}]") from None
+            at = "" if error.index is None else f"[{messages[error.index]}]"
+            raise invalid(error.why, f"messages{at}") from None
         encoded = model.encoder.encode(rendered)
         return cls(encoded, rendered, messages, passages)
 

@@ -16,7 +16,7 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest
 from protos.worker_pb2 import TokenDelta
 from services.common.errors import PenstockError
-from services.common.link import LinkCall
+from services.common.link import End, LinkCall
 from services.common.peers import Peers
 from services.common.telemetry import Telemetry, decision, traceparent
 from services.tokenizer import metrics
@@ -79,26 +79,21 @@ async def run(
         finally:
             generation.cancel()
         why = end.status.reason
-        if output.tokens or last_try or why not in _LOST:
+        if last_try or why not in _LOST or output.tokens:
             break
         log.warning("router %s was lost before its first token, trying again", router.id)
-        record.decisions.append(
-            decision("tokenizer", "router", "tried again", {"lost": router.id, "why": why})
-        )
+        reasons = {"lost": router.id, "why": why}
+        record.decisions.append(decision("tokenizer", "router", "tried again", reasons))
 
+    # Account for it.
     record.MergeFrom(end.record)
-    metrics.COMPLETION_TOKENS.labels(request.model).inc(output.tokens)
+    metrics.COMPLETION_TOKENS.labels(model.name).inc(output.tokens)
     span.set_attribute("completion_tokens", output.tokens)
     if output.stop is not None:
-        record.decisions.append(
-            decision("tokenizer", "stop", "stop string", {"completion_tokens": output.tokens})
-        )
-    elif end.status.code:
-        raise PenstockError.from_status(end.status)
-    elif not output.finish:
-        raise PenstockError(
-            grpc.StatusCode.INTERNAL, "the output ended without a reason", stage="router"
-        )
+        told = {"completion_tokens": output.tokens}
+        record.decisions.append(decision("tokenizer", "stop", "stop string", told))
+    if not output.finish:
+        raise _unfinished(end)
 
 
 async def _assemble_and_check(
@@ -144,3 +139,11 @@ def _generate_request(request: PromptRequest, prompt: Prompt) -> bytes:
     )
     generate.sampling.max_tokens = prompt.max_tokens
     return generate.SerializeToString()
+
+
+def _unfinished(end: End) -> PenstockError:
+    if end.status.code:
+        return PenstockError.from_status(end.status)
+    return PenstockError(
+        grpc.StatusCode.INTERNAL, "the output ended without a reason", stage="router"
+    )

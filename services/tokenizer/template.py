@@ -34,9 +34,11 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 class NotRenderableError(Exception):
-    """The template does not take message `index`; `why` holds no prompt text."""
+    """The template does not take message `index`, or (None) cannot be pinned to one; `why` holds
+    no prompt text.
+    """
 
-    def __init__(self, index: int, why: str) -> None:
+    def __init__(self, index: int | None, why: str) -> None:
         super().__init__(why)
         self.index = index
         self.why = why
@@ -96,7 +98,7 @@ class ChatTemplate:
             text = self._apply(messages, fields)
         except TemplateError:  # its words may quote the content
             why = "the model's chat template refuses the content of the messages"
-            raise NotRenderableError(len(messages) - 1, why) from None
+            raise NotRenderableError(None, why) from None
         return Rendered(text, _locate(text, skeleton, fields, len(messages)))
 
     def _apply(self, messages: Sequence[Message], fields: Sequence[str]) -> str:

@@ -197,6 +197,16 @@ def test_a_template_s_refusal_names_the_message_that_was_sent(make_model: MakeMo
     assert refusal(model, chat(talk)).param == "messages[3]"
 
 
+def test_a_template_s_refusal_of_a_content_is_told_without_it(make_model: MakeModel) -> None:
+    template = (
+        "{% for m in messages %}{% if 'secret' in m.content %}{{ raise_exception(m.content) }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
+    error = refusal(make_model(64, template), chat([("user", "hi"), ("user", "a secret")]))
+    assert error.param == "messages"
+    assert "secret" not in error.message
+
+
 # ---- completions ----------------------------------------------------------------------------
 
 
