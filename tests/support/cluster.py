@@ -98,7 +98,7 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    async def up(self, *processes: Process, timeout_s: float = 60.0) -> None:
+    async def up(self, *processes: Process, timeout_s: float = 150.0) -> None:
         """Returns when all of them are registered; fails with the log of one that ended."""
         waiting = {p.service for p in processes}
         views = {
@@ -129,7 +129,7 @@ class Cluster:
             async with httpx.AsyncClient() as http:
                 return (await http.get(f"{self.url}/readyz")).status_code == 200
 
-        await until(ready, 20.0, "the gateway is ready")
+        await until(ready, 60.0, "the gateway is ready")
 
     @property
     def url(self) -> str:
