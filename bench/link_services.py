@@ -28,7 +28,7 @@ from services.gateway.keys import KeyStore
 MODEL = "bench"
 NAMESPACE = "bench-links"
 SERVICES = ("router", "tokenizer", "gateway")
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 def make_checkpoint(folder: Path) -> int:
