@@ -4,6 +4,7 @@ No framework objects on the way out: a token's event is bytes handed to the serv
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -22,6 +23,7 @@ from services.gateway.prompt import new_id
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 30.0  # for a body to arrive
+LINGER_S = 2.0  # for the rest of a refused body
 CLIENT_GONE = 499  # the customary status for the metrics; nobody reads the answer
 
 _STATUS = {
@@ -97,6 +99,7 @@ class Exchange:
         self.complete = False
         self.client_gone = False
         self._watcher: asyncio.Task[None] | None = None
+        self._body_read = False
         self._receive = receive
         self._send = send
         self._body_left = body_limit
@@ -137,6 +140,7 @@ class Exchange:
             message = await self._receive_body()
             yield message.get("body", b"")
             more = message.get("more_body", False)
+        self._body_read = True
 
     async def body(self) -> bytes:
         return b"".join([piece async for piece in self.pieces()])
@@ -187,8 +191,24 @@ class Exchange:
         await self._start(
             status, {"content-type": content_type, "content-length": str(len(body)), **headers}
         )
+        if headers.get("connection") == "close" and not self._body_read:
+            await self.write(body)
+            await self._discard_rest()
+            body = b""
         self.complete = True
         await self._send({"type": "http.response.body", "body": body})
+
+    async def _discard_rest(self) -> None:
+        """Reads on for a while before the connection is closed.
+
+        Closing it on a client that still sends would reset it, and the client might never see the
+        answer.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                more = True
+                while more:
+                    more = (await self._receive()).get("more_body", False)
 
     async def start_events(self) -> None:
         """Begins an answer of server-sent events."""
@@ -221,7 +241,7 @@ class Exchange:
         headers = {}
         if error.retry_after_s > 0 or status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-        if status in (408, 413, 415, 503):  # what is left of the body is not worth reading
+        if status in (408, 413, 503):
             headers["connection"] = "close"
         if status == 401:
             headers["www-authenticate"] = "Bearer"

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 _FRESH_S = 10.0
 _MIN_AGE_S = 0.5  # between two looks, however many unknown names are asked for
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 5.0
+_PATIENCE_S = 5.0  # for a tokenizer to appear: a restart, an upgrade
 
 
 class ModelCatalog:
@@ -58,6 +59,10 @@ class ModelCatalog:
             await asyncio.shield(self._look)
 
     async def _ask_all(self) -> None:
+        try:
+            await self._tokenizers.wait_ready(_PATIENCE_S)
+        except TimeoutError:
+            return
         answers = await asyncio.gather(*map(_ask, self._tokenizers.ready()))
         found = {model.name: model for models in answers for model in models}
         if found:

@@ -1,0 +1,440 @@
+"""The gateway at the level of HTTP: bytes, refusals, limits, and everything that breaks."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.errors import PenstockError, invalid, unavailable
+from services.common.link import LinkCall
+from tests.support.gateway_rig import (
+    MODEL,
+    Rig,
+    ScriptedTokenizer,
+    finish,
+    gateway_rig,
+    plan,
+    say,
+    send,
+)
+from tests.support.waiting import until
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": MESSAGES, **more}
+
+
+def raising(error: PenstockError, after: tuple[str, ...] = ()):
+    async def script(call: LinkCall, request: Any) -> None:
+        for word in after:
+            send(call, word, plan=plan(request))
+        await asyncio.sleep(0.05 if after else 0)
+        raise error
+
+    return script
+
+
+async def silent(call: LinkCall, request: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def events(body: str) -> list[str]:
+    blocks = body.split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    return [block.removeprefix("data: ") for block in blocks]
+
+
+@pytest.fixture
+async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
+    async with gateway_rig(redis_url, namespace, max_requests=3, body_limit_bytes=100_000) as rig:
+        yield rig
+
+
+# ---- what a stream looks like -------------------------------------------------------------------
+
+
+async def test_the_bytes_of_a_stream(rig):
+    rig.tokenizer.script = say('a"\n', "\u2028\U0001f600")
+    http = await rig.http()
+    answer = await http.post(CHAT, json=ask(stream=True, stream_options={"include_usage": True}))
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["x-request-id"].startswith("req_")
+    assert answer.content.isascii()
+    told = events(answer.text)
+    assert told.pop() == "[DONE]"
+    chunks = [json.loads(chunk) for chunk in told]
+    head = {"id", "object", "created", "model", "choices", "usage"}
+    assert all(set(chunk) - {"penstock"} == head for chunk in chunks)
+    assert [c["choices"][0]["delta"] for c in chunks[:-1]] == [
+        {"role": "assistant", "content": ""},
+        {"content": 'a"\n'},
+        {"content": "\u2028\U0001f600"},
+        {},
+    ]
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks[:-1]]
+    assert reasons == [None, None, None, "stop"]
+    assert [c["usage"] for c in chunks[:-1]] == [None] * 4
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {
+        "prompt_tokens": 8,
+        "completion_tokens": 2,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+
+
+async def test_an_error_in_mid_stream_is_told_and_ends_it(rig):
+    lost = unavailable("lost worker-1", stage="worker", reason="")
+    rig.tokenizer.script = raising(lost, after=("so ", "far"))
+    http = await rig.http()
+    answer = await http.post(CHAT, json=ask(stream=True))
+    assert answer.status_code == 200
+    told = [json.loads(event) for event in events(answer.text)]
+    assert "".join(c["choices"][0]["delta"]["content"] for c in told[:-1]) == "so far"
+    assert told[-1]["error"] == {
+        "message": "lost worker-1",
+        "type": "server_error",
+        "param": None,
+        "code": "worker_unavailable",
+        "stage": "worker",
+    }
+    record = await rig.record(answer.headers["x-request-id"])
+    assert record["status"] == "unavailable"
+    assert record["error"]["stage"] == "worker"
+
+
+# ---- errors before the stream -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (invalid("blocked", "messages[0].content", reason="content_policy"), 400, "content_policy"),
+        (
+            PenstockError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "queue full",
+                stage="router",
+                reason="queue_full",
+                retry_after_s=2.2,
+            ),
+            429,
+            "queue_full",
+        ),
+        (unavailable("no worker", stage="router"), 503, "router_unavailable"),
+        (PenstockError(grpc.StatusCode.INTERNAL, "broken", stage="worker"), 500, "internal"),
+    ],
+)
+async def test_errors_from_below_have_their_status(rig, stream, error, status, code):
+    rig.tokenizer.script = raising(error)
+    http = await rig.http()
+    answer = await http.post(CHAT, json=ask(stream=stream))
+    assert answer.status_code == status
+    told = answer.json()["error"]
+    assert told["code"] == code
+    assert told["message"] == error.message
+    assert told["param"] == (error.param or None)
+    assert answer.headers["x-request-id"]
+    if status == 429:
+        assert answer.headers["retry-after"] == "3"
+
+
+async def test_without_a_good_key_there_is_nothing(rig):
+    http = await rig.http()
+    _, record = await rig.keys.create("acme")
+    for headers in (
+        {"Authorization": ""},
+        {"Authorization": "Bearer psk-short"},
+        {"Authorization": "Basic " + rig.key},
+        {"Authorization": "Bearer psk-" + "a" * 43},
+        {"Authorization": "Bearer " + record.id},
+    ):
+        for path in (CHAT, "/v1/completions", "/v1/embeddings", "/v1/vector_stores"):
+            answer = await http.post(path, json=ask(), headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/v1/models", "/v1/files", "/v1/requests/x"):
+            assert (await http.get(path, headers=headers)).status_code == 401
+    assert rig.tokenizer.requests == []
+
+
+async def test_no_header_names_a_tenant_or_a_priority(rig):
+    http = await rig.http()
+    claims = {"x-tenant": "rival", "x-tenant-id": "rival", "x-priority": "high", "x-salt": "s"}
+    assert (await http.post(CHAT, json=ask(), headers=claims)).status_code == 200
+    caller = rig.tokenizer.requests[0].caller
+    assert (caller.tenant, caller.priority) == ("acme", 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status", "code"),
+    [
+        (b"{", {}, 400, "invalid_json"),
+        (b"[]", {}, 400, "invalid_json"),
+        (b'{"model": "\xff"}', {}, 400, "invalid_json"),
+        (b"{}", {}, 400, "missing_required_parameter"),
+        (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
+        (b"{}", {"content-encoding": "gzip"}, 415, "unsupported_media_type"),
+        (b"x" * 100_001, {}, 413, "body_too_large"),
+    ],
+)
+async def test_bodies_that_are_none(rig, content, headers, status, code):
+    http = await rig.http()
+    headers = {"content-type": "application/json", **headers}
+    answer = await http.post(CHAT, content=content, headers=headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+
+
+async def test_the_body_limit_holds_without_a_content_length(rig):
+    http = await rig.http()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'{"model": "'
+        for _ in range(200):
+            yield b"x" * 10_000
+
+    answer = await http.post(CHAT, content=endless(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+async def test_unknown_paths_methods_and_models(rig):
+    http = await rig.http()
+    assert (await http.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
+    assert (await http.get(CHAT)).status_code == 405
+    answer = await http.post(CHAT, json=ask(model="nobody"))
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+async def test_bad_queries_and_forms(rig):
+    http = await rig.http()
+    for query, param in (("limit=0", "limit"), ("limit=x", "limit"), ("before=a", "before")):
+        answer = await http.get(f"/v1/files?{query}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert (await http.get("/v1/files?after=file-x")).json()["error"]["param"] == "after"
+    form = {"content-type": "multipart/form-data; boundary=b"}
+    for content in (b"", b"--b\r\nnonsense", b"--b--\r\n"):
+        answer = await http.post("/v1/files", content=content, headers=form)
+        assert answer.status_code == 400
+    answer = await http.post(
+        "/v1/files", files={"file": ("a.txt", b"x" * 200_000)}, data={"purpose": "assistants"}
+    )
+    assert answer.status_code == 413
+
+
+# ---- cancel, time, load -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_cancels_the_work(rig, stream):
+    async def one_word_and_silence(call: LinkCall, request: Any) -> None:
+        send(call, "word", plan=plan(request))
+        await asyncio.Event().wait()
+
+    rig.tokenizer.script = one_word_and_silence
+    http = await rig.http()
+    request = asyncio.create_task(http.post(CHAT, json=ask(stream=stream)))
+    await until(lambda: rig.tokenizer.requests, 5)
+    request.cancel()
+    await until(lambda: rig.tokenizer.cancelled == 1, 5)
+    await until(lambda: rig.gateway.intake.running == 0, 5)
+
+
+async def test_beyond_the_limit_of_requests_429(rig):
+    rig.tokenizer.script = silent
+    http = await rig.http()
+    running = [asyncio.create_task(http.post(CHAT, json=ask())) for _ in range(3)]
+    await until(lambda: len(rig.tokenizer.requests) == 3, 5)
+    answer = await http.post(CHAT, json=ask())
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "too_many_requests"
+    for request in running:
+        request.cancel()
+    await until(lambda: rig.gateway.intake.running == 0, 5)
+    rig.tokenizer.script = say("ok")
+    assert (await http.post(CHAT, json=ask())).status_code == 200
+
+
+async def test_nothing_outlasts_the_request_timeout(redis_url, namespace):
+    async with gateway_rig(redis_url, namespace, request_timeout_s=1.0) as rig:
+        rig.tokenizer.script = silent
+        http = await rig.http()
+        answer = await http.post(CHAT, json=ask())
+        assert answer.status_code == 504
+        assert answer.json()["error"]["stage"] == "tokenizer"
+        await until(lambda: rig.tokenizer.cancelled == 1, 5)
+
+
+async def test_a_tokenizer_lost_before_the_first_word_is_replaced(rig):
+    other = await rig.start(ScriptedTokenizer)
+    await until(lambda: len(rig.gateway.tokenizers.ready()) == 2, 10)
+    rig.tokenizer.script = silent
+    other.service.script = silent
+    http = await rig.http()
+    request = asyncio.create_task(http.post(CHAT, json=ask()))
+    await until(lambda: rig.tokenizer.requests or other.service.requests, 5)
+    asked, spare = (
+        (rig.tokenizer_host, other)
+        if rig.tokenizer.requests
+        else (
+            other,
+            rig.tokenizer_host,
+        )
+    )
+    spare.service.script = say("still here")
+    await asked.stop(0)
+    answer = await request
+    assert answer.json()["choices"][0]["message"]["content"] == "still here"
+    record = await rig.record(answer.headers["x-request-id"])
+    assert [d["choice"] for d in record["decisions"] if d["subject"] == "tokenizer"] == [spare.id]
+
+
+async def test_drain_lets_streams_finish_and_refuses_new_ones(rig):
+    go_on = asyncio.Event()
+
+    async def waits(call: LinkCall, request: Any) -> None:
+        send(call, "first", plan=plan(request))
+        await go_on.wait()
+        send(call, " last")
+        finish(call)
+
+    rig.tokenizer.script = waits
+    http = await rig.http()
+    running = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
+    await until(lambda: rig.tokenizer.requests, 5)
+    stopping = asyncio.create_task(rig.host.stop(10))
+    await until(lambda: rig.gateway.intake.draining, 5)
+    refused = await http.post(CHAT, json=ask())
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "draining"
+    assert (await http.get("/readyz")).status_code == 503
+    assert (await http.get("/healthz")).status_code == 200
+    go_on.set()
+    assert events((await running).text)[-1] == "[DONE]"
+    async with asyncio.timeout(10):
+        await stopping
+    with pytest.raises(httpx.ConnectError):
+        await http.get("/healthz")
+
+
+# ---- retrieval and Redis away -------------------------------------------------------------------
+
+
+async def store_of(rig: Rig, http: httpx.AsyncClient) -> str:
+    return str((await http.post("/v1/vector_stores", json={"name": "s"})).json()["id"])
+
+
+async def test_without_retrieval_the_answer_says_so(redis_url, namespace):
+    async with gateway_rig(redis_url, namespace, retrieval_timeout_s=0.3) as rig:
+        http = await rig.http()
+        tools = [{"type": "file_search", "vector_store_ids": [await store_of(rig, http)]}]
+
+        async def asked() -> dict[str, Any]:
+            answer = await http.post(CHAT, json=ask(tools=tools))
+            assert answer.status_code == 200
+            assert answer.json()["penstock"]["passages"] == []
+            assert "answered without the vector stores" in answer.json()["penstock"]["warning"]
+            record = await rig.record(answer.headers["x-request-id"])
+            (made,) = [d for d in record["decisions"] if d["subject"] == "retrieval"]
+            assert made["choice"] == "skipped"
+            return dict(made["reasons"])
+
+        rig.retrieval.hold.clear()
+        assert (await asked())["cause"] == "timeout"
+        rig.retrieval.hold.set()
+        rig.retrieval.failure = unavailable("the store is away", stage="retrieval", reason="store")
+        assert (await asked())["cause"] == "store"
+        await rig.retrieval_host.stop(0)
+        assert (await asked())["cause"] in ("unreachable", "no_replica")
+
+
+async def test_redis_killed_while_streaming(namespace):
+    with EmbeddedRedis() as redis:
+        async with gateway_rig(redis.url, namespace, key_cache_s=0.0) as rig:
+            go_on = asyncio.Event()
+
+            async def waits(call: LinkCall, request: Any) -> None:
+                send(call, "first", plan=plan(request))
+                await go_on.wait()
+                finish(call)
+
+            rig.tokenizer.script = waits
+            http = await rig.http()
+            other_key, _ = await rig.keys.create("acme")
+            running = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
+            await until(lambda: rig.tokenizer.requests, 5)
+            os.kill(redis.pid, signal.SIGKILL)
+            go_on.set()
+            assert events((await running).text)[-1] == "[DONE]"
+
+            # A key known before holds; an unknown one cannot be checked.
+            assert (await http.post(CHAT, json=ask())).status_code == 200
+            stranger = await rig.http(other_key)
+            refused = await stranger.post(CHAT, json=ask())
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "keys_unavailable"
+            away = await http.get("/v1/files")
+            assert away.status_code == 503
+            assert away.json()["error"]["code"] == "storage_unavailable"
+
+
+# ---- records and operation ----------------------------------------------------------------------
+
+
+async def test_the_record_joins_all_stages_on_the_clients_trace(rig):
+    http = await rig.http()
+    store = await store_of(rig, http)
+    tools = [{"type": "file_search", "vector_store_ids": [store]}]
+    trace, parent = "ab" * 16, "cd" * 8
+    answer = await http.post(
+        CHAT,
+        json=ask(tools=tools, user="u1", metadata={"run": "7"}),
+        headers={"traceparent": f"00-{trace}-{parent}-00"},
+    )
+    record = await rig.record(answer.headers["x-request-id"])
+    spans = {span["name"]: span for span in record["spans"]}
+    root = spans["request"]
+    assert root["start_ms"] == 0
+    assert root["parent"] == parent
+    for name in ("authenticate", "validate", "retrieve", "generate"):
+        assert spans[name]["parent"] == root["id"]
+        assert spans[name]["service"] == "gateway"
+    assert spans["search"]["parent"] == spans["retrieve"]["id"]
+    assert spans["search"]["service"] == "retrieval"
+    assert spans["prompt"]["parent"] == spans["generate"]["id"]
+    assert {d["stage"] for d in record["decisions"]} == {"gateway", "tokenizer"}
+    assert record["metadata"] == {"run": "7", "user": "u1"}
+    assert record["status"] == "ok"
+    assert "Hi" not in json.dumps(record)
+
+
+async def test_health_readiness_and_metrics(rig):
+    http = await rig.http()
+    async with httpx.AsyncClient(base_url=rig.url) as anybody:
+        assert (await anybody.get("/healthz")).json() == {"status": "ok"}
+        assert (await anybody.get("/readyz")).json() == {"status": "ok", "missing": []}
+        await http.post(CHAT, json=ask())
+        await http.get("/somewhere/else")
+        told = (await anybody.get("/metrics")).text
+        route = 'route="/v1/chat/completions"'
+        assert f'penstock_gateway_requests_total{{{route},status="200"}}' in told
+        assert 'route="unknown",status="404"' in told
+        assert "somewhere" not in told
+        await rig.tokenizer_host.stop(0)
+        await until(lambda: not rig.gateway.tokenizers.ready(), 5)
+        missing = (await anybody.get("/readyz")).json()["missing"]
+        assert missing == ["no tokenizer is linked"]
