@@ -23,7 +23,7 @@ PREFILL_ROLES = ("prefill", "both")
 DECODE_ROLES = ("decode", "both")
 
 
-@dataclass
+@dataclass(eq=False)
 class Sent:
     """A request on its way to a worker that its reported load may not show yet."""
 

@@ -1,0 +1,451 @@
+"""Admission against a real Redis: the Lua against its model, fairness, leases, outages."""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis as BlockingRedis
+
+from services.common.config import RouterSettings, Settings
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.errors import PenstockError
+from services.common.redis import Redis, connect
+from services.router.admission import _SOURCE, Admission, Ticket
+from services.router.fair_order import FairOrder, Waiting
+from tests.support.waiting import until
+
+NEVER = 1e6  # seconds
+
+
+class LuaAdmission:
+    """Calls admission.lua directly, as one router."""
+
+    def __init__(self, url: str, ageing_s: float = NEVER, lease_s: float = NEVER) -> None:
+        self.redis = BlockingRedis.from_url(url, decode_responses=True)
+        self._run = self.redis.register_script(_SOURCE)
+        self.root = f"test-{uuid.uuid4().hex}:{{admission:m}}"
+        self.ageing_s, self.lease_s = ageing_s, lease_s
+
+    def call(self, capacity: int, op: str, *args: object, router: str = "r1"):
+        keys = [self.root, f"{self.root}:grants:"]
+        common = [op, router, capacity, self.lease_s, self.ageing_s]
+        return self._run(keys=keys, args=[*common, *args])
+
+    def enter(self, capacity, id, tenant, lane=2, work=1.0, waited=0.0, limit=1000, router="r1"):
+        return self.call(capacity, "enter", id, tenant, lane, work, waited, limit, router=router)
+
+    def keys(self) -> set[str]:
+        return {key[len(self.root) + 1 :] for key in self.redis.keys(f"{self.root}:*")}
+
+    def close(self) -> None:
+        for key in self.redis.keys(f"{self.root}*"):
+            self.redis.delete(key)
+        self.redis.close()
+
+
+@pytest.fixture
+def lua(redis_url):
+    made = LuaAdmission(redis_url)
+    yield made
+    made.close()
+
+
+ENTER = st.tuples(
+    st.just("enter"),
+    st.sampled_from("abcd"),
+    st.integers(1, 3),
+    st.sampled_from([1.0, 2.5, 8.0, 100.0]),
+)
+LEAVE_HELD = st.tuples(st.just("leave held"), st.integers(0, 10))
+LEAVE_WAITING = st.tuples(st.just("leave waiting"), st.integers(0, 10))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    ops=st.lists(st.one_of(ENTER, LEAVE_HELD, LEAVE_WAITING), max_size=60),
+    capacity=st.integers(0, 4),
+)
+def test_the_script_is_the_order(redis_url, ops, capacity):
+    """Whatever comes and goes, the Lua grants exactly what the Python order grants, slots are never
+    lost nor given twice, and nothing remains at the end."""
+    lua = LuaAdmission(redis_url)
+    order = FairOrder(NEVER)
+    held: list[str] = []
+    waiting: list[str] = []
+
+    def pump() -> list[str]:
+        now = []
+        while len(held) < capacity and (id := order.pop(0.0)):
+            waiting.remove(id)
+            held.append(id)
+            now.append(id)
+        return now
+
+    try:
+        for number, (op, *args) in enumerate(ops):
+            if op == "enter":
+                tenant, lane, work = args
+                id = f"q{number:03}"
+                state, granted, before, _ = lua.enter(capacity, id, tenant, lane, work)
+                assert (granted, before) == ([], len(waiting))
+                if len(held) < capacity:
+                    order.charge(tenant, work)
+                    held.append(id)
+                    assert state == "granted"
+                else:
+                    order.add(Waiting(id, tenant, lane, work, float(number)))
+                    waiting.append(id)
+                    assert state == "waiting"
+            elif op == "leave held" and held:
+                id = held.pop(args[0] % len(held))
+                assert lua.call(capacity, "leave", id) == pump()
+            elif op == "leave waiting" and waiting:
+                id = waiting.pop(args[0] % len(waiting))
+                order.remove(id)
+                assert lua.call(capacity, "leave", id) == []
+            assert lua.call(capacity, "status") == [len(held), len(waiting)]
+            assert len(held) == capacity or not waiting
+        while held:
+            lua.call(capacity, "leave", *held)
+            held.clear()
+            pump()
+        lua.call(0, "leave", *waiting)
+        assert lua.keys() <= {"clock", "finish"}
+    finally:
+        lua.close()
+
+
+def test_tenants_share_by_weight(lua):
+    """Three tenants with a backlog: served work is in the ratio of the weights."""
+    weights = {"a": 1.0, "b": 2.0, "c": 4.0}
+    lua.enter(1, "first", "x")
+    rng = random.Random(1)
+    costs = {}
+    for n in range(80):
+        for tenant, weight in weights.items():
+            costs[f"{tenant}{n}"] = cost = rng.choice([50, 100, 400])
+            lua.enter(1, f"{tenant}{n}", tenant, work=cost / weight)
+    served = dict.fromkeys(weights, 0.0)
+    running = ["first"]
+    for _ in range(100):
+        running = lua.call(1, "leave", *running)
+        served[running[0][0]] += costs[running[0]]
+    assert served["b"] / served["a"] == pytest.approx(2, rel=0.25)
+    assert served["c"] / served["a"] == pytest.approx(4, rel=0.25)
+
+
+def test_a_flood_does_not_delay_another_tenant(lua):
+    lua.enter(1, "first", "flood")
+    for n in range(100):
+        lua.enter(1, f"f{n}", "flood")
+    lua.enter(1, "other", "calm")
+    assert lua.call(1, "leave", "first") == ["other"]
+
+
+def test_no_request_starves(redis_url):
+    """A low request behind an endless stream of high ones is served once it has aged."""
+    lua = LuaAdmission(redis_url, ageing_s=0.2)
+    try:
+        lua.enter(1, "first", "high", lane=1)
+        lua.enter(1, "low", "low", lane=3)
+        running, began, n = ["first"], time.monotonic(), 0
+        while running != ["low"]:
+            lua.enter(1, f"h{n}", "high", lane=1)
+            running = lua.call(1, "leave", *running)
+            n += 1
+            assert time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.35  # it did wait for two lifts
+        assert n > 2
+    finally:
+        lua.close()
+
+
+def test_a_fresh_request_does_not_overtake(lua):
+    lua.enter(1, "a", "t")
+    lua.enter(1, "b", "t")
+    # A slot more, seen first by a newcomer: the waiting one gets it.
+    state, granted, before, _ = lua.enter(2, "c", "t")
+    assert (state, granted, before) == ("waiting", ["b"], 0)
+
+
+def test_full_queue_advises_from_the_drain_rate(lua):
+    lua.enter(1, "a", "t")
+    for id in "bcd":
+        lua.enter(1, id, "t")
+    lua.call(1, "leave", "a")
+    time.sleep(0.2)  # the interval that is measured
+    lua.call(1, "leave", "b")
+    lua.enter(1, "e", "t")
+    state, _, before, advice = lua.enter(1, "f", "t", limit=2)
+    assert (state, before) == ("full", 2)
+    assert 0.2 * 3 <= float(advice) < 5
+    assert lua.call(1, "status") == [1, 2]
+
+
+def test_a_dead_routers_slots_and_places_return(redis_url):
+    lua = LuaAdmission(redis_url, lease_s=0.3)
+    try:
+        lua.enter(1, "dead-held", "t", router="dead")
+        lua.enter(1, "dead-waiting", "t", router="dead")
+        lua.enter(1, "mine", "t")
+        began = time.monotonic()
+        granted: list[str] = []
+        while not granted and time.monotonic() - began < 5:
+            granted, unknown = lua.call(1, "renew", 0, "mine")
+            assert unknown == []
+        assert granted == ["mine"]
+        assert lua.call(1, "status") == [1, 0]
+    finally:
+        lua.close()
+
+
+def test_grants_of_other_routers_are_published(lua):
+    listener = lua.redis.pubsub(ignore_subscribe_messages=True)
+    listener.subscribe(f"{lua.root}:grants:r2")
+    listener.get_message(timeout=5)
+    lua.enter(1, "a", "t")
+    lua.enter(1, "b", "t", router="r2")
+    assert lua.call(1, "leave", "a") == []
+    deadline = time.monotonic() + 5
+    message = None
+    while message is None and time.monotonic() < deadline:
+        message = listener.get_message(timeout=0.1)
+    assert message["data"] == f"{lua.root} b"
+    listener.close()
+    # And should that message be lost, renewing tells.
+    assert lua.call(1, "renew", 0, "b", router="r2") == [["b"], []]
+
+
+# ---- the router's end -------------------------------------------------------------------------
+
+
+class Routers:
+    """Admission ends of several routers, with a capacity that tests set."""
+
+    def __init__(self, url: str, namespace: str, **options: object) -> None:
+        self.capacity = 1
+        self.url, self.namespace = url, namespace
+        self.options = options
+        self.ends: list[Admission] = []
+        self.clients: list[Redis] = []
+
+    async def add(self) -> Admission:
+        client = connect(self.url)
+        self.clients.append(client)
+        options = RouterSettings(**self.options)  # type: ignore[arg-type]
+        end = Admission(
+            client,
+            Settings(redis_url=self.url, namespace=self.namespace, router=options),
+            f"router-{len(self.ends)}",
+            lambda model: self.capacity,
+            lambda: len(self.ends),
+        )
+        await end.start()
+        self.ends.append(end)
+        return end
+
+    async def close(self) -> None:
+        for end in self.ends:
+            await end.stop()
+        for client in self.clients:
+            await client.aclose()
+
+
+def ticket(tenant: str = "t", lane: int = 2, cost: float = 10) -> Ticket:
+    return Ticket(uuid.uuid4().hex, "m", tenant, lane, cost, 1.0)
+
+
+@pytest.fixture
+async def make_routers(namespace) -> AsyncIterator[Callable[..., Routers]]:
+    made: list[Routers] = []
+
+    def make(url: str, **options: object) -> Routers:
+        made.append(Routers(url, namespace, **options))
+        return made[-1]
+
+    yield make
+    for routers in made:
+        await routers.close()
+
+
+@pytest.fixture
+def routers(make_routers, redis_url) -> Routers:
+    return make_routers(redis_url)
+
+
+async def queued(end: Admission, held: int, waiting: int) -> None:
+    async def reached() -> bool:
+        return await end.status(["m"]) == (held, waiting)
+
+    await until(reached, what=f"{held} held, {waiting} waiting")
+
+
+async def test_a_grant_reaches_the_other_router(routers):
+    first, second = await routers.add(), await routers.add()
+    a, b = ticket(), ticket()
+    await first.admit(a)
+    waiting = asyncio.create_task(second.admit(b))
+    await queued(first, 1, 1)
+    first.leave(a)
+    await asyncio.wait_for(waiting, 5)
+    assert b.order == "redis"
+    second.leave(b)
+    await queued(first, 0, 0)
+
+
+async def test_cancelled_while_waiting_leaves_no_trace(routers, redis_url):
+    end = await routers.add()
+    a = ticket()
+    await end.admit(a)
+    tasks = []
+    for n in range(20):
+        b = ticket(f"t{n}")
+
+        async def run(b: Ticket = b) -> None:
+            try:
+                await end.admit(b)
+            finally:
+                end.leave(b)
+
+        tasks.append(asyncio.create_task(run()))
+        if n == 9:
+            await queued(end, 1, 10)
+        else:  # those after it are cancelled before Redis has answered
+            await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await queued(end, 1, 0)
+    end.leave(a)
+    await queued(end, 0, 0)
+    client = connect(redis_url)
+    keys = {k.rsplit("}:")[-1] for k in await client.keys(f"{routers.namespace}:*")}
+    assert keys <= {"clock", "finish"}
+    await client.aclose()
+
+
+async def test_leases_outlive_their_time(make_routers, redis_url):
+    routers = make_routers(redis_url, slot_lease_s=1.1)
+    first, second = await routers.add(), await routers.add()
+    a, b = ticket(), ticket()
+    await first.admit(a)
+    waiting = asyncio.create_task(second.admit(b))
+    await queued(second, 1, 1)
+    done, _ = await asyncio.wait([waiting], timeout=2.0)  # longer than a lease
+    assert not done
+    first.leave(a)
+    await asyncio.wait_for(waiting, 5)
+    second.leave(b)
+
+
+async def test_more_capacity_wakes_the_waiting(routers):
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    routers.capacity = 2
+    end.poke()
+    await asyncio.wait_for(waiting, 0.9)  # sooner than the next renewal
+    end.leave(a)
+    end.leave(b)
+
+
+async def test_many_routers_never_exceed_the_slots(routers):
+    routers.capacity = 3
+    ends = [await routers.add() for _ in range(3)]
+    running = most = served = 0
+
+    async def one(n: int) -> None:
+        nonlocal running, most, served
+        claim = ticket(f"t{n % 5}", 1 + n % 3, cost=1 + n % 7)
+        end = ends[n % 3]
+        try:
+            await end.admit(claim)
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+            served += 1
+        finally:
+            end.leave(claim)
+
+    await asyncio.gather(*(one(n) for n in range(120)))
+    assert served == 120
+    assert most <= 3
+    await queued(ends[0], 0, 0)
+
+
+@pytest.fixture
+def own_redis():
+    with EmbeddedRedis() as server:
+        yield server
+
+
+async def test_open_without_redis_and_back(make_routers, own_redis):
+    """Redis dies under held slots and a queue: both go on, in order, and return to Redis."""
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    a, b, c, low = ticket(), ticket(), ticket(lane=1), ticket(lane=3)
+    await end.admit(a)
+    waiting = {name: asyncio.create_task(end.admit(t)) for name, t in {"b": b, "low": low}.items()}
+    await queued(end, 1, 2)
+    own_redis.stop()
+    waiting["c"] = asyncio.create_task(end.admit(c))
+    await until(lambda: end.away)
+    assert not waiting["b"].done()
+    end.leave(a)
+    await asyncio.wait_for(waiting["c"], 5)
+    assert c.order == "local"
+    assert not waiting["b"].done()
+    own_redis.start()
+    await until(lambda: not end.away)
+    await queued(end, 1, 2)  # c's slot was entered again, and the two places
+    end.leave(c)
+    await asyncio.wait_for(waiting["b"], 5)
+    assert b.order == "redis"
+    end.leave(b)
+    await asyncio.wait_for(waiting["low"], 5)
+    end.leave(low)
+    await queued(end, 0, 0)
+
+
+async def test_closed_without_redis(make_routers, own_redis):
+    routers = make_routers(own_redis.url, admission_without_redis="closed")
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    own_redis.stop()
+    with pytest.raises(PenstockError) as refused:
+        await asyncio.wait_for(waiting, 5)
+    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+    assert refused.value.reason == "admission_away"
+    assert refused.value.retry_after_s > 0
+    assert a.holds  # what runs goes on
+    end.leave(a)
+    end.leave(b)
+
+
+async def test_flushed_redis_is_told_again(make_routers, own_redis):
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    await routers.clients[0].flushall()
+    await queued(end, 1, 1)
+    end.leave(a)
+    await asyncio.wait_for(waiting, 5)
+    end.leave(b)
+    await queued(end, 0, 0)

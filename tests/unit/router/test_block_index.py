@@ -1,0 +1,74 @@
+"""The index against the plain sets that it stands for."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from services.router.block_index import BlockIndex
+
+BLOCKS = [bytes([n]) * 16 for n in range(8)]
+
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "remove", "store", "evict", "sweep"]),
+        st.integers(0, 3),
+        st.lists(st.sampled_from(BLOCKS), max_size=6),
+    ),
+    max_size=40,
+)
+
+
+@given(ops=OPS, chain=st.lists(st.sampled_from(BLOCKS), max_size=8))
+def test_matches_what_the_holders_hold(ops, chain):
+    index = BlockIndex()
+    holders: dict[int, tuple] = {}
+    for op, slot, blocks in ops:
+        if op == "sweep":
+            index.sweep(len(blocks))
+        elif op == "add" and slot not in holders:
+            holders[slot] = (index.add(), set())
+        elif slot in holders:
+            holder, held = holders[slot]
+            if op == "store":
+                index.store(holder, blocks)
+                held.update(blocks)
+            elif op == "evict":
+                index.evict(holder, blocks)
+                held.difference_update(blocks)
+            elif op == "remove":
+                index.remove(holder)
+                del holders[slot]
+    expected = {}
+    for holder, held in holders.values():
+        length = next((n for n, block in enumerate(chain) if block not in held), len(chain))
+        if length:
+            expected[holder.bit] = length
+    assert index.match(chain) == expected
+    assert len({holder.bit for holder, _ in holders.values()}) == len(holders)
+    while index.sweep(3):
+        pass
+    assert len(index) == len(set().union(*(held for _, held in holders.values())))
+    assert index.match(chain) == expected
+
+
+def test_reads_no_further_than_somebody_follows():
+    index = BlockIndex()
+    holder = index.add()
+    index.store(holder, BLOCKS[:2])
+    read = []
+    chain = (read.append(block) or block for block in BLOCKS)
+    assert index.match(chain) == {holder.bit: 2}
+    assert read == BLOCKS[:3]
+
+
+def test_a_removed_holder_counts_at_once_and_its_bit_returns_swept():
+    index = BlockIndex()
+    first, second = index.add(), index.add()
+    index.store(first, BLOCKS)
+    index.store(second, BLOCKS[:1])
+    index.remove(first)
+    assert index.match(BLOCKS) == {second.bit: 1}
+    assert index.add().bit not in (first.bit, second.bit)
+    assert index.sweep(3)
+    assert not index.sweep(100)
+    assert len(index) == 1
+    assert index.add().bit == first.bit

@@ -1,0 +1,155 @@
+"""Placement: what must decide it, one thing at a time."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from protos import worker_pb2
+from services.common.discovery import Replica
+from services.router.block_index import Holder
+from services.router.placement import TOLD, Ask, place, rates_of, reasons
+from services.router.workers import Worker
+
+
+def worker(number: int, role: str = "both", host: str = "host", **load: float) -> Worker:
+    """An idle, measured worker, unless `load` says otherwise."""
+    figures = {
+        "max_running": 32,
+        "free_blocks": 1000,
+        "total_blocks": 1000,
+        "block_size": 16,
+        "prefill_tokens_per_s": 2000,
+        "decode_step_ms": 10,
+        **load,
+    }
+    facts = {"role": role, "model": "m", "block_size": "16", "max_running": "32"}
+    replica = Replica("worker", f"w{number}", "127.0.0.1:1", host, 1, facts=facts)
+    peer = SimpleNamespace(id=replica.id, replica=replica)
+    return Worker(peer, Holder(1 << number), worker_pb2.Load(**figures))  # type: ignore[arg-type]
+
+
+ASK = Ask(prompt_tokens=1000, max_tokens=100, matched={}, split="auto", split_min_tokens=128)
+
+
+def test_the_shorter_queue():
+    workers = [worker(0, queued_prefill_tokens=500), worker(1), worker(2, running=3)]
+    placement = place(ASK, workers)
+    assert placement.plan.decode is workers[1]
+    assert placement.plan.ttft_s == pytest.approx(0.5)
+    assert [p.cost_s for p in placement.candidates] == sorted(
+        p.cost_s for p in placement.candidates
+    )
+
+
+def test_the_cached_prefix_until_its_queue_costs_more():
+    cached, idle = worker(0), worker(1)
+    ask = replace(ASK, matched={cached.holder.bit: 50})
+    plan = place(ask, [cached, idle]).plan
+    assert plan.decode is cached
+    assert (plan.cached_tokens, plan.uncached_tokens) == (800, 200)
+    cached.load.queued_prefill_tokens = 700
+    assert place(ask, [cached, idle]).plan.decode is cached
+    cached.load.queued_prefill_tokens = 900
+    assert place(ask, [cached, idle]).plan.decode is idle
+
+
+def test_a_whole_cached_prompt_still_computes_its_last_token():
+    one = worker(0)
+    ask = replace(ASK, prompt_tokens=160, matched={one.holder.bit: 10})
+    assert place(ask, [one]).plan.uncached_tokens == 16
+
+
+def test_what_was_just_sent_counts_before_the_news_show_it():
+    workers = [worker(n) for n in range(4)]
+    chosen = []
+    for _ in range(8):
+        plan = place(replace(ASK, split="never"), workers).plan
+        plan.decode.sent(plan.uncached_tokens)
+        chosen.append(plan.decode.id)
+    assert sorted(chosen) == sorted(["w0", "w1", "w2", "w3"] * 2)
+
+
+def test_a_hot_prefix_does_not_pile_up():
+    workers = [worker(n) for n in range(3)]
+    ask = replace(ASK, matched={1: 60}, split="never")  # w0 has nearly all of it
+    used = set()
+    for _ in range(40):
+        plan = place(ask, workers).plan
+        plan.decode.sent(plan.uncached_tokens)
+        used.add(plan.decode.id)
+    assert used == {"w0", "w1", "w2"}
+
+
+def test_a_full_batch_and_full_memory_are_avoided():
+    assert place(ASK, [worker(0, running=32), worker(1, running=30)]).plan.decode.id == "w1"
+    assert place(ASK, [worker(0, free_blocks=10), worker(1, running=2)]).plan.decode.id == "w1"
+
+
+def test_an_unmeasured_worker_is_given_its_peers_rates():
+    known = worker(0)
+    new = worker(1, prefill_tokens_per_s=0, decode_step_ms=0)
+    rates = rates_of([known, new])
+    assert rates[known] == rates[new]
+    assert rates_of([new])[new].prefill_tokens_per_s > 0
+
+
+def test_split_when_it_spares_the_decoding():
+    prefill, decode = worker(0, "prefill"), worker(1, "decode")
+    idle = place(ASK, [prefill, decode])
+    assert idle.plan.prefill is None  # nobody to spare: the hand-over is not worth it
+    decode.load.running = 8
+    busy = place(ASK, [prefill, decode])
+    assert (busy.plan.prefill, busy.plan.decode) == (prefill, decode)
+    assert busy.split_reason == "cheaper split"
+    assert set(busy.best_costs()) == {"split", "unsplit"}
+    prefill.load.queued_prefill_tokens = 20_000
+    assert place(ASK, [prefill, decode]).plan.prefill is None
+
+
+def test_split_not_weighed():
+    pool = [worker(0, "prefill"), worker(1, "decode", running=8)]
+    short = place(replace(ASK, prompt_tokens=100), pool)
+    assert short.plan.name == "w1"
+    assert "fewer than 128 uncached" in short.split_reason
+    assert place(replace(ASK, split="never"), pool).split_reason == "switched off"
+    assert place(replace(ASK, max_tokens=1, split="always"), pool).plan.prefill is None
+    always = place(replace(ASK, prompt_tokens=20, split="always"), pool)
+    assert always.plan.name == "w0 > w1"
+
+
+@pytest.mark.parametrize(("role", "missing"), [("prefill", "decode"), ("decode", "prefill")])
+def test_one_role_alone(role, missing):
+    placement = place(replace(ASK, split="always"), [worker(0, role), worker(1, role)])
+    assert placement.plan.prefill is None
+    assert placement.split_reason == f"degraded: no {missing} worker"
+
+
+def test_a_prefill_worker_decodes_only_when_it_must():
+    pool = [worker(0, "prefill"), worker(1, "decode", running=31, queued_prefill_tokens=5000)]
+    placement = place(replace(ASK, split="never"), pool)
+    assert placement.plan.decode.id == "w1"
+
+
+def test_two_of_both_roles_may_split_but_never_with_themselves():
+    pool = [worker(0), worker(1)]
+    plan = place(replace(ASK, split="always"), pool).plan
+    assert plan.prefill is not None
+    assert plan.prefill is not plan.decode
+    alone = place(replace(ASK, split="always"), pool[:1])
+    assert (alone.plan.prefill, alone.split_reason) == (None, "no second worker")
+
+
+def test_the_nearer_decode_worker_among_equals():
+    prefill = worker(0, "prefill", host="a")
+    far, near = worker(1, "decode", host="b"), worker(2, "decode", host="a")
+    plan = place(replace(ASK, split="always"), [prefill, far, near]).plan
+    assert plan.decode is near
+
+
+def test_the_record_is_bounded_and_names_the_choice():
+    placement = place(ASK, [worker(n, running=n) for n in range(20)])
+    told = reasons(placement)
+    assert len(told) <= TOLD + 2
+    assert placement.plan.name in told
+    assert "ttft" in told[placement.plan.name]
