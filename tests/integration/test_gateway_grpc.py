@@ -1,0 +1,170 @@
+"""The public gRPC service: the same policy as REST."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from protos.common_pb2 import FINISH_STOP, Message, Passage
+from protos.gateway_pb2 import (
+    ChatRequest,
+    CompleteRequest,
+    PublicEmbedRequest,
+    PublicListModelsRequest,
+    SamplingOptions,
+)
+from protos.gateway_pb2_grpc import InferenceStub
+from protos.tokenizer_pb2 import TokenIds
+from services.common.errors import PenstockError
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, plan, send
+from tests.support.waiting import until
+
+MESSAGES = [Message(role="user", content="Hi")]
+
+
+@pytest.fixture
+async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
+    async with gateway_rig(redis_url, namespace) as rig:
+        yield rig
+
+
+async def stub(rig: Rig) -> Any:
+    return InferenceStub(await rig.channel())
+
+
+def signed(rig: Rig) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {rig.key}"),)
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, dict[str, str]]:
+    answer = call.read() if hasattr(call, "read") else call
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await answer
+    return raised.value.code(), dict(raised.value.trailing_metadata())
+
+
+async def test_chat_streams_text_then_the_end(rig):
+    request = ChatRequest(
+        model=MODEL,
+        messages=MESSAGES,
+        documents=[Passage(title="a", text="b")],
+        sampling=SamplingOptions(temperature=0, seed=2**64 - 1, max_tokens=7, stop=["x"]),
+    )
+    call = (await stub(rig)).Chat(request, metadata=signed(rig))
+    events = [event async for event in call]
+    assert "".join(event.text for event in events) == "Hello world"
+    assert events[0].plan.window == 512
+    assert [p.title for p in events[0].passages] == ["a"]
+    assert events[-1].finish == FINISH_STOP
+    assert events[-1].usage.cached_tokens == 4
+    assert dict(await call.trailing_metadata())["x-request-id"].startswith("req_")
+    sent = rig.tokenizer.requests[0]
+    assert (sent.sampling.temperature, sent.sampling.seed, sent.sampling.max_tokens) == (
+        0.0,
+        2**64 - 1,
+        7,
+    )
+    assert list(sent.stop) == ["x"]
+    assert sent.caller.tenant == "acme"
+
+
+async def test_complete_with_token_ids(rig):
+    request = CompleteRequest(model=MODEL, token_ids=TokenIds(ids=[4, 5]))
+    call = (await stub(rig)).Complete(request, metadata=signed(rig))
+    assert "".join([event.text async for event in call]) == "Hello world"
+    assert list(rig.tokenizer.requests[0].token_ids.ids) == [4, 5]
+
+
+async def test_embed_and_list_models(rig):
+    service = await stub(rig)
+    request = PublicEmbedRequest(model=EMBEDDING_MODEL, texts=["a", "b"])
+    reply = await service.Embed(request, metadata=signed(rig))
+    assert len(reply.vectors) == 2
+    assert reply.tokens == 2
+    listed = await service.ListModels(PublicListModelsRequest(), metadata=signed(rig))
+    assert [model.name for model in listed.models] == ["other", MODEL]
+
+
+async def test_refusals_name_the_field_as_grpc_has_it(rig):
+    service = await stub(rig)
+    for request, param in (
+        (ChatRequest(model=MODEL), "messages"),
+        (
+            ChatRequest(model=MODEL, messages=MESSAGES, sampling=SamplingOptions(temperature=3.0)),
+            "sampling.temperature",
+        ),
+        (
+            ChatRequest(model=MODEL, messages=[Message(role="tool", content="x")]),
+            "messages[0].role",
+        ),
+        (
+            ChatRequest(
+                model=MODEL, messages=MESSAGES, documents=[Passage(text="x", source_id="f")]
+            ),
+            "documents[0]",
+        ),
+    ):
+        code, trailers = await refusal(service.Chat(request, metadata=signed(rig)))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert trailers["x-param"] == param
+    missing = ChatRequest(model=MODEL, messages=MESSAGES, vector_store_ids=["vs_0"])
+    code, trailers = await refusal(service.Chat(missing, metadata=signed(rig)))
+    assert (code, trailers["x-param"]) == (grpc.StatusCode.NOT_FOUND, "vector_store_ids[0]")
+    assert rig.tokenizer.requests == []
+
+
+async def test_every_call_needs_a_key(rig):
+    service = await stub(rig)
+    calls = (
+        lambda **more: service.Chat(ChatRequest(model=MODEL, messages=MESSAGES), **more),
+        lambda **more: service.Complete(CompleteRequest(model=MODEL, text="x"), **more),
+        lambda **more: service.Embed(PublicEmbedRequest(texts=["x"]), **more),
+        lambda **more: service.ListModels(PublicListModelsRequest(), **more),
+    )
+    for call in calls:
+        for metadata in ((), (("authorization", "Bearer psk-no"),)):
+            code, trailers = await refusal(call(metadata=metadata))
+            assert code == grpc.StatusCode.UNAUTHENTICATED
+            assert trailers["x-request-id"]
+
+
+async def test_errors_from_below_keep_code_and_advice(rig):
+    async def full(call: Any, request: Any) -> None:
+        raise PenstockError(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "full", reason="queue_full", retry_after_s=2.0
+        )
+
+    rig.tokenizer.script = full
+    request = ChatRequest(model=MODEL, messages=MESSAGES)
+    code, trailers = await refusal((await stub(rig)).Chat(request, metadata=signed(rig)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert trailers["retry-after"] == "2"
+
+
+async def test_a_cancelled_call_cancels_the_work(rig):
+    async def one_word(call: Any, request: Any) -> None:
+        send(call, "word", plan=plan(request))
+        await asyncio.Event().wait()
+
+    rig.tokenizer.script = one_word
+    call = (await stub(rig)).Chat(ChatRequest(model=MODEL, messages=MESSAGES), metadata=signed(rig))
+    assert (await call.read()).text == "word"
+    call.cancel()
+    await until(lambda: rig.tokenizer.cancelled == 1, 5)
+    await until(lambda: rig.gateway.intake.running == 0, 5)
+
+
+async def test_health_and_reflection(rig):
+    channel = await rig.channel()
+    health = health_pb2_grpc.HealthStub(channel)
+    status = await health.Check(health_pb2.HealthCheckRequest(service="penstock.v1.Inference"))
+    assert status.status == health_pb2.HealthCheckResponse.SERVING
+    reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+    async for answer in reflection.ServerReflectionInfo(iter([ask])):
+        names = {service.name for service in answer.list_services_response.service}
+        assert "penstock.v1.Inference" in names

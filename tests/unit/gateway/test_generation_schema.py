@@ -1,0 +1,207 @@
+"""What a generation's body may hold: every acceptance and every refusal."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.common.errors import PenstockError
+from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.schema import parse
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def chat(**more: Any) -> ChatCompletionRequest:
+    body = {"model": "m", "messages": [USER], **more}
+    return parse(ChatCompletionRequest, json.dumps(body).encode())
+
+
+def completion(**more: Any) -> CompletionRequest:
+    return parse(CompletionRequest, json.dumps({"model": "m", "prompt": "x", **more}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"nonsense": 1}, "nonsense", "unknown_parameter"),
+        ({"n": 2}, "n", "unsupported_parameter"),
+        ({"n": True}, "n", "unsupported_parameter"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+        ({"presence_penalty": -1}, "presence_penalty", "unsupported_parameter"),
+        ({"logit_bias": {"1": 2}}, "logit_bias", "unsupported_parameter"),
+        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+        ({"top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),
+        ({"store": True}, "store", "unsupported_parameter"),
+        ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
+        ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
+        ({"functions": []}, "functions", "unsupported_parameter"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls", "unsupported_parameter"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+        ({"temperature": 2.1}, "temperature", "invalid_value"),
+        ({"temperature": "1"}, "temperature", "invalid_value"),
+        ({"temperature": True}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"top_k": -1}, "top_k", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 2**31}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"seed": 2**64}, "seed", "invalid_value"),
+        ({"stop": ["a"] * 5}, "stop", "invalid_value"),
+        ({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
+        ({"stop": ""}, "stop[0]", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "unsupported_parameter",
+        ),
+        ({"response_format": {"type": "json_object"}}, "response_format.type", "unsupported_value"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].type", "unsupported_value"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].vector_store_ids", None),
+        (
+            {"tools": [{"type": "file_search", "vector_store_ids": ["a"], "filters": {}}]},
+            "tools[0].filters",
+            "unsupported_parameter",
+        ),
+        ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
+        ({"documents": [{"title": "t"}]}, "documents[0].text", "missing_required_parameter"),
+        ({"metadata": {"a": 1}}, "metadata.a", "invalid_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "Hi"}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{**USER, "role": "tool"}]}, "messages[0].role", "unsupported_value"),
+        ({"messages": [{**USER, "extra": 1}]}, "messages[0].extra", "unknown_parameter"),
+        ({"messages": [{**USER, "annotations": []}]}, "messages[0].annotations", None),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{}]}]},
+            "messages[1].tool_calls",
+            "unsupported_parameter",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+            "unsupported_value",
+        ),
+    ],
+)
+def test_refused_by_name(fields, param, reason):
+    with pytest.raises(PenstockError) as refused:
+        chat(**fields)
+    assert refused.value.param == param
+    assert param in refused.value.message
+    if reason is not None:
+        assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logprobs": False},
+        {"n": None, "logit_bias": None, "tools": None, "stop": None, "seed": None},
+        {"logit_bias": {}, "store": False, "service_tier": "auto", "modalities": ["text"]},
+        {"response_format": {"type": "text"}, "user": "u", "metadata": {"k": "v"}},
+    ],
+)
+def test_values_that_ask_for_nothing_are_accepted(fields):
+    given = chat(**fields).prompt(4).request
+    assert given.sampling.seed  # drawn by the gateway
+    assert given == chat(seed=given.sampling.seed).prompt(4).request
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def test_what_is_accepted_arrives():
+    given = chat(
+        messages=[
+            {"role": "developer", "content": [text_part("Be "), text_part("brief.")]},
+            {"role": "user", "content": "Q", "name": "ann"},
+        ],
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        seed=-1,
+        stop="END",
+        max_completion_tokens=5,
+        ignore_eos=True,
+        documents=[{"title": "t", "text": "d"}],
+        tools=[{"type": "file_search", "vector_store_ids": ["a", "b", "a"], "max_num_results": 9}],
+        metadata={"k": "v"},
+        user="u",
+    ).prompt(4)
+    sampling = given.request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
+    assert (sampling.seed, sampling.max_tokens, sampling.ignore_eos) == (2**64 - 1, 5, True)
+    assert list(given.request.stop) == ["END"]
+    messages = given.request.chat.messages
+    assert [(m.role, m.content, m.name) for m in messages] == [
+        ("developer", "Be brief.", ""),
+        ("user", "Q", "ann"),
+    ]
+    assert [(p.title, p.text) for p in given.request.chat.passages] == [("t", "d")]
+    assert (given.stores, given.max_passages, given.question) == (("a", "b"), 9, "Q")
+    assert given.tags == {"k": "v", "user": "u"}
+
+
+def test_tool_choice_none_searches_nothing():
+    tools = [{"type": "file_search", "vector_store_ids": ["a"]}]
+    assert chat(tools=tools).prompt(4).stores == ("a",)
+    assert chat(tools=tools, tool_choice="none").prompt(4).stores == ()
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x"]])
+def test_a_text_prompt(prompt):
+    assert completion(prompt=prompt).prompt().request.text == "x"
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])
+def test_a_prompt_of_token_ids(prompt):
+    assert list(completion(prompt=prompt).prompt().request.token_ids.ids) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", [], [[]], ["a", "b"], [[1], [2]], [1, "a"], [-1], [2**32], [True], [1.5], 3, {}]
+)
+def test_other_prompts_are_refused(prompt):
+    with pytest.raises(PenstockError) as refused:
+        completion(prompt=prompt)
+    assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"n": 2}, {"logprobs": 0}]
+)
+def test_completions_refuse_what_they_do_not_do(fields):
+    (name,) = fields
+    with pytest.raises(PenstockError) as refused:
+        completion(**fields)
+    assert (refused.value.param, refused.value.reason) == (name, "unsupported_parameter")
+
+
+NAMES = st.text(max_size=9)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = sorted(
+    {*ChatCompletionRequest.model_fields, *ChatCompletionRequest.NEUTRAL, "prompt", "echo"}
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.booleans())
+def test_any_fields_are_a_request_or_a_refusal(fields, is_chat):
+    with contextlib.suppress(PenstockError):
+        (chat if is_chat else completion)(**fields)
+
+
+@given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_request_or_a_refusal(body):
+    with pytest.raises(PenstockError):
+        parse(ChatCompletionRequest, body)

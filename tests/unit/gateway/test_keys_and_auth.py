@@ -1,0 +1,138 @@
+"""API keys on a real Redis, and who is let in."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from pydantic import ValidationError
+
+from services.common.config import GatewaySettings
+from services.common.errors import PenstockError
+from services.common.redis import Redis, connect
+from services.gateway.auth import Authenticator
+from services.gateway.keys import KEY_PATTERN, KeyStore, key_hash
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = connect(redis_url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def store(redis: Redis, namespace: str) -> KeyStore:
+    return KeyStore(redis, namespace)
+
+
+class Away(KeyStore):
+    """A store whose Redis can be taken away."""
+
+    away = False
+    asked = 0
+
+    async def find(self, hashed: str):
+        self.asked += 1
+        if self.away:
+            raise ConnectionError
+        return await super().find(hashed)
+
+
+async def test_only_the_hash_is_stored(store, redis, namespace):
+    key, record = await store.create("acme", "laptop", priority="high", weight=2.5, models=["m"])
+    assert KEY_PATTERN.fullmatch(key)
+    assert await store.find(key_hash(key)) == record
+    for name in await redis.keys(f"{namespace}*"):
+        assert key not in str(await redis.hgetall(name))
+
+
+async def test_list_and_revoke(store):
+    key, first = await store.create("acme")
+    _, second = await store.create("rival")
+    assert {record.id for record in await store.list()} == {first.id, second.id}
+    assert await store.revoke(first.id)
+    assert await store.revoke(first.id)
+    assert not await store.revoke("key_unknown")
+    found = await store.find(key_hash(key))
+    assert found is not None
+    assert found.revoked
+    assert [bool(r.revoked) for r in await store.list() if r.id == second.id] == [False]
+
+
+async def test_bad_fields_are_refused(store):
+    for fields in ({"tenant": "a b"}, {"tenant": ""}, {"tenant": "a", "weight": 0}):
+        with pytest.raises(ValidationError):
+            await store.create(**fields)
+
+
+def auth(store: KeyStore, cache_s: float = 30.0, stale_s: float = 600.0) -> Authenticator:
+    return Authenticator(store, GatewaySettings(key_cache_s=cache_s, key_stale_s=stale_s))
+
+
+async def refusal(authenticator: Authenticator, header: str | None) -> PenstockError:
+    with pytest.raises(PenstockError) as refused:
+        await authenticator.identify(header)
+    return refused.value
+
+
+async def test_an_identity_holds_what_the_key_grants(store):
+    key, record = await store.create("acme", priority="low", weight=3, models=["m"])
+    identity = await auth(store).identify(f"Bearer {key}")
+    caller = identity.caller("req_1")
+    assert (caller.tenant, caller.priority, caller.weight) == ("acme", 3, 3.0)
+    assert identity.key_id == record.id
+    identity.authorize("m")
+    with pytest.raises(PenstockError) as refused:
+        identity.authorize("other")
+    assert refused.value.code == grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer x", "Basic psk-x", "psk-" + "a" * 43]
+)
+async def test_malformed_keys_never_reach_redis(redis, namespace, header):
+    store = Away(redis, namespace)
+    error = await refusal(auth(store), header)
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key")
+    assert store.asked == 0
+
+
+async def test_a_revoked_key_dies_with_the_cache(store):
+    key, record = await store.create("acme")
+    cached = auth(store, cache_s=0.3)
+    await cached.identify(f"Bearer {key}")
+    await store.revoke(record.id)
+
+    async def is_refused() -> bool:
+        try:
+            await cached.identify(f"Bearer {key}")
+        except PenstockError as refused:
+            return refused.reason == "invalid_api_key"
+        return False
+
+    await until(is_refused, 5)
+
+
+async def test_while_redis_is_away_known_keys_hold_for_a_time(redis, namespace):
+    store = Away(redis, namespace)
+    key, _ = await store.create("acme")
+    patient, strict = auth(store, cache_s=0), auth(store, cache_s=0, stale_s=0)
+    for authenticator in (patient, strict):
+        await authenticator.identify(f"Bearer {key}")
+    assert patient.knows_keys
+    assert not strict.knows_keys
+    store.away = True
+    assert (await patient.identify(f"Bearer {key}")).tenant == "acme"
+    assert (await refusal(strict, f"Bearer {key}")).reason == "keys_unavailable"
+    unknown = await refusal(patient, "Bearer psk-" + "a" * 43)
+    assert (unknown.code, unknown.reason) == (grpc.StatusCode.UNAVAILABLE, "keys_unavailable")
+
+
+async def test_while_redis_is_away_requests_do_not_all_wait_for_it(redis, namespace):
+    store = Away(redis, namespace)
+    store.away = True
+    authenticator = auth(store)
+    for _ in range(5):
+        await refusal(authenticator, "Bearer psk-" + "a" * 43)
+    assert store.asked == 1

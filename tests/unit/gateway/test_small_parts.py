@@ -1,0 +1,113 @@
+"""Citations, pages, the intake, records: the gateway's small concepts."""
+
+import asyncio
+
+import pytest
+from opentelemetry import trace
+
+from protos.common_pb2 import Passage, Record
+from services.common.errors import PenstockError
+from services.gateway.citations import annotations
+from services.gateway.intake import Intake
+from services.gateway.pages import PageQuery, page, page_query
+from services.gateway.prompt import new_id
+from services.gateway.records import Journal, Records, client_context
+
+
+def test_marks_become_annotations_of_the_passages_that_exist():
+    passages = [Passage(title="a.md", source_id="file-1"), Passage(title="b")]
+    text = "[2] é[1], [3] [0] [x] [1][01]"
+    cited = annotations(text, passages)
+    assert [(c["index"], c["file_id"], c["filename"]) for c in cited] == [
+        (0, None, "b"),
+        (5, "file-1", "a.md"),
+        (22, "file-1", "a.md"),
+        (25, "file-1", "a.md"),
+    ]
+    assert annotations(text, []) == []
+
+
+def test_ids_sort_by_the_time_they_were_made():
+    ids = [new_id("file-") for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert [i[:19] for i in ids] == sorted(i[:19] for i in ids)
+
+
+def test_pages_join_up_to_the_whole():
+    items = [{"id": f"x{n}"} for n in range(7)]
+    for order in ("asc", "desc"):
+        seen, after = [], None
+        while True:
+            one = page(items, PageQuery(limit=3, after=after, order=order))
+            seen += [item["id"] for item in one["data"]]
+            after = one["last_id"]
+            if not one["has_more"]:
+                break
+        assert seen == sorted((i["id"] for i in items), reverse=order == "desc")
+    assert page([], PageQuery())["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"limit": "0"}, "limit"),
+        ({"limit": "101"}, "limit"),
+        ({"limit": "9" * 99}, "limit"),
+        ({"limit": "²"}, "limit"),
+        ({"order": "up"}, "order"),
+        ({"before": "x"}, "before"),
+    ],
+)
+def test_odd_pages_are_refused(query, param):
+    with pytest.raises(PenstockError) as refused:
+        page_query(query)
+    assert refused.value.param == param
+
+
+async def test_the_intake_is_bounded_and_drains():
+    intake = Intake(2)
+    with intake.slot(), intake.slot():
+        with pytest.raises(PenstockError) as full, intake.slot():
+            pass
+        assert full.value.reason == "too_many_requests"
+        draining = asyncio.create_task(intake.drain(5))
+        await asyncio.sleep(0)
+        with pytest.raises(PenstockError) as closed, intake.slot():
+            pass
+        assert closed.value.reason == "draining"
+        assert not draining.done()
+    await draining
+    assert intake.running == 0
+
+
+async def test_a_drain_gives_up_after_its_grace():
+    intake = Intake(1)
+    with intake.slot():
+        await intake.drain(0.01)
+
+
+def test_records_are_bounded():
+    records = Records(2)
+    for number in range(3):
+        journal = Journal(f"req_{number}", "chat")
+        journal.close(Record())
+        records.keep(journal)
+    assert list(records._journals) == ["req_1", "req_2"]
+    assert records.find("req_2", "acme") is None  # never authenticated: nobody's
+
+
+@pytest.mark.parametrize(
+    ("header", "valid"),
+    [
+        ("00-" + "ab" * 16 + "-" + "cd" * 8 + "-00", True),
+        ("00-" + "00" * 16 + "-" + "cd" * 8 + "-01", False),
+        ("00-" + "xy" * 16 + "-" + "cd" * 8 + "-01", False),
+        ("00-short-01", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_only_a_valid_trace_context_is_taken(header, valid):
+    parent = trace.get_current_span(client_context(header)).get_span_context()
+    assert parent.is_valid == valid
+    assert not valid or parent.trace_flags.sampled
