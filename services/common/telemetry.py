@@ -19,6 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -31,25 +32,39 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class RequestSpans(SpanProcessor):
-    """Keeps finished spans by trace until the request's record takes them."""
+    """Keeps finished spans until the request's record takes them.
+
+    A request is what hangs below one span whose parent is remote or none. Its trace would not do:
+    clients choose the trace id, and two of them, even of two tenants, may choose the same.
+    """
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._by_trace: OrderedDict[int, list[common_pb2.Span]] = OrderedDict()
+        self._by_root: OrderedDict[int, list[common_pb2.Span]] = OrderedDict()  # by root's span id
+        self._root_of: dict[int, int] = {}  # of the spans under way
+
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        context, parent = span.get_span_context(), span.parent
+        if context is None:
+            return
+        local = parent is not None and not parent.is_remote
+        above = parent.span_id if parent is not None and local else context.span_id
+        self._root_of[context.span_id] = self._root_of.get(above, above)
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
         if context is None:
             return
-        spans = self._by_trace.setdefault(context.trace_id, [])
+        root = self._root_of.pop(context.span_id, context.span_id)
+        spans = self._by_root.setdefault(root, [])
         if len(spans) < _SPANS_PER_TRACE:
             spans.append(self._brief(span))
-        if len(self._by_trace) > _TRACES_KEPT:
-            self._by_trace.popitem(last=False)
+        if len(self._by_root) > _TRACES_KEPT:
+            self._by_root.popitem(last=False)
 
-    def take(self, trace_id: int) -> list[common_pb2.Span]:
-        """The trace's finished spans, each handed out once."""
-        return self._by_trace.pop(trace_id, [])
+    def take(self, root: int) -> list[common_pb2.Span]:
+        """The finished spans of the request below the span with this id, each handed out once."""
+        return self._by_root.pop(root, [])
 
     def _brief(self, span: ReadableSpan) -> common_pb2.Span:
         start, end = span.start_time or 0, span.end_time or 0
@@ -119,7 +134,7 @@ class Telemetry:
         span ended. Spans are handed out once.
         """
         record = common_pb2.Record(
-            spans=self._requests.take(span.get_span_context().trace_id), decisions=decisions
+            spans=self._requests.take(span.get_span_context().span_id), decisions=decisions
         )
         if below is not None:
             record.MergeFrom(below)

@@ -35,6 +35,22 @@ def test_concurrent_requests_do_not_mix() -> None:
     ]
 
 
+def test_two_requests_on_the_same_trace_do_not_mix() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    header = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+    with telemetry.span("request", remote_parent(header)) as one:
+        with (
+            telemetry.span("request", remote_parent(header)) as two,
+            telemetry.span("step"),
+            telemetry.span("deeper"),
+        ):
+            pass
+        with telemetry.span("own"):
+            pass
+    assert {s.name for s in telemetry.record(one).spans} == {"request", "own"}
+    assert {s.name for s in telemetry.record(two).spans} == {"request", "step", "deeper"}
+
+
 def test_a_failed_span_names_the_exception_but_not_its_text() -> None:
     telemetry = Telemetry("gateway", "g1")
     with pytest.raises(ValueError, match="secret"), telemetry.span("work") as span:
@@ -55,7 +71,7 @@ def test_unclaimed_spans_are_bounded() -> None:
     for _ in range(5000):
         with telemetry.span("request"):
             pass
-    assert len(telemetry._requests._by_trace) <= 4096
+    assert len(telemetry._requests._by_root) <= 4096
 
 
 def test_a_log_line_is_one_json_object_with_its_trace() -> None:
