@@ -58,9 +58,11 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     try:
         await _some_workers(router, request.model)
 
-        with router.telemetry.span("admit", span):
-            await router.admission.admit(ticket)
-        _note_admission(journal, ticket)
+        try:
+            with router.telemetry.span("admit", span):
+                await router.admission.admit(ticket)
+        finally:
+            _note_admission(journal, ticket)
 
         while not answer.finished:
             with router.telemetry.span("place", span):
@@ -202,7 +204,7 @@ def _after_loss(router: Router, loss: WorkerLostError, split: SplitMode, losses:
 def _note_admission(journal: Journal, ticket: Ticket) -> None:
     journal.decide(
         "admission",
-        "queued" if ticket.queued else "at once",
+        ("queued" if ticket.queued else "at once") if ticket.holds else "refused",
         waited_ms=ticket.waited_s * 1000,
         waiting_before=ticket.before,
         lane=LANE_NAMES[ticket.lane],

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from protos import common_pb2, router_pb2, router_pb2_grpc, worker_pb2
 from services.common.block_hash import block_hashes, tenant_salt
 from services.common.config import RouterSettings, Settings
+from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid, unavailable
 from services.common.link import End, LinkClient
 from services.common.redis import Redis, connect
@@ -134,13 +136,21 @@ def undisturbed(prompt: list[int] = PROMPT, max_tokens: int = 20) -> list[int]:
     return continuation(prompt, max_tokens, seed=7)
 
 
-@pytest.fixture
-async def stack(redis_url: str, namespace: str) -> AsyncIterator[Stack]:
+@asynccontextmanager
+async def stack_on(redis_url: str, namespace: str) -> AsyncIterator[Stack]:
     redis = connect(redis_url)
     made = Stack(redis, redis_url, namespace)
-    yield made
-    await made.close()
-    await redis.aclose()
+    try:
+        yield made
+    finally:
+        await made.close()
+        await redis.aclose()
+
+
+@pytest.fixture
+async def stack(redis_url: str, namespace: str) -> AsyncIterator[Stack]:
+    async with stack_on(redis_url, namespace) as made:
+        yield made
 
 
 async def test_one_worker(stack):
@@ -367,6 +377,8 @@ async def test_queue_full_and_cancel(stack):
     end = await ask(link).end()
     assert (end.status.code, end.status.reason) == (8, "queue_full")
     assert end.status.retry_after_ms >= 1000
+    told = next(d for d in end.record.decisions if d.subject == "admission")
+    assert (told.choice, told.reasons["waiting_before"]) == ("refused", "2")
     waiting[0].request.cancel()
     await until(lambda: queued(1))
     running.request.cancel()
@@ -471,3 +483,50 @@ async def test_cancel_reaches_the_workers(stack):
         return (await stack.status()).admitted == 0
 
     await until(empty)
+
+
+async def test_redis_dies_and_comes_back_mid_stream(namespace):
+    with EmbeddedRedis() as server:
+        async with stack_on(server.url, namespace) as stack:
+            worker = await stack.worker("w1", max_running=2)
+            worker.hold_after = 5
+            link = await stack.router()
+            running = [ask(link), ask(link)]
+            await until(lambda: all(len(a.tokens) == 5 for a in running))
+            waiting = ask(link)
+
+            async def queued() -> bool:
+                return (await stack.status()).queued == 1
+
+            await until(queued)
+            server.stop()
+            during = ask(link)
+            await until(lambda: stack.hosts[0].service._admission.away)
+            assert not during.deltas
+            running[0].request.cancel()
+            await until(lambda: len(waiting.tokens) == 5)  # granted without Redis
+            server.start()
+            await until(lambda: not stack.hosts[0].service._admission.away)
+
+            async def same_again() -> bool:
+                status = await stack.status()
+                return (status.admitted, status.queued) == (2, 1)
+
+            await until(same_again)
+            running[1].request.cancel()
+            waiting.request.cancel()
+            worker.hold_after = None
+            await during.whole()
+            assert during.tokens == undisturbed()
+            assert during.decisions["admission"].reasons["order"] == "redis"
+
+
+async def test_long_prompts_are_matched_too(stack):
+    worker = await stack.worker("w1")
+    link = await stack.router()
+    prompt = list(range(5000))
+    worker.tell(stored=block_hashes(prompt, BLOCK_SIZE, tenant_salt("acme")))
+    await until(lambda: len(stack.hosts[0].service._workers.index) == 5000 // BLOCK_SIZE)
+    answer = await ask(link, prompt, 2).whole()
+    assert answer.usage.cached_tokens == 4992
+    assert answer.decisions["split"].reasons["uncached_tokens"] == "8"
