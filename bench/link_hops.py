@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -112,14 +113,6 @@ class Steps:
         last = TokenDelta(token_ids=self._token_ids, finish=FINISH_LENGTH, usage=usage)
         return last.SerializeToString()
 
-    def follow_stdin(self) -> None:
-        """Each line read is the new rate."""
-
-        def line() -> None:
-            self.rate = float(sys.stdin.readline() or self.rate)
-
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), line)
-
 
 def link_worker(server: grpc.aio.Server, steps: Steps) -> LinkServer:
     async def handler(call: LinkCall) -> None:
@@ -181,7 +174,6 @@ async def worker_pieces(steps: Steps, request: bytes) -> AsyncIterator[bytes]:
 
 async def run_worker(args: argparse.Namespace) -> None:
     steps = Steps(args.rate, args.token_ids)
-    steps.follow_stdin()
     stepping = asyncio.create_task(steps.run())
     async with grpc_server() as (server, serve):
         if args.variant == "plain":
@@ -370,7 +362,8 @@ async def run_client(args: argparse.Namespace) -> None:
     host, port = args.upstream.split(":")
 
     def ask(key: int) -> bytes:
-        body = {"prompt": key_to_ids(key), "max_tokens": args.tokens, "stream": True, **args.fields}
+        tokens = random.Random(key).randint(args.tokens // 2, args.tokens * 3 // 2)
+        body = {"prompt": key_to_ids(key), "max_tokens": tokens, "stream": True, **args.fields}
         raw = json.dumps(body).encode()
         lines = [
             "POST /v1/completions HTTP/1.1",
@@ -460,7 +453,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=100.0, help="worker: steps a second")
     parser.add_argument("--token-ids", type=json.loads, default=[100], help="worker: of one step")
     parser.add_argument("--sequences", type=int, default=64, help="client: connections")
-    parser.add_argument("--tokens", type=int, default=256, help="client: of one request")
+    parser.add_argument("--tokens", type=int, default=256, help="client: of a request, on average")
     parser.add_argument("--text", default=TEXT, help="client: what a token says")
     parser.add_argument("--fields", type=json.loads, default={}, help="client: more of the body")
     parser.add_argument("--header", action="append", default=[], help="client: a request header")

@@ -44,9 +44,6 @@ class Worker(Hop):
         async for piece in worker_pieces(self.steps, request):
             yield piece
 
-    async def set_rate(self, rate: float) -> None:
-        self.steps.rate = rate
-
     async def left_ns(self) -> dict[int, list[int]]:
         return self.steps.left_ns
 
@@ -111,8 +108,7 @@ def main() -> None:
             "pids": {name: handle.pid.remote().result() for name, handle in handles.items()},
         }
         print(json.dumps(ready), flush=True)
-        for line in sys.stdin:  # each line is the new rate; the end of input is the end
-            handles["worker"].set_rate.remote(float(line)).result()
+        sys.stdin.read()
         Path(args.out).write_text(json.dumps(handles["worker"].left_ns.remote().result()))
     finally:
         serve.shutdown()

@@ -15,11 +15,11 @@ For each, over a window after a warm-up:
 - latency: from the worker's step to the arrival of the token's SSE event at the client; on a noisy
   machine the p99 of the median second tells more than that of all;
 - CPU: user and system seconds of each service per million tokens, from /proc;
-- rate held: the highest of rising step rates at which at least 95 % of the tokens asked for arrive
-  and p99 stays below 250 ms.
+- rate held: the highest of rising step rates at which at least 95 % of the tokens asked for arrive,
+  with a p99 (of the median second) below 250 ms.
 
-Requests are short (`--tokens`), and each is followed by the next, so that their opening and ending
-is in the figures.
+Requests are short (`--tokens` on average), and each is followed by the next, so that their opening
+and ending is in the figures.
 """
 
 import argparse
@@ -33,18 +33,16 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
 SERVICES = ("router", "tokenizer", "gateway")
-RAMP = (10, 25, 50, 75, 100, 150, 200, 250, 300, 400, 500, 600, 800)  # steps a second
-RAMP_S = 4.0
+WARM_UP_S = 3.0
+RAMP = (10, 25, 50, 75, 100, 150, 200, 250, 300, 350, 400, 500, 600, 800)  # steps a second
+RAMP_S = 5.0
 HELD_SHARE = 0.95
 HELD_P99_MS = 250.0
-SETTLE_S = 1.0  # after a change of rate
 
 
 @dataclass
@@ -73,7 +71,8 @@ class Window:
 
     def held(self, sequences: int) -> bool:
         asked = self.rate * sequences
-        return self.tokens_per_s >= HELD_SHARE * asked and self.p99_ms < HELD_P99_MS
+        enough = self.tokens_per_s >= HELD_SHARE * asked
+        return enough and self.p99_of_a_second_ms < HELD_P99_MS
 
 
 class Child:
@@ -88,30 +87,90 @@ class Child:
             subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables)
         )
         stack.callback(self.stop)
-        ready = json.loads(self._stdout().readline() or "null")
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline() or "null")
         if ready is None:
             raise RuntimeError(f"{' '.join(arguments)} did not start")
         self.address: str = ready["address"]
         self.pid: int = ready["pid"]
         self.pids: dict[str, int] = ready.get("pids", {})
 
-    def _stdout(self) -> IO[str]:
-        assert self.process.stdout is not None
-        return self.process.stdout
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
     def stop(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.process.stdin.close()  # Ray's processes end so, the others by the signal
         self.process.terminate()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+
+@dataclass
+class Chain:
+    """A variant's running processes."""
+
+    address: str  # the gateway's
+    pids: dict[str, int]  # by service
+    client_arguments: tuple[str, ...] = ()
+
+
+def measure(variant: str, args: argparse.Namespace, rate: float, seconds: float) -> Window:
+    """Starts a variant's processes, watches them for a while, stops them, and counts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with ExitStack() as stack:
+            chain = start_chain(stack, variant, rate, folder)
+            client = Child(
+                stack,
+                *("bench.link_hops", "client", "--upstream", chain.address),
+                *("--sequences", str(args.sequences), "--tokens", str(args.tokens)),
+                *("--out", str(folder / "arrived"), *chain.client_arguments),
+            )
+            time.sleep(WARM_UP_S)
+            before = {service: cpu_s(pid) for service, pid in chain.pids.items()}
+            start_ns = time.monotonic_ns()
+            time.sleep(seconds)
+            if client.process.poll() is not None:
+                raise RuntimeError("the client ended early")
+            used = {service: cpu_s(pid) - before[service] for service, pid in chain.pids.items()}
+            window = Window(rate, start_ns, time.monotonic_ns(), used)
+            client.stop()
+        left = json.loads((folder / "left").read_text())
+        count(window, left, json.loads((folder / "arrived").read_text()))
+    return window
+
+
+def start_chain(stack: ExitStack, variant: str, rate: float, folder: Path) -> Chain:
+    steps = ("--rate", str(rate), "--out", str(folder / "left"))
+    if variant == "services":
+        return start_services(stack, steps, folder)
+    if variant == "serve":
+        serve = Child(stack, "bench.link_serve", *steps)
+        return Chain(serve.address, {service: serve.pids[service] for service in SERVICES})
+    hop = ("bench.link_hops", "--variant", variant)
+    address, pids = Child(stack, *hop, *steps, "worker").address, {}
+    for service in SERVICES:
+        child = Child(stack, *hop, "--upstream", address, service)
+        address, pids[service] = child.address, child.pid
+    return Chain(address, pids)
+
+
+def start_services(stack: ExitStack, steps: tuple[str, ...], folder: Path) -> Chain:
+    from bench import link_services
+
+    token_id = link_services.make_checkpoint(folder)
+    variables = stack.enter_context(link_services.environment(folder))
+    worker = ("bench.link_hops", "worker", "--variant", "services", "--token-ids", f"[{token_id}]")
+    Child(stack, *worker, *steps, variables=variables)
+    replicas = link_services.start(stack, variables)
+    url, key = replicas["gateway"].facts["url"], link_services.make_key(variables)
+    link_services.wait_until_answering(url, key)
+    fields = json.dumps(link_services.fields())
+    return Chain(
+        url.removeprefix("http://"),
+        {service: replicas[service].pid for service in SERVICES},
+        ("--fields", fields, "--header", f"Authorization: Bearer {key}"),
+    )
 
 
 def cpu_s(pid: int) -> float:
@@ -120,111 +179,21 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Measured:
-    """A running chain: rates are set, windows taken; the tokens are counted after it has ended."""
-
-    def __init__(
-        self, worker: Child, client: Child, pids: dict[str, int], windows: list[Window]
-    ) -> None:
-        self._worker = worker
-        self._client = client
-        self._pids = pids
-        self.windows = windows
-
-    def window(self, rate: float, seconds: float, settle_s: float = SETTLE_S) -> None:
-        self._worker.tell(str(rate))
-        time.sleep(settle_s)
-        before = {name: cpu_s(pid) for name, pid in self._pids.items()}
-        start = time.monotonic_ns()
-        time.sleep(seconds)
-        if self._client.process.poll() is not None:
-            raise RuntimeError("the client ended early")
-        used = {name: cpu_s(pid) - before[name] for name, pid in self._pids.items()}
-        self.windows.append(Window(rate, start, time.monotonic_ns(), used))
-
-
-def measure(
-    variant: str, args: argparse.Namespace, drive: Callable[[Measured], None]
-) -> list[Window]:
-    """Starts a variant's processes, lets `drive` take windows, stops them, and counts."""
-    windows: list[Window] = []
-    with tempfile.TemporaryDirectory() as folder:
-        left, arrived = Path(folder, "left.json"), Path(folder, "arrived.json")
-        with ExitStack() as stack:
-            chain = start_chain(stack, variant, Path(folder), left)
-            client = Child(
-                stack,
-                *("bench.link_hops", "client", "--upstream", chain.address, "--out", str(arrived)),
-                *("--sequences", str(args.sequences), "--tokens", str(args.tokens)),
-                *chain.client_arguments,
-            )
-            drive(Measured(chain.worker, client, chain.pids, windows))
-            client.stop()
-        count(windows, json.loads(left.read_text()), json.loads(arrived.read_text()))
-    return windows
-
-
-@dataclass
-class Chain:
-    """A variant's running processes."""
-
-    worker: Child  # the one that steps
-    address: str  # the gateway's
-    pids: dict[str, int]  # by service
-    client_arguments: tuple[str, ...] = ()
-
-
-def start_chain(stack: ExitStack, variant: str, folder: Path, left: Path) -> Chain:
-    if variant == "serve":
-        worker = Child(stack, "bench.link_serve", "--out", str(left))
-        return Chain(worker, worker.address, {name: worker.pids[name] for name in SERVICES})
-    if variant == "services":
-        return start_services(stack, folder, left)
-    hop = ("bench.link_hops", "--variant", variant)
-    worker = Child(stack, *hop, "--out", str(left), "worker")
-    address, pids = worker.address, {}
-    for service in SERVICES:
-        child = Child(stack, *hop, "--upstream", address, service)
-        address, pids[service] = child.address, child.pid
-    return Chain(worker, address, pids)
-
-
-def start_services(stack: ExitStack, folder: Path, left: Path) -> Chain:
-    from bench import link_services
-
-    token_id = link_services.make_checkpoint(folder)
-    variables = stack.enter_context(link_services.environment(folder))
-    worker = Child(
-        stack,
-        *("bench.link_hops", "worker", "--variant", "services", "--out", str(left)),
-        *("--token-ids", f"[{token_id}]"),
-        variables=variables,
-    )
-    replicas = link_services.start(stack, variables)
-    url, key = replicas["gateway"].facts["url"], link_services.make_key(variables)
-    link_services.wait_until_answering(url, key)
-    pids = {name: replicas[name].pid for name in SERVICES}
-    fields = json.dumps(link_services.fields())
-    said = ("--fields", fields, "--header", f"Authorization: Bearer {key}")
-    return Chain(worker, url.removeprefix("http://"), pids, said)
-
-
-def count(windows: list[Window], left: dict[str, list[int]], arrived: dict[str, list[int]]) -> None:
-    """Fills in what the windows saw, from when each request's tokens left and arrived."""
-    for window in windows:
-        by_second: dict[int, list[float]] = defaultdict(list)
-        for key, times in arrived.items():
-            for left_ns, arrived_ns in zip(left.get(key, ()), times, strict=False):
-                if window.start_ns <= arrived_ns < window.end_ns:
-                    latency_ms = (arrived_ns - left_ns) / 1e6
-                    by_second[(arrived_ns - window.start_ns) // 10**9].append(latency_ms)
-        latencies_ms = [latency for second in by_second.values() for latency in second]
-        window.tokens = len(latencies_ms)
-        if latencies_ms:
-            window.p50_ms = percentile(latencies_ms, 50)
-            window.p99_ms = percentile(latencies_ms, 99)
-            seconds = [percentile(second, 99) for second in by_second.values()]
-            window.p99_of_a_second_ms = statistics.median(seconds)
+def count(window: Window, left: dict[str, list[int]], arrived: dict[str, list[int]]) -> None:
+    """Fills in what the window saw, from when each request's tokens left and arrived, in ns."""
+    by_second: dict[int, list[float]] = defaultdict(list)
+    for key, times in arrived.items():
+        for left_ns, arrived_ns in zip(left.get(key, ()), times, strict=False):
+            if window.start_ns <= arrived_ns < window.end_ns:
+                second = (arrived_ns - window.start_ns) // 10**9
+                by_second[second].append((arrived_ns - left_ns) / 1e6)
+    latencies_ms = [latency for second in by_second.values() for latency in second]
+    window.tokens = len(latencies_ms)
+    if latencies_ms:
+        window.p50_ms = percentile(latencies_ms, 50)
+        window.p99_ms = percentile(latencies_ms, 99)
+        seconds = [percentile(second, 99) for second in by_second.values()]
+        window.p99_of_a_second_ms = statistics.median(seconds)
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -232,21 +201,21 @@ def percentile(values: list[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
-def rate_held(windows: Iterable[Window], sequences: int) -> float:
-    """Tokens a second of the last rate held before the first that was not; 0 when none was."""
-    best = 0.0
-    for window in windows:
-        if not window.held(sequences):
+def ramp(variant: str, args: argparse.Namespace) -> list[Window]:
+    """Rising rates, each on a fresh chain, the last one not held."""
+    windows: list[Window] = []
+    for rate in RAMP:
+        windows.append(measure(variant, args, rate, RAMP_S))
+        if not windows[-1].held(args.sequences):
             break
-        best = window.tokens_per_s
-    return best
+    return windows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variants", default="services,links,plain,serve", help="comma-separated")
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--rate", type=float, default=100.0, help="steps a second")
-    parser.add_argument("--tokens", type=int, default=256, help="of each request")
+    parser.add_argument("--tokens", type=int, default=256, help="of a request, on average")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured, per variant")
     parser.add_argument("--ramp", action="store_true", help="then look for the highest rate held")
     parser.add_argument("--json", default="", help="write the figures to this file, too")
@@ -254,19 +223,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     results: dict[str, list[Window]] = {}
-
-    def steady(measured: Measured) -> None:
-        measured.window(args.rate, args.seconds, settle_s=3.0)
-
-    def ramp(measured: Measured) -> None:
-        for rate in RAMP:
-            measured.window(rate, RAMP_S)
-
     for variant in args.variants.split(","):
         print(f"measuring {variant} …", file=sys.stderr, flush=True)
-        results[variant] = measure(variant, args, steady)
-        if args.ramp:  # on a fresh chain: no backlog of the other
-            results[variant] += measure(variant, args, ramp)
+        results[variant] = [measure(variant, args, args.rate, args.seconds)]
+        if args.ramp:
+            results[variant] += ramp(variant, args)
     print(table(results, args))
     if args.json:
         figures = {name: [asdict(w) for w in windows] for name, windows in results.items()}
@@ -276,26 +237,36 @@ def main(args: argparse.Namespace) -> None:
 def table(results: dict[str, list[Window]], args: argparse.Namespace) -> str:
     lines = [
         f"{args.sequences} sequences x {args.rate:g} steps/s for {args.seconds:g} s, requests of "
-        f"{args.tokens} tokens; {os.cpu_count()} CPUs, Python {platform.python_version()}; "
+        f"about {args.tokens} tokens; {os.cpu_count()} CPUs, Python {platform.python_version()}; "
         "CPU in seconds per million tokens",
         "",
         "| variant | tokens/s | p50 ms | p99 ms | p99 of a median second | router | tokenizer "
         "| gateway | all three | rate held, tokens/s |",
         "| --- |" + " ---: |" * 9,
     ]
-    for name, (window, *ramp) in results.items():
-        cpu = " | ".join(f"{window.cpu_per_million(service):.0f}" for service in SERVICES)
-        held = f"{rate_held(ramp, args.sequences):,.0f}" if ramp else "-"
-        lines.append(
-            f"| {name} | {window.tokens_per_s:,.0f} | {window.p50_ms:.1f} | {window.p99_ms:.1f} "
-            f"| {window.p99_of_a_second_ms:.1f} | {cpu} | {window.total_cpu_per_million:.0f} | {held} |"
-        )
+    for name, (window, *rising) in results.items():
+        cpu = [window.cpu_per_million(service) for service in SERVICES]
+        cells = [
+            name,
+            f"{window.tokens_per_s:,.0f}",
+            f"{window.p50_ms:.1f}",
+            f"{window.p99_ms:.1f}",
+            f"{window.p99_of_a_second_ms:.1f}",
+            *(f"{seconds:.0f}" for seconds in [*cpu, window.total_cpu_per_million]),
+            f"{rate_held(rising, args.sequences):,.0f}" if rising else "-",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def rate_held(rising: list[Window], sequences: int) -> float:
+    """Tokens a second; 0 when not even the first rate was held."""
+    return max((w.tokens_per_s for w in rising if w.held(sequences)), default=0.0)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_arguments(parser)
-    main(parser.parse_args())
+    add_arguments(arguments)
+    main(arguments.parse_args())
