@@ -20,13 +20,16 @@ from services.retrieval.store import Store
 DIMENSION = 8
 
 
-def settings(folder: Path, timeout_s: float = 5.0, qdrant_url: str = "") -> Settings:
-    own = RetrievalSettings(timeout_s=timeout_s)
-    return Settings(data_dir=folder, qdrant_url=qdrant_url, namespace="test", retrieval=own)
-
-
-def make(folder: Path, fingerprint: str = "f1", dimension: int = DIMENSION, **kw: object) -> Qdrant:
-    return Qdrant(settings(folder, **kw), f"model-{fingerprint}", fingerprint, dimension)  # type: ignore[arg-type]
+def make(
+    folder: Path, fingerprint: str = "f1", dimension: int = DIMENSION, qdrant_url: str = ""
+) -> Qdrant:
+    settings = Settings(
+        data_dir=folder,
+        qdrant_url=qdrant_url,
+        namespace="test",
+        retrieval=RetrievalSettings(timeout_s=20),
+    )
+    return Qdrant(settings, f"model-{fingerprint}", fingerprint, dimension)
 
 
 @pytest.fixture
@@ -199,8 +202,9 @@ async def test_a_server_that_is_away_is_no_obstacle_to_starting_but_fails_calls(
 
 
 async def test_a_slow_store_ends_at_the_deadline_and_the_loop_stays_live(tmp_path: Path) -> None:
-    slow = make(tmp_path, timeout_s=0.25)
+    slow = make(tmp_path)
     await slow.open()
+    slow._timeout_s = 0.2
     gate = threading.Event()
     turns = 0
 
@@ -217,6 +221,7 @@ async def test_a_slow_store_ends_at_the_deadline_and_the_loop_stays_live(tmp_pat
     assert raised.value.reason == "store_slow"
     assert turns > 5
     gate.set()
+    slow._timeout_s = 10
     assert await texts(Store(slow), "t", "c") == set()
     await slow.close()
 
