@@ -52,20 +52,20 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scal
     """One token each of the first sequences: q [S, H, D], all at once, padded to the longest."""
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
-    longest = max(batch.host_seq_lens[:rows])
-    tables = batch.block_tables[:rows, : -(-longest // k_cache.shape[1])]
-    k = k_cache[tables].flatten(1, 2)[:, :longest]
-    v = v_cache[tables].flatten(1, 2)[:, :longest]
-    beyond = torch.arange(longest, device=q.device) >= batch.seq_lens[:rows, None]
-    # A weight of zero does not silence a NaN: what lies beyond a sequence is cleared as well.
-    k.masked_fill_(beyond[:, :, None, None], 0)
-    v.masked_fill_(beyond[:, :, None, None], 0)
+    positions = torch.arange(max(batch.host_seq_lens[:rows]), device=q.device)
+    lengths = batch.seq_lens[:rows, None]
+    # Padding repeats a sequence's last token: what lies beyond it may be NaN, which a weight of
+    # zero would not silence.
+    places = positions.minimum(lengths - 1)
+    blocks = batch.block_tables.gather(1, places // k_cache.shape[1])
+    offsets = places % k_cache.shape[1]
+    k, v = k_cache[blocks, offsets], v_cache[blocks, offsets]
     # The query heads of one key-value head are rows of one product: the cache is read once.
     result = F.scaled_dot_product_attention(
         q.view(rows, kv_heads, heads // kv_heads, dim),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=~beyond[:, None, None, :],
+        attn_mask=(positions < lengths)[:, None, None, :],
         scale=scale,
     )
     return result.reshape(rows, heads, dim)

@@ -33,6 +33,10 @@ A prompt computed on engine P and decoded on engine D:
     P → the first token and PREFILL_DONE                  → D.start_decode(id, first_token)
     D → StepOutput.outputs from the second token on, as if it had computed the prompt itself
 
+P may begin before D has reserved, as above, or after, with `export_from_block=cached_blocks`.
+Beginning early saves a round trip, but then a computed prompt holds blocks of P while it waits for
+D, and D's blocks may all be held by prompts that wait for P: give the wait a deadline, and cancel.
+
 This package's top level imports no torch.
 """
 

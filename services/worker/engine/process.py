@@ -5,9 +5,10 @@ in is the EngineConfig, the first out ModelInfo or Failure. Then commands come i
 goes out for each step. The process ends on `shutdown`, and when the socket closes: its parent is
 gone.
 
-Between steps all commands that have arrived are carried out. With nothing to do it sleeps on the
-socket. While requests are pending that cannot be moved (all blocks are held by sequences that wait
-for the other side of a split), it steps once a second to show that it lives.
+Between steps all commands that have arrived are carried out. With nothing to do it checks that no
+block leaked, which would end it with a Failure, and sleeps on the socket. While requests are
+pending that cannot be moved (all blocks are held by sequences that wait for the other side of a
+split), it steps once a second to show that it lives.
 """
 
 import logging
@@ -39,10 +40,12 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether a message, or the end, is there within the time; None: waits for it."""
-        return bool(select.select([self._socket], [], [], timeout_s)[0])
+        return bool(self._poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def receive(self) -> Any:
         """Raises Closed at the end."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from services.worker.engine.messages import Sampling
 
+_TOP_P_WIDTH = 1024
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
@@ -40,10 +41,10 @@ class SamplingBatch:
     """int64 [R]: the unsigned seed's bits"""
     positions: Tensor
     """int64 [R]: of the tokens to be sampled"""
-    max_top_k: int
-    """Largest of `top_ks`; 0 if any is off while its row's top_p is on."""
     filtered: bool
     """Any row has top_k or top_p."""
+    width: int
+    """How many of the best tokens to look at first: enough for each top_k, mostly for top_p."""
 
     @classmethod
     def of(
@@ -52,7 +53,7 @@ class SamplingBatch:
         rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
         chosen = [samplings[row] for row in rows]
         top_ks = [sampling.top_k for sampling in chosen]
-        unbounded = any(s.top_k == 0 and s.top_p < 1 for s in chosen)
+        by_top_p_alone = any(s.top_k == 0 and s.top_p < 1 for s in chosen)
         return cls(
             sampled_rows=torch.tensor(rows, dtype=torch.int64, device=device),
             temperatures=torch.tensor([s.temperature for s in chosen], device=device),
@@ -62,8 +63,8 @@ class SamplingBatch:
                 [s.seed - (s.seed >> 63 << 64) for s in chosen], dtype=torch.int64, device=device
             ),
             positions=torch.tensor([positions[r] for r in rows], dtype=torch.int64, device=device),
-            max_top_k=0 if unbounded else max(top_ks, default=0),
             filtered=any(s.top_k > 0 or s.top_p < 1 for s in chosen),
+            width=max([*top_ks, _TOP_P_WIDTH if by_top_p_alone else 1]),
         )
 
 
@@ -83,25 +84,39 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def _lowest_allowed(scores: Tensor, batch: SamplingBatch) -> Tensor:
-    """The score, per row, below which tokens are out: [R].
+    """The score, per row, below which tokens are out: [R]. Each row's best score is 0.
 
     Top-k keeps the k best, top-p of those the fewest best whose probability reaches p. Tokens that
     tie with the last one kept are kept too: a choice among equals would depend on sorting order.
     """
     vocab = scores.shape[-1]
-    width = min(batch.max_top_k, vocab) or vocab
+    total = scores.exp().sum(dim=-1, dtype=torch.float64)
+    width = min(batch.width, vocab)
+    lowest, decided = _border(scores, batch, width, total)
+    if width < vocab and not decided.all():
+        lowest, _ = _border(scores, batch, vocab, total)
+    return lowest
+
+
+def _border(
+    scores: Tensor, batch: SamplingBatch, width: int, total: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The lowest allowed scores, as far as the `width` best tokens tell, and whether they do.
+
+    In float64, so that how wide the look is, which other rows decide, moves no border.
+    """
     ranked = scores.topk(width, dim=-1, sorted=True).values
-    limits = torch.where(batch.top_ks > 0, batch.top_ks, vocab).clamp(max=vocab)
-    outside = torch.arange(width, device=scores.device) >= limits[:, None]
-    # float64: how wide the other rows' padding is must not move a border by rounding.
-    weights = ranked.double().masked_fill(outside, -torch.inf).softmax(dim=-1)
-    before = weights.cumsum(dim=-1) - weights
-    outside |= (before >= batch.top_ps[:, None]) & (batch.top_ps < 1)[:, None]
-    outside[:, 0] = False
+    has_k, has_p = batch.top_ks > 0, batch.top_ps < 1
+    beyond_k = torch.arange(width, device=scores.device) >= batch.top_ks[:, None]
+    outside = beyond_k & has_k[:, None]
+    sums = ranked.double().exp().masked_fill(outside, 0).cumsum(dim=-1)
+    wanted = batch.top_ps * torch.where(has_k, sums[:, -1], total)
+    outside[:, 1:] |= (sums[:, :-1] >= wanted[:, None]) & has_p[:, None]
     last = (~outside).sum(dim=-1, keepdim=True) - 1
     lowest = ranked.gather(-1, last).squeeze(-1)
-    free = (batch.top_ks == 0) & (batch.top_ps >= 1)
-    return lowest.masked_fill_(free, -torch.inf)
+    return lowest.masked_fill(~(has_k | has_p), -torch.inf), has_k | ~has_p | (
+        sums[:, -1] >= wanted
+    )
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:

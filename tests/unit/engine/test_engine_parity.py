@@ -1,6 +1,8 @@
 """The engine computes what transformers computes, however a step is put together."""
 
+import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,21 @@ def test_bfloat16_runs_and_stays_near_float32(checkpoint: Checkpoint) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         logits = checkpoints.reference_logits(model, prompt)[-1]
         assert logits[output[0]] > logits.max() - 0.1 * (logits.max() - logits.mean())
+
+
+def test_mistral_without_a_window_is_llama(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = json.loads((checkpoint() / "config.json").read_text())
+    config |= {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(checkpoint() / "model.safetensors", tmp_path)
+    prompts = make_prompts(4)
+    engine = make_engine(tmp_path)
+    assert engine.info.architecture == "MistralForCausalLM"
+    check_against_transformers(tmp_path, prompts, generate(engine, prompts, greedy(8)))
 
 
 def test_sharded_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from services.worker.engine import Sampling
-from services.worker.engine.sampler import SamplingBatch, gumbel_noise, philox, sample
+from services.worker.engine.sampler import (
+    SamplingBatch,
+    _lowest_allowed,
+    gumbel_noise,
+    philox,
+    sample,
+)
 
 CPU = torch.device("cpu")
 
@@ -134,6 +140,25 @@ def test_top_p_counts_among_the_top_k() -> None:
     # Of the best two, the first has 4/7 of the probability.
     assert set(draws(logits, 2000, top_k=2, top_p=0.5).tolist()) == {0}
     assert set(draws(logits, 2000, top_k=2, top_p=0.6).tolist()) == {0, 1}
+
+
+def test_borders_equal_their_definition_whoever_else_is_in_the_batch() -> None:
+    """Peaked and flat rows together, over more tokens than are looked at first."""
+    torch.manual_seed(3)
+    vocab = 3000
+    settings = [(0, 0.5), (0, 0.999), (5, 1.0), (50, 0.7), (2500, 0.9), (0, 1.0)]
+    scores = torch.randn(12, vocab) * torch.tensor([0.1, 4.0]).repeat_interleave(6)[:, None]
+    scores -= scores.amax(-1, keepdim=True)
+    samplings = [Sampling(1, top_k=k, top_p=p) for k, p in settings * 2]
+    for rows in ([*range(12)], [0], [1], [6], [7], [2, 8], [3, 4]):
+        batch = SamplingBatch.of([samplings[row] for row in rows], [0] * len(rows), CPU)
+        for row, border in zip(rows, _lowest_allowed(scores[rows], batch).tolist(), strict=True):
+            top_k, top_p = settings[row % 6]
+            ranked = scores[row].sort(descending=True).values[: top_k or vocab].double()
+            before = ranked.softmax(0).cumsum(0) - ranked.softmax(0)
+            kept = int((before < top_p).sum())
+            expected = -math.inf if row % 6 == 5 else ranked[kept - 1].item()
+            assert border == expected
 
 
 def test_ties_at_the_border_are_all_kept() -> None:

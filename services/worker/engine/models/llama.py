@@ -6,7 +6,6 @@ exchange those and leave the model alone.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
@@ -110,4 +109,5 @@ class Llama(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """States [n, hidden] to float32 scores [n, vocab]."""
-        return F.linear(states, self.lm_head.weight).float()
+        scores: Tensor = self.lm_head(states)
+        return scores.float()
