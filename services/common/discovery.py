@@ -74,9 +74,6 @@ class Registration:
         self._replica = replica
         self._lease_s = lease_s
         self._task: asyncio.Task[None] | None = None
-        # A cancel alone may not end the loop: on Python 3.11 asyncio.wait_for, which redis-py
-        # uses, swallows a cancel that comes in the moment of its success.
-        self._stopped = False
 
     async def start(self) -> None:
         """Registers now if Redis answers; renewing goes on in the background either way."""
@@ -87,7 +84,6 @@ class Registration:
         """Leaves the registry at once."""
         if self._task is None:
             return
-        self._stopped = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -98,7 +94,7 @@ class Registration:
             log.warning("could not leave the registry, the lease will run out: %s", away)
 
     async def _loop(self) -> None:
-        while not self._stopped:
+        while True:
             await asyncio.sleep(self._lease_s / 3)
             await self._once()
 
@@ -133,7 +129,6 @@ class Directory:
         self._seen: dict[str, float] = {}  # id → when last listed, monotonic
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._stopped = False  # as in Registration
         self.replicas: dict[str, Replica] = {}
         self.reachable = False  # whether the last look at Redis succeeded
 
@@ -143,7 +138,6 @@ class Directory:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._stopped = True
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
@@ -154,7 +148,7 @@ class Directory:
         await self._changed.wait()
 
     async def _loop(self) -> None:
-        while not self._stopped:
+        while True:
             await asyncio.sleep(self._lease_s / 6)
             await self.refresh()
 
