@@ -158,8 +158,10 @@ def _weigh_split(
 def _unsplit(ask: Ask, worker: Worker, rates: Rates) -> Plan:
     cached, uncached = _cached(ask, worker)
     ttft_s = _slot_wait_s(worker, rates) + _prefill_s(ask, worker, rates)
-    # Each sequence that decodes there stands still while this prompt's chunks are computed.
-    interference_s = _occupancy(worker) * uncached / rates.prefill_tokens_per_s
+    # Each sequence that decodes there stands still while this prompt's chunks are computed. An idle
+    # decode worker counts as one sequence: it keeps its pace for whoever comes next.
+    standing = max(_occupancy(worker), 1 if worker.role == "decode" else 0)
+    interference_s = standing * uncached / rates.prefill_tokens_per_s
     itl_s = _itl_s(worker, rates)
     cost_s = ttft_s + _output(ask) * itl_s + interference_s + _no_room_s(ask, worker, rates)
     return Plan(worker, None, cached, uncached, ttft_s, itl_s, cost_s)

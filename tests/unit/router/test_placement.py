@@ -97,7 +97,10 @@ def test_an_unmeasured_worker_is_given_its_peers_rates():
 def test_split_when_it_spares_the_decoding():
     prefill, decode = worker(0, "prefill"), worker(1, "decode")
     idle = place(ASK, [prefill, decode])
-    assert idle.plan.prefill is None  # nobody to spare: the hand-over is not worth it
+    assert idle.plan.prefill is prefill  # spares whoever comes next
+    quick = worker(1, "decode", prefill_tokens_per_s=1_000_000)
+    assert place(ASK, [prefill, quick]).plan.prefill is None  # the hand-over is not worth it
+    assert place(ASK, [prefill, worker(1, "both")]).plan.prefill is None  # no pool to keep apart
     decode.load.running = 8
     busy = place(ASK, [prefill, decode])
     assert (busy.plan.prefill, busy.plan.decode) == (prefill, decode)
