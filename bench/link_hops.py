@@ -304,7 +304,10 @@ def make_app(source: Source) -> Any:
 
 async def start_http(app: Any) -> tuple[uvicorn.Server, str]:
     """A server on the running loop, and its address."""
-    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    # asyncio sets TCP_NODELAY only on sockets that say that they are TCP; without it, small events
+    # wait up to 40 ms for the client's delayed acknowledgement.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(app, lifespan="off", log_level="critical")
     config.load()
     server = uvicorn.Server(config)
