@@ -12,13 +12,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench import workload
 from bench.workload import WorkloadError, WorkloadRequest
 from services.worker.engine import EngineConfig, Request, RequestOutput, Sampling, StepOutput
-from services.worker.engine.engine import Engine
-from services.worker.engine.model_config import UnsupportedModel
+
+if TYPE_CHECKING:
+    from services.worker.engine.engine import Engine
 
 REPORT_EVERY_S = 2.0
 
@@ -42,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Exit status: 0, also when single requests failed; 1 when the run was not possible."""
+    # Here, because the command line imports this module and shall start without torch.
+    from services.worker.engine.engine import Engine
+    from services.worker.engine.model_config import UnsupportedModel
+
     try:
         lines = workload.load(args.workload)
         _say(f"loading {args.model}")
@@ -146,7 +151,7 @@ class _Record:
 class _Run:
     """One pass of the workload at its own pace."""
 
-    def __init__(self, engine: Engine, arrivals: list[float], requests: list[Request]) -> None:
+    def __init__(self, engine: "Engine", arrivals: list[float], requests: list[Request]) -> None:
         self._engine = engine
         self._requests = requests
         self._arrivals = arrivals

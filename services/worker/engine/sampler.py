@@ -113,10 +113,9 @@ def _border(
     wanted = batch.top_ps * torch.where(has_k, sums[:, -1], total)
     outside[:, 1:] |= (sums[:, :-1] >= wanted[:, None]) & has_p[:, None]
     last = (~outside).sum(dim=-1, keepdim=True) - 1
-    lowest = ranked.gather(-1, last).squeeze(-1)
-    return lowest.masked_fill(~(has_k | has_p), -torch.inf), has_k | ~has_p | (
-        sums[:, -1] >= wanted
-    )
+    lowest = ranked.gather(-1, last).squeeze(-1).masked_fill(~(has_k | has_p), -torch.inf)
+    decided = has_k | ~has_p | (sums[:, -1] >= wanted)
+    return lowest, decided
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
