@@ -76,7 +76,8 @@ def pool(
         )
     rows.sort(key=lambda row: len(row[0]))
     prompt_weight = 0.3 if progress < corpus.EASY_UNTIL else 0.0
-    batches, current = [], []
+    batches: list[Batch] = []
+    current: list[tuple[list[int], str]] = []
     for row in rows:
         if current and (len(current) + 1) * len(row[0]) > micro:
             batches.append(collate(current, prompt_weight))

@@ -23,7 +23,7 @@ LATER = {
     "copying": 2,
     "passages": 52,
     "recall": 10,
-    "json": 12,
+    "json": 16,
     "tools": 12,
     "short": 6,
     "about": 3,
@@ -31,6 +31,7 @@ LATER = {
     "long": 1.5,
 }
 EASY_UNTIL = 0.08
+WIDE_FROM = 0.75  # from this share on, most sets are of three passages and more
 
 
 def shares(progress: float) -> dict[str, float]:
@@ -44,14 +45,14 @@ def example(rng: random.Random, progress: float) -> Conversation:
     world = World(rng)
     mixture = shares(progress)
     skill = rng.choices(list(mixture), list(mixture.values()))[0]
-    easy = rng.random() > min(progress / EASY_UNTIL, 1 - 0.5 * (1 - progress))
+    easy = rng.random() < 0.7 * (1 - progress)
     if skill == "copying":
         return short.copying(world)
     if skill == "passages":
-        if easy:
-            return passages.answered(world, rng.randint(1, 3), 8, most_facts=3)
-        count = rng.choices((1, 2, 3, 4, 5, 6, 7), (2, 4, 5, 4, 3, 2, 1))[0]
-        return passages.answered(world, count, rng.randint(5, 10), most_facts=rng.randint(1, 5))
+        # Looking up is learned where there is little to look through: few passages, all asked.
+        weights = (3, 5, 4, 2, 1, 0.5, 0) if progress < WIDE_FROM else (1, 3, 4, 4, 3, 2, 0.5)
+        count = rng.choices((1, 2, 3, 4, 5, 6, 7), weights)[0]
+        return passages.answered(world, count, 12, most_facts=6 if count == 1 else 4)
     if skill == "recall":
         facts = rng.randint(1, 3) if easy else rng.randint(1, 7)
         return recall.recall(

@@ -16,26 +16,18 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from models.recipe import corpus
 from models.recipe.conversation import Conversation
 from models.recipe.export import load
 from models.recipe.model import Llama
 from models.recipe.template import render
-from models.recipe.tokenizer import ASSISTANT
+from models.recipe.tokenizer import ASSISTANT, END
 
 SKILLS = [
-    "passages",
-    "not_told",
-    "recall",
-    "json",
-    "tools",
-    "tool_result",
-    "short",
-    "about",
-    "story",
-    "long",
-]
+    "passages", "not_told", "recall", "json", "tools", "tool_result", "short", "about", "long",
+]  # fmt: skip
 TARGETS = {"passages": 90, "not_told": 90, "recall": 90, "json": 85, "tools": 85}
 SEED = 7
 
@@ -98,18 +90,36 @@ def agreement(model: Llama, draft: Llama, tokenizer: Tokenizer, count: int) -> f
     return 100 * same / total
 
 
-def table(model: Llama, tokenizer: Tokenizer, count: int, draft: Llama | None = None) -> str:
+def stories(folder: Path, count: int) -> float:
+    """Percentage of stories that run to 300 tokens and more and come to an end by themselves."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ended = 0
+    for case in cases("story", count):
+        ids = tokenizer.encode(render(case, prompt=True), add_special_tokens=False).ids
+        made = model.generate(torch.tensor([ids]), max_new_tokens=900)[0, len(ids) :].tolist()
+        ended += len(made) >= 300 and made[-1] == END
+    return 100 * ended / count
+
+
+def table(folder: Path, count: int, draft: Path | None = None) -> str:
     """The figures as a Markdown table."""
-    lines = ["| skill | exact answers | target |", "| --- | --- | --- |"]
+    lines: list[str] = []
+
+    def line(*cells: str) -> None:
+        lines.append("| " + " | ".join(cells) + " |")
+        print(lines[-1], flush=True)
+
+    model, tokenizer = load(folder)
+    line("skill", "right", "target")
+    line("---", "---", "---")
     for skill in SKILLS:
-        share = measure(model, tokenizer, skill, count)
         target = f"{TARGETS[skill]} %" if skill in TARGETS else ""
-        lines.append(f"| {skill} | {share:.1f} % | {target} |")
-        print(lines[-1], flush=True)
+        line(skill, f"{measure(model, tokenizer, skill, count):.1f} %", target)
+    line("story of 300+ tokens", f"{stories(folder, max(1, count // 40)):.1f} %", "")
     if draft:
-        share = agreement(model, draft, tokenizer, max(1, count // 4))
-        lines.append(f"| draft agrees, per token | {share:.1f} % | 60 % |")
-        print(lines[-1], flush=True)
+        share = agreement(model, load(draft)[0], tokenizer, max(1, count // 4))
+        line("draft agrees, per token", f"{share:.1f} %", "60 %")
     return "\n".join(lines)
 
 
@@ -119,24 +129,19 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, default=Path("models/demo-draft"))
     parser.add_argument("--count", type=int, default=200, help="conversations per skill")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--show", choices=SKILLS, help="print the wrong answers of one skill instead"
-    )
+    parser.add_argument("--show", choices=SKILLS, help="print a skill's wrong answers instead")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, tokenizer = load(options.model)
-    if options.show:
-        share = measure(
-            model,
-            tokenizer,
-            options.show,
-            options.count,
-            lambda *texts: print(*texts, sep="\n---- ", end="\n====\n"),
-        )
-        print(f"{share:.1f} %")
+    if not options.show:
+        draft = options.draft if (options.draft / "config.json").exists() else None
+        table(options.model, options.count, draft)
         return
-    draft = load(options.draft)[0] if (options.draft / "config.json").exists() else None
-    table(model, tokenizer, options.count, draft)
+
+    def wrong(*texts: str) -> None:
+        print(*texts, sep="\n---- ", end="\n====\n")
+
+    model, tokenizer = load(options.model)
+    print(f"{measure(model, tokenizer, options.show, options.count, wrong):.1f} %")
 
 
 if __name__ == "__main__":

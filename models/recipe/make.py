@@ -23,7 +23,7 @@ SHAPES = {
     ),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 100, "draft": 60}
+POOLS = {"demo": 115, "draft": 60}
 
 
 def main() -> None:
@@ -49,10 +49,9 @@ def main() -> None:
         model = train(SHAPES[name], plan, tokenizer, folder / name, options.device, options.threads)
         export.save(model, tokenizer, options.out / FOLDERS[name])
     if options.count:
-        made, tokenizer = export.load(options.out / FOLDERS["demo"])
         draft = options.out / FOLDERS["draft"]
-        guesser = export.load(draft)[0] if (draft / "config.json").exists() else None
-        evaluate.table(made, tokenizer, options.count, guesser)
+        made = draft if (draft / "config.json").exists() else None
+        evaluate.table(options.out / FOLDERS["demo"], options.count, made)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         return weights
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (weights,) = ctx.saved_tensors
         return torch._softmax_backward_data(grad, weights, -1, weights.dtype), None
 
@@ -133,6 +133,9 @@ class Body(nn.Module):
 
 class Llama(nn.Module):
     """Token ids (batch, tokens) to hidden states and logits; the output layer is the embedding."""
+
+    cos: Tensor  # (context, 1, head_dim / 2)
+    sin: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

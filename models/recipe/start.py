@@ -14,9 +14,11 @@ The residual stream of a fresh model is used like this (features):
     token here
 """
 
+from typing import cast
+
 import torch
 
-from models.recipe.model import Llama
+from models.recipe.model import Attention, Layer, Llama
 
 SPREAD = 0.06  # standard deviation of the embedding
 CONSTANT = 4.0  # of feature 0, in units of SPREAD
@@ -38,7 +40,7 @@ def prepare(model: Llama) -> None:
     rates = shape.theta ** (-torch.arange(half) / half)
 
     # Layer 0: query and key depend on feature 0 alone; their product is greatest one token back.
-    attention = model.model.layers[0].self_attn
+    attention = cast(Layer, model.model.layers[0]).self_attn
     loud = (rates > 0.04).float() * SHARPNESS**0.5 / CONSTANT * 2
     _clear(attention, dim)
     attention.q_proj.weight[:half, 0] = loud * rates.cos()
@@ -48,7 +50,7 @@ def prepare(model: Llama) -> None:
     attention.o_proj.weight[before, :dim] = 2 * SPREAD * torch.eye(dim)
 
     # Layer 1: the query is the token itself, the key the token before, on slow features only.
-    attention = model.model.layers[1].self_attn
+    attention = cast(Layer, model.model.layers[1]).self_attn
     slow = torch.nonzero(rates < 0.01).flatten()
     places = torch.cat((slow, slow + half))
     _clear(attention, dim)
@@ -59,6 +61,6 @@ def prepare(model: Llama) -> None:
     attention.o_proj.weight[own, :dim] = GAIN * SPREAD * torch.eye(dim)
 
 
-def _clear(attention: torch.nn.Module, dim: int) -> None:
+def _clear(attention: Attention, dim: int) -> None:
     for part in ("q_proj", "k_proj", "v_proj"):
         getattr(attention, part).weight[:dim] = 0

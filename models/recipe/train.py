@@ -31,7 +31,7 @@ class Plan:
     muon_rate: float = 0.01
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
-    decay_from: float = 0.45  # share of the training
+    decay_from: float = 0.8  # share of the training
 
     def rates(self, step: int, progress: float) -> tuple[float, float]:
         """The rates of Muon and of AdamW."""

@@ -48,7 +48,7 @@ def test_names_of_test_passages_are_held_out() -> None:
             assert is_held_out(name) or name.lower() in kinds or not name.istitle()
 
 
-@pytest.mark.parametrize("skill", SKILLS)
+@pytest.mark.parametrize("skill", [*SKILLS, "story"])
 def test_test_conversations_end_in_one_answer(skill: str) -> None:
     for case in cases(skill, 10):
         assert case.messages[-1]["role"] == "assistant"

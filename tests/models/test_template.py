@@ -56,7 +56,7 @@ def test_all_roles_tools_and_passages(tokenizer: PreTrainedTokenizerBase) -> Non
     )
     assert text == (
         "<|system|>Be kind.<|end|><|system|>Be brief.<|end|>"
-        "<|tools|>get_weather(city: string, unit?: celsius|kelvin) - Get the weather.<|end|>"
+        "<|tools|>get_weather(city: string,unit?: celsius|kelvin) - Get the weather.<|end|>"
         "<|documents|>[1] Caswell\nIt is a town.\n[2] It rains.<|end|>"
         "<|user|>The weather in Caswell?<|end|>"
         '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Caswell"}}'

@@ -35,6 +35,8 @@ def _request(world: World, passage: Passage) -> tuple[str, str]:
         schema = json.dumps({"type": "object", "properties": types, "required": keys})
         request = f"Describe {entity.name} as JSON that fits this schema: {schema}"
         return request, json.dumps(answer)
+    if rng.random() < 0.75:  # in quotes they are the same tokens as in the answer
+        keys = [f'"{key}"' for key in keys]
     listed = (
         ", ".join(keys)
         if rng.random() < 0.6 or len(keys) == 1

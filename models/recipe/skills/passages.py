@@ -139,11 +139,11 @@ def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
     entities: list[Entity] = []
     told: dict[str, set[tuple[str, ...]]] = {}
     while len(made) < count:
-        again = entities and rng.random() < 0.25
+        again = entities and rng.random() < 0.15
         near = [e.place for e in entities if e.place] if rng.random() < 0.15 else []
         entity = rng.choice(entities) if again else world.entity(rng.choice(near) if near else None)
         facts = world.facts(entity, rng.randint(1, most_facts))
-        if made and rng.random() < 0.5:  # a distractor: what another passage tells, of this entity
+        if made and rng.random() < 0.35:  # a distractor: what another passage tells, of this entity
             other = rng.choice(rng.choice(made).facts)
             if (other.entity.kind == "person") == (entity.kind == "person"):
                 slots = {**other.slots, "v": other.relation.make(world.names)["v"]}
