@@ -34,10 +34,10 @@ class GatewaySettings(Section):
         30.0, ge=0, description="how long a looked-up API key is trusted without asking Redis"
     )
     key_stale_s: float = Field(
-        600.0, ge=0, description="how long a known key still holds while Redis is away"
+        600.0, ge=0, description="while Redis is away a known key, a just revoked one too, holds"
     )
     records_kept: int = Field(1000, gt=0, description="request records in memory")
-    max_requests: int = Field(1024, gt=0, description="generations at once; more get a 429")
+    max_requests: int = Field(1024, gt=0, description="requests at once; more get a 429")
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -129,9 +130,9 @@ class Inference(gateway_pb2_grpc.InferenceServicer):
             identity = await self._gateway.auth.identify(metadata.get("authorization"))
             fields = {"model": request.model, "input": list(request.texts)}
             body = validated(EmbeddingsRequest, fields)
-            reply = await embed(
-                self._gateway, identity, id, metadata.get("traceparent"), body.model, body.input
-            )
+            trace = metadata.get("traceparent")
+            with self._gateway.intake.slot():
+                reply = await embed(self._gateway, identity, id, trace, body.model, body.input)
             return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
 
         return await _answered("Embed", context, answer)
@@ -160,6 +161,7 @@ async def _answered(
     """Runs a call with a request id; errors end it with gateway.proto's trailing metadata."""
     id = new_id("req_")
     status = 200
+    began = time.monotonic()
     context.set_trailing_metadata((("x-request-id", id),))
     try:
         return await answer(id, dict(context.invocation_metadata() or ()))
@@ -173,6 +175,7 @@ async def _answered(
         failure, status = internal(), 500
     finally:
         metrics.requests.labels(route, status).inc()
+        metrics.duration.labels(route).observe(time.monotonic() - began)
     await context.abort(failure.code, failure.message, tuple(_trailers(id, failure)))
     raise AssertionError("abort does not return")
 

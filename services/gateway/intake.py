@@ -1,4 +1,4 @@
-"""How many generations run at once, and the end of new ones when the gateway drains."""
+"""How many requests run at once, and the end of new ones when the gateway drains."""
 
 import asyncio
 from collections.abc import Iterator

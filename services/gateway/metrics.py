@@ -28,7 +28,10 @@ itl = Histogram(
 tokens = Counter(
     "penstock_gateway_tokens_total", "Of ended generations: prompt, cached, completion", ["kind"]
 )
-running = Gauge("penstock_gateway_running_requests", "Generations under way")
+running = Gauge(
+    "penstock_gateway_running_requests",
+    "Under way: generations, embeddings, changes of files and stores",
+)
 auth_failures = Counter("penstock_gateway_auth_failures_total", "Refused or unchecked", ["why"])
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]

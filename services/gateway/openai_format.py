@@ -16,6 +16,7 @@ from services.gateway.citations import annotations
 from services.gateway.prompt import Answer
 
 DONE = b"data: [DONE]\n\n"
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 _PLAN = (
     "window",
@@ -33,7 +34,7 @@ _PLAN = (
 
 def event(content: dict[str, Any]) -> bytes:
     """A server-sent event. ASCII only: some clients also split lines at U+2028 and its like."""
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
+    return b"data: " + _compact(content).encode() + b"\n\n"
 
 
 def usage(answer: Answer) -> dict[str, Any]:

@@ -107,6 +107,8 @@ async def generate(gateway: Gateway, front: Front, journal: Journal) -> None:
             raise PenstockError.from_status(stream.end.status)
         if not answer.finish:
             raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
+        if gateway.settings.log_prompts:
+            generating.set_attributes({"prompt": prompt.text, "answer": answer.text})
         await front.finish(answer)
         journal.usage = answer.usage
 
@@ -142,11 +144,12 @@ async def _retrieve(
 
 
 def _measure(route: str, journal: Journal, tokens: int) -> None:
+    first = not journal.first_text_s
     gap_s = journal.arrived(tokens)
-    if gap_s:
-        metrics.itl.observe(gap_s)
-    elif journal.tokens == tokens:
+    if first:
         metrics.ttft.labels(route).observe(journal.first_text_s)
+    elif gap_s:
+        metrics.itl.observe(gap_s)
 
 
 async def serve(gateway: Gateway, front: Front) -> None:

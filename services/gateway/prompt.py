@@ -18,6 +18,13 @@ class Prompt:
     question: str = ""  # what they are searched for
     tags: dict[str, str] = field(default_factory=dict)  # the client's own, shown in the record
 
+    @property
+    def text(self) -> str:
+        """What is asked, for an operator who has switched on that prompts are shown."""
+        if self.request.HasField("chat"):
+            return "\n".join(f"{m.role}: {m.content}" for m in self.request.chat.messages)
+        return self.request.text or f"{len(self.request.token_ids.ids)} token ids"
+
 
 @dataclass
 class Answer:

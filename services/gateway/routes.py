@@ -1,6 +1,7 @@
 """The HTTP interface: every path, its methods, and who answers them."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -40,8 +41,11 @@ def application(gateway: Gateway) -> Router:
 
         async def run(exchange: Exchange) -> None:
             identity = await gateway.auth.identify(exchange.headers.get("authorization"))
+            # Looking at things is cheap, and stays possible on a gateway that is full or drains.
+            slot = nullcontext() if exchange.method == "GET" else gateway.intake.slot()
             try:
-                await handler(gateway, exchange, identity)
+                with slot:
+                    await handler(gateway, exchange, identity)
             except RedisAway:
                 raise storage_away() from None
 

@@ -14,6 +14,8 @@ import pytest
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
+from services.common.service import Host
+from services.gateway.server import GatewayService
 from tests.support.gateway_rig import (
     MODEL,
     Rig,
@@ -438,3 +440,21 @@ async def test_health_readiness_and_metrics(rig):
         await until(lambda: not rig.gateway.tokenizers.ready(), 5)
         missing = (await anybody.get("/readyz")).json()["missing"]
         assert missing == ["no tokenizer is linked"]
+
+
+async def test_a_taken_port_is_an_error_and_leaves_nothing(rig):
+    settings = rig.settings.model_copy(deep=True)
+    settings.gateway.port = int(rig.url.rpartition(":")[2])
+    second = Host(GatewayService, settings)
+    with pytest.raises(OSError, match="Address already in use"):
+        await second.start()
+
+
+async def test_prompts_are_shown_only_where_that_is_switched_on(rig):
+    http = await rig.http()
+    for shown in (False, True):
+        rig.settings.log_prompts = shown
+        answer = await http.post(CHAT, json=ask())
+        record = await rig.record(answer.headers["x-request-id"])
+        (told,) = [s["attributes"] for s in record["spans"] if s["name"] == "generate"]
+        assert told == ({"prompt": "user: Hi", "answer": "Hello world"} if shown else {})
