@@ -12,8 +12,9 @@ _FINAL = (common_pb2.FINISH_STOP, common_pb2.FINISH_LENGTH)
 class Answer:
     """The tokens of one request, whichever workers they come from.
 
-    Deltas pass as they are; only the last one is rewritten, because its usage is of the whole
-    request and a worker knows of its own part alone.
+    Deltas pass as they are; only the first and the last are rewritten, because their usage is of
+    the whole request and a worker knows of its own part alone. The first has it for a tokenizer
+    that ends the request itself, at a stop string.
     """
 
     def __init__(self, request: router_pb2.GenerateRequest, call: LinkCall) -> None:
@@ -37,11 +38,12 @@ class Answer:
 
     def take(self, delta: worker_pb2.TokenDelta, payload: bytes) -> None:
         """Sends one delta on; `payload` is the same, serialized."""
+        first = not self.tokens
         if delta.token_ids:
             self.tokens.extend(delta.token_ids)
             self._measure(len(delta.token_ids))
-        if delta.finish in _FINAL:
-            self.finished = True
+        self.finished |= delta.finish in _FINAL
+        if first or self.finished:
             delta.usage.CopyFrom(self.usage())
             payload = delta.SerializeToString()
         self._call.send(payload)

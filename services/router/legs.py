@@ -8,8 +8,8 @@ token leaves before D's.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 
@@ -21,6 +21,7 @@ from services.router.workers import Worker
 
 OnDelta = Callable[[worker_pb2.TokenDelta, bytes], None]
 
+SETTLE_S = 0.5  # for the record of a leg that was stopped
 _REFUSALS = ("too_many_requests", "link_congested")
 _LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # not cancelled by this side
 
@@ -67,13 +68,17 @@ class Leg:
             return WorkerLostError(self.worker, error)
         return error
 
-    def close(self, record: common_pb2.Record) -> None:
-        """Cancels it if it still runs, else adds its spans to `record`."""
-        self._request.cancel()
+    async def close(self, record: common_pb2.Record) -> None:
+        """Stops it if it still runs, and adds its spans to `record` if they come soon."""
         self.worker.answered(self._sent)
-        if self.ended.done() and not self.ended.cancelled():
-            record.MergeFrom(self.ended.result().record)
-        self.ended.cancel()
+        self._request.stop()
+        try:
+            await asyncio.wait([self.ended], timeout=SETTLE_S)
+        finally:
+            self._request.cancel()
+            if self.ended.done() and not self.ended.cancelled():
+                record.MergeFrom(self.ended.result().record)
+            self.ended.cancel()
 
     def _on_item(self, payload: bytes) -> None:
         self.worker.answered(self._sent)
@@ -108,12 +113,12 @@ async def _unsplit(plan: Plan, answer: Answer, way: Way) -> None:
     fresh = not answer.tokens
 
     def forward(delta: worker_pb2.TokenDelta, payload: bytes) -> None:
-        if fresh and delta.finish:
+        if fresh and delta.HasField("usage"):
             answer.cached_tokens = delta.usage.cached_tokens
         answer.take(delta, payload)
 
     work = _work(answer, worker_pb2.WorkRequest.UNSPLIT)
-    with _leg(plan.decode, work, plan.uncached_tokens, way) as leg:
+    async with _leg(plan.decode, work, plan.uncached_tokens, way) as leg:
         leg.on_delta = forward
         await asyncio.wait([leg.ended])
         if not answer.finished:
@@ -125,7 +130,7 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
     early: list[tuple[worker_pb2.TokenDelta, bytes]] = []  # D's, while the first token is missing
 
     def from_prefill(delta: worker_pb2.TokenDelta, payload: bytes) -> None:
-        if fresh and delta.finish:
+        if fresh and delta.HasField("usage"):
             answer.cached_tokens = delta.usage.cached_tokens
         if delta.finish == common_pb2.FINISH_PREFILL_DONE:
             if not delta.token_ids:
@@ -148,7 +153,7 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
     compute = _work(answer, worker_pb2.WorkRequest.PREFILL, transfer_id)
     compute.push_to.address = plan.decode.replica.address
     compute.push_to.host_id = plan.decode.replica.host_id
-    with (
+    async with (
         _leg(plan.decode, reserve, 0, way) as then,
         _leg(prefill, compute, plan.uncached_tokens, way) as first,
     ):
@@ -168,15 +173,15 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
             raise _broken_off(then.worker)
 
 
-@contextmanager
-def _leg(
+@asynccontextmanager
+async def _leg(
     worker: Worker, work: worker_pb2.WorkRequest, prefill_tokens: int, way: Way
-) -> Iterator[Leg]:
+) -> AsyncIterator[Leg]:
     leg = Leg(worker, work, prefill_tokens, way)
     try:
         yield leg
     finally:
-        leg.close(way.record)
+        await leg.close(way.record)
 
 
 def _work(

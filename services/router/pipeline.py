@@ -87,18 +87,19 @@ async def serve(router: Router, call: LinkCall) -> None:
     journal = Journal()
     status = common_pb2.Status()
     outcome = "cancelled"
-    with router.telemetry.span("router", remote_parent(call.traceparent)) as span:
-        try:
-            await generate(router, call, journal, span)
-            outcome = "ok"
-        except PenstockError as error:
-            outcome = error.code.name.lower()
-            span.set_attribute("error", error.reason or outcome)
-            error.stage = error.stage or "router"
-            status = error.to_status()
-        finally:
-            metrics.ended.labels(outcome).inc()
-    call.end(status, router.telemetry.record(span, journal.decisions, journal.below))
+    try:
+        with router.telemetry.span("router", remote_parent(call.traceparent)) as span:
+            try:
+                await generate(router, call, journal, span)
+                outcome = "ok"
+            except PenstockError as error:
+                outcome = error.code.name.lower()
+                span.set_attribute("error", error.reason or outcome)
+                error.stage = error.stage or "router"
+                status = error.to_status()
+    finally:  # a cancelled request tells its record too
+        metrics.ended.labels(outcome).inc()
+        call.end(status, router.telemetry.record(span, journal.decisions, journal.below))
 
 
 def parse(payload: bytes) -> router_pb2.GenerateRequest:

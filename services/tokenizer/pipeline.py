@@ -66,7 +66,7 @@ async def run(
         if text is not None:
             call.send(text.SerializeToString())
         if output.stop is not None and not delta.finish:
-            generation.cancel()
+            generation.stop()
 
     payload = _generate_request(request, prompt)
     for last_try in (False, True):

@@ -4,7 +4,7 @@ Tokens leave by `call.send` from the engine's step, in one frame with those of a
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 
@@ -21,7 +21,6 @@ from services.worker.engine import (
     Request,
     RequestOutput,
     Sampling,
-    Usage,
 )
 from services.worker.kv_receiver import KvReceiver, Transfer
 from services.worker.kv_sender import Channels, KvSender
@@ -30,6 +29,7 @@ from services.worker.sequences import Running, Sequences
 _FINISH = {
     FinishReason.STOP: common_pb2.FINISH_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_LENGTH,
+    FinishReason.PREFILL_DONE: common_pb2.FINISH_PREFILL_DONE,
 }
 _MODES = {value: name.lower() for name, value in worker_pb2.WorkRequest.Mode.items()}
 
@@ -52,22 +52,24 @@ async def serve(stage: Stage, call: LinkCall) -> None:
     work = worker_pb2.WorkRequest.FromString(call.payload)
     status = common_pb2.Status()
     parent = remote_parent(call.traceparent)
-    with stage.telemetry.span("worker", parent, mode=_MODES.get(work.mode, "?")) as span:
-        try:
-            if work.model != stage.model:
-                raise invalid(f"this worker serves {stage.model!r}", "model", stage="worker")
-            await _MODES_OF_WORK[work.mode](stage, work, call, span)
-        except PenstockError as error:
-            span.set_attribute("error", error.reason or error.code.name.lower())
-            status = error.to_status()
-    call.end(status, stage.telemetry.record(span))
+    try:
+        with stage.telemetry.span("worker", parent, mode=_MODES.get(work.mode, "?")) as span:
+            try:
+                if work.model != stage.model:
+                    raise invalid(f"this worker serves {stage.model!r}", "model", stage="worker")
+                await _MODES_OF_WORK[work.mode](stage, work, call, span)
+            except PenstockError as error:
+                span.set_attribute("error", error.reason or error.code.name.lower())
+                status = error.to_status()
+    finally:  # a cancelled request tells its record too
+        call.end(status, stage.telemetry.record(span))
 
 
 async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
     request = _engine_request(stage, work)
 
     def forward(output: RequestOutput) -> None:
-        _send(call, output.new_token_ids, output.finish_reason, output.usage)
+        _send(call, output)
 
     running = stage.sequences.add(request, forward)
     try:
@@ -95,7 +97,7 @@ async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
         done = output.finish_reason is FinishReason.PREFILL_DONE
         if done:  # announced only once the decode worker has taken over
             sender.commit(first_token[0])
-        _send(call, output.new_token_ids, None if done else output.finish_reason, output.usage)
+        _send(call, replace(output, finish_reason=None) if done else output)
 
     running = stage.sequences.add(request, forward, on_blocks=sender.put)
     push = asyncio.create_task(
@@ -110,7 +112,7 @@ async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
             if output.finish_reason is FinishReason.PREFILL_DONE:
                 await push
                 push_span.set_attribute("bytes", sender.bytes_sent)
-                _send(call, [], FinishReason.PREFILL_DONE, output.usage)
+                _send(call, replace(output, new_token_ids=[]))
     finally:
         push.cancel()
         await asyncio.gather(push, return_exceptions=True)
@@ -122,7 +124,7 @@ async def _decode(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, sp
     request = _engine_request(stage, work, remote_prefill=True)
 
     def forward(output: RequestOutput) -> None:
-        _send(call, output.new_token_ids, output.finish_reason, output.usage)
+        _send(call, output)
 
     with stage.receiver.expect(work.transfer_id, request.request_id) as transfer:
         running = stage.sequences.add(request, forward)
@@ -168,18 +170,16 @@ def _engine_request(stage: Stage, work: worker_pb2.WorkRequest, **split: object)
     )
 
 
-def _send(
-    call: LinkCall, token_ids: list[int], finish: FinishReason | None, usage: Usage | None
-) -> None:
-    delta = worker_pb2.TokenDelta(token_ids=token_ids)
-    if finish is FinishReason.PREFILL_DONE:
-        delta.finish = common_pb2.FINISH_PREFILL_DONE
-    elif finish in _FINISH:
-        delta.finish = _FINISH[finish]
-    if delta.finish and usage is not None:
-        delta.usage.prompt_tokens = usage.prompt_tokens
-        delta.usage.cached_tokens = usage.cached_tokens
-        delta.usage.completion_tokens = usage.completion_tokens
+def _send(call: LinkCall, output: RequestOutput) -> None:
+    delta = worker_pb2.TokenDelta(token_ids=output.new_token_ids)
+    if output.timeline is not None:  # the first tokens: what was cached is known now
+        delta.usage.cached_tokens = output.num_cached_tokens
+    if output.finish_reason in _FINISH:
+        delta.finish = _FINISH[output.finish_reason]
+        if output.usage is not None:
+            delta.usage.prompt_tokens = output.usage.prompt_tokens
+            delta.usage.cached_tokens = output.usage.cached_tokens
+            delta.usage.completion_tokens = output.usage.completion_tokens
     if delta.token_ids or delta.finish:
         call.send(delta.SerializeToString())
 
