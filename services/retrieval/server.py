@@ -41,6 +41,7 @@ class RetrievalService(Service):
         qdrant = Qdrant(self.settings, model.name, model.fingerprint, model.dimension)
         self.parts = Parts(own, self.telemetry, model, embedder, qdrant, Store(qdrant))
         embedder.start()
+        await embedder.embed([model.query("ready?").ids])  # the first pass is the slowest
         await qdrant.open()
         self.servicer = Servicer(self.parts)
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)

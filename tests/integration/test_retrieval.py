@@ -273,8 +273,6 @@ async def test_a_store_that_never_answers_is_unavailable_in_time(
     try:
         async with hosted(redis_url, tmp_path, qdrant_url=url, timeout_s=3.0) as (_, _, channel):
             client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
-            await client.embed("the first forward pass is slow")
-            client.record.Clear()
             with pytest.raises(PenstockError) as raised:
                 async with asyncio.timeout(10):
                     await client.search("When does the harbour open?")
@@ -309,7 +307,7 @@ async def test_it_runs_as_a_process_and_ends_on_sigterm(
     directory = Directory(redis, namespace, "retrieval", 3.0)
     try:
         await directory.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):  # importing torch and transformers on busy cores
             while not directory.replicas:
                 await directory.changed()
         (replica,) = directory.replicas.values()
