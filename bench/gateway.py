@@ -5,6 +5,8 @@
 A gateway process serves `sequences` SSE streams from a scripted tokenizer that sends one token per
 sequence `rate` times a second, as decode steps do. The figure is the gateway's user and system time
 between the first and the last token, from /proc, over the tokens that arrived at the clients.
+
+Measured on two shared cores, 64 streams: 18 to 22 at 100 steps a second, 27 at 30.
 """
 
 import argparse

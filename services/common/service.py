@@ -157,7 +157,7 @@ class Host:
             await self.service.drain(grace)
         await self._server.stop(grace=min(grace, 1.0))
         await self.service.stop()
-        self._metrics.close()
+        await asyncio.to_thread(self._metrics.close)  # its thread looks up twice a second
         self._telemetry.close()
         await self._redis.aclose()
 

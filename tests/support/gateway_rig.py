@@ -254,11 +254,15 @@ async def gateway_rig(
         stack.push_async_callback(redis.aclose)
         keys = KeyStore(redis, namespace)
         key, _ = await keys.create("acme", "test")
-        hosts = []
+        hosts: list[Host] = []
+
+        async def stop_all() -> None:
+            await asyncio.gather(*(host.stop(0) for host in hosts))
+
+        stack.push_async_callback(stop_all)
         for service in (ScriptedTokenizer, SmallRetrieval, GatewayService):
             host = Host(service, settings)
             await host.start()
-            stack.push_async_callback(host.stop, 0)
             hosts.append(host)
         tokenizer, retrieval, gateway_host = hosts
         rig = Rig(
