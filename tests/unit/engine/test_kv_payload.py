@@ -1,5 +1,7 @@
 """Shared-memory segments: one owner, removed once, and none left by the dead."""
 
+import errno
+import io
 import pickle
 import subprocess
 import sys
@@ -69,12 +71,13 @@ def test_sweep_removes_what_dead_processes_left(folder: Path) -> None:
 def test_no_segment_stays_when_there_is_no_room(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full:
-        def __len__(self) -> int:
-            return 1
+    class NoRoom(io.FileIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(TypeError):
-        kv_payload.share(Full())  # type: ignore[arg-type]
+    monkeypatch.setattr(kv_payload, "open", lambda fd, *_, **__: NoRoom(fd, "wb"), raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        kv_payload.share(DATA)
     assert not list(folder.iterdir())
 
 
