@@ -83,6 +83,25 @@ async def test_a_repeated_prompt_is_counted_as_cached(penstock: Cluster) -> None
     assert answers[0].choices[0].text == answers[1].choices[0].text
 
 
+async def test_a_stop_string_ends_it_everywhere_and_is_accounted_for(penstock: Cluster) -> None:
+    body = {"model": "tiny", "prompt": "a way to stop " * 10, "max_tokens": 400, "temperature": 0}
+    extra = {"ignore_eos": True}
+    async with client(penstock) as api:
+        whole = (await api.completions.create(**body, extra_body=extra)).choices[0].text  # type: ignore[call-overload]
+        stop = whole[20:24]
+        raw = await api.completions.with_raw_response.create(  # type: ignore[call-overload]
+            **body, stop=stop, extra_body=extra
+        )
+        answer = raw.parse()
+    assert answer.choices[0].text == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens < 100
+    assert answer.usage.prompt_tokens_details.cached_tokens >= 64, "it was asked before"
+    async with penstock.api() as http:
+        record = (await http.get(f"/v1/requests/{raw.headers['x-request-id']}")).json()
+    assert {"router", "worker"} <= {span["service"] for span in record["spans"]}
+
+
 async def test_documents_reach_the_prompt_and_the_record_shows_every_stage(
     penstock: Cluster,
 ) -> None:
