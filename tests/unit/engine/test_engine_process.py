@@ -247,7 +247,7 @@ asyncio.run(main())
 
 
 async def test_the_engine_ends_when_its_parent_is_killed(config: EngineConfig) -> None:
-    parent = subprocess.Popen(  # noqa: ASYNC220
+    parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, config.model], stdout=subprocess.PIPE, text=True
     )
     with parent:
