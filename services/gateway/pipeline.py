@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,9 +96,10 @@ async def generate(gateway: Gateway, front: Front, journal: Journal) -> None:
             traceparent=traceparent(generating),
         )
         try:
-            async for deltas in stream.batches():
-                _measure(front.route, journal, answer.add(deltas))
-                await front.write(answer, deltas)
+            async with aclosing(stream.batches()) as batches:
+                async for deltas in batches:
+                    _measure(front.route, journal, answer.add(deltas))
+                    await front.write(answer, deltas)
         finally:
             stream.cancel()
             journal.below.MergeFrom(stream.end.record)

@@ -1,7 +1,7 @@
 """One generation on a tokenizer link, seen from the gateway: deltas in batches, then the end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 
@@ -39,7 +39,7 @@ class TextStream:
         self.end = End()
         self.attempts: list[str] = []  # ids of the tokenizers asked
 
-    async def batches(self) -> AsyncIterator[list[TextDelta]]:
+    async def batches(self) -> AsyncGenerator[list[TextDelta], None]:
         """What has arrived since the last look, never empty. `end` is set after the last.
 
         Raises UNAVAILABLE when there is no tokenizer, RESOURCE_EXHAUSTED for a client that lets
