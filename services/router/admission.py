@@ -23,15 +23,17 @@ import grpc
 
 from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
-from services.common.redis import Redis, RedisAway, RedisError, Script
+from services.common.redis import Redis, RedisAway, RedisError
 from services.router import metrics
 from services.router.fair_order import FairOrder, Waiting
+from services.router.script_pipe import ScriptPipe
 
 log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("admission.lua").read_text()
 _RENEW_S = 1.0  # also how long a lost grant message can delay a request
 _LEAST_ADVICE_S = 1.0
+_LEAVING_KEPT = 10_000  # ids, of each model, while Redis is away
 LANE_NAMES = {1: "high", 2: "normal", 3: "low"}
 
 
@@ -81,7 +83,7 @@ class Admission:
     ) -> None:
         """`capacity(model)` is the number of slots, `routers()` how many routers share them."""
         self._redis = redis
-        self._script = Script(redis, _SOURCE)
+        self._script = ScriptPipe(redis, _SOURCE)
         self._namespace = settings.namespace
         self._root = f"{settings.namespace}:{{admission:"
         self._settings = settings.router
@@ -109,10 +111,12 @@ class Admission:
         for ticket in list(self._tickets.values()):
             self.leave(ticket)
         await self._tell_leaving()
+        for task in self._loops:
+            task.cancel()
+        if self._tasks:  # those that just tell Redis of a leaving
+            await asyncio.wait(self._tasks, timeout=_RENEW_S)
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
 
     async def admit(self, ticket: Ticket) -> None:
         """Returns when the ticket holds a slot. To be followed by `leave`, however it ends.
@@ -184,6 +188,8 @@ class Admission:
 
     async def _enter(self, ticket: Ticket) -> None:
         """Asks for the ticket's place, in Redis or without it; a refusal fails the ticket."""
+        if ticket.left or ticket.granted.done():
+            return
         try:
             if not self.away:
                 with self._watching_redis():
@@ -282,12 +288,16 @@ class Admission:
         self._leaving[model].append(id)
 
     async def _tell_leaving(self) -> None:
+        """What cannot be told now is told when Redis is back; should it be too much, leases end."""
         leaving, self._leaving = self._leaving, defaultdict(list)
-        if self.away:  # their leases run out
-            return
-        with self._watching_redis():
-            for model, ids in leaving.items():
-                self._take_grants(model, await self._call(model, "leave", *ids))
+        if not self.away:
+            with self._watching_redis():
+                for model in list(leaving):
+                    granted = await self._call(model, "leave", *leaving[model])
+                    del leaving[model]
+                    self._take_grants(model, granted)
+        for model, ids in leaving.items():
+            self._leaving[model] = (ids + self._leaving[model])[-_LEAVING_KEPT:]
 
     async def _listen(self) -> None:
         """Takes the grants that other routers' calls made for this one."""
@@ -352,6 +362,7 @@ class Admission:
         self.away = False
         metrics.redis_away.set(0)
         self._orders.clear()
+        self._spawn(self._tell_leaving(), "admission leave")
         self._enter_again(t for t in self._tickets.values() if not t.granted.done())
 
     # ---- without Redis ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ token leaves before D's.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -68,10 +68,14 @@ class Leg:
             return WorkerLostError(self.worker, error)
         return error
 
-    async def close(self, record: common_pb2.Record) -> None:
-        """Stops it if it still runs, and adds its spans to `record` if they come soon."""
+    def stop(self) -> None:
+        """Asks it to end, now. Does nothing when it has ended."""
         self.worker.answered(self._sent)
         self._request.stop()
+
+    async def close(self, record: common_pb2.Record) -> None:
+        """Stops it if it still runs, and adds its spans to `record` if they come soon."""
+        self.stop()
         try:
             await asyncio.wait([self.ended], timeout=SETTLE_S)
         finally:
@@ -158,19 +162,28 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
         _leg(prefill, compute, plan.uncached_tokens, way) as first,
     ):
         first.on_delta, then.on_delta = from_prefill, from_decode
-        running = {first.ended, then.ended}
-        while running and not answer.finished:
-            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            if answer.finished:
-                return
-            if then.ended in ended and (failure := then.failure()):
-                raise failure
-            # P may be lost once D decodes by itself: D then has all that it needs.
-            decoding = then.deltas and not early
-            if first.ended in ended and not decoding and (failure := first.failure()):
-                raise failure
-        if not answer.finished:
-            raise _broken_off(then.worker)
+        try:
+            await _both(first, then, answer, early)
+        finally:  # both at once: closing waits for one after the other
+            first.stop()
+            then.stop()
+
+
+async def _both(first: Leg, then: Leg, answer: Answer, early: Sequence[object]) -> None:
+    """Returns when the answer is finished; raises when one of the legs cannot bring it there."""
+    running = {first.ended, then.ended}
+    while running and not answer.finished:
+        ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if answer.finished:
+            return
+        if then.ended in ended and (failure := then.failure()):
+            raise failure
+        # P may be lost once D decodes by itself: D then has all that it needs.
+        decoding = then.deltas and not early
+        if first.ended in ended and not decoding and (failure := first.failure()):
+            raise failure
+    if not answer.finished:
+        raise _broken_off(then.worker)
 
 
 @asynccontextmanager

@@ -449,3 +449,34 @@ async def test_flushed_redis_is_told_again(make_routers, own_redis):
     await asyncio.wait_for(waiting, 5)
     end.leave(b)
     await queued(end, 0, 0)
+
+
+async def test_what_left_during_an_outage_frees_its_slot_after_it(make_routers, tmp_path):
+    with EmbeddedRedis(tmp_path) as server:  # it remembers the slots
+        routers = make_routers(server.url)
+        end = await routers.add()
+        a, b = ticket(), ticket()
+        await end.admit(a)
+        server.stop()
+        end.leave(a)
+        await until(lambda: end.away)
+        server.start()
+        await until(lambda: not end.away)
+        await asyncio.wait_for(end.admit(b), 5)  # sooner than a lease
+        assert b.order == "redis"
+        end.leave(b)
+        await queued(end, 0, 0)
+
+
+async def test_a_burst_is_no_outage(routers, redis_url):
+    routers.capacity = 2000
+    end = await routers.add()
+    claims = [ticket() for _ in range(1000)]
+    await asyncio.gather(*(end.admit(claim) for claim in claims))
+    assert {claim.order for claim in claims} == {"redis"}
+    for claim in claims:
+        end.leave(claim)
+    await queued(end, 0, 0)
+    client = connect(redis_url)
+    assert len(await client.client_list()) < 20
+    await client.aclose()
