@@ -6,13 +6,14 @@ engine made them in the right form (`Request.export_kv`), so nothing is copied h
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
 from services.common.service import MAX_MESSAGE_BYTES
-from services.worker.engine import EngineClient, KvBlocks, SharedRef, kv_payload
+from services.worker.engine import KvBlocks, SharedRef, kv_payload
 
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,17 +40,29 @@ class Channels:
 
 
 class KvSender:
-    """Pushes one request's blocks, then its first token. `put` and `commit` never block.
-
-    What waits here is at most the prompt's own KV, which the engine had to hold anyway.
+    """Reserves room, pushes one request's blocks, then its first token. `put` and `commit` never
+    block: what waits here is at most the prompt's own KV, which the engine had to hold anyway.
     """
 
-    def __init__(self, engine: EngineClient, request_id: str, prompt_tokens: int) -> None:
-        self._engine = engine
-        self._request_id = request_id
-        self._prompt_tokens = prompt_tokens
+    def __init__(self, stub: worker_pb2_grpc.WorkerStub) -> None:
+        self._stream = stub.PushKv()
         self._queue: asyncio.Queue[KvBlocks | int] = asyncio.Queue()
         self.bytes_sent = 0
+
+    async def reserve(self, transfer_id: str, prompt_tokens: int) -> int:
+        """Waits for room at the decode worker; returns how many leading blocks it has already.
+
+        The prompt must not be computed before. It would hold blocks here while it waits for room
+        there, where all blocks may be held by prompts that wait for room here.
+        Raises PenstockError as `push` does.
+        """
+        begin = worker_pb2.KvBegin(transfer_id=transfer_id, prompt_tokens=prompt_tokens)
+        async with _failures():
+            await self._stream.write(worker_pb2.KvPush(begin=begin))
+            reply = await self._stream.read()
+        if reply is grpc.aio.EOF or not reply.HasField("reserved"):
+            raise _failed("it did not reserve room")
+        return int(reply.reserved.cached_blocks)
 
     def put(self, blocks: KvBlocks) -> None:
         """The next blocks, in order."""
@@ -59,31 +72,26 @@ class KvSender:
         """All blocks were put; decoding may start after `first_token`."""
         self._queue.put_nowait(first_token)
 
-    async def push(self, stub: worker_pb2_grpc.WorkerStub, transfer_id: str) -> None:
-        """Returns when the decode worker has taken over.
+    async def push(self) -> None:
+        """Sends what is put, and returns when the decode worker has taken over.
 
         Raises PenstockError (UNAVAILABLE, reason "kv_transfer") when it cannot.
         """
-        stream = stub.PushKv()
-        begin = worker_pb2.KvBegin(transfer_id=transfer_id, prompt_tokens=self._prompt_tokens)
-        try:
-            await stream.write(worker_pb2.KvPush(begin=begin))
-            reply = await stream.read()
-            if reply is grpc.aio.EOF or not reply.HasField("reserved"):
-                raise _failed("it did not reserve room")
-            self._engine.set_export_start(self._request_id, reply.reserved.cached_blocks)
+        async with _failures():
             async for message in self._messages():
-                await stream.write(message)
-            await stream.done_writing()
-            reply = await stream.read()
-            if reply is grpc.aio.EOF or not reply.HasField("done"):
-                raise _failed("it did not confirm the commit")
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            cause = error.details() if isinstance(error, grpc.aio.AioRpcError) else "stream broken"
-            raise _failed(cause or "stream broken") from error
-        finally:
-            stream.cancel()
-            self._discard_rest()
+                await self._stream.write(message)
+            await self._stream.done_writing()
+            reply = await self._stream.read()
+        if reply is grpc.aio.EOF or not reply.HasField("done"):
+            raise _failed("it did not confirm the commit")
+
+    def close(self) -> None:
+        """Ends the stream, if it has not ended well, and removes what was not sent."""
+        self._stream.cancel()
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if not isinstance(item, int):
+                kv_payload.discard(item.data)
 
     async def _messages(self) -> AsyncIterator[worker_pb2.KvPush]:
         while True:
@@ -94,12 +102,6 @@ class KvSender:
             for blocks in _pieces(item):
                 self.bytes_sent += len(blocks.inline) or blocks.shared.size
                 yield worker_pb2.KvPush(blocks=blocks)
-
-    def _discard_rest(self) -> None:
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
-            if not isinstance(item, int):
-                kv_payload.discard(item.data)
 
 
 def _pieces(blocks: KvBlocks) -> list[worker_pb2.KvBlocks]:
@@ -123,6 +125,17 @@ def _pieces(blocks: KvBlocks) -> list[worker_pb2.KvBlocks]:
         )
         for start in range(0, blocks.num_blocks, count)
     ]
+
+
+@asynccontextmanager
+async def _failures() -> AsyncIterator[None]:
+    """A stream that breaks becomes a PenstockError."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise _failed(error.details() or error.code().name) from error
+    except asyncio.InvalidStateError as error:  # written to after its end
+        raise _failed("the stream broke off") from error
 
 
 def _failed(cause: str) -> PenstockError:

@@ -80,29 +80,40 @@ async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
 
 
 async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
+    sender = KvSender(stage.channels.stub(work.push_to.address))
+    try:
+        with stage.telemetry.span("reserve kv", span):
+            cached_blocks = await sender.reserve(work.transfer_id, len(work.prompt_token_ids))
+        await _compute_and_push(stage, work, call, span, sender, cached_blocks)
+    finally:
+        sender.close()
+
+
+async def _compute_and_push(
+    stage: Stage,
+    work: worker_pb2.WorkRequest,
+    call: LinkCall,
+    span: Span,
+    sender: KvSender,
+    cached_blocks: int,
+) -> None:
     shared = stage.share_memory and work.push_to.host_id == host_id()
     request = _engine_request(
         stage,
         work,
         prefill_only=True,
         export_kv="shared" if shared else "inline",
-        export_from_block=None,  # the decode worker says what it has
+        export_from_block=cached_blocks,
     )
-    sender = KvSender(stage.engine, request.request_id, len(work.prompt_token_ids))
-
-    first_token: list[int] = []  # leaves at once; the blocks may follow in later steps
 
     def forward(output: RequestOutput) -> None:
-        first_token.extend(output.new_token_ids)
         done = output.finish_reason is FinishReason.PREFILL_DONE
         if done:  # announced only once the decode worker has taken over
-            sender.commit(first_token[0])
+            sender.commit(output.new_token_ids[-1])
         _send(call, replace(output, finish_reason=None) if done else output)
 
     running = stage.sequences.add(request, forward, on_blocks=sender.put)
-    push = asyncio.create_task(
-        sender.push(stage.channels.stub(work.push_to.address), work.transfer_id)
-    )
+    push = asyncio.create_task(sender.push())
     try:
         with stage.telemetry.span("push kv", span, shared_memory=shared) as push_span:
             await first_done(running.finished, push)

@@ -27,15 +27,14 @@ From asyncio, in a process of its own:
 A prompt computed on engine P and decoded on engine D:
 
     D.add(Request(id, prompt, ..., remote_prefill=True))  → StepOutput.kv_reserved: cached_blocks
-    P.add(Request(id, prompt, ..., prefill_only=True, export_kv="shared", export_from_block=None))
-    P.set_export_start(id, cached_blocks)
+    P.add(Request(id, prompt, ..., prefill_only=True, export_kv="shared",
+                  export_from_block=cached_blocks))
     P → StepOutput.kv_exports, while it computes          → D.write_kv(blocks)
     P → the first token and PREFILL_DONE                  → D.start_decode(id, first_token)
     D → StepOutput.outputs from the second token on, as if it had computed the prompt itself
 
-P may begin before D has reserved, as above, or after, with `export_from_block=cached_blocks`.
-Beginning early saves a round trip, but then a computed prompt holds blocks of P while it waits for
-D, and D's blocks may all be held by prompts that wait for P: give the wait a deadline, and cancel.
+P begins after D has reserved, never before: a computed prompt would hold blocks of P while it waits
+for room in D, whose blocks may all be held by prompts that wait for room in P.
 
 This package's top level imports no torch.
 """

@@ -113,9 +113,6 @@ class EngineClient:
     def cancel(self, request_id: str) -> None:
         self._send(("cancel", request_id))
 
-    def set_export_start(self, request_id: str, block: int) -> None:
-        self._send(("set_export_start", request_id, block))
-
     def write_kv(self, blocks: KvBlocks) -> None:
         """Gives blocks to a reserved request, in order. Takes `blocks.data` over: a SharedRef is
         removed whatever becomes of the request."""

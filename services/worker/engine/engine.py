@@ -61,13 +61,11 @@ class Engine:
         self._steps = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
         """The output in the making: it gathers what happens from one step's end to the next."""
-        self._released: list[Sequence] = []
-        """Held for export until `set_export_start`, which came."""
 
     @property
     def has_work(self) -> bool:
         """`step` would compute or report something, unless all blocks are held for others."""
-        return bool(self.scheduler.num_pending or self._now.outputs or self._released)
+        return bool(self.scheduler.num_pending or self._now.outputs)
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises ValueError if an unfinished one has its id."""
@@ -93,14 +91,6 @@ class Engine:
         """Ends a request and frees its blocks."""
         if sequence := self.scheduler.sequences.get(request_id):
             self._finish(sequence, [], FinishReason.CANCELLED)
-
-    def set_export_start(self, request_id: str, block: int) -> None:
-        """Says from which block on a request's KV is to be exported."""
-        sequence = self.scheduler.sequences.get(request_id)
-        if sequence and sequence.export_next is None:
-            sequence.export_next = max(0, block)
-            if sequence.status is Status.EXPORTING:
-                self._released.append(sequence)
 
     def write_kv(self, blocks: KvBlocks) -> None:
         """Fills blocks of a reserved request, in order and without gaps; those that it holds
@@ -137,11 +127,6 @@ class Engine:
         ended = now_ns()
         for chunk, outcome in zip(step.chunks, outcomes, strict=True):
             self._complete(chunk, outcome, started, ended)
-        for sequence in self._released:
-            if sequence.status is Status.EXPORTING and self._export(sequence):
-                assert sequence.finish_after_export
-                self._finish(sequence, [], sequence.finish_after_export)
-        self._released.clear()
 
         self._steps += 1
         output.step, output.started_ns = self._steps, started
@@ -207,23 +192,18 @@ class Engine:
         reason = self.scheduler.complete(chunk, outcome)
         new_tokens = [] if outcome is None else [outcome]
         if sequence.request.export_kv is not None:
-            exported = self._export(sequence)
+            self._export(sequence)
             if sequence.status is Status.FINISHED:
                 return
-            if reason is FinishReason.PREFILL_DONE and not exported:
-                self.scheduler.hold_for_export(sequence, reason)
-                reason = None
         if reason is not None:
             self._finish(sequence, new_tokens, reason)
         elif new_tokens:
             self._now.outputs.append(self._output(sequence, new_tokens))
 
-    def _export(self, sequence: Sequence) -> bool:
-        """Exports what is complete and was not exported; says whether that was all of the prompt.
+    def _export(self, sequence: Sequence) -> None:
+        """Exports what is complete and was not exported: all of the prompt, once it is computed.
         If there is no room for the data, the sequence fails."""
         first, size = sequence.export_next, self.info.block_size
-        if first is None:
-            return False
         done = sequence.num_computed >= sequence.num_prompt
         end = -(-sequence.num_prompt // size) if done else sequence.num_computed // size
         if first < end:
@@ -233,10 +213,9 @@ class Engine:
                 data: KvData = kv_payload.share(content) if shared else content
             except OSError as error:
                 self._fail(sequence, RequestError("kv_transfer", f"shared memory: {error}"))
-                return False
+                return
             self._now.kv_exports.append(KvBlocks(sequence.id, first, end - first, data))
             sequence.export_next = end
-        return done
 
     def _write_kv(
         self, sequence: Sequence, first: int, count: int, data: bytes | bytearray | memoryview

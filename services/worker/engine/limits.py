@@ -42,6 +42,6 @@ def find_error(request: Request, vocab_size: int, max_model_len: int) -> Request
         return invalid("remote_prefill", "excludes prefill_only")
     if request.export_kv is not None and not request.prefill_only:
         return invalid("export_kv", "needs prefill_only")
-    if request.export_from_block is not None and request.export_from_block < 0:
+    if request.export_from_block < 0:
         return invalid("export_from_block", "must not be negative")
     return None

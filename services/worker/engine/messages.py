@@ -84,8 +84,8 @@ class Request:
     remote_prefill: bool = False
     export_kv: Literal["inline", "shared"] | None = None
     """With `prefill_only`: in which form `StepOutput.kv_exports` carries the blocks, if at all."""
-    export_from_block: int | None = 0
-    """First block to export. None: not known yet; exports wait for `set_export_start`."""
+    export_from_block: int = 0
+    """First block to export: those before it, the decode engine holds already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class StepOutput:
     load: Load
     pending: int
     """Requests that the engine itself must move on: queued or computing. Not counted: those that
-    wait for the other side of a split (`start_decode`, `set_export_start`)."""
+    wait for the other side of a split (`start_decode`)."""
     prefill_tokens: int = 0
     """Tokens of prompts (or of recomputation) that this step computed."""
     decode_tokens: int = 0

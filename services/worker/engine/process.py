@@ -79,7 +79,6 @@ def serve(channel: Channel, engine: Engine) -> None:
     commands: dict[str, Callable[..., None]] = {
         "add": engine.add,
         "cancel": engine.cancel,
-        "set_export_start": engine.set_export_start,
         "write_kv": engine.write_kv,
         "start_decode": engine.start_decode,
         "snapshot": lambda number: channel.send(wire.Snapshot(number, engine.snapshot())),

@@ -89,7 +89,6 @@ class Scheduler:
         self._running: list[Sequence] = []
         """In order."""
         self._num_reserved = 0
-        self._num_exporting = 0
 
     @property
     def num_running(self) -> int:
@@ -98,12 +97,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.sequences) - self.num_running - self._num_exporting
+        return len(self.sequences) - self.num_running
 
     @property
     def num_pending(self) -> int:
         """Sequences that wait for nobody but this engine."""
-        return len(self.sequences) - self._num_reserved - self._num_exporting
+        return len(self.sequences) - self._num_reserved
 
     @property
     def queued_prefill_tokens(self) -> int:
@@ -150,7 +149,7 @@ class Scheduler:
         """Records that `chunk` ran; `token` is what it sampled, if it does.
 
         Returns why the sequence is at its end, if it is; the caller then reads what it needs and
-        calls `finish` (or `hold_for_export` first).
+        calls `finish`.
         """
         sequence = chunk.sequence
         sequence.num_computed = chunk.start + chunk.count
@@ -161,13 +160,6 @@ class Scheduler:
         if sequence.request.prefill_only and reason is None:
             return FinishReason.PREFILL_DONE
         return reason
-
-    def hold_for_export(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Takes a computed sequence out of the running ones but keeps its blocks."""
-        self._running.remove(sequence)
-        sequence.status = Status.EXPORTING
-        sequence.finish_after_export = reason
-        self._num_exporting += 1
 
     def start_decode(self, sequence: Sequence, token: int) -> FinishReason | None:
         """Makes a reserved sequence, whose prompt has arrived, a running one; `token` is its first.
@@ -187,8 +179,6 @@ class Scheduler:
                 self._running.remove(sequence)
             case Status.RESERVED:
                 self._num_reserved -= 1
-            case Status.EXPORTING:
-                self._num_exporting -= 1
         self._release(sequence)
         sequence.status = Status.FINISHED
         del self.sequences[sequence.id]

@@ -13,8 +13,6 @@ class Status(Enum):
     """Holds blocks for all its tokens and takes part in steps."""
     RESERVED = auto()
     """Holds blocks for its prompt, which another engine computes (`remote_prefill`)."""
-    EXPORTING = auto()
-    """Computed, but its blocks are held until they have been exported (`prefill_only`)."""
     FINISHED = auto()
 
 
@@ -57,8 +55,7 @@ class Sequence:
         self.num_received = 0
         """RESERVED: leading blocks whose KV is there."""
         self.export_next = request.export_from_block
-        """Next block to export; None: not known yet."""
-        self.finish_after_export: FinishReason | None = None
+        """Next block to export."""
 
         self.queued_ns = queued_ns
         self.scheduled_ns = 0

@@ -28,21 +28,9 @@ class Pair:
         self.exported: dict[str, list[KvBlocks]] = {}
         self.awaiting_reservation: dict[str, Request] = {}
 
-    def add(self, request: Request, early: bool = False) -> None:
-        """`early`: the prefill begins before the decode engine has reserved."""
+    def add(self, request: Request) -> None:
         self.decode.add(replace(request, remote_prefill=True))
-        if early:
-            self.prefill.add(self._prefill_request(request, None))
-        else:
-            self.awaiting_reservation[request.request_id] = request
-
-    def _prefill_request(self, request: Request, start: int | None) -> Request:
-        return replace(
-            request,
-            prefill_only=True,
-            export_kv=self.form,  # type: ignore[arg-type]
-            export_from_block=start,
-        )
+        self.awaiting_reservation[request.request_id] = request
 
     def run(self) -> dict[str, list[int]]:
         """Steps both until they are done; the tokens of each request."""
@@ -64,11 +52,13 @@ class Pair:
         step = self.decode.step()
         self.at_decode.add(step)
         for reserved in step.kv_reserved:
-            name, start = reserved.request_id, reserved.cached_blocks
-            if request := self.awaiting_reservation.pop(name, None):
-                self.prefill.add(self._prefill_request(request, start))
-            else:
-                self.prefill.set_export_start(name, start)
+            request = replace(
+                self.awaiting_reservation.pop(reserved.request_id),
+                prefill_only=True,
+                export_kv=self.form,  # type: ignore[arg-type]
+                export_from_block=reserved.cached_blocks,
+            )
+            self.prefill.add(request)
 
     def _step_prefill(self) -> None:
         step = self.prefill.step()
@@ -99,13 +89,12 @@ def requests(count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("form", ["inline", "shared"])
-@pytest.mark.parametrize("early", [False, True])
-def test_split_equals_unsplit(checkpoint: Checkpoint, form: str, early: bool) -> None:
+def test_split_equals_unsplit(checkpoint: Checkpoint, form: str) -> None:
     work = requests(24)
     unsplit = drive(make_engine(checkpoint()), work)
     pair = Pair(make_engine(checkpoint(), max_batched_tokens=24), make_engine(checkpoint()), form)
     for request in work:
-        pair.add(request, early)
+        pair.add(request)
     assert pair.run() == unsplit.tokens
     # Blocks leave while the prompt is being computed, not only at its end.
     assert any(len(parts) > 1 for parts in pair.exported.values())
@@ -191,7 +180,7 @@ def test_cancel_at_any_point_frees_everything(checkpoint: Checkpoint) -> None:
     )
     work = requests(16)
     for request in work:
-        pair.add(request, early=True)
+        pair.add(request)
     for round_ in range(40):
         pair._step_decode()
         pair._step_prefill()
@@ -248,7 +237,6 @@ def test_commands_out_of_place_do_no_harm(checkpoint: Checkpoint) -> None:
     engine.write_kv(KvBlocks("unknown", 0, 1, shared))
     assert segments() == []
     engine.start_decode("unknown", 3)
-    engine.set_export_start("unknown", 3)
     engine.cancel("unknown")
     engine.add(Request("plain", [3, 4, 5], greedy(4)))
     engine.step()

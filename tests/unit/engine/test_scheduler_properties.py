@@ -139,10 +139,6 @@ class World:
         self.scheduler.check()
 
     def _answer(self, sequence: Sequence) -> None:
-        if sequence.status is Status.EXPORTING:
-            self.memory.check(sequence, sequence.num_prompt)
-            self._end(sequence, FinishReason.PREFILL_DONE)
-            return
         assert sequence.status is Status.RESERVED
         cached = sequence.num_received * self.pool.block_size
         self.memory.check(sequence, min(cached, sequence.num_prompt))
@@ -161,9 +157,8 @@ class World:
         token = next_token(sequence.tokens) if chunk.samples else None
         reason = self.scheduler.complete(chunk, token)
         if reason is FinishReason.PREFILL_DONE:
-            self.scheduler.hold_for_export(sequence, reason)
-            self.waiting_outside[sequence.id] = self.now + self.arrivals[sequence.id].remote_delay
-        elif reason:
+            self.memory.check(sequence, sequence.num_prompt)
+        if reason:
             self._end(sequence, reason)
 
     def _end(self, sequence: Sequence, why: FinishReason | str) -> None:
