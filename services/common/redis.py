@@ -42,16 +42,21 @@ class _SSLConnection(_KeepsCancel, redis.asyncio.SSLConnection):
 
 
 def connect(url: str) -> Redis:
-    """A lazily connecting client; commands time out after 2 s, connecting after 1 s."""
-    client: Redis = redis.asyncio.from_url(
+    """A lazily connecting client; commands time out after 2 s, connecting after 1 s.
+
+    A burst waits for one of 64 connections (2 s at most) instead of opening one a command.
+    """
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
+        max_connections=64,
+        timeout=2.0,
         connection_class=_SSLConnection if url.startswith("rediss:") else _Connection,
         decode_responses=True,
         socket_connect_timeout=1.0,
         socket_timeout=2.0,
         health_check_interval=15,
     )
-    return client
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 class Script:
