@@ -10,10 +10,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from services.common.redis import Redis, RedisAway, Script
+from services.common.redis import Redis, RedisAway, RedisError, Script
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,18 @@ if #dead > 0 then
   redis.call('ZREM', KEYS[1], unpack(dead))
   redis.call('HDEL', KEYS[2], unpack(dead))
 end
-return redis.call('HVALS', KEYS[2])
+local ids = redis.call('ZRANGE', KEYS[1], 0, -1)
+if #ids == 0 then return {} end
+return redis.call('HMGET', KEYS[2], unpack(ids))
 """
+_LEAVE = """
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1
+"""
+# Whatever Redis answers, these loops must go on: a lease that is no longer renewed takes a healthy
+# replica away, and a view that is no longer looked at grows stale without a word.
+_NOT_NOW = (*RedisAway, RedisError)
 
 
 def host_id() -> str:
@@ -59,6 +69,16 @@ class Replica:
     facts: dict[str, str] = field(default_factory=dict)  # the service's own: role, model, url, ...
 
 
+def _read(record: str | None) -> Replica | None:
+    """A registered record; fields that a newer version added are left out, junk is None."""
+    try:
+        told = json.loads(record or "")
+        return Replica(**{f.name: told[f.name] for f in fields(Replica) if f.name in told})
+    except (ValueError, TypeError):
+        log.warning("a record in the registry cannot be read")
+        return None
+
+
 def _keys(namespace: str, service: str) -> list[str]:
     # The braces keep both keys of a service in one slot of a Redis cluster.
     return [f"{namespace}:{{registry:{service}}}:leases", f"{namespace}:{{registry:{service}}}"]
@@ -68,8 +88,8 @@ class Registration:
     """Keeps one replica's lease alive, three renewals a lease, until `stop`."""
 
     def __init__(self, client: Redis, namespace: str, replica: Replica, lease_s: float) -> None:
-        self._client = client
         self._renew = Script(client, _RENEW)
+        self._leave = Script(client, _LEAVE)
         self._keys = _keys(namespace, replica.service)
         self._replica = replica
         self._lease_s = lease_s
@@ -88,9 +108,8 @@ class Registration:
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
         try:
-            await self._client.zrem(self._keys[0], self._replica.id)
-            await self._client.hdel(self._keys[1], self._replica.id)
-        except RedisAway as away:
+            await self._leave(self._keys, [self._replica.id])
+        except _NOT_NOW as away:
             log.warning("could not leave the registry, the lease will run out: %s", away)
 
     async def _loop(self) -> None:
@@ -102,7 +121,7 @@ class Registration:
         record = json.dumps(asdict(self._replica))
         try:
             await self._renew(self._keys, [self._replica.id, record, int(self._lease_s * 1000)])
-        except RedisAway as away:
+        except _NOT_NOW as away:
             log.warning("lease not renewed, Redis is away: %s", away)
 
 
@@ -156,7 +175,7 @@ class Directory:
         """Looks once, now."""
         try:
             records = await self._list(self._keys)
-        except RedisAway as away:
+        except _NOT_NOW as away:
             if self.reachable:
                 log.warning(
                     "the view of %s stands as it was, Redis is away: %s", self._service, away
@@ -166,7 +185,7 @@ class Directory:
         if not self.reachable:  # back, perhaps empty: everyone has one lease to register again
             self._seen = dict.fromkeys(self._seen, time.monotonic())
         self.reachable = True
-        self._apply([Replica(**json.loads(record)) for record in records])
+        self._apply([replica for record in records if (replica := _read(record)) is not None])
 
     def _apply(self, listed: list[Replica]) -> None:
         now = time.monotonic()

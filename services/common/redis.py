@@ -9,10 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import (
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
-RedisAway = (ConnectionError, TimeoutError, OSError)
-"""What a call raises when Redis cannot be reached or does not answer in time."""
+RedisAway = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError, OSError)
+"""What a call raises when Redis cannot be reached, does not answer in time, or takes no writes for
+now (full, or read-only during a failover)."""
 
 Redis = redis.asyncio.Redis
 

@@ -1,5 +1,7 @@
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 
 import pytest
 
@@ -99,3 +101,26 @@ async def test_the_last_view_stands_while_redis_is_away(namespace: str) -> None:
         await registration.stop()
         await view.stop()
         await client.aclose()
+
+
+async def test_an_odd_record_or_answer_does_not_end_the_loops(redis: Redis, namespace: str) -> None:
+    view = Directory(redis, namespace, "worker", LEASE_S)
+    registration = Registration(redis, namespace, replica("a"), LEASE_S)
+    await registration.start()
+    leases, records = registration._keys
+    newer = {**asdict(replica("newer")), "a_field_of_tomorrow": 1}
+    await redis.hset(records, mapping={"newer": json.dumps(newer), "junk": "{", "ghost": "{}"})
+    await redis.zadd(leases, {"newer": 9e15, "junk": 9e15})  # "ghost" holds no lease
+    await view.start()
+    assert set(view.replicas) == {"a", "newer"}
+
+    await redis.delete(leases)
+    await redis.set(leases, "not a sorted set")  # every call is answered with an error now
+    await until(lambda: not view.reachable)
+    await redis.delete(leases)
+    await until(lambda: view.reachable, what="the view is looked at again")
+    await until(lambda: "a" in view.replicas, what="and the lease renewed")
+    await registration.stop()
+    await view.refresh()
+    assert not await redis.exists(leases) or not await redis.zscore(leases, "a")
+    await view.stop()
