@@ -78,11 +78,10 @@ async def run(
             end = await generation.ended()
         finally:
             generation.cancel()
-        why = end.status.reason
-        if last_try or why not in _LOST or output.tokens:
+        if last_try or not _router_was_lost(end) or output.tokens:
             break
         log.warning("router %s was lost before its first token, trying again", router.id)
-        reasons = {"lost": router.id, "why": why}
+        reasons = {"lost": router.id, "why": end.status.reason}
         record.decisions.append(decision("tokenizer", "router", "tried again", reasons))
 
     # Account for it.
@@ -139,6 +138,13 @@ def _generate_request(request: PromptRequest, prompt: Prompt) -> bytes:
     )
     generate.sampling.max_tokens = prompt.max_tokens
     return generate.SerializeToString()
+
+
+def _router_was_lost(end: End) -> bool:
+    """A router passes on the loss of its workers in the same words, with their stage, once it has
+    tried as many as it may: no other router shall try more.
+    """
+    return end.status.stage == "router" and end.status.reason in _LOST
 
 
 def _unfinished(end: End) -> PenstockError:

@@ -27,7 +27,7 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta, TokenIds
 from protos.worker_pb2 import TokenDelta
 from services.common.config import ModelSpec, PolicyRule, Settings, TokenizerSettings
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, unavailable
 from services.common.link import End, LinkCall, LinkClient, LinkServer
 from services.common.service import Host, Service
 from services.common.telemetry import decision, remote_parent
@@ -321,6 +321,19 @@ async def test_a_router_lost_after_the_first_token_is_an_error_that_names_it(
         end = await request.ended()
         assert end.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
         assert (end.status.stage, end.status.reason) == ("router", "peer_lost")
+
+
+@pytest.mark.parametrize("reason", ["peer_lost", "peer_stalled", "draining"])
+async def test_workers_that_the_router_lost_are_no_reason_to_try_another_router(
+    tmp_path: Path, redis_url: str, namespace: str, reason: str
+) -> None:
+    async def gives_up(_call: LinkCall, _request: GenerateRequest) -> None:
+        raise unavailable("the last of the workers is away", stage="worker", reason=reason)
+
+    async with bed(tmp_path, redis_url, namespace, gives_up, gives_up) as b:
+        error = await b.refused(question())
+        assert (error.stage, error.reason) == ("worker", reason)
+        assert sum(len(b.router(n).requests) for n in (0, 1)) == 1
 
 
 async def test_no_router_is_an_error_that_names_it(
