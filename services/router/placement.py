@@ -7,8 +7,9 @@ against the interference that it avoids. docs/decisions/0003-placement.md explai
 Pure functions over the workers' views: no I/O, nothing remembered.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from services.router.workers import DECODE_ROLES, PREFILL_ROLES, Worker
@@ -28,7 +29,7 @@ REMAINING_TOKENS = 64
 # Handing KV over: one round trip to reserve and one to commit, and bytes at a pessimistic rate.
 HANDOVER_S = 0.01
 HANDOVER_TOKENS_PER_S = {True: 1_000_000.0, False: 100_000.0}  # on one host; between hosts
-# Pairs of prefill and decode workers weighed: the best few of each pool.
+# Pairs of prefill and decode workers weighed: the best few of each side.
 PAIR_POOL = 4
 # Candidates named in the why-record.
 TOLD = 6
@@ -148,11 +149,26 @@ def _weigh_split(
         return [], "a single token: nothing to decode"
     if ask.split == "auto" and unsplit.uncached_tokens < ask.split_min_tokens:
         return [], f"fewer than {ask.split_min_tokens} uncached tokens"
-    # Both ends' costs add up, so the best pairs are made of the best ends.
-    first = sorted(prefilling, key=lambda w: _prefill_s(ask, w, rates[w]))[:PAIR_POOL]
-    then = sorted(decoding, key=lambda w: _decode_s(ask, w, rates[w]))[:PAIR_POOL]
-    pairs = [_split(ask, p, d, rates[p], rates[d]) for p in first for d in then if p is not d]
-    return pairs, "" if pairs else "no second worker"
+    # The blocks reserved on the decode worker wait for the prefill worker. So two workers of both
+    # roles are never paired: in turns, each could wait for room that the other's requests hold.
+    only_prefill = [w for w in prefilling if w.role not in DECODE_ROLES]
+    only_decode = [w for w in decoding if w.role not in PREFILL_ROLES]
+    both = [w for w in decoding if w.role in PREFILL_ROLES]
+    pairs = [
+        _split(ask, first, then, rates[first], rates[then])
+        for firsts, thens in ((only_prefill, decoding), (both, only_decode))
+        for first, then in _best_ends(ask, firsts, thens, rates)
+    ]
+    return pairs, "" if pairs else "no worker of one role to pair"
+
+
+def _best_ends(
+    ask: Ask, firsts: Sequence[Worker], thens: Sequence[Worker], rates: Mapping[Worker, Rates]
+) -> Iterator[tuple[Worker, Worker]]:
+    """Both ends' costs add up, so the best pairs are made of the best ends."""
+    best_first = sorted(firsts, key=lambda w: _prefill_s(ask, w, rates[w]))[:PAIR_POOL]
+    best_then = sorted(thens, key=lambda w: _decode_s(ask, w, rates[w]))[:PAIR_POOL]
+    return product(best_first, best_then)
 
 
 def _unsplit(ask: Ask, worker: Worker, rates: Rates) -> Plan:

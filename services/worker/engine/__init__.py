@@ -34,7 +34,8 @@ A prompt computed on engine P and decoded on engine D:
     D → StepOutput.outputs from the second token on, as if it had computed the prompt itself
 
 P begins after D has reserved, never before: a computed prompt would hold blocks of P while it waits
-for room in D, whose blocks may all be held by prompts that wait for room in P.
+for room in D, whose blocks may all be held by prompts that wait for room in P. What D has reserved
+still waits for room in P, so whoever pairs engines must let no circle of such waits come about.
 
 This package's top level imports no torch.
 """

@@ -1,6 +1,7 @@
 """Placement: what must decide it, one thing at a time."""
 
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from types import SimpleNamespace
 
 import pytest
@@ -83,7 +84,10 @@ def test_a_hot_prefix_does_not_pile_up():
 
 def test_a_full_batch_and_full_memory_are_avoided():
     assert place(ASK, [worker(0, running=32), worker(1, running=30)]).plan.decode.id == "w1"
-    assert place(ASK, [worker(0, free_blocks=10), worker(1, running=2)]).plan.decode.id == "w1"
+    assert (
+        place(ASK, [worker(0, free_blocks=10), worker(1, queued_prefill_tokens=500)]).plan.decode.id
+        == "w1"
+    )
 
 
 def test_an_unmeasured_worker_is_given_its_peers_rates():
@@ -134,13 +138,30 @@ def test_a_prefill_worker_decodes_only_when_it_must():
     assert placement.plan.decode.id == "w1"
 
 
-def test_two_of_both_roles_may_split_but_never_with_themselves():
-    pool = [worker(0), worker(1)]
-    plan = place(replace(ASK, split="always"), pool).plan
-    assert plan.prefill is not None
-    assert plan.prefill is not plan.decode
-    alone = place(replace(ASK, split="always"), pool[:1])
-    assert (alone.plan.prefill, alone.split_reason) == (None, "no second worker")
+@pytest.mark.parametrize("count", [1, 2])
+def test_workers_of_both_roles_are_never_paired(count):
+    pool = [worker(n, running=8 * n) for n in range(count)]
+    placement = place(replace(ASK, split="always"), pool)
+    assert placement.plan.prefill is None
+    assert placement.split_reason == "no worker of one role to pair"
+
+
+def test_no_circle_of_workers_waits_for_each_other():
+    """The blocks that a split reserves on its decode worker wait for its prefill worker."""
+    roles = ["both"] * 8 + ["prefill"] * 2 + ["decode"] * 2
+    # Those of both roles are the best ends: they must not keep the others from being paired.
+    pool = [
+        worker(n, role, running=0 if role == "both" else 30, queued_prefill_tokens=10 * n)
+        for n, role in enumerate(roles)
+    ]
+    waits = TopologicalSorter[str]()
+    kinds = set()
+    for plan in place(replace(ASK, split="always"), pool).candidates:
+        if plan.prefill:
+            waits.add(plan.decode.id, plan.prefill.id)
+            kinds.add((plan.prefill.role, plan.decode.role))
+    waits.prepare()  # raises CycleError
+    assert kinds == {("prefill", "both"), ("both", "decode")}
 
 
 def test_the_nearer_decode_worker_among_equals():
