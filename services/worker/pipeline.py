@@ -4,8 +4,11 @@ Tokens leave by `call.send` from the engine's step, in one frame with those of a
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 
+import grpc
+from google.protobuf.message import DecodeError
 from opentelemetry.trace import Span
 
 from protos import common_pb2, worker_pb2
@@ -26,6 +29,14 @@ from services.worker.kv_receiver import KvReceiver, Transfer
 from services.worker.kv_sender import Channels, KvSender
 from services.worker.sequences import Running, Sequences
 
+log = logging.getLogger(__name__)
+
+_INTERNAL = PenstockError(
+    grpc.StatusCode.INTERNAL,
+    "the worker failed on this request",
+    stage="worker",
+    reason="internal",
+)
 _FINISH = {
     FinishReason.STOP: common_pb2.FINISH_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_LENGTH,
@@ -49,20 +60,35 @@ class Stage:
 
 async def serve(stage: Stage, call: LinkCall) -> None:
     """Runs one WorkRequest to its end; the call carries its tokens, or the error."""
-    work = worker_pb2.WorkRequest.FromString(call.payload)
-    status = common_pb2.Status()
-    parent = remote_parent(call.traceparent)
+    status = _INTERNAL.to_status()  # until it is known better: no way out may look like success
     try:
-        with stage.telemetry.span("worker", parent, mode=_MODES.get(work.mode, "?")) as span:
+        with stage.telemetry.span("worker", remote_parent(call.traceparent)) as span:
             try:
+                work = _parse(call.payload)
+                span.set_attribute("mode", _MODES[work.mode])
                 if work.model != stage.model:
                     raise invalid(f"this worker serves {stage.model!r}", "model", stage="worker")
                 await _MODES_OF_WORK[work.mode](stage, work, call, span)
+                status = common_pb2.Status()
             except PenstockError as error:
                 span.set_attribute("error", error.reason or error.code.name.lower())
                 status = error.to_status()
+            except Exception:
+                span.set_attribute("error", _INTERNAL.reason)
+                log.exception("a request of %s failed in its worker", call.peer)
     finally:  # a cancelled request tells its record too
         call.end(status, stage.telemetry.record(span))
+
+
+def _parse(payload: bytes) -> worker_pb2.WorkRequest:
+    """Raises INVALID_ARGUMENT. What the engine checks itself is not looked at."""
+    try:
+        work = worker_pb2.WorkRequest.FromString(payload)
+    except DecodeError:
+        raise invalid("not a WorkRequest", "", stage="worker") from None
+    if work.mode not in _MODES:
+        raise invalid(f"the mode {work.mode} is not known", "mode", stage="worker")
+    return work
 
 
 async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
