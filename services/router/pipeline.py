@@ -1,6 +1,7 @@
 """A request's way through the router: admitted in order, placed by cost, carried to its end."""
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,6 +24,14 @@ from services.router.legs import Way, WorkerLostError, run
 from services.router.placement import Ask, Placement, SplitMode, place, reasons
 from services.router.workers import Worker, Workers
 
+log = logging.getLogger(__name__)
+
+_INTERNAL = PenstockError(
+    grpc.StatusCode.INTERNAL,
+    "the router failed on this request",
+    stage="router",
+    reason="internal",
+)
 _LONG_PROMPT = 1024  # tokens; hashing more than that would hold up the event loop
 _SUSPECT_POLL_S = 0.1
 
@@ -85,18 +94,22 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
 async def serve(router: Router, call: LinkCall) -> None:
     """Runs one GenerateRequest to its end; the call carries its tokens, or the error."""
     journal = Journal()
-    status = common_pb2.Status()
+    status = _INTERNAL.to_status()  # until it is known better: no way out may look like success
     outcome = "cancelled"
     try:
         with router.telemetry.span("router", remote_parent(call.traceparent)) as span:
             try:
                 await generate(router, call, journal, span)
-                outcome = "ok"
+                status, outcome = common_pb2.Status(), "ok"
             except PenstockError as error:
                 outcome = error.code.name.lower()
                 span.set_attribute("error", error.reason or outcome)
                 error.stage = error.stage or "router"
                 status = error.to_status()
+            except Exception:
+                outcome = _INTERNAL.reason
+                span.set_attribute("error", outcome)
+                log.exception("a request of %s failed in its router", call.peer)
     finally:  # a cancelled request tells its record too
         metrics.ended.labels(outcome).inc()
         call.end(status, router.telemetry.record(span, journal.decisions, journal.below))

@@ -18,6 +18,7 @@ from services.common.errors import invalid, unavailable
 from services.common.link import End, LinkClient
 from services.common.redis import Redis, connect
 from services.common.service import Host
+from services.router import metrics, pipeline
 from services.router.server import RouterService
 from tests.support.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, Transfers, continuation
 from tests.support.waiting import until
@@ -314,6 +315,24 @@ async def test_a_requests_own_fault_is_not_retried(stack):
     assert end.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert (end.status.param, end.status.stage) == ("messages", "worker")
     assert len(worker.requests) == 1
+
+
+async def test_a_fault_of_the_router_is_no_success(stack, monkeypatch):
+    await stack.worker("w1")
+    link = await stack.router()
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(pipeline, "place", fail)
+    internal = metrics.ended.labels("internal")
+    before = internal._value.get()
+    end = await ask(link).end()
+    assert (end.status.code, end.status.stage) == (grpc.StatusCode.INTERNAL.value[0], "router")
+    assert end.status.reason == "internal"
+    assert {d.subject for d in end.record.decisions} == {"admission"}
+    assert internal._value.get() == before + 1
+    assert (await stack.status()).admitted == 0
 
 
 async def test_failovers_are_bounded(stack):
