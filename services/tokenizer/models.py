@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,14 @@ class ServedModel:
 
 
 class Models:
-    """The served models by name."""
+    """The served models by name, with their windows as they are now.
+
+    A model does not change: a request that took one keeps its window throughout.
+    """
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._by_name = {model.name: model for model in models}
+        self._own_windows = {model.name: model.window for model in self._by_name.values()}
 
     def __getitem__(self, name: str) -> ServedModel:
         """Raises NOT_FOUND, param "model"."""
@@ -56,6 +60,18 @@ class Models:
                 param="model",
                 reason="model_not_found",
             ) from None
+
+    def bound(self, name: str, room: int) -> bool:
+        """Makes the model's window `room` tokens, or its own if that is less, from now on.
+
+        Returns whether that changed it; a model that is not served here is none of ours.
+        """
+        model = self._by_name.get(name)
+        if model is None:
+            return False
+        window = min(room, self._own_windows[name])
+        self._by_name[name] = replace(model, window=window)
+        return window != model.window
 
     def info(self) -> list[tokenizer_pb2.ModelInfo]:
         return [

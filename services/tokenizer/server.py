@@ -19,6 +19,7 @@ from services.tokenizer import metrics
 from services.tokenizer.models import Models, ServedModel, load
 from services.tokenizer.pipeline import Pipeline, run
 from services.tokenizer.policy import load_policy
+from services.tokenizer.windows import Windows
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class TokenizerService(Service):
     grpc_services = ("penstock.v1.Tokenizer",)
 
     _threads: ThreadPoolExecutor | None = None
+    _windows: Windows | None = None
     _routers: Peers | None = None
     _links: LinkServer | None = None
 
@@ -49,6 +51,8 @@ class TokenizerService(Service):
         policy = load_policy(settings)
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="tokenizer")
         models = Models(await asyncio.to_thread(self._load_models))
+        self._windows = Windows(self.redis, self.settings, models)
+        await self._windows.start()
         self._routers = Peers(self.redis, self.settings, "router", peer_id=self.id)
         await self._routers.start()
         self._pipeline = Pipeline(
@@ -94,6 +98,8 @@ class TokenizerService(Service):
             await self._links.drain(grace_s)
 
     async def stop(self) -> None:
+        if self._windows is not None:
+            await self._windows.stop()
         if self._routers is not None:
             await self._routers.stop()
         if self._threads is not None:

@@ -27,6 +27,7 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta, TokenIds
 from protos.worker_pb2 import TokenDelta
 from services.common.config import ModelSpec, PolicyRule, Settings, TokenizerSettings
+from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import End, LinkCall, LinkClient, LinkServer
 from services.common.service import Host, Service
@@ -231,6 +232,33 @@ async def test_the_models_are_listed(tmp_path: Path, redis_url: str, namespace: 
         error = await b.refused(unknown)
         assert (error.code, error.param) == (grpc.StatusCode.NOT_FOUND, "model")
         assert error.stage == "tokenizer"
+
+
+async def test_prompts_fit_the_room_that_the_workers_register(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async with bed(tmp_path, redis_url, namespace, says("water")) as b:
+        service = b.tokenizer.service
+        assert isinstance(service, TokenizerService)
+        models = service._pipeline.models
+        facts = {"model": "tiny", "max_model_len": "96"}
+        worker = Replica("worker", "worker-1", "127.0.0.1:1", "host", 1, facts=facts)
+        registration = Registration(service.redis, namespace, worker, lease_s=5.0)
+        await registration.start()
+        await until(lambda: models["tiny"].window == 96, what="the worker was seen")
+        (listed,) = models.info()
+        assert listed.window == 96
+        request = question()
+        request.chat.passages.add(title="Long", text="water " * 60)
+        request.sampling.max_tokens = 0
+        assert (await b.ask(request)).status.code == 0
+        plan = b.deltas[0].plan
+        assert (plan.window, plan.passages_used, plan.passages_dropped) == (96, 1, 1)
+        (sent,) = b.router().requests
+        assert len(sent.prompt_token_ids) + sent.sampling.max_tokens == 96
+        too_long = await b.refused(question("water " * 90))
+        assert (too_long.param, too_long.reason) == ("messages", "context_length_exceeded")
+        await registration.stop()
 
 
 async def test_nothing_reaches_the_router_before_the_policy_s_verdict(

@@ -80,3 +80,17 @@ def test_unknown_models_are_not_found(model: ServedModel) -> None:
     assert (error.value.code, error.value.param) == (grpc.StatusCode.NOT_FOUND, "model")
     (info,) = models.info()
     assert (info.name, info.window, info.created) == ("tiny", 512, model.created)
+
+
+def test_the_window_is_bounded_by_the_room_and_by_the_model_s_own(model: ServedModel) -> None:
+    models = Models([model])
+    assert models.bound("tiny", 100)
+    before = models["tiny"]
+    assert models.info()[0].window == before.window == 100
+    assert not models.bound("tiny", 100)
+    assert models.bound("tiny", 200)
+    assert models["tiny"].window == 200
+    assert before.window == 100  # of a request under way
+    assert models.bound("tiny", 10_000)
+    assert models["tiny"].window == 512
+    assert not models.bound("huge", 100)
