@@ -13,7 +13,7 @@ import grpc
 from protos import worker_pb2
 from services.common.errors import PenstockError, unavailable
 from services.common.waiting import first_done
-from services.worker.engine import EngineClient, EngineDied, KvBlocks, SharedRef, kv_payload
+from services.worker.engine import EngineClient, EngineDied, KvBlocks, SharedRef
 
 _MEETING_S = 10.0  # how long a push waits for the router's word of it
 
@@ -113,13 +113,10 @@ class KvReceiver:
                 )
 
     async def _take(self, push: worker_pb2.KvPush, transfer: Transfer) -> None:
-        blocks = _blocks(push.blocks, transfer.request_id) if push.HasField("blocks") else None
         if transfer.closed.done():
-            if blocks is not None:
-                kv_payload.discard(blocks.data)
-            raise _Closed
-        if blocks is not None:
-            self._engine.write_kv(blocks)
+            raise _Closed  # what was pushed is the sender's to remove
+        if push.HasField("blocks"):
+            self._engine.write_kv(_blocks(push.blocks, transfer.request_id))
             await self._engine.drain()  # the engine's pace is the sender's pace
         elif push.HasField("commit"):
             self._engine.start_decode(transfer.request_id, push.commit.first_token)

@@ -47,6 +47,7 @@ class KvSender:
     def __init__(self, stub: worker_pb2_grpc.WorkerStub) -> None:
         self._stream = stub.PushKv()
         self._queue: asyncio.Queue[KvBlocks | int] = asyncio.Queue()
+        self._unconfirmed: list[SharedRef] = []  # put, and not known to have arrived
         self.bytes_sent = 0
 
     async def reserve(self, transfer_id: str, prompt_tokens: int) -> int:
@@ -66,6 +67,8 @@ class KvSender:
 
     def put(self, blocks: KvBlocks) -> None:
         """The next blocks, in order."""
+        if isinstance(blocks.data, SharedRef):
+            self._unconfirmed.append(blocks.data)
         self._queue.put_nowait(blocks)
 
     def commit(self, first_token: int) -> None:
@@ -84,14 +87,18 @@ class KvSender:
             reply = await self._stream.read()
         if reply is grpc.aio.EOF or not reply.HasField("done"):
             raise _failed("it did not confirm the commit")
+        self._unconfirmed.clear()
 
     def close(self) -> None:
-        """Ends the stream, if it has not ended well, and removes what was not sent."""
+        """Ends the stream; if it has not ended well, removes all that was put.
+
+        What was sent counts as not arrived before the commit was confirmed: it may have been
+        dropped anywhere on the way. A decode worker that reads it after all finds nothing, and
+        fails a request that has failed.
+        """
         self._stream.cancel()
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
-            if not isinstance(item, int):
-                kv_payload.discard(item.data)
+        for ref in self._unconfirmed:
+            kv_payload.discard(ref)
 
     async def _messages(self) -> AsyncIterator[worker_pb2.KvPush]:
         while True:

@@ -8,6 +8,8 @@ Who removes a segment: the one process that holds its `SharedRef`.
 - `EngineClient` passes the ref to its caller, who owns it from then on and either hands it to
   another engine's `write_kv`, which always removes it (also for a request that is gone or refused),
   or calls `discard`.
+- A hand-over between workers may break off anywhere, so the sending worker stays the owner until
+  the other has confirmed the commit: else it discards all that it sent (kv_sender.py).
 - Refs whose holder died: `EngineClient` removes its engine's leftovers when that process ends, and
   each engine process at its start removes those of dead processes of this host (`sweep`).
 Removing twice is harmless.
