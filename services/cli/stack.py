@@ -26,6 +26,7 @@ class Running:
     """A running Penstock as the other commands find it."""
 
     url: str
+    grpc: str  # host:port of the public gRPC service
     redis_url: str
     namespace: str
     key: str
@@ -77,9 +78,15 @@ class Stack:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
         settings = self._start_redis()
         self._start_ray()
-        url = asyncio.run(self._start_services(settings))
-        key = asyncio.run(_laptop_key(settings))
-        running = Running(url, settings.redis_url, settings.namespace, key, os.getpid())
+        gateway = asyncio.run(self._start_services(settings))
+        running = Running(
+            url=gateway.facts["url"],
+            grpc=gateway.facts["grpc"],
+            redis_url=settings.redis_url,
+            namespace=settings.namespace,
+            key=asyncio.run(_laptop_key(settings)),
+            pid=os.getpid(),
+        )
         self._write_state(running)
         return running
 
@@ -115,8 +122,8 @@ class Stack:
         # Drains the replicas; what remains of Serve goes with Ray.
         self._undo.callback(serve.delete, APPLICATION)
 
-    async def _start_services(self, settings: Settings) -> str:
-        """Returns the gateway's URL once every replica is registered and the gateway is ready."""
+    async def _start_services(self, settings: Settings) -> Replica:
+        """Returns the gateway once every replica is registered and the gateway is ready."""
         from ray import serve
 
         from services.app import APPLICATION, build
@@ -138,7 +145,7 @@ class Stack:
             gateway = next(iter(views["gateway"].replicas.values()))
             await self._wait(deploying, lambda: _not_ready(gateway.facts["url"]))
             await deploying
-            return gateway.facts["url"]
+            return gateway
         finally:
             for view in views.values():
                 await view.stop()

@@ -11,7 +11,9 @@ from services.common.config import Settings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stack_arguments(parser)
-    parser.add_argument("--port", type=int, help="HTTP port (default 8000; 0: a free one)")
+    parser.add_argument(
+        "--port", type=int, help="HTTP port (default 8000; 0: a free one); gRPC: the next"
+    )
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +78,7 @@ def main(arguments: argparse.Namespace) -> int:
             f"""
 Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
+  gRPC     {running.grpc}   (penstock.v1.Inference)
   key      {running.key}
   metrics  {running.url}/metrics
 

@@ -28,7 +28,12 @@ class ModelSpec(Section):
 class GatewaySettings(Section):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one")
-    body_limit_bytes: int = Field(8 * 2**20, gt=0)
+    grpc_port: int | None = Field(
+        None, ge=0, le=65535, description="0 takes a free one; unset: the port after `port`, if set"
+    )
+    body_limit_bytes: int = Field(
+        8 * 2**20, gt=0, description="of an HTTP body, and of a gRPC message"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="whole request, queueing included")
     key_cache_s: float = Field(
         30.0, ge=0, description="how long a looked-up API key is trusted without asking Redis"

@@ -59,9 +59,6 @@ class GrpcFront:
         self._began = False
 
     async def read(self) -> Prompt:
-        if self._request.ByteSize() > self._settings.gateway.body_limit_bytes:
-            limit = self._settings.gateway.body_limit_bytes
-            raise invalid(f"The request is larger than {limit} bytes.", "", reason="body_too_large")
         if isinstance(self._request, ChatRequest):
             chat = validated(ChatCompletionRequest, _chat_fields(self._request))
             return chat.prompt(self._settings.retrieval.top_k)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import grpc
 import uvicorn
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from protos import gateway_pb2_grpc
-from services.common.config import Settings
+from services.common.config import GatewaySettings, Settings
 from services.common.peers import Peers
 from services.common.redis import Redis
 from services.common.service import Service
@@ -29,34 +31,40 @@ from services.gateway.vector_stores import VectorStores
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _CLOSE_S = 2  # for the last bytes of connections when the server ends
+_INFERENCE = "penstock.v1.Inference"
 
 
 class GatewayService(Service):
-    """Facts in the registry: `url`, where the HTTP API is."""
+    """Facts in the registry: `url`, where the HTTP API is, and `grpc`, host:port of the public
+    gRPC service. The Host's own server holds nothing of the gateway but its health.
+    """
 
     name = "gateway"
-    grpc_services = ("penstock.v1.Inference",)
+    grpc_services = ()
 
     def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
         super().__init__(settings, redis, telemetry, id)
         self.gateway = _assemble(settings, redis, telemetry, id)
         self._http: _HttpServer | None = None
-        self._port = 0
+        self._grpc: _GrpcServer | None = None
+        self._ports: dict[str, int] = {}
 
     async def start(self, server: grpc.aio.Server) -> None:
-        gateway_pb2_grpc.add_InferenceServicer_to_server(Inference(self.gateway), server)
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         own = self.settings.gateway
         listener = _listen(own.host, own.port)
-        self._port = listener.getsockname()[1]
         self._http = _HttpServer(self.gateway, listener)
         await self._http.start()
+        self._grpc = _GrpcServer(self.gateway)
+        grpc_port = await self._grpc.start(own.host, _grpc_port(own))
+        self._ports = {"http": listener.getsockname()[1], "grpc": grpc_port}
 
     def describe(self) -> dict[str, str]:
         host = self.settings.gateway.host
-        reachable = self.settings.peer_host if host in ("0.0.0.0", "::") else host
-        return {"url": f"http://{reachable}:{self._port}"}
+        host = _bracketed(self.settings.peer_host if host in ("0.0.0.0", "::") else host)
+        ports = self._ports
+        return {"url": f"http://{host}:{ports['http']}", "grpc": f"{host}:{ports['grpc']}"}
 
     def check(self) -> None:
         if self._http is not None:
@@ -64,11 +72,12 @@ class GatewayService(Service):
 
     async def drain(self, grace_s: float) -> None:
         """Still listens, to answer /readyz and new requests with 503, until all have ended."""
+        if self._grpc is not None:
+            await self._grpc.drain()
         await asyncio.gather(self.gateway.intake.drain(grace_s), self.gateway.stores.drain(grace_s))
 
     async def stop(self) -> None:
-        if self._http is not None:
-            await self._http.stop()
+        await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
         await self.gateway.stores.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
@@ -92,6 +101,17 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         records=Records(own.records_kept),
         intake=Intake(own.max_requests),
     )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _grpc_port(own: GatewaySettings) -> int:
+    """Beside the HTTP port, so that it is known and stays; free when that one is."""
+    if own.grpc_port is not None:
+        return own.grpc_port
+    return own.port + 1 if own.port else 0
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -156,3 +176,39 @@ class _HttpServer:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         self._listener.close()
+
+
+class _GrpcServer:
+    """The public gRPC service with its health and reflection.
+
+    Apart from the Host's server, whose port is internal and which takes the large messages of
+    peers: here a message over the limit is refused unread, before anybody has shown a key.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", gateway.settings.gateway.body_limit_bytes),
+                ("grpc.so_reuseport", 0),  # a port already taken is an error
+            ]
+        )
+        gateway_pb2_grpc.add_InferenceServicer_to_server(Inference(gateway), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Returns the port. Raises RuntimeError when it is taken."""
+        port = self._server.add_insecure_port(f"{_bracketed(host)}:{port}")
+        await self._server.start()
+        for name in ("", _INFERENCE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def drain(self) -> None:
+        """Health says that it ends; the intake refuses new requests."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        await self._server.stop(_CLOSE_S)

@@ -172,7 +172,7 @@ async def test_grpc_gives_what_rest_gives(penstock: Cluster) -> None:
     assert replica is not None
     async with (
         client(penstock) as api,
-        grpc.aio.insecure_channel(replica.address) as channel,
+        grpc.aio.insecure_channel(replica.facts["grpc"]) as channel,
     ):
         rest = await api.chat.completions.create(
             model="tiny", messages=QUESTION, max_tokens=12, temperature=0

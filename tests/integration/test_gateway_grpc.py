@@ -20,7 +20,9 @@ from protos.gateway_pb2 import (
 from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import TokenIds
 from services.common.errors import PenstockError
-from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, plan, send
+from services.common.service import Host
+from services.gateway.server import GatewayService
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.waiting import until
 
 MESSAGES = [Message(role="user", content="Hi")]
@@ -168,3 +170,58 @@ async def test_health_and_reflection(rig):
     async for answer in reflection.ServerReflectionInfo(iter([ask])):
         names = {service.name for service in answer.list_services_response.service}
         assert "penstock.v1.Inference" in names
+
+
+async def test_its_address_is_its_own_and_as_configured(rig):
+    replica = rig.host.replica
+    assert replica.facts["grpc"] != replica.address
+    async with grpc.aio.insecure_channel(replica.address) as internal:
+        code, _ = await refusal(InferenceStub(internal).ListModels(PublicListModelsRequest()))
+        assert code == grpc.StatusCode.UNIMPLEMENTED
+    settings = rig.settings.model_copy(deep=True)
+    settings.gateway.grpc_port = int(replica.facts["grpc"].rpartition(":")[2])
+    with pytest.raises(RuntimeError, match=replica.facts["grpc"]):
+        await Host(GatewayService, settings).start()
+    await rig.host.stop(0)
+    second = await rig.start(GatewayService, settings)
+    assert second.replica.facts["grpc"] == replica.facts["grpc"]
+
+
+async def test_a_message_over_the_limit_is_refused_before_any_key(redis_url, namespace):
+    async with gateway_rig(redis_url, namespace, body_limit_bytes=10_000) as rig:
+        service = await stub(rig)
+        large = CompleteRequest(model=MODEL, text="x" * 10_001)
+        code, trailers = await refusal(service.Complete(large))
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "x-request-id" not in trailers  # it never came to a handler
+        fits = CompleteRequest(model=MODEL, text="x" * 9_000)
+        events = [event async for event in service.Complete(fits, metadata=signed(rig))]
+        assert events[-1].finish == FINISH_STOP
+
+
+async def test_drain_lets_a_call_finish_and_refuses_new_ones(rig):
+    go_on = asyncio.Event()
+
+    async def waits(call: Any, request: Any) -> None:
+        send(call, "first", plan=plan(request))
+        await go_on.wait()
+        send(call, " last")
+        finish(call)
+
+    rig.tokenizer.script = waits
+    service = await stub(rig)
+    request = ChatRequest(model=MODEL, messages=MESSAGES)
+    call = service.Chat(request, metadata=signed(rig))
+    events = aiter(call)
+    assert (await anext(events)).text == "first"
+    stopping = asyncio.create_task(rig.host.stop(10))
+    await until(lambda: rig.gateway.intake.draining, 5)
+    code, _ = await refusal(service.Chat(request, metadata=signed(rig)))
+    assert code == grpc.StatusCode.UNAVAILABLE
+    health = health_pb2_grpc.HealthStub(await rig.channel())
+    status = await health.Check(health_pb2.HealthCheckRequest(service="penstock.v1.Inference"))
+    assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    go_on.set()
+    assert [event async for event in events][-1].finish == FINISH_STOP
+    async with asyncio.timeout(10):
+        await stopping

@@ -216,11 +216,11 @@ class Rig:
 
     async def channel(self) -> grpc.aio.Channel:
         assert self.host.replica is not None
-        channel = grpc.aio.insecure_channel(self.host.replica.address)
+        channel = grpc.aio.insecure_channel(self.host.replica.facts["grpc"])
         return await self.stack.enter_async_context(channel)
 
-    async def start(self, service: type[Service]) -> Host:
-        host = Host(service, self.settings)
+    async def start(self, service: type[Service], settings: Settings | None = None) -> Host:
+        host = Host(service, settings or self.settings)
         await host.start()
         self.stack.push_async_callback(host.stop, 0)
         return host
