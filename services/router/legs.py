@@ -48,7 +48,8 @@ class Leg:
         self.worker = worker
         self.deltas = 0
         self.on_delta: OnDelta = lambda delta, payload: None
-        self._sent = worker.sent(prefill_tokens)
+        # The worker's engine hears of a PREFILL only once the decode worker has room for it.
+        self._sent = worker.sent(prefill_tokens, work.mode == worker_pb2.WorkRequest.PREFILL)
         self._request = worker.link.open(
             work.SerializeToString(),
             deadline=way.deadline,

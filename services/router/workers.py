@@ -1,6 +1,7 @@
 """The workers as this router sees them: links, roles, load, and the KV blocks that each holds."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class Sent:
     """A request on its way to a worker that its reported load may not show yet."""
 
     prefill_tokens: int
-    news_left: int = _NEWS_TO_SHOW
+    news_left: float = _NEWS_TO_SHOW
 
 
 @dataclass(eq=False)
@@ -75,9 +76,12 @@ class Worker:
         """Whether it failed a request a moment ago."""
         return time.monotonic() < self.suspect_until
 
-    def sent(self, prefill_tokens: int) -> Sent:
-        """Notes a request that is opened on this worker now."""
-        sent = Sent(prefill_tokens)
+    def sent(self, prefill_tokens: int, until_answered: bool = False) -> Sent:
+        """Notes a request that is opened on this worker now.
+
+        `until_answered`: its load may not show the request for any number of news.
+        """
+        sent = Sent(prefill_tokens, math.inf if until_answered else _NEWS_TO_SHOW)
         self.unseen.append(sent)
         return sent
 

@@ -196,6 +196,32 @@ async def test_split_gives_the_same_tokens_in_order(stack):
     assert again.usage.cached_tokens == 192
 
 
+async def test_a_prompt_that_waits_for_its_reservation_counts(stack):
+    """Its worker's engine has not heard of it, so the worker's news do not show it."""
+    prefills = [await stack.worker(f"p{n}", "prefill") for n in range(2)]
+    await stack.worker("d", "decode")
+    link = await stack.router(split="always")
+    for worker in prefills:
+        worker.gate.clear()
+    answers = []
+    for n in range(4):
+        answers.append(ask(link, [n] * 64))
+        await until(lambda n=n: sum(w.running for w in prefills) == n + 1)
+        for _ in range(3):  # the last of them is of a block, to see that all have come
+            for worker in prefills:
+                worker.tell()
+        for w, worker in enumerate(prefills):
+            worker.tell(stored=[bytes([n, w]) * 8])
+        index = stack.hosts[0].service._workers.index
+        await until(lambda n=n, index=index: len(index) == 2 * (n + 1))
+    assert [w.running for w in prefills] == [2, 2]
+    for worker in prefills:
+        worker.gate.set()
+    for n, answer in enumerate(answers):
+        assert (await answer.whole()).tokens == undisturbed([n] * 64)
+    assert all(w.unseen == [] for w in stack.hosts[0].service._workers.all())
+
+
 async def test_split_by_uncached_tokens(stack):
     await stack.worker("p", "prefill")
     await stack.worker("d", "decode")
