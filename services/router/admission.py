@@ -165,7 +165,8 @@ class Admission:
         return held, waiting
 
     def _holding(self) -> int:
-        return sum(ticket.holds for ticket in self._tickets.values())
+        tickets = list(self._tickets.values())  # a copy at once: the metrics' thread calls this too
+        return sum(ticket.holds for ticket in tickets)
 
     # ---- one ticket -------------------------------------------------------------------------
 

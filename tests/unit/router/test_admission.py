@@ -16,6 +16,7 @@ from services.common.config import RouterSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
+from services.router import metrics
 from services.router.admission import _SOURCE, Admission, Ticket
 from services.router.fair_order import FairOrder, Waiting
 from tests.support.waiting import until
@@ -382,6 +383,21 @@ async def test_many_routers_never_exceed_the_slots(routers):
     assert served == 120
     assert most <= 3
     await queued(ends[0], 0, 0)
+
+
+async def test_gauges_are_read_while_tickets_come_and_go(routers):
+    """The metrics' thread reads them; here what another thread does happens between two looks."""
+    end = await routers.add()
+
+    class Moving(Ticket):
+        @property
+        def holds(self) -> bool:
+            end._tickets.pop(self.id, None)
+            return True
+
+    for n in range(3):
+        end._tickets[f"{n}"] = Moving(f"{n}", "m", "t", 2, 10, 1.0)
+    assert [s.value for m in metrics.admitted.collect() for s in m.samples] == [3]
 
 
 @pytest.fixture
