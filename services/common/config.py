@@ -34,6 +34,9 @@ class GatewaySettings(Section):
     body_limit_bytes: int = Field(
         8 * 2**20, gt=0, description="of an HTTP body, and of a gRPC message"
     )
+    max_prompt_tokens: int = Field(
+        131_072, gt=0, description="of a prompt sent as token ids; more are refused unseen"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="whole request, queueing included")
     key_cache_s: float = Field(
         30.0, ge=0, description="how long a looked-up API key is trusted without asking Redis"

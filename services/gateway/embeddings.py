@@ -16,8 +16,7 @@ from services.gateway.http import Exchange
 from services.gateway.models import model_not_found
 from services.gateway.pipeline import Gateway
 from services.gateway.records import client_context
-from services.gateway.rest_generation import parse_body
-from services.gateway.schema import Body
+from services.gateway.schema import Body, parse_body
 
 MAX_TEXTS = 2048
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from protos.common_pb2 import Message, Passage, Sampling
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
 from services.gateway.prompt import Prompt
-from services.gateway.schema import UNSUPPORTED, Body, refuse
+from services.gateway.schema import UNSUPPORTED, Body, bad_value, refuse
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 _COUNT_MAX = 2**31 - 1
@@ -194,13 +194,14 @@ class ChatCompletionRequest(Generation):
 
 
 def _one_prompt(value: Any) -> str | list[int]:
-    """OpenAI's four forms of `prompt`, as text or token ids; a list of one is that one."""
+    """OpenAI's four forms of `prompt`, as text or a list; a list of one is that one.
+
+    The list's ids are looked at in `CompletionRequest.prompt`, which knows how many there may be.
+    """
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
             raise refuse("", "several prompts in one request are not supported", UNSUPPORTED)
         value = value[0]
-    if isinstance(value, list) and not all(type(id) is int and 0 <= id < 2**32 for id in value):
-        raise refuse("", "a list must hold token ids, integers of 32 bits")
     if not isinstance(value, str | list):
         raise refuse("", "must be a string or a list of token ids")
     if not value:
@@ -222,8 +223,8 @@ class CompletionRequest(Generation):
 
     given: Annotated[Any, AfterValidator(_one_prompt)] = Field(alias="prompt")
 
-    def prompt(self) -> Prompt:
-        """The request for the pipeline."""
+    def prompt(self, max_ids: int) -> Prompt:
+        """The request for the pipeline. Raises INVALID_ARGUMENT for more token ids, unseen."""
         request = PromptRequest(
             model=self.model,
             sampling=self.sampling(self.max_tokens or COMPLETION_MAX_TOKENS),
@@ -232,5 +233,16 @@ class CompletionRequest(Generation):
         if isinstance(self.given, str):
             request.text = self.given
         else:
-            request.token_ids.CopyFrom(TokenIds(ids=self.given))
+            request.token_ids.CopyFrom(_token_ids(self.given, max_ids))
         return Prompt(request, tags=self.tags())
+
+
+def _token_ids(given: list[Any], most: int) -> TokenIds:
+    if len(given) > most:
+        raise bad_value("prompt", f"a list must hold at most {most} token ids")
+    try:
+        if {*map(type, given)} == {int}:
+            return TokenIds(ids=given)
+    except ValueError:  # out of range
+        pass
+    raise bad_value("prompt", "a list must hold token ids, integers of 32 bits")

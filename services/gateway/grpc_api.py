@@ -20,7 +20,7 @@ from protos.gateway_pb2 import (
 from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
-from services.gateway.embeddings import EmbeddingsRequest, embed
+from services.gateway.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.http import CLIENT_GONE, http_status, internal
 from services.gateway.pipeline import Gateway, serve
@@ -59,10 +59,15 @@ class GrpcFront:
         self._began = False
 
     async def read(self) -> Prompt:
+        # In a thread, as a large HTTP body: to know a message's size is to serialize it.
+        return await asyncio.to_thread(self._understand)
+
+    def _understand(self) -> Prompt:
         if isinstance(self._request, ChatRequest):
             chat = validated(ChatCompletionRequest, _chat_fields(self._request))
             return chat.prompt(self._settings.retrieval.top_k)
-        return validated(CompletionRequest, _completion_fields(self._request)).prompt()
+        most = self._settings.gateway.max_prompt_tokens
+        return validated(CompletionRequest, _completion_fields(self._request, most)).prompt(most)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """One event for all that is ready."""
@@ -103,10 +108,11 @@ def _chat_fields(request: ChatRequest) -> dict[str, Any]:
     return fields
 
 
-def _completion_fields(request: CompleteRequest) -> dict[str, Any]:
+def _completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]:
     fields = {"model": request.model, **_sampling(request.sampling)}
     if request.HasField("token_ids"):
-        return {**fields, "prompt": list(request.token_ids.ids)}
+        one_more = max_ids + 1  # is enough to be refused
+        return {**fields, "prompt": list(request.token_ids.ids[:one_more])}
     return {**fields, "prompt": request.text}
 
 
@@ -125,8 +131,9 @@ class Inference(gateway_pb2_grpc.InferenceServicer):
     async def Embed(self, request: PublicEmbedRequest, context: Context) -> PublicEmbedReply:
         async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
             identity = await self._gateway.auth.identify(metadata.get("authorization"))
-            fields = {"model": request.model, "input": list(request.texts)}
-            body = validated(EmbeddingsRequest, fields)
+            one_more = MAX_TEXTS + 1  # is enough to be refused
+            fields = {"model": request.model, "input": list(request.texts[:one_more])}
+            body = await asyncio.to_thread(validated, EmbeddingsRequest, fields)
             trace = metadata.get("traceparent")
             with self._gateway.intake.slot():
                 reply = await embed(self._gateway, identity, id, trace, body.model, body.input)

@@ -1,35 +1,25 @@
 """POST /v1/chat/completions and /v1/completions, streamed or whole."""
 
-import asyncio
-
 from protos.tokenizer_pb2 import TextDelta
+from services.common.config import Settings
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.http import Exchange
 from services.gateway.openai_format import Chunks, chat_completion, text_completion
 from services.gateway.pipeline import Gateway, serve
 from services.gateway.prompt import Answer, Prompt
-from services.gateway.schema import M, parse
-
-_LARGE_BODY = 64 * 1024  # parsing takes about 0.1 ms up to here
-
-
-async def parse_body(model: type[M], body: bytes) -> M:
-    """As schema.parse; a large body does not hold up the other requests' tokens."""
-    if len(body) > _LARGE_BODY:
-        return await asyncio.to_thread(parse, model, body)
-    return parse(model, body)
+from services.gateway.schema import parse, read_aside
 
 
 class RestFront:
     """A generation over HTTP (pipeline.Front)."""
 
-    def __init__(self, exchange: Exchange, default_passages: int, *, chat: bool) -> None:
+    def __init__(self, exchange: Exchange, settings: Settings, *, chat: bool) -> None:
         self.request_id = exchange.request_id
         self.route = exchange.route
         self.authorization = exchange.headers.get("authorization")
         self.traceparent = exchange.headers.get("traceparent")
         self._exchange = exchange
-        self._default_passages = default_passages
+        self._settings = settings
         self._chat = chat
         self._stream = False
         self._include_usage = False
@@ -37,16 +27,20 @@ class RestFront:
 
     async def read(self) -> Prompt:
         body = await self._exchange.json_body()
+        prompt = await read_aside(body, lambda: self._understand(body))
+        self._exchange.watch_client()
+        return prompt
+
+    def _understand(self, body: bytes) -> Prompt:
         request: ChatCompletionRequest | CompletionRequest
         if self._chat:
-            request = await parse_body(ChatCompletionRequest, body)
-            prompt = request.prompt(self._default_passages)
+            request = parse(ChatCompletionRequest, body)
+            prompt = request.prompt(self._settings.retrieval.top_k)
         else:
-            request = await parse_body(CompletionRequest, body)
-            prompt = request.prompt()
+            request = parse(CompletionRequest, body)
+            prompt = request.prompt(self._settings.gateway.max_prompt_tokens)
         self._stream = bool(request.stream)
         self._include_usage = request.include_usage
-        self._exchange.watch_client()
         return prompt
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
@@ -79,8 +73,8 @@ class RestFront:
 
 
 async def chat_completions(gateway: Gateway, exchange: Exchange) -> None:
-    await serve(gateway, RestFront(exchange, gateway.settings.retrieval.top_k, chat=True))
+    await serve(gateway, RestFront(exchange, gateway.settings, chat=True))
 
 
 async def completions(gateway: Gateway, exchange: Exchange) -> None:
-    await serve(gateway, RestFront(exchange, gateway.settings.retrieval.top_k, chat=False))
+    await serve(gateway, RestFront(exchange, gateway.settings, chat=False))

@@ -81,6 +81,13 @@ async def test_complete_with_token_ids(rig):
     assert list(rig.tokenizer.requests[0].token_ids.ids) == [4, 5]
 
 
+async def test_too_many_token_ids_are_refused(rig):
+    rig.settings.gateway.max_prompt_tokens = 2
+    request = CompleteRequest(model=MODEL, token_ids=TokenIds(ids=[4, 5, 6]))
+    code, trailers = await refusal((await stub(rig)).Complete(request, metadata=signed(rig)))
+    assert (code, trailers["x-param"]) == (grpc.StatusCode.INVALID_ARGUMENT, "token_ids")
+
+
 async def test_embed_and_list_models(rig):
     service = await stub(rig)
     request = PublicEmbedRequest(model=EMBEDDING_MODEL, texts=["a", "b"])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.common.service import Host
+from services.gateway.generation_schema import CompletionRequest
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import (
     MODEL,
@@ -198,6 +200,24 @@ async def test_bodies_that_are_none(rig, content, headers, status, code):
     answer = await http.post(CHAT, content=content, headers=headers)
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
+
+
+async def test_a_large_prompt_is_read_beside_the_event_loop(rig, monkeypatch):
+    read_by = []
+    as_ever = CompletionRequest.prompt
+
+    def watched(self: CompletionRequest, max_ids: int) -> Any:
+        read_by.append(threading.get_ident())
+        return as_ever(self, max_ids)
+
+    monkeypatch.setattr(CompletionRequest, "prompt", watched)
+    http = await rig.http()
+    large = {"model": MODEL, "prompt": [77] * 25_000}
+    assert (await http.post("/v1/completions", json=large)).status_code == 200
+    assert threading.get_ident() not in read_by
+    rig.settings.gateway.max_prompt_tokens = 24_999
+    answer = await http.post("/v1/completions", json=large)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
 async def test_the_body_limit_holds_without_a_content_length(rig):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.common.errors import PenstockError
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
-from services.gateway.schema import parse
+from services.gateway.schema import parse, validated
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -157,12 +157,23 @@ def test_tool_choice_none_searches_nothing():
 
 @pytest.mark.parametrize("prompt", ["x", ["x"]])
 def test_a_text_prompt(prompt):
-    assert completion(prompt=prompt).prompt().request.text == "x"
+    assert completion(prompt=prompt).prompt(9).request.text == "x"
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])
 def test_a_prompt_of_token_ids(prompt):
-    assert list(completion(prompt=prompt).prompt().request.token_ids.ids) == [1, 2]
+    assert list(completion(prompt=prompt).prompt(2).request.token_ids.ids) == [1, 2]
+
+
+def test_more_token_ids_than_may_be_are_refused_unseen():
+    class Unseen(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("an id was looked at")
+
+    request = validated(CompletionRequest, {"model": "m", "prompt": Unseen([1, 2, 3])})
+    with pytest.raises(PenstockError) as refused:
+        request.prompt(2)
+    assert (refused.value.param, refused.value.reason) == ("prompt", "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ def test_a_prompt_of_token_ids(prompt):
 )
 def test_other_prompts_are_refused(prompt):
     with pytest.raises(PenstockError) as refused:
-        completion(prompt=prompt)
+        completion(prompt=prompt).prompt(9)
     assert refused.value.param == "prompt"
 
 
@@ -198,7 +209,8 @@ FIELDS = sorted(
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.booleans())
 def test_any_fields_are_a_request_or_a_refusal(fields, is_chat):
     with contextlib.suppress(PenstockError):
-        (chat if is_chat else completion)(**fields)
+        request = (chat if is_chat else completion)(**fields)
+        assert request.prompt(9).request.model == request.model
 
 
 @given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
