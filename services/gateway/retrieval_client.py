@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import grpc
@@ -19,10 +20,15 @@ INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
 EMBED_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 30.0
 _CLOSE_GRACE_S = 30.0
+_LOST = frozenset({"unreachable", "draining"})  # of a replica: another may take the call
 
 
 class RetrievalClient:
-    """Every call raises PenstockError with stage "retrieval" when it fails."""
+    """Every call raises PenstockError with stage "retrieval" when it fails.
+
+    A call that a replica does not take goes on to the next, within its one timeout: all of them
+    may be repeated. The registry tells of a killed replica only when its lease has run out.
+    """
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._timeout_s = settings.retrieval.timeout_s
@@ -90,24 +96,20 @@ class RetrievalClient:
         timeout_s: float,
         record: common_pb2.Record | None,
     ) -> Any:
-        if not self._channels:
-            raise unavailable("no retrieval is available", stage="retrieval", reason="no_replica")
-        stub = retrieval_pb2_grpc.RetrievalStub(random.choice(list(self._channels.values())))
-        try:
-            return await unary.call(
-                getattr(stub, method),
-                request,
-                span=span,
-                timeout_s=timeout_s,
-                stage="retrieval",
-                record=record,
-            )
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The channel was closed under the call: its replica left.
-            raise unavailable("retrieval went away", stage="retrieval") from None
+        deadline = time.monotonic() + timeout_s
+        failure = unavailable("no retrieval is available", stage="retrieval", reason="no_replica")
+        for replica in random.sample(list(self._channels), len(self._channels)):
+            channel = self._channels.get(replica)
+            if channel is None:  # left while another was tried
+                continue
+            left_s = deadline - time.monotonic()
+            try:
+                return await _call_one(channel, method, request, span, left_s, record)
+            except PenstockError as error:
+                if error.code != grpc.StatusCode.UNAVAILABLE or error.reason not in _LOST:
+                    raise
+                failure = error
+        raise failure
 
     def _changed(self, added: list[Replica], removed: list[Replica]) -> None:
         for replica in removed:
@@ -118,6 +120,32 @@ class RetrievalClient:
             self._channels[replica.id] = grpc.aio.insecure_channel(
                 replica.address, options=SERVER_OPTIONS[:2]
             )
+
+
+async def _call_one(
+    channel: grpc.aio.Channel,
+    method: str,
+    request: Any,
+    span: Span,
+    timeout_s: float,
+    record: common_pb2.Record | None,
+) -> Any:
+    stub = retrieval_pb2_grpc.RetrievalStub(channel)
+    try:
+        return await unary.call(
+            getattr(stub, method),
+            request,
+            span=span,
+            timeout_s=timeout_s,
+            stage="retrieval",
+            record=record,
+        )
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # The channel was closed under the call: its replica left.
+        raise unavailable("retrieval went away", stage="retrieval", reason="unreachable") from None
 
 
 def is_outage(error: PenstockError) -> bool:

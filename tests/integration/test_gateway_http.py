@@ -19,9 +19,11 @@ from services.common.service import Host
 from services.gateway.generation_schema import CompletionRequest
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import (
+    EMBEDDING_MODEL,
     MODEL,
     Rig,
     ScriptedTokenizer,
+    SmallRetrieval,
     finish,
     gateway_rig,
     plan,
@@ -382,6 +384,24 @@ async def test_without_retrieval_the_answer_says_so(redis_url, namespace):
         assert (await asked())["cause"] == "store"
         await rig.retrieval_host.stop(0)
         assert (await asked())["cause"] in ("unreachable", "no_replica")
+
+
+@pytest.mark.parametrize("how", ["killed", "draining"])
+async def test_a_lost_retrieval_is_passed_over_while_it_is_still_registered(rig, how):
+    spare = await rig.start(SmallRetrieval)
+    await until(lambda: len(rig.gateway.retrieval._channels) == 2, 5)
+    if how == "killed":
+        await rig.retrieval_host._server.stop(None)
+    else:
+        rig.retrieval.failure = unavailable("stopping", stage="retrieval", reason="draining")
+    http = await rig.http()
+    body = {"model": EMBEDDING_MODEL, "input": "x"}
+    for _ in range(8):  # in random order: each of them tries the lost one first with 1/2
+        assert (await http.post("/v1/embeddings", json=body)).status_code == 200
+    assert len(rig.gateway.retrieval._channels) == 2
+    await spare.stop(0)
+    refused = await http.post("/v1/embeddings", json=body)
+    assert refused.status_code == 503
 
 
 async def test_redis_killed_while_streaming(namespace):
