@@ -47,6 +47,9 @@ class GatewaySettings(Section):
     records_kept: int = Field(1000, gt=0, description="request records in memory")
     max_requests: int = Field(1024, gt=0, description="requests at once; more get a 429")
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
+    max_file_bytes_per_tenant: int = Field(
+        64 * 2**20, gt=0, description="of all its files together, which Redis holds"
+    )
 
 
 class RetrievalSettings(Section):

@@ -1,6 +1,7 @@
 """Uploaded text files, in Redis, each under its tenant.
 
     {ns}:{tenant}:files             hash   file id → JSON of FileRecord
+    {ns}:{tenant}:files:bytes       string their bytes in all
     {ns}:{tenant}:file:<id>         string the text
     {ns}:{tenant}:file:<id>:stores  set    ids of the vector stores that hold it
 
@@ -13,13 +14,35 @@ from typing import Any
 import grpc
 from pydantic import BaseModel
 
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
-from services.common.redis import Redis
+from services.common.redis import Redis, Script
 from services.gateway.prompt import new_id
 
 SUFFIXES = (".txt", ".md")
 PURPOSE = "assistants"
 _NAME_CHARS = 255
+
+# Count, bytes and file together: uploads at the same time must not pass a limit side by side.
+_CREATE = """
+local index, sum, content = KEYS[1], KEYS[2], KEYS[3]
+local id, record, text, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local max_files, max_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
+if redis.call('HLEN', index) >= max_files then return 'files' end
+if tonumber(redis.call('GET', sum) or 0) + bytes > max_bytes then return 'bytes of files' end
+redis.call('INCRBY', sum, bytes)
+redis.call('SET', content, text)
+redis.call('HSET', index, id, record)
+return ''
+"""
+_DELETE = """
+local index, sum, content, stores = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local record = redis.call('HGET', index, ARGV[1])
+if not record then return 0 end
+redis.call('DECRBY', sum, cjson.decode(record).bytes)
+redis.call('DEL', content, stores)
+return redis.call('HDEL', index, ARGV[1])
+"""
 
 
 class FileRecord(BaseModel):
@@ -67,26 +90,35 @@ def tenant_key(namespace: str, tenant: str, *parts: str) -> str:
 class Files:
     """Methods raise `RedisAway` when Redis is away, NOT_FOUND for an unknown id."""
 
-    def __init__(self, redis: Redis, namespace: str, max_files: int) -> None:
+    def __init__(self, redis: Redis, namespace: str, settings: GatewaySettings) -> None:
         self._redis = redis
         self._namespace = namespace
-        self._max_files = max_files
+        self._limits = {
+            "files": settings.max_files,
+            "bytes of files": settings.max_file_bytes_per_tenant,
+        }
+        self._create = Script(redis, _CREATE)
+        self._delete = Script(redis, _DELETE)
 
     async def create(self, tenant: str, filename: str, content: bytes) -> FileRecord:
-        """Keeps a text file. Raises INVALID_ARGUMENT for anything that is not text."""
+        """Keeps a text file.
+
+        Raises INVALID_ARGUMENT for anything that is not text, RESOURCE_EXHAUSTED
+        ("too_many_files", "too_many_bytes_of_files") when the tenant has its share.
+        """
         text = _text(filename, content)
-        if await self._redis.hlen(self._index(tenant)) >= self._max_files:
-            raise too_many("files", self._max_files)
         record = FileRecord(
             id=new_id("file-"),
             filename=filename,
             bytes=len(content),
             created_at=int(time.time()),
         )
-        async with self._redis.pipeline(transaction=True) as both:
-            both.set(self._one(tenant, record.id), text)
-            both.hset(self._index(tenant), record.id, record.model_dump_json())
-            await both.execute()
+        reached = await self._create(
+            [self._index(tenant), self._sum(tenant), self._one(tenant, record.id)],
+            [record.id, record.model_dump_json(), text, record.bytes, *self._limits.values()],
+        )
+        if reached:
+            raise too_many(reached, self._limits[reached])
         return record
 
     async def get(self, tenant: str, id: str, param: str = "") -> FileRecord:
@@ -107,10 +139,8 @@ class Files:
 
     async def delete(self, tenant: str, id: str) -> None:
         """To call after the vector stores gave it up (VectorStores.forget_file)."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hdel(self._index(tenant), id)
-            both.delete(self._one(tenant, id), self._one(tenant, id) + ":stores")
-            await both.execute()
+        own = self._one(tenant, id)
+        await self._delete([self._index(tenant), self._sum(tenant), own, own + ":stores"], [id])
 
     async def stores_of(self, tenant: str, id: str) -> set[str]:
         return {str(id) for id in await self._redis.smembers(self._one(tenant, id) + ":stores")}
@@ -121,6 +151,9 @@ class Files:
 
     def _index(self, tenant: str) -> str:
         return tenant_key(self._namespace, tenant, "files")
+
+    def _sum(self, tenant: str) -> str:
+        return tenant_key(self._namespace, tenant, "files", "bytes")
 
     def _one(self, tenant: str, id: str) -> str:
         return tenant_key(self._namespace, tenant, "file", id)

@@ -88,7 +88,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     own, namespace = settings.gateway, settings.namespace
     tokenizers = Peers(redis, settings, "tokenizer", peer_id=id)
     retrieval = RetrievalClient(redis, settings)
-    files = Files(redis, namespace, own.max_files)
+    files = Files(redis, namespace, own)
     return Gateway(
         settings=settings,
         telemetry=telemetry,
