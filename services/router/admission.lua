@@ -7,11 +7,15 @@
 -- tenant's own requests go in order of arrival. Nothing is charged for waiting, so a cancelled
 -- request leaves no trace.
 --
+-- The queue is bounded, and its places are shared too: in a full one, a tenant that has less than an
+-- equal part of them takes the place of the last request of the tenant that has the most.
+--
 -- Keys, all below KEYS[1] (one hash slot):
 --   :clock                   hash    virtual: the virtual time; gap, released: the drain rate
 --   :finish                  zset    tenant -> virtual time up to which it was served, if ahead of the clock
 --   :held                    zset    request -> its slot's lease, Unix seconds
 --   :waiting                 zset    request -> its place's lease, Unix seconds
+--   :tenants                 zset    tenant with waiting requests -> how many, over all lanes
 --   :entries                 hash    waiting request -> {router, tenant, lane, work}
 --   :lane:<n>                zset    tenant with waiting requests -> its virtual start
 --   :line:<n>:<tenant>       zset    waiting request -> arrival, Unix seconds
@@ -22,8 +26,8 @@
 --   leave   id...                  -> granted
 --   renew   count, held id..., waiting id... -> granted, unknown
 --   status                         -> held, waiting
--- Grants to the calling router are returned, those to others published on <KEYS[2]><router>
--- as "<KEYS[1]> <id>".
+-- What becomes of the calling router's requests is returned, of others' published on
+-- <KEYS[2]><router>, as JSON: ["granted", KEYS[1], id] or ["displaced", KEYS[1], id, advice].
 
 local root, channel = KEYS[1], KEYS[2]
 local op, router = ARGV[1], ARGV[2]
@@ -31,7 +35,7 @@ local capacity, lease, ageing = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(A
 local call = redis.call
 local time = call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
-local granted = {}
+local granted, displaced = {}, {}
 
 local function key(name, a, b)
   local k = root .. ':' .. name
@@ -48,6 +52,12 @@ local function start_of(tenant)
   return math.max(clock('virtual'), tonumber(call('ZSCORE', key('finish'), tenant) or 0))
 end
 
+local function count(tenant, change)
+  if tonumber(call('ZINCRBY', key('tenants'), change, tenant)) <= 0 then
+    call('ZREM', key('tenants'), tenant)
+  end
+end
+
 local function put(id, entry, arrived, start)
   local lane = entry.lane
   local known = call('ZSCORE', key('lane', lane), entry.tenant)
@@ -56,6 +66,7 @@ local function put(id, entry, arrived, start)
   end
   call('ZADD', key('line', lane, entry.tenant), arrived, id)
   call('HSET', key('entries'), id, cjson.encode(entry))
+  count(entry.tenant, 1)
 end
 
 -- Takes a waiting request out of its line; the others of its tenant stay as they are.
@@ -65,6 +76,7 @@ local function take(id, entry)
   call('ZREM', line, id)
   call('ZREM', key('lift', entry.lane), id)
   if size(line) == 0 then call('ZREM', key('lane', entry.lane), entry.tenant) end
+  count(entry.tenant, -1)
   return tonumber(arrived)
 end
 
@@ -123,6 +135,15 @@ local function next_tenant()
   end
 end
 
+-- Tells a request's router what became of it: `list` is of those that the reply will name.
+local function tell(list, what, id, entry, advice)
+  if entry.router == router then
+    list[#list + 1] = id
+  else
+    call('PUBLISH', channel .. entry.router, cjson.encode({what, root, id, advice}))
+  end
+end
+
 -- Grants free slots in order.
 local function pump()
   while size(key('held')) < capacity do
@@ -136,34 +157,45 @@ local function pump()
         call('ZADD', key('lane', other), start_of(tenant), tenant)
       end
     end
-    if entry.router == router then
-      granted[#granted + 1] = id
-    else
-      call('PUBLISH', channel .. entry.router, root .. ' ' .. id)
+    tell(granted, 'granted', id, entry)
+  end
+end
+
+-- Frees a place in a full queue if the tenant, with one more, has no more than an equal part. Then
+-- the one that has the most has at least two more than it had, so no two take turns at this.
+local function displace(tenant, limit, advice)
+  local own = tonumber(call('ZSCORE', key('tenants'), tenant) or 0)
+  local tenants = size(key('tenants')) + (own == 0 and 1 or 0)
+  if (own + 1) * tenants > limit then return false end
+  local most = call('ZREVRANGE', key('tenants'), 0, 0)[1]
+  for lane = 3, 1, -1 do
+    local id = call('ZREVRANGE', key('line', lane, most), 0, 0)[1]
+    if id then
+      tell(displaced, 'displaced', id, forget(id), advice)
+      return true
     end
   end
 end
 
--- Returns {state, granted, requests that waited before it, advice in seconds as a string}.
+-- Returns {state, granted, requests that waited before it, advice, displaced}. The advice, in
+-- seconds as a string, is for those that find no place: when one that came now would have its turn.
 local function enter(id, tenant, lane, work, waited, limit)
   local waiting = size(key('waiting'))
-  local entry = entry_of(id)
-  if call('ZSCORE', key('held'), id) then return {'granted', granted, 0, '0'} end
-  if entry then return {'waiting', granted, waiting, '0'} end
+  local advice = string.format('%.3f', clock('gap') * (waiting + 1))
+  local function reply(state, before) return {state, granted, before, advice, displaced} end
+  if call('ZSCORE', key('held'), id) then return reply('granted', 0) end
+  if entry_of(id) then return reply('waiting', waiting) end
   if size(key('held')) < capacity then
     grant(id, tenant, start_of(tenant), work)
-    return {'granted', granted, 0, '0'}
+    return reply('granted', 0)
   end
-  if waiting >= limit then
-    local advice = clock('gap') * (waiting + 1)
-    return {'full', granted, waiting, string.format('%.3f', advice)}
-  end
+  if waiting >= limit and not displace(tenant, limit, advice) then return reply('full', waiting) end
   local arrived = now - waited
   put(id, {router = router, tenant = tenant, lane = lane, work = work, lifts = 0}, arrived,
     start_of(tenant))
   call('ZADD', key('waiting'), now + lease, id)
   if lane > 1 then call('ZADD', key('lift', lane), arrived + ageing, id) end
-  return {'waiting', granted, waiting, '0'}
+  return reply('waiting', waiting)
 end
 
 -- The mean time between freed slots, taken only while somebody waits for them.

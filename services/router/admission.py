@@ -11,6 +11,7 @@ requests, with the time they have waited. docs/decisions/0002-admission.md.
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections import defaultdict
@@ -198,10 +199,7 @@ class Admission:
                     return
             self._enter_local(ticket)
         except PenstockError as refusal:
-            if not ticket.granted.done():
-                metrics.refusals.labels(refusal.reason).inc()
-                ticket.granted.set_exception(refusal)
-                ticket.granted.exception()  # read even if nobody waits any more
+            self._refuse(ticket, refusal)
         finally:
             if ticket.left:
                 self._leave_later(ticket.model, ticket.id)
@@ -209,8 +207,10 @@ class Admission:
     async def _enter_redis(self, ticket: Ticket) -> None:
         limit = self._settings.queue_limit
         place = [ticket.id, ticket.tenant, ticket.lane, ticket.work, ticket.waited_s, limit]
-        state, granted, before, advice = await self._call(ticket.model, "enter", *place)
+        state, granted, before, advice, displaced = await self._call(ticket.model, "enter", *place)
         self._take_grants(ticket.model, granted)
+        for id in displaced:
+            self._displace(id, float(advice))
         ticket.before = before
         if state == "granted":
             self._grant(ticket, "redis")
@@ -232,11 +232,26 @@ class Admission:
         if self._free(ticket.model) > 0:
             order.charge(ticket.tenant, ticket.work)
             self._grant(ticket, "local")
-        elif len(order) >= self._settings.queue_limit:
-            raise self._full(_LEAST_ADVICE_S)
-        else:
-            ticket.queued = True
-            order.add(Waiting(ticket.id, ticket.tenant, ticket.lane, ticket.work, ticket.entered_s))
+            return
+        limit = self._settings.queue_limit
+        if len(order) >= limit:
+            displaced = order.displace(ticket.tenant, limit)
+            if displaced is None:
+                raise self._full(_LEAST_ADVICE_S)
+            self._displace(displaced, _LEAST_ADVICE_S)
+        ticket.queued = True
+        order.add(Waiting(ticket.id, ticket.tenant, ticket.lane, ticket.work, ticket.entered_s))
+
+    def _displace(self, id: str, advice_s: float) -> None:
+        """The request lost its place to a tenant that had fewer."""
+        if ticket := self._tickets.get(id):
+            self._refuse(ticket, self._full(advice_s))
+
+    def _refuse(self, ticket: Ticket, refusal: PenstockError) -> None:
+        if not ticket.granted.done():
+            metrics.refusals.labels(refusal.reason).inc()
+            ticket.granted.set_exception(refusal)
+            ticket.granted.exception()  # read even if nobody waits any more
 
     def _full(self, advice_s: float) -> PenstockError:
         """`advice_s`: when a request that came now would have its turn."""
@@ -301,7 +316,7 @@ class Admission:
             self._leaving[model] = (ids + self._leaving[model])[-_LEAVING_KEPT:]
 
     async def _listen(self) -> None:
-        """Takes the grants that other routers' calls made for this one."""
+        """Takes what other routers' calls decided about requests of this one."""
         while True:
             try:
                 async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
@@ -309,8 +324,11 @@ class Admission:
                     while True:
                         message = await channel.get_message(timeout=_RENEW_S)
                         if message:
-                            root, _, id = message["data"].rpartition(" ")
-                            self._take_grants(root[len(self._root) : -1], [id])
+                            what, root, id, *advice = json.loads(message["data"])
+                            if what == "granted":
+                                self._take_grants(root[len(self._root) : -1], [id])
+                            else:
+                                self._displace(id, float(*advice))
             except (*RedisAway, RedisError):
                 await asyncio.sleep(_RENEW_S)
 

@@ -6,6 +6,7 @@ Cheng, 1996), where each grant charges its tenant cost / weight of virtual time 
 furthest behind is next. A tenant's own requests go in order of arrival.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 LANES = (1, 2, 3)
@@ -49,6 +50,21 @@ class FairOrder:
         """As if it had never come. Ignores unknown ids."""
         if id in self._waiting:
             self._take(self._waiting.pop(id))
+
+    def displace(self, tenant: str, limit: int) -> str | None:
+        """Frees a place for one more of the tenant's, of the `limit` places, all of them taken.
+
+        Returns the id of the request that gives its place: the last of the tenant that has the
+        most. None if the tenant would then have more than an equal part of the places.
+        """
+        counts = Counter(request.tenant for request in self._waiting.values())
+        if (counts[tenant] + 1) * len(counts.keys() | {tenant}) > limit:
+            return None
+        most = max(counts, key=lambda t: (counts[t], t))
+        theirs = (request for request in self._waiting.values() if request.tenant == most)
+        last = max(theirs, key=lambda r: (r.lane, r.arrived_s, r.id))
+        self.remove(last.id)
+        return last.id
 
     def charge(self, tenant: str, work: float) -> None:
         """Accounts for a request that is granted without having waited."""

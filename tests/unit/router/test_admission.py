@@ -1,9 +1,11 @@
 """Admission against a real Redis: the Lua against its model, fairness, leases, outages."""
 
 import asyncio
+import json
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -41,6 +43,11 @@ class LuaAdmission:
     def enter(self, capacity, id, tenant, lane=2, work=1.0, waited=0.0, limit=1000, router="r1"):
         return self.call(capacity, "enter", id, tenant, lane, work, waited, limit, router=router)
 
+    def tenants(self) -> dict[str, int]:
+        """How many requests of each wait, as the script counts them."""
+        counts = self.redis.zrange(f"{self.root}:tenants", 0, -1, withscores=True)
+        return {tenant: int(count) for tenant, count in counts}
+
     def keys(self) -> set[str]:
         return {key[len(self.root) + 1 :] for key in self.redis.keys(f"{self.root}:*")}
 
@@ -71,16 +78,19 @@ LEAVE_WAITING = st.tuples(st.just("leave waiting"), st.integers(0, 10))
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
+    flood=st.integers(0, 10),  # requests of one tenant that come first
     ops=st.lists(st.one_of(ENTER, LEAVE_HELD, LEAVE_WAITING), max_size=60),
     capacity=st.integers(0, 4),
+    limit=st.integers(0, 8),
 )
-def test_the_script_is_the_order(redis_url, ops, capacity):
-    """Whatever comes and goes, the Lua grants exactly what the Python order grants, slots are never
-    lost nor given twice, and nothing remains at the end."""
+def test_the_script_is_the_order(redis_url, flood, ops, capacity, limit):
+    """Whatever comes and goes, the Lua grants and displaces exactly what the Python order does,
+    slots are never lost nor given twice, and nothing remains at the end."""
     lua = LuaAdmission(redis_url)
     order = FairOrder(NEVER)
     held: list[str] = []
     waiting: list[str] = []
+    tenants: dict[str, str] = {}
 
     def pump() -> list[str]:
         now = []
@@ -91,20 +101,29 @@ def test_the_script_is_the_order(redis_url, ops, capacity):
         return now
 
     try:
-        for number, (op, *args) in enumerate(ops):
+        for number, (op, *args) in enumerate([("enter", "a", 2, 1.0)] * flood + ops):
             if op == "enter":
                 tenant, lane, work = args
                 id = f"q{number:03}"
-                state, granted, before, _ = lua.enter(capacity, id, tenant, lane, work)
+                tenants[id] = tenant
+                state, granted, before, _, displaced = lua.enter(
+                    capacity, id, tenant, lane, work, limit=limit
+                )
                 assert (granted, before) == ([], len(waiting))
+                place = None
                 if len(held) < capacity:
+                    expected = "granted"
                     order.charge(tenant, work)
                     held.append(id)
-                    assert state == "granted"
+                elif len(waiting) >= limit and not (place := order.displace(tenant, limit)):
+                    expected = "full"
                 else:
+                    expected = "waiting"
                     order.add(Waiting(id, tenant, lane, work, float(number)))
                     waiting.append(id)
-                    assert state == "waiting"
+                if place:
+                    waiting.remove(place)
+                assert (state, displaced) == (expected, [place] if place else [])
             elif op == "leave held" and held:
                 id = held.pop(args[0] % len(held))
                 assert lua.call(capacity, "leave", id) == pump()
@@ -113,6 +132,7 @@ def test_the_script_is_the_order(redis_url, ops, capacity):
                 order.remove(id)
                 assert lua.call(capacity, "leave", id) == []
             assert lua.call(capacity, "status") == [len(held), len(waiting)]
+            assert lua.tenants() == Counter(tenants[id] for id in waiting)
             assert len(held) == capacity or not waiting
         while held:
             lua.call(capacity, "leave", *held)
@@ -151,6 +171,39 @@ def test_a_flood_does_not_delay_another_tenant(lua):
     assert lua.call(1, "leave", "first") == ["other"]
 
 
+def test_a_flood_leaves_the_queue_open_to_others(lua):
+    """Each newcomer takes the flood's last place until all have an equal part; then it is full."""
+    lua.enter(1, "first", "flood")
+    for n in range(6):
+        lua.enter(1, f"f{n}", "flood", lane=1 + n % 2, limit=6)
+    assert lua.enter(1, "f6", "flood", limit=6)[0] == "full"
+    gave = []
+    for n in range(2):
+        for tenant in "ab":
+            state, _, before, _, displaced = lua.enter(1, f"{tenant}{n}", tenant, limit=6)
+            assert (state, before) == ("waiting", 6)
+            gave += displaced
+    assert gave == ["f5", "f3", "f1", "f4"]  # the normal lane first, in each the newest
+    assert lua.tenants() == {"flood": 2, "a": 2, "b": 2}
+    for tenant in ("flood", "a", "b", "flood"):  # nobody's place is taken back and forth
+        assert lua.enter(1, f"{tenant}-more", tenant, limit=6)[0] == "full"
+    state, *_, displaced = lua.enter(1, "c0", "c", lane=3, limit=6)
+    assert (state, displaced) == ("waiting", ["f2"])  # of equals, the last by name
+    assert lua.call(1, "status") == [1, 6]
+
+
+def test_a_lift_keeps_the_count(redis_url):
+    lua = LuaAdmission(redis_url, ageing_s=0.01)
+    try:
+        lua.enter(1, "first", "a")
+        lua.enter(1, "low", "a", lane=3, waited=1.0)
+        lua.enter(1, "other", "a")
+        assert lua.redis.zcard(f"{lua.root}:line:1:a") == 1  # the low one has been lifted
+        assert lua.tenants() == {"a": 2}
+    finally:
+        lua.close()
+
+
 def test_no_request_starves(redis_url):
     """A low request behind an endless stream of high ones is served once it has aged."""
     lua = LuaAdmission(redis_url, ageing_s=0.2)
@@ -173,7 +226,7 @@ def test_a_fresh_request_does_not_overtake(lua):
     lua.enter(1, "a", "t")
     lua.enter(1, "b", "t")
     # A slot more, seen first by a newcomer: the waiting one gets it.
-    state, granted, before, _ = lua.enter(2, "c", "t")
+    state, granted, before, *_ = lua.enter(2, "c", "t")
     assert (state, granted, before) == ("waiting", ["b"], 0)
 
 
@@ -185,7 +238,7 @@ def test_full_queue_advises_from_the_drain_rate(lua):
     time.sleep(0.2)  # the interval that is measured
     lua.call(1, "leave", "b")
     lua.enter(1, "e", "t")
-    state, _, before, advice = lua.enter(1, "f", "t", limit=2)
+    state, _, before, advice, _ = lua.enter(1, "f", "t", limit=2)
     assert (state, before) == ("full", 2)
     assert 0.2 * 3 <= float(advice) < 5
     assert lua.call(1, "status") == [1, 2]
@@ -203,6 +256,7 @@ def test_a_dead_routers_slots_and_places_return(redis_url):
             granted, unknown = lua.call(1, "renew", 0, "mine")
             assert unknown == []
         assert granted == ["mine"]
+        assert lua.tenants() == {}
         assert lua.call(1, "status") == [1, 0]
     finally:
         lua.close()
@@ -219,7 +273,7 @@ def test_grants_of_other_routers_are_published(lua):
     message = None
     while message is None and time.monotonic() < deadline:
         message = listener.get_message(timeout=0.1)
-    assert message["data"] == f"{lua.root} b"
+    assert json.loads(message["data"]) == ["granted", lua.root, "b"]
     listener.close()
     # And should that message be lost, renewing tells.
     assert lua.call(1, "renew", 0, "b", router="r2") == [["b"], []]
@@ -300,6 +354,59 @@ async def test_a_grant_reaches_the_other_router(routers):
     assert b.order == "redis"
     second.leave(b)
     await queued(first, 0, 0)
+
+
+async def refusal(waiting: "asyncio.Task[None]") -> tuple[str, float]:
+    with pytest.raises(PenstockError) as refused:
+        await asyncio.wait_for(waiting, 5)
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return refused.value.reason, refused.value.retry_after_s
+
+
+@pytest.mark.parametrize("of_another", [False, True])
+async def test_the_displaced_is_told(make_routers, redis_url, of_another):
+    routers = make_routers(redis_url, queue_limit=2)
+    first, second = await routers.add(), await routers.add()
+    await until(lambda: listening(routers, first))
+    a = ticket("flood")
+    await first.admit(a)
+    waiting = [asyncio.create_task(first.admit(ticket("flood")))]
+    await queued(first, 1, 1)
+    newest = ticket("flood")
+    waiting.append(asyncio.create_task(first.admit(newest)))
+    await queued(first, 1, 2)
+    calm = ticket("calm")
+    end = second if of_another else first
+    other = asyncio.create_task(end.admit(calm))
+    reason, retry_after_s = await refusal(waiting[1])
+    assert (reason, retry_after_s >= 1) == ("queue_full", True)
+    first.leave(newest)
+    await queued(first, 1, 2)
+    first.leave(a)
+    await asyncio.wait_for(other, 5)
+    end.leave(calm)
+    await asyncio.wait_for(waiting[0], 5)
+
+
+async def listening(routers: "Routers", end: Admission) -> bool:
+    channel = end._channel(end._router_id)
+    return (await routers.clients[0].pubsub_numsub(channel))[0][1] == 1
+
+
+async def test_a_lost_word_of_displacement_is_found_by_the_renewal(make_routers, redis_url):
+    routers = make_routers(redis_url, queue_limit=2)
+    end = await routers.add()
+    end._displace = lambda id, advice_s: None  # type: ignore[method-assign]
+    a = ticket("flood")
+    await end.admit(a)
+    flood = [asyncio.create_task(end.admit(ticket("flood")))]
+    await queued(end, 1, 1)
+    flood.append(asyncio.create_task(end.admit(ticket("flood"))))
+    await queued(end, 1, 2)
+    calm = asyncio.create_task(end.admit(ticket("calm")))
+    end.poke()
+    assert (await refusal(flood[1]))[0] == "queue_full"
+    assert not calm.done()
 
 
 async def test_cancelled_while_waiting_leaves_no_trace(routers, redis_url):
@@ -432,6 +539,26 @@ async def test_open_without_redis_and_back(make_routers, own_redis):
     await asyncio.wait_for(waiting["low"], 5)
     end.leave(low)
     await queued(end, 0, 0)
+
+
+async def test_a_full_queue_is_shared_without_redis_too(make_routers, own_redis):
+    routers = make_routers(own_redis.url, queue_limit=2)
+    end = await routers.add()
+    own_redis.stop()
+    a = ticket("flood")
+    await end.admit(a)
+    flood = []
+    for n in range(2):
+        flood.append(asyncio.create_task(end.admit(ticket("flood"))))
+        await until(lambda n=n: len(end._order("m")) == n + 1)
+    with pytest.raises(PenstockError, match="too many"):
+        await end.admit(ticket("flood"))
+    calm = asyncio.create_task(end.admit(ticket("calm")))
+    assert (await refusal(flood[1]))[0] == "queue_full"
+    end.leave(a)
+    await asyncio.wait_for(calm, 5)
+    assert not flood[0].done()
+    flood[0].cancel()
 
 
 async def test_closed_without_redis(make_routers, own_redis):
