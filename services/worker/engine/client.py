@@ -33,9 +33,11 @@ class EngineClient:
     `on_step` is called on the loop for every StepOutput, in order; an exception from it ends the
     client as if the engine had died. `KvBlocks`s in it belong to the callee (see kv_payload.py).
 
-    Commands return at once and are carried out in order, between steps. A refused or failed request
-    ends with a RequestOutput that carries the error; commands for unknown ids are ignored. After
-    the process ended, commands raise EngineDied.
+    Commands return at once and are carried out between steps, in order; only `write_kv` and
+    `start_decode`, in order among themselves, may be overtaken by the others: a cancel waits for no
+    bulk of KV blocks. An id for which they were given must therefore not be used again.
+    A refused or failed request ends with a RequestOutput that carries the error; commands for
+    unknown ids are ignored. After the process ended, commands raise EngineDied.
     """
 
     def __init__(self, config: EngineConfig, on_step: Callable[[StepOutput], None]) -> None:
@@ -45,6 +47,7 @@ class EngineClient:
         self._on_step = on_step
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._transfers: asyncio.StreamWriter | None = None
         self._unfinished: set[str] = set()
         self._snapshots: dict[int, asyncio.Future[list[bytes]]] = {}
         self._snapshots_asked = 0
@@ -72,18 +75,21 @@ class EngineClient:
 
         If the waiting is cancelled, the process is ended.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
+        commands, their_commands = socket.socketpair()
+        transfers, their_transfers = socket.socketpair()
+        with their_commands, their_transfers:
+            theirs = [their_commands.fileno(), their_transfers.fileno()]
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "services.worker.engine.process",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
+                *map(str, theirs),
+                pass_fds=theirs,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._environment(),
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=_STREAM_BUFFER)
+        reader, self._writer = await asyncio.open_connection(sock=commands, limit=_STREAM_BUFFER)
+        _, self._transfers = await asyncio.open_connection(sock=transfers)
         self._send(self.config)
         ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         self._receiving = asyncio.create_task(self._receive(reader, ready), name="engine-client")
@@ -117,13 +123,13 @@ class EngineClient:
         """Gives blocks to a reserved request, in order. Takes `blocks.data` over: a SharedRef is
         removed whatever becomes of the request."""
         try:
-            self._send(("write_kv", blocks))
+            self._send(("write_kv", blocks), self._transfers)
         except EngineDied:
             kv_payload.discard(blocks.data)
             raise
 
     def start_decode(self, request_id: str, first_token: int) -> None:
-        self._send(("start_decode", request_id, first_token))
+        self._send(("start_decode", request_id, first_token), self._transfers)
 
     async def snapshot(self) -> list[bytes]:
         """Hashes of all prefix blocks held now. KvEvents of later StepOutputs may be applied on
@@ -136,10 +142,9 @@ class EngineClient:
         return await answer
 
     async def drain(self) -> None:
-        """Waits until the commands given so far fit the socket's buffer (flow control for bulk
-        `write_kv`)."""
-        if self._writer:
-            await self._writer.drain()
+        """Waits until the `write_kv`s given so far fit the socket's buffer: flow control."""
+        if self._transfers:
+            await self._transfers.drain()
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Ends the process: unfinished requests are dropped. Kills it after `timeout_s`."""
@@ -153,10 +158,11 @@ class EngineClient:
             self._kill()
             await asyncio.wait([self._receiving])
 
-    def _send(self, message: object) -> None:
-        if self._writer is None or self._closed.is_set():
+    def _send(self, message: object, writer: asyncio.StreamWriter | None = None) -> None:
+        writer = writer or self._writer
+        if writer is None or self._closed.is_set():
             raise EngineDied("the engine process is not running")
-        self._writer.writelines(wire.encode(message))
+        writer.writelines(wire.encode(message))
 
     async def _receive(
         self, reader: asyncio.StreamReader, ready: asyncio.Future[ModelInfo]
@@ -193,8 +199,9 @@ class EngineClient:
 
     async def _settle(self, reason: str, ready: asyncio.Future[ModelInfo]) -> None:
         assert self._process is not None
-        assert self._writer is not None
-        self._writer.close()
+        for writer in (self._writer, self._transfers):
+            if writer is not None:
+                writer.close()
         status = await self._process.wait()
         kv_payload.remove_all_of(self._process.pid)
         died = EngineDied(reason or f"the engine process ended with status {status}")

@@ -1,12 +1,15 @@
-"""The engine loop as a process of its own: `python -m services.worker.engine.process FD`.
+"""The engine loop as a process of its own: `python -m services.worker.engine.process FD FD`.
 
-FD is an inherited socket to the `EngineClient` that started it (frames: wire.py). The first message
-in is the EngineConfig, the first out ModelInfo or Failure. Then commands come in and one StepOutput
-goes out for each step. The process ends on `shutdown`, and when the socket closes: its parent is
-gone.
+The FDs are inherited sockets to the `EngineClient` that started it (frames: wire.py). On the first,
+the first message in is the EngineConfig, the first out ModelInfo or Failure. Then commands come in
+and one StepOutput goes out for each step. The second takes the KV blocks of other engines and
+`start_decode`, which must not overtake them. The process ends on `shutdown`, and when a socket
+closes: its parent is gone.
 
-Between steps all commands that have arrived are carried out. With nothing to do it checks that no
-block leaked, which would end it with a Failure, and sleeps on the socket. While requests are
+Between steps all commands that have arrived are carried out, so that a cancel takes effect at once
+whatever else comes in; of KV blocks, which may be gigabytes, only as many as TRANSFER_S allows, so
+that a burst of them does not hold up those who decode. With nothing to do the engine checks that no
+block leaked, which would end it with a Failure, and sleeps on the sockets. While requests are
 pending that cannot be moved (all blocks are held by sequences that wait for the other side of a
 split), it steps once a second to show that it lives.
 """
@@ -17,6 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from services.worker.engine import kv_payload, wire
@@ -29,6 +33,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 IDLE_S = 0.2
 """Idle for so long, the engine checks that no block leaked."""
+TRANSFER_S = 0.005
+"""Taking KV blocks delays a step by so much at most, or by one message if that takes longer."""
 
 
 class Closed(Exception):
@@ -43,9 +49,12 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether a message, or the end, is there within the time; None: waits for it."""
-        return bool(self._poll.poll(None if timeout_s is None else timeout_s * 1000))
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def ready(self) -> bool:
+        """A message, or the end, is there."""
+        return bool(self._poll.poll(0))
 
     def receive(self) -> Any:
         """Raises Closed at the end."""
@@ -74,8 +83,8 @@ class Channel:
         return data
 
 
-def serve(channel: Channel, engine: Engine) -> None:
-    """Carries out commands and steps until the channel closes. Raises what the engine raises."""
+def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
+    """Carries out commands and steps until a channel closes. Raises what the engine raises."""
     commands: dict[str, Callable[..., None]] = {
         "add": engine.add,
         "cancel": engine.cancel,
@@ -84,12 +93,25 @@ def serve(channel: Channel, engine: Engine) -> None:
         "snapshot": lambda number: channel.send(wire.Snapshot(number, engine.snapshot())),
         "shutdown": _shut_down,
     }
+
+    def carry_out_one(source: Channel) -> None:
+        operation, *arguments = source.receive()
+        commands[operation](*arguments)
+
+    poll = select.poll()
+    for source in (channel, transfers):
+        poll.register(source, select.POLLIN)
     timeout: float | None = None
     while True:
-        while channel.wait(timeout):
-            operation, *arguments = channel.receive()
-            commands[operation](*arguments)
+        if poll.poll(None if timeout is None else timeout * 1000):
             timeout = 0
+        while channel.ready():
+            carry_out_one(channel)
+        started = monotonic()
+        while transfers.ready():
+            carry_out_one(transfers)
+            if engine.has_work and monotonic() - started >= TRANSFER_S:
+                break
         if not engine.has_work and timeout == IDLE_S:
             engine.check()
         if engine.has_work:
@@ -114,14 +136,14 @@ def _shut_down() -> None:
 def main() -> int:
     # Ctrl-C reaches the whole process group; the parent decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel, transfers = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:])
     try:
         config: EngineConfig = channel.receive()
         kv_payload.sweep()
         try:
             engine = Engine(config)
             channel.send(engine.info)
-            serve(channel, engine)
+            serve(channel, transfers, engine)
         except Closed:
             raise
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Frames between the replica's process and the engine process, over one socket pair.
+"""Frames between the replica's process and the engine process, over socket pairs.
 
     frame   = u32 n | u64 size[0] ... size[n - 1] | part[0] ... part[n - 1]     (little-endian)
     part[0] = a pickle (protocol 5), part[1:] = its out-of-band buffers

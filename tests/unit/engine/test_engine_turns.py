@@ -1,0 +1,122 @@
+"""What the engine process does between two steps. The engine here only counts."""
+
+import socket
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from services.worker.engine import KvBlocks, Load, StepOutput, process, wire
+
+WRITES = 40
+WRITE_S = 0.002
+LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0)
+
+
+class Engine:
+    """Takes time for each write alone, and has work from an `add` to a `cancel`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.has_work = False
+        self.written = 0
+        self.written_at: dict[str, list[int]] = {"step": [], "cancel": [], "idle": []}
+        self.on_step: Callable[[], None] = lambda: None
+        self.on_idle: Callable[[], None] = lambda: None
+
+    def add(self, name: str) -> None:
+        self.has_work = True
+
+    def cancel(self, name: str) -> None:
+        self.has_work = False
+        self.written_at["cancel"].append(self.written)
+
+    def write_kv(self, blocks: KvBlocks) -> None:
+        self.now += WRITE_S
+        self.written += 1
+
+    def step(self) -> StepOutput:
+        self.written_at["step"].append(self.written)
+        self.on_step()
+        return StepOutput(1, 0, 0, LOAD, 0, decode_tokens=1)
+
+    def check(self) -> None:
+        self.written_at["idle"].append(self.written)
+        self.on_idle()
+
+    start_decode = snapshot = None
+
+
+class Parent:
+    """The client's end of both sockets, written before the process looks."""
+
+    def __init__(self) -> None:
+        self.commands, self._commands = socket.socketpair()
+        self.transfers, self._transfers = socket.socketpair()
+
+    def send(self, end: socket.socket, *message: object) -> None:
+        for piece in wire.encode(message):
+            end.sendall(piece)
+
+    def serve(self, engine: Engine) -> None:
+        with pytest.raises(process.Closed):
+            process.serve(
+                process.Channel(self._commands),
+                process.Channel(self._transfers),
+                cast(Any, engine),
+            )
+
+    def close(self) -> None:
+        for end in (self.commands, self._commands, self.transfers, self._transfers):
+            end.close()
+
+
+@pytest.fixture
+def parent() -> Iterator[Parent]:
+    parent = Parent()
+    yield parent
+    parent.close()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine()
+    monkeypatch.setattr(process, "monotonic", lambda: engine.now)
+    return engine
+
+
+def push(parent: Parent) -> None:
+    for number in range(WRITES):
+        parent.send(parent.transfers, "write_kv", KvBlocks("d", number, 1, b"kv"))
+
+
+def test_steps_go_on_during_a_burst_of_kv_blocks(parent: Parent, engine: Engine) -> None:
+    def end_after_all() -> None:
+        if engine.written == WRITES:
+            parent.send(parent.commands, "shutdown")
+
+    engine.on_step = end_after_all
+    parent.send(parent.commands, "add", "a")
+    push(parent)
+    parent.serve(engine)
+    between = [after - before for before, after in pairwise([0, *engine.written_at["step"]])]
+    assert max(between) * WRITE_S < process.TRANSFER_S + WRITE_S
+    assert engine.written_at["step"][-1] == WRITES
+
+
+def test_a_cancel_overtakes_a_burst_of_kv_blocks(parent: Parent, engine: Engine) -> None:
+    engine.on_step = lambda: parent.send(parent.commands, "cancel", "a")
+    engine.on_idle = lambda: parent.send(parent.commands, "shutdown")
+    parent.send(parent.commands, "add", "a")
+    push(parent)
+    parent.serve(engine)
+    assert len(engine.written_at["step"]) == 1
+    assert engine.written_at["cancel"] == engine.written_at["step"]
+
+
+def test_an_engine_without_work_takes_all_at_once(parent: Parent, engine: Engine) -> None:
+    engine.on_idle = lambda: parent.send(parent.commands, "shutdown")
+    push(parent)
+    parent.serve(engine)
+    assert engine.written_at == {"step": [], "cancel": [], "idle": [WRITES]}
