@@ -26,6 +26,7 @@ from services.worker.engine import (
     StepOutput,
     kv_payload,
 )
+from services.worker.engine.clock import now_ns
 from tests.unit.engine.driving import SMALL, drive, greedy, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]
@@ -129,6 +130,34 @@ async def test_refuses_cancels_and_sleeps_when_idle(engine: tuple[EngineClient, 
     await asyncio.sleep(0.5)
     assert len(listener.steps) == quiet
     assert _cpu_seconds(client.pid) - before < 0.2
+
+
+@shares_engine
+async def test_a_cancel_frees_the_blocks_within_two_steps(
+    engine: tuple[EngineClient, Listener],
+) -> None:
+    """Counted by the engine's own clock: what it did before it could know is on its way still."""
+    client, listener = engine
+    for name in ("gone", "stays"):
+        client.add(Request(name, PROMPT, greedy(210), salt=name.encode()))
+    await listener.until(lambda: len(listener.tokens.get("gone", [])) > 3)
+    client.cancel("gone")
+    cancelled_ns = now_ns()
+    await listener.until(lambda: "stays" in listener.last)
+    after = [step for step in listener.steps if step.started_ns > cancelled_ns]
+    told = [
+        (number, output)
+        for number, step in enumerate(after, start=1)
+        for output in step.outputs
+        if output.request_id == "gone"
+    ]
+    assert told[-1][1].finish_reason is FinishReason.CANCELLED
+    assert told[-1][0] <= 2
+    assert all(number <= 2 for number, output in told if output.new_token_ids)
+    held = [step.load.total_blocks - step.load.free_blocks for step in after]
+    needed = -(-(len(PROMPT) + 210) // client.info.block_size)  # type: ignore[union-attr]
+    assert len(after) > 2
+    assert max(held[1:]) <= needed, "both requests hold blocks"
 
 
 def _cpu_seconds(pid: int | None) -> float:
