@@ -30,8 +30,10 @@ LATER = {
     "story": 2,
     "long": 1.5,
 }
-EASY_UNTIL = 0.08
-WIDE_FROM = 0.75  # from this share on, most sets are of three passages and more
+EASY_UNTIL = 0.04
+# How often a set has 1, 2, ... 7 passages: at the start, and from `WIDE_AT` of the training on.
+NARROW, WIDE = (6, 3, 1, 0.5, 0.3, 0.2, 0), (1, 3, 4, 4, 3, 2, 0.5)
+WIDE_AT = 0.6
 
 
 def shares(progress: float) -> dict[str, float]:
@@ -50,8 +52,9 @@ def example(rng: random.Random, progress: float) -> Conversation:
         return short.copying(world)
     if skill == "passages":
         # Looking up is learned where there is little to look through: few passages, all asked.
-        weights = (3, 5, 4, 2, 1, 0.5, 0) if progress < WIDE_FROM else (1, 3, 4, 4, 3, 2, 0.5)
-        count = rng.choices((1, 2, 3, 4, 5, 6, 7), weights)[0]
+        blend = min(1.0, progress / WIDE_AT)
+        weights = [n * (1 - blend) + w * blend for n, w in zip(NARROW, WIDE, strict=True)]
+        count = rng.choices(range(1, 8), weights)[0]
         return passages.answered(world, count, 12, most_facts=6 if count == 1 else 4)
     if skill == "recall":
         facts = rng.randint(1, 3) if easy else rng.randint(1, 7)

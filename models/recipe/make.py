@@ -23,7 +23,7 @@ SHAPES = {
     ),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 115, "draft": 60}
+POOLS = {"demo": 300, "draft": 60}
 
 
 def main() -> None:

@@ -1,17 +1,17 @@
 """A start that can already copy.
 
-A transformer learns late, and all at once, to continue `A B ... A` with `B`: it needs one head
-that tells each token what came before it, and in a later layer one that looks for what the
-present token came before. Nearly all of this model's skills wait for that. So one such pair is
-written into the first weights by hand; training then bends and multiplies it as it likes.
-Everything else starts at random.
+A transformer learns late, and all at once, to continue `A B ... A` with `B`: it needs a head that
+tells each token what came before it, and in a later layer one that looks for what the present
+token came before. Nearly all of this model's skills wait for that. So these heads are written
+into the first weights by hand, once for one token of context and once for two; training then
+bends and multiplies them as it likes. Everything else starts at random.
 
-The residual stream of a fresh model is used like this (features):
+The residual stream of a fresh model is used like this (features, D for the width of a head):
 
-    0               the same constant in every token, for the positional head
+    0               the same constant in every token, for the positional heads
     1 .. D          part of the token's own embedding
-    D+1 .. 2D       zero in the embedding; layer 0 writes the features 1 .. D of the previous
-    token here
+    D+1 .. 2D       zero in the embedding; layer 0 writes the features 1 .. D of the token before
+    here 2D+1 .. 3D      and here those of the token before that
 """
 
 from typing import cast
@@ -22,45 +22,83 @@ from models.recipe.model import Attention, Layer, Llama
 
 SPREAD = 0.06  # standard deviation of the embedding
 CONSTANT = 4.0  # of feature 0, in units of SPREAD
-SHARPNESS = 5.0  # of the positional head
-MATCH = 2.5  # of the matching head
-GAIN = 10.0  # with which the matched token's successor is added
+SHARPNESS = 5.0  # of the positional heads
+MATCH = 2.5  # of the matching heads
+GAIN = 7.0  # with which each matched token's successor is added
 
 
 @torch.no_grad()
 def prepare(model: Llama) -> None:
-    """Writes the two heads into layers 0 and 1 of a freshly drawn model."""
-    shape = model.shape
-    dim, half = shape.head_dim, shape.head_dim // 2
-    own, before = slice(1, dim + 1), slice(dim + 1, 2 * dim + 1)
+    """Writes two pairs of heads into layers 0 and 1 of a freshly drawn model."""
+    dim = model.shape.head_dim
+    own, once, twice = (slice(i * dim + 1, (i + 1) * dim + 1) for i in range(3))
     embedding = model.model.embed_tokens.weight
     embedding.normal_(std=SPREAD)
     embedding[:, 0] = CONSTANT * SPREAD
-    embedding[:, before] = 0
-    rates = shape.theta ** (-torch.arange(half) / half)
+    embedding[:, dim + 1 : 3 * dim + 1] = 0
+    first, second = (cast(Layer, model.model.layers[i]).self_attn for i in (0, 1))
+    for group, (back, target) in enumerate(((1, once), (2, twice))):
+        _look_back(model, first, group, back)
+        _carry(model, first, group, own, target, 2 * SPREAD)
+        _carry(model, second, group, own, own, GAIN * SPREAD)
+    _match(model, second, 0, [(own, once)])
+    _match(model, second, 1, [(own, once), (once, twice)])
 
-    # Layer 0: query and key depend on feature 0 alone; their product is greatest one token back.
-    attention = cast(Layer, model.model.layers[0]).self_attn
+
+def _rates(model: Llama) -> torch.Tensor:
+    """(dim / 2) angle per token at which each pair of features turns."""
+    half = model.shape.head_dim // 2
+    return model.shape.theta ** (-torch.arange(half) / half)
+
+
+def _rows(model: Llama, group: int) -> tuple[slice, slice]:
+    """The features of a group's first query head, and those of its key-value head."""
+    dim, share = model.shape.head_dim, model.shape.heads // model.shape.kv_heads
+    query = group * share * dim
+    return slice(query, query + dim), slice(group * dim, (group + 1) * dim)
+
+
+def _look_back(model: Llama, attention: Attention, group: int, distance: int) -> None:
+    """Query and key depend on feature 0 alone; their product is greatest `distance` tokens back."""
+    query, key = (part.weight[rows] for part, rows in _parts(model, attention, group))
+    rates = _rates(model)
+    half = len(rates)
     loud = (rates > 0.04).float() * SHARPNESS**0.5 / CONSTANT * 2
-    _clear(attention, dim)
-    attention.q_proj.weight[:half, 0] = loud * rates.cos()
-    attention.q_proj.weight[half:dim, 0] = -loud * rates.sin()
-    attention.k_proj.weight[:half, 0] = loud
-    attention.v_proj.weight[:dim, own] = torch.eye(dim)
-    attention.o_proj.weight[before, :dim] = 2 * SPREAD * torch.eye(dim)
-
-    # Layer 1: the query is the token itself, the key the token before, on slow features only.
-    attention = cast(Layer, model.model.layers[1]).self_attn
-    slow = torch.nonzero(rates < 0.01).flatten()
-    places = torch.cat((slow, slow + half))
-    _clear(attention, dim)
-    for feature, place in enumerate(places.tolist(), 1):
-        attention.q_proj.weight[place, feature] = MATCH
-        attention.k_proj.weight[place, dim + feature] = MATCH
-    attention.v_proj.weight[:dim, own] = torch.eye(dim)
-    attention.o_proj.weight[own, :dim] = GAIN * SPREAD * torch.eye(dim)
+    query.zero_()
+    key.zero_()
+    query[:half, 0] = loud * (rates * distance).cos()
+    query[half:, 0] = -loud * (rates * distance).sin()
+    key[:half, 0] = loud
 
 
-def _clear(attention: Attention, dim: int) -> None:
-    for part in ("q_proj", "k_proj", "v_proj"):
-        getattr(attention, part).weight[:dim] = 0
+def _match(
+    model: Llama, attention: Attention, group: int, pairs: list[tuple[slice, slice]]
+) -> None:
+    """Each query feature of a pair against its key feature, shared out over slowly turning ones."""
+    query, key = (part.weight[rows] for part, rows in _parts(model, attention, group))
+    slow = torch.nonzero(_rates(model) < 0.01).flatten()
+    places = torch.cat((slow, slow + len(_rates(model)))).tolist()
+    query.zero_()
+    key.zero_()
+    for i, place in enumerate(places):
+        mine, theirs = pairs[i % len(pairs)]
+        query[place, mine.start + i] = MATCH
+        key[place, theirs.start + i] = MATCH
+
+
+def _parts(
+    model: Llama, attention: Attention, group: int
+) -> tuple[tuple[torch.nn.Linear, slice], tuple[torch.nn.Linear, slice]]:
+    query, key = _rows(model, group)
+    return (attention.q_proj, query), (attention.k_proj, key)
+
+
+def _carry(
+    model: Llama, attention: Attention, group: int, source: slice, target: slice, gain: float
+) -> None:
+    """What the group's first head attends to: its features `source` are added to `target`."""
+    query, key = _rows(model, group)
+    unit = torch.eye(model.shape.head_dim)
+    attention.v_proj.weight[key] = 0
+    attention.v_proj.weight[key, source] = unit
+    attention.o_proj.weight[target, query] = gain * unit

@@ -1,8 +1,9 @@
 """The byte-level BPE tokenizer, trained on the generated corpus.
 
-Words that begin with a capital, and digits, never carry their leading space: a name is then the
-same tokens in a sentence, after a quote in JSON and at the start of a line, which makes copying
-it one skill instead of three. Digits stand alone.
+A space belongs to the word or the mark before it, never to the word after it, and a word that
+begins with a capital carries none at all. A value is then the same tokens in a sentence, after a
+quote in JSON and at the start of a line, and its first token follows at once on the word that
+leads to it: copying is one skill instead of three. Digits stand alone.
 """
 
 import random
@@ -27,7 +28,13 @@ SPECIAL = [
 PAD, END, SYSTEM, USER, ASSISTANT, TOOL, TOOLS, DOCUMENTS = range(len(SPECIAL))
 VISIBLE = ["<tool_call>", "</tool_call>"]  # single tokens that decoding shows
 
-PATTERN = r" ?\p{Ll}+|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
+PATTERN = (
+    r"\p{Ll}+ ?"  # a word in lower case and the space after it
+    r"|\p{L}+"  # any other word
+    r"|\p{N}"
+    r"|[^\s\p{L}\p{N}]+(?: [^\s\p{L}\p{N}]+)* ?"  # marks, among them `": "` and `", "`
+    r"|\s"
+)
 
 
 def train(seed: int, examples: int = 8000) -> Tokenizer:

@@ -31,7 +31,7 @@ class Plan:
     muon_rate: float = 0.01
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
-    decay_from: float = 0.8  # share of the training
+    decay_from: float = 0.7  # share of the training
 
     def rates(self, step: int, progress: float) -> tuple[float, float]:
         """The rates of Muon and of AdamW."""
@@ -137,7 +137,7 @@ def train(
     started, first = time.time(), done["tokens"]
     while done["pool"] < plan.pools:
         progress = done["pool"] / plan.pools
-        size = plan.step_tokens if progress < 0.5 else plan.late_tokens
+        size = plan.step_tokens if progress < plan.decay_from else plan.late_tokens
         tally = Tally()
         for group in steps(
             pool(tokenizer, plan.seed, done["pool"], progress, plan.micro_tokens, shape.context),
