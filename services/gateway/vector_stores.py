@@ -23,12 +23,14 @@ from services.common.telemetry import Telemetry
 from services.gateway.files import FileRecord, Files, not_found, tenant_key, too_many
 from services.gateway.prompt import new_id
 from services.gateway.retrieval_client import RetrievalClient
+from services.gateway.turns import Turns
 
 log = logging.getLogger(__name__)
 
-INDEXING_S = 600.0  # a file is indexed within this, queueing included, or has failed
+QUEUEING_S = 1800.0  # a file's indexing begins within this, or has failed
+INDEXING_S = 600.0  # and ends within this
 _INDEX_AT_ONCE = 2
-_INDEX_QUEUE = 256
+_INDEX_QUEUE = 256  # files of one tenant; tenants are those to whom the operator gave keys
 _RETRY_S = 1.0
 
 # Notes the outcome of indexing, unless the file was taken out of the store meanwhile.
@@ -118,8 +120,8 @@ class VectorStores:
         self._telemetry = telemetry
         self._max_stores = max_stores
         self._set_if_there = Script(redis, _SET_IF_THERE)
-        self._indexing: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Semaphore(_INDEX_AT_ONCE)
+        self._indexing: dict[asyncio.Task[None], str] = {}  # and whose it is
+        self._turns = Turns(_INDEX_AT_ONCE)
 
     # ---- stores -----------------------------------------------------------------------------
 
@@ -221,10 +223,10 @@ class VectorStores:
         await asyncio.gather(*self._indexing, return_exceptions=True)
 
     async def _attach(self, caller: Caller, store: str, file: FileRecord) -> AttachedFile:
-        if len(self._indexing) >= _INDEX_QUEUE:
+        if list(self._indexing.values()).count(caller.tenant) >= _INDEX_QUEUE:
             raise PenstockError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "too many files wait to be indexed",
+                "too many of your files wait to be indexed",
                 stage="gateway",
                 reason="index_queue_full",
                 retry_after_s=5.0,
@@ -234,21 +236,26 @@ class VectorStores:
             store=store,
             created_at=int(time.time()),
             bytes=file.bytes,
-            indexing_until=time.time() + INDEXING_S,
+            indexing_until=time.time() + QUEUEING_S + INDEXING_S,
         )
         await self._files.note_store(caller.tenant, file.id, store, held=True)
         await self._redis.hset(
             self._store(caller.tenant, store), file.id, attached.model_dump_json()
         )
         task = asyncio.create_task(self._index(caller, attached, file), name=f"index {file.id}")
-        self._indexing.add(task)
-        task.add_done_callback(self._indexing.discard)
+        self._indexing[task] = caller.tenant
+        task.add_done_callback(self._indexing.pop)
         return attached
 
     async def _index(self, caller: Caller, attached: AttachedFile, file: FileRecord) -> None:
         try:
-            async with asyncio.timeout(INDEXING_S), self._turn:
-                await self._index_now(caller, attached, file)
+            async with asyncio.timeout(QUEUEING_S):
+                await self._turns.take(caller.tenant)
+            try:
+                async with asyncio.timeout(INDEXING_S):
+                    await self._index_now(caller, attached, file)
+            finally:
+                self._turns.give_back()
             attached.state = "completed"
         except PenstockError as error:
             attached.state, attached.error = "failed", error.message

@@ -7,6 +7,8 @@ import numpy as np
 import openai
 import pytest
 
+from services.gateway import vector_stores
+from services.gateway.turns import Turns
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, say
 
 QUESTION = [{"role": "user", "content": "When does the harbour open?"}]
@@ -146,6 +148,28 @@ async def test_file_search_from_upload_to_cited_answer(rig):
     last = [chunk async for chunk in stream][-1]
     assert last.choices[0].delta.annotations[0]["file_id"] == attached.id
     assert last.penstock["plan"]["passages_used"] == 1
+
+
+async def test_one_tenants_bulk_upload_does_not_hold_up_another(rig, monkeypatch):
+    monkeypatch.setattr(vector_stores, "_INDEX_QUEUE", 5)
+    monkeypatch.setattr(rig.gateway.stores, "_turns", Turns(1))
+    rig.retrieval.hold.clear()
+    bulk, other = await rig.openai(), await rig.openai((await rig.keys.create("rival"))[0])
+    texts = [(f"{number}.txt", b"text") for number in range(6)]
+    files = [(await bulk.files.create(file=f, purpose="assistants")).id for f in texts]
+    store = await bulk.vector_stores.create(file_ids=files[:5])
+    with pytest.raises(openai.RateLimitError) as refused:
+        await bulk.vector_stores.files.create(store.id, file_id=files[5])
+    assert refused.value.code == "index_queue_full"
+
+    file = await other.files.create(file=texts[0], purpose="assistants")
+    small = await other.vector_stores.create(file_ids=[file.id])
+    rig.retrieval.hold.set()
+    await other.vector_stores.files.poll(file.id, vector_store_id=small.id)
+    for id in files[:5]:
+        await bulk.vector_stores.files.poll(id, vector_store_id=store.id)
+    order = [tenant for tenant, _, _ in rig.retrieval.servicer.documents]
+    assert order == ["acme", "acme", "rival", "acme", "acme", "acme"]
 
 
 async def test_documents_of_the_client_are_cited_too(rig):
