@@ -21,7 +21,6 @@ Where a template lacks something:
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 from jinja2 import TemplateError, meta, nodes
@@ -56,8 +55,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Rendered:
+    """A prompt's text, and which of it is whose.
+
+    `own` is what the template writes itself before each span, and after the last: one more than
+    there are spans. The text there is the same, except where the template changed a content: that
+    content has no span and stands, as it became, somewhere between the neighbours' spans.
+    """
+
     text: str
-    spans: list[Span]  # in order, apart from each other; the rest is the template's
+    spans: list[Span]  # in order, apart from each other
+    own: list[str]
 
 
 class ChatTemplate:
@@ -99,7 +106,7 @@ class ChatTemplate:
         except TemplateError:  # its words may quote the content
             why = "the model's chat template refuses the content of the messages"
             raise NotRenderableError(None, why) from None
-        return Rendered(text, _locate(text, skeleton, fields, len(messages)))
+        return _locate(text, skeleton, fields, len(messages))
 
     def _apply(self, messages: Sequence[Message], fields: Sequence[str]) -> str:
         """Renders with `fields` for the contents, then each passage's title and text."""
@@ -175,25 +182,62 @@ def _parse(source: str) -> nodes.Template:
     return tree
 
 
-def _locate(text: str, skeleton: str, fields: list[str], messages: int) -> list[Span]:
+def _locate(text: str, skeleton: str, fields: list[str], messages: int) -> Rendered:
     """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them.
 
-    Contents that the template trims are found; what it changes otherwise counts as its own.
+    Contents that the template trims are found, what it changes otherwise is not.
     """
     parts = _MARK.split(skeleton)  # own text, field number, own text, field number, …, own text
+    owns, numbers = parts[0::2], list(map(int, parts[1::2]))
     spans: list[Span] = []
-    cursor = len(parts[0])
-    for number, own in zip(map(int, parts[1::2]), parts[2::2], strict=True):
-        field = fields[number]
-        if not text.startswith(field, cursor):
-            field = field.strip()
-            found = text.find(field, cursor)
-            if not field or found < 0:
-                continue
-            cursor = found
+    between = [""]  # the template's own text before each span
+    cursor, lost = 0, False
+    for number, before, after in zip(numbers, owns, owns[1:], strict=False):
+        between[-1] += before
+        forms = _forms(fields[number])
+        if lost:
+            found = _find_behind(text, cursor, before, forms)
+        else:
+            found = _find_at(text, cursor, before, forms, after)
+        lost = found is None
+        if found is None:
+            continue
+        start, cursor = found
         passage = number - messages
         kind, index = ("message", number) if passage < 0 else ("passage", passage // 2)
-        spans.append(Span(cursor, cursor + len(field), kind, index))  # type: ignore[arg-type]
-        cursor += len(field) + len(own)
-    assert all(a.end <= b.start for a, b in pairwise(spans))
-    return spans
+        spans.append(Span(start, cursor, kind, index))  # type: ignore[arg-type]
+        between.append("")
+    between[-1] += owns[-1]
+    return Rendered(text, spans, between)
+
+
+def _forms(field: str) -> list[str]:
+    """As it is, and trimmed."""
+    forms = dict.fromkeys((field, field.strip(), field.rstrip(), field.lstrip()))
+    return [form for form in forms if form]
+
+
+def _find_at(
+    text: str, cursor: int, before: str, forms: list[str], after: str
+) -> tuple[int, int] | None:
+    """Start and end of a content, if it stands behind `before` at the cursor."""
+    if not text.startswith(before, cursor):
+        return None
+    start = cursor + len(before)
+    ends = [start + len(form) for form in forms if text.startswith(form, start)]
+    if not ends:
+        return None
+    # What was trimmed off may look like the beginning of the template's text behind it.
+    return start, next((end for end in ends if text.startswith(after, end)), ends[0])
+
+
+def _find_behind(text: str, cursor: int, before: str, forms: list[str]) -> tuple[int, int] | None:
+    """Start and end of a content that stands behind `before` somewhere after a changed one."""
+    anchor = before.lstrip()  # the changed one may have lost its end to a trim, with what follows
+    if not anchor:
+        return None
+    for form in forms:
+        at = text.find(anchor + form, cursor)
+        if at >= 0:
+            return at + len(anchor), at + len(anchor) + len(form)
+    return None
