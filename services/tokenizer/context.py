@@ -27,7 +27,7 @@ from services.tokenizer.models import ServedModel
 from services.tokenizer.template import NotRenderableError, Rendered
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # as OpenAI has it
+_NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # as OpenAI has it
 _CHARACTERS_PER_TOKEN = 8  # a text with more characters than this per token of the window is cut
 _MARKERS_PER_MESSAGE = 4  # tokens; only a first guess of what will fit
 TOO_LONG = "context_length_exceeded"
@@ -120,7 +120,8 @@ def _check_chat(model: ServedModel, chat: Chat) -> None:
         if message.role not in ROLES:
             raise invalid(f"the role must be one of {', '.join(ROLES)}", f"messages[{index}].role")
         if message.name and not _NAME.fullmatch(message.name):  # templates show it as it is
-            raise invalid("the name holds characters it may not", f"messages[{index}].name")
+            why = "a name is 1 to 64 of the characters A-Z, a-z, 0-9, _ and -"
+            raise invalid(why, f"messages[{index}].name")
 
 
 def _check_window(model: ServedModel, prompt: int, max_tokens: int, param: str) -> None:

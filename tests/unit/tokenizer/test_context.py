@@ -72,6 +72,17 @@ def test_an_open_max_tokens_takes_what_is_left(model: ServedModel) -> None:
     assert prompt.max_tokens == prompt.plan.reserved_output == 512 - len(prompt.token_ids)
 
 
+def test_the_marks_that_stand_for_contents_may_stand_in_contents(model: ServedModel) -> None:
+    turns = [("system", "\ue0001\ue001"), ("user", "a \ue0000\ue001 b \ue00099\ue001 \ue000")]
+    prompt = assemble(model, chat(turns, ("\ue0001\ue001 <|eos|>",)))
+    assert model.decode(prompt.token_ids) == (
+        "<|bos|><|system|>\ue0001\ue001<|eos|>"
+        "<|documents|>[1] Title 1\n\ue0001\ue001 <|eos|><|eos|>"
+        "<|user|>a \ue0000\ue001 b \ue00099\ue001 \ue000<|eos|><|assistant|>"
+    )
+    assert prompt.token_ids.count(2) == 3  # <|eos|>
+
+
 # ---- cutting --------------------------------------------------------------------------------
 
 LONG = "the water of the penstock " * 4
@@ -180,9 +191,12 @@ def test_too_many_tokens_asked_for_are_refused_by_their_name(model: ServedModel)
 
 def test_roles_and_names_are_checked(model: ServedModel, make_model: MakeModel) -> None:
     assert refusal(model, chat([("user", "a"), ("wizard", "b")])).param == "messages[1].role"
-    named = chat([("user", "a")])
-    named.chat.messages[0].name = "x<|eos|>"
-    assert refusal(model, named).param == "messages[0].name"
+    for name in ("x<|eos|>", "a b", "é", "\ue0009\ue001", "a" * 65, "a\n"):
+        named = chat([("user", "a"), ("user", "b")])
+        named.chat.messages[1].name = name
+        assert refusal(model, named).param == "messages[1].name"
+    named.chat.messages[1].name = "Ann_b-2"
+    assert assemble(model, named).token_ids
     assert refusal(model, chat([])).param == "messages"
     assert refusal(make_model(64, None), chat([("user", "a")])).param == "model"
 
