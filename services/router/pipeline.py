@@ -21,7 +21,14 @@ from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket
 from services.router.answer import Answer
 from services.router.legs import Way, WorkerLostError, run
-from services.router.placement import Ask, Placement, SplitMode, place, reasons
+from services.router.placement import (
+    EXPECTED_OUTPUT_TOKENS,
+    Ask,
+    Placement,
+    SplitMode,
+    place,
+    reasons,
+)
 from services.router.workers import Worker, Workers
 
 log = logging.getLogger(__name__)
@@ -136,12 +143,14 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
 
 
 def _ticket(request: router_pb2.GenerateRequest) -> Ticket:
+    # Of the output only what is expected: max_tokens may well be all that the window has left.
+    output = min(request.sampling.max_tokens, EXPECTED_OUTPUT_TOKENS)
     return Ticket(
         id=uuid.uuid4().hex,
         model=request.model,
         tenant=request.caller.tenant,
         lane=request.caller.priority,
-        cost=len(request.prompt_token_ids) + request.sampling.max_tokens,
+        cost=len(request.prompt_token_ids) + output,
         weight=request.caller.weight,
     )
 

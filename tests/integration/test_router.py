@@ -164,6 +164,7 @@ async def test_one_worker(stack):
         prompt_tokens=200, cached_tokens=0, completion_tokens=20
     )
     assert answer.decisions["admission"].choice == "at once"
+    assert answer.decisions["admission"].reasons["cost_tokens"] == "220"
     assert answer.decisions["placement"].choice == "w1"
     assert "cost" in answer.decisions["placement"].reasons["w1"]
     names = {span.name for span in answer.record.spans}
@@ -172,6 +173,15 @@ async def test_one_worker(stack):
     assert again.tokens == undisturbed()
     assert again.usage.cached_tokens == 192
     assert again.decisions["split"].reasons["uncached_tokens"] == "8"
+
+
+async def test_an_open_answer_is_charged_as_expected(stack):
+    worker = await stack.worker("w1")
+    worker.fail_with = invalid("the rest does not matter", "", stage="worker")
+    link = await stack.router()
+    end = await ask(link, max_tokens=100_000).end()
+    told = next(d for d in end.record.decisions if d.subject == "admission")
+    assert told.reasons["cost_tokens"] == "328"
 
 
 async def test_split_gives_the_same_tokens_in_order(stack):
