@@ -7,6 +7,7 @@ engine made them in the right form (`Request.export_kv`), so nothing is copied h
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import grpc
 
@@ -19,24 +20,57 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_retries", 0),  # a broken hand-over is retried by the router, as a whole
+    # A worker that comes back is reached at once: gRPC would wait for up to two minutes, and by
+    # default shares that state among all channels to an address.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _INLINE_BYTES = 8 * 2**20  # of one message; larger exports leave in several
 
 
+@dataclass
+class _Channel:
+    channel: grpc.aio.Channel
+    users: int = 0
+
+
 class Channels:
-    """One gRPC channel to each decode worker that was pushed to."""
+    """One gRPC channel to each decode worker, for as long as it is used or connected."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, _Channel] = {}
 
-    def stub(self, address: str) -> worker_pb2_grpc.WorkerStub:
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    @asynccontextmanager
+    async def sender(self, address: str) -> AsyncIterator["KvSender"]:
+        """For one hand-over to the decode worker at `address`; closes the sender."""
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        return worker_pb2_grpc.WorkerStub(self._channels[address])
+            channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            self._channels[address] = _Channel(channel)
+        used = self._channels[address]
+        used.users += 1
+        sender = KvSender(worker_pb2_grpc.WorkerStub(used.channel))
+        try:
+            yield sender
+        finally:
+            sender.close()
+            used.users -= 1
+            await self._drop_lost()
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        while self._channels:
+            _, one = self._channels.popitem()
+            await one.channel.close()
+
+    async def _drop_lost(self) -> None:
+        """Workers come and go at new addresses: closes what nobody uses and leads nowhere."""
+        for address, one in list(self._channels.items()):
+            if not one.users and one.channel.get_state() is not grpc.ChannelConnectivity.READY:
+                del self._channels[address]
+                await one.channel.close()
 
 
 class KvSender:

@@ -106,13 +106,10 @@ async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
 
 
 async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
-    sender = KvSender(stage.channels.stub(work.push_to.address))
-    try:
+    async with stage.channels.sender(work.push_to.address) as sender:
         with stage.telemetry.span("reserve kv", span):
             cached_blocks = await sender.reserve(work.transfer_id, len(work.prompt_token_ids))
         await _compute_and_push(stage, work, call, span, sender, cached_blocks)
-    finally:
-        sender.close()
 
 
 async def _compute_and_push(

@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import pytest
 
-from protos import worker_pb2_grpc
 from services.common.errors import PenstockError
 from services.worker.engine import KvBlocks, kv_payload
 from services.worker.kv_receiver import KvReceiver
-from services.worker.kv_sender import KvSender
+from services.worker.kv_sender import Channels, KvSender
 from tests.support.waiting import until
 
 DATA = bytes(100)
@@ -46,82 +45,91 @@ class Engine:
 
 
 class DecodeWorker:
-    def __init__(self, engine: Engine, receiver: KvReceiver, channel: grpc.aio.Channel) -> None:
-        self.engine, self.receiver = engine, receiver
-        self._stub = worker_pb2_grpc.WorkerStub(channel)
+    def __init__(self, port: int) -> None:
+        self.engine = Engine()
+        self.receiver = KvReceiver(cast(Any, self.engine))
+        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self.receiver.add_to(self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{self.port}"
 
-    def sender(self) -> KvSender:
-        return KvSender(self._stub)
+
+@asynccontextmanager
+async def serving(port: int = 0) -> AsyncIterator[DecodeWorker]:
+    """A decode worker at `port`, or at a free one."""
+    worker = DecodeWorker(port)
+    await worker.server.start()
+    try:
+        yield worker
+    finally:
+        await worker.server.stop(None)
 
 
 @pytest.fixture
 async def decode() -> AsyncIterator[DecodeWorker]:
-    engine = Engine()
-    receiver = KvReceiver(cast(Any, engine))
-    server = grpc.aio.server()
-    receiver.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield DecodeWorker(engine, receiver, channel)
-    await server.stop(None)
+    async with serving() as worker:
+        yield worker
+
+
+@pytest.fixture
+async def channels() -> AsyncIterator[Channels]:
+    channels = Channels()
+    yield channels
+    await channels.close()
 
 
 def shared(first_block: int) -> KvBlocks:
     return KvBlocks("p", first_block, 1, kv_payload.share(DATA))
 
 
+async def hand_over(channels: Channels, to: DecodeWorker, *blocks: KvBlocks) -> int:
+    """Returns how many bytes went."""
+    async with channels.sender(to.address) as sender:
+        with to.receiver.expect("t", "d"):
+            to.receiver.reserved("d", 2)
+            assert await sender.reserve("t", 100) == 2
+            for one in blocks:
+                sender.put(one)
+            sender.commit(77)
+            await sender.push()
+        return sender.bytes_sent
+
+
 async def test_blocks_arrive_in_order_and_then_the_first_token(
-    decode: DecodeWorker, folder: Path
+    channels: Channels, decode: DecodeWorker, folder: Path
 ) -> None:
-    sender = decode.sender()
-    with decode.receiver.expect("t", "d"):
-        decode.receiver.reserved("d", 2)
-        assert await sender.reserve("t", 100) == 2
-        sender.put(shared(2))
-        sender.put(KvBlocks("p", 3, 1, DATA))
-        sender.commit(77)
-        await sender.push()
-    sender.close()
+    sent = await hand_over(channels, decode, shared(2), KvBlocks("p", 3, 1, DATA))
+    assert sent == 200
     assert (decode.engine.written, decode.engine.first_token) == ([2, 3], 77)
-    assert sender.bytes_sent == 200
     assert not list(folder.iterdir())
 
 
 async def test_what_was_confirmed_is_left_to_its_new_owner(
-    decode: DecodeWorker, folder: Path, monkeypatch: pytest.MonkeyPatch
+    channels: Channels, decode: DecodeWorker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode.engine, "write_kv", lambda blocks: None)  # it reads it later
-    sender = decode.sender()
-    with decode.receiver.expect("t", "d"):
-        decode.receiver.reserved("d", 0)
-        await sender.reserve("t", 100)
-        sender.put(shared(0))
-        sender.commit(77)
-        await sender.push()
-    sender.close()
+    await hand_over(channels, decode, shared(2))
     assert len(list(folder.iterdir())) == 1
 
 
 async def test_a_decode_request_that_ends_meanwhile_leaves_no_segment(
-    decode: DecodeWorker, folder: Path
+    channels: Channels, decode: DecodeWorker, folder: Path
 ) -> None:
     """Pushes on their way when it ends are dropped unread."""
-    sender = decode.sender()
-    with decode.receiver.expect("t", "d"):
-        decode.receiver.reserved("d", 0)
-        await sender.reserve("t", 100)
-        decode.engine.ready.clear()
-        for number in range(4):
-            sender.put(shared(number))
-        push = asyncio.create_task(sender.push())
-        await until(lambda: sender.bytes_sent == 400 and decode.engine.written == [0])
-    decode.engine.ready.set()
-    sender.commit(77)
-    with pytest.raises(PenstockError, match="the request was ended") as failure:
-        await push
-    assert failure.value.reason == "kv_transfer"
-    sender.close()
+    async with channels.sender(decode.address) as sender:
+        with decode.receiver.expect("t", "d"):
+            decode.receiver.reserved("d", 0)
+            await sender.reserve("t", 100)
+            decode.engine.ready.clear()
+            for number in range(4):
+                sender.put(shared(number))
+            push = asyncio.create_task(sender.push())
+            await until(lambda: sender.bytes_sent == 400 and decode.engine.written == [0])
+        decode.engine.ready.set()
+        sender.commit(77)
+        with pytest.raises(PenstockError, match="the request was ended") as failure:
+            await push
+        assert failure.value.reason == "kv_transfer"
     assert not list(folder.iterdir())
 
 
@@ -152,3 +160,41 @@ async def test_a_push_cancelled_while_it_writes_leaves_no_segment(folder: Path) 
         await push
     sender.close()
     assert not list(folder.iterdir())
+
+
+async def test_a_channel_stays_while_it_is_used_or_connected(channels: Channels) -> None:
+    async with serving() as decode:
+        await hand_over(channels, decode)
+        await hand_over(channels, decode)
+        assert len(channels) == 1
+
+    async def fails() -> None:
+        with pytest.raises(PenstockError, match="handing KV blocks"):
+            async with channels.sender(decode.address) as sender:
+                await sender.reserve("t", 100)
+
+    async with channels.sender(decode.address):
+        await fails()
+        assert len(channels) == 1  # another hand-over has it still
+
+    async def dropped() -> bool:
+        await fails()
+        return len(channels) == 0
+
+    await until(dropped, what="its connection is known to be lost")
+    async with serving(decode.port) as again:
+        await hand_over(channels, again)  # at once: no back-off is left of the failures
+
+
+async def test_channels_to_workers_that_left_go_with_the_next_push(channels: Channels) -> None:
+    async with serving() as stays:
+        async with serving() as leaves:
+            await hand_over(channels, leaves)
+            await hand_over(channels, stays)
+            assert len(channels) == 2
+
+        async def gone() -> bool:
+            await hand_over(channels, stays)
+            return len(channels) == 1
+
+        await until(gone, what="its connection is known to be lost")
