@@ -59,16 +59,16 @@ def error_body(error: PenstockError) -> dict[str, Any]:
     """OpenAI's error shape, and the stage that failed."""
     status = http_status(error)
     kind = "server_error" if status >= 500 else _TYPES.get(status, "invalid_request_error")
-    code = error.code.name.lower()
     stage = error.stage or "gateway"
-    if code in _WORDS:  # "worker_unavailable" says more than "peer_lost"
+    code = error.reason or error.code.name.lower()
+    if code in _WORDS:  # no reason was given; "worker_unavailable" says more than "unavailable"
         code = f"{stage}_{_WORDS[code]}"
     return {
         "error": {
             "message": error.message,
             "type": kind,
             "param": error.param or None,
-            "code": error.reason or code,
+            "code": code,
             "stage": stage,
         }
     }

@@ -140,6 +140,7 @@ async def test_an_error_in_mid_stream_is_told_and_ends_it(rig):
             "queue_full",
         ),
         (unavailable("no worker", stage="router"), 503, "router_unavailable"),
+        (unavailable("lost it", stage="worker", reason="peer_lost"), 503, "peer_lost"),
         (PenstockError(grpc.StatusCode.INTERNAL, "broken", stage="worker"), 500, "internal"),
     ],
 )
