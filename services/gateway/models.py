@@ -78,6 +78,9 @@ async def _ask(peer: Peer) -> list[ModelInfo]:
         except grpc.aio.AioRpcError as error:
             log.warning("%s did not tell its models: %s", peer.id, error.code().name)
             return []
+        except Exception:  # the others' answers count all the same
+            log.exception("%s did not tell its models", peer.id)
+            return []
         return list(reply.models)
 
 
