@@ -263,12 +263,22 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """The ASGI application of one path: chooses by method, answers errors, counts."""
+    """The ASGI application of one path: chooses by method, answers errors, counts.
 
-    def __init__(self, route: str, handlers: Mapping[str, Handler], body_limit: int) -> None:
+    Methods that are not in `handlers` go to `otherwise`; without one they are a 405.
+    """
+
+    def __init__(
+        self,
+        route: str,
+        handlers: Mapping[str, Handler],
+        body_limit: int,
+        otherwise: Handler | None = None,
+    ) -> None:
         self.route = route
         self._handlers = handlers
         self._body_limit = body_limit
+        self._otherwise = otherwise or self._not_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self.route, self._body_limit)
@@ -289,14 +299,7 @@ class Endpoint:
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
-            handler = self._handlers.get(exchange.method)
-            if handler is None:
-                raise invalid(
-                    f"{exchange.method} is not allowed here; allowed: {', '.join(self._handlers)}.",
-                    "",
-                    reason="method_not_allowed",
-                )
-            await handler(exchange)
+            await self._handlers.get(exchange.method, self._otherwise)(exchange)
         except PenstockError as error:
             await exchange.fail(error)
         except (ClientGoneError, asyncio.CancelledError):
@@ -304,3 +307,10 @@ class Endpoint:
         except Exception:
             log.exception("%s %s failed", exchange.method, self.route)
             await exchange.fail(internal())
+
+    async def _not_allowed(self, exchange: Exchange) -> None:
+        raise invalid(
+            f"{exchange.method} is not allowed here; allowed: {', '.join(self._handlers)}.",
+            "",
+            reason="method_not_allowed",
+        )

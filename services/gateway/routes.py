@@ -21,15 +21,15 @@ from services.gateway.pipeline import Gateway
 from services.gateway.rest_generation import chat_completions, completions
 from services.gateway.vector_stores import storage_away
 
-Generating = Callable[[Gateway, Exchange], Awaitable[None]]
+Plain = Callable[[Gateway, Exchange], Awaitable[None]]
 Signed = Callable[[Gateway, Exchange, Identity], Awaitable[None]]
 
 
 def application(gateway: Gateway) -> Router:
     """The ASGI application."""
 
-    def generating(handler: Generating) -> Handler:
-        """Authenticates by itself, inside its trace (pipeline.py)."""
+    def plain(handler: Plain) -> Handler:
+        """Needs no API key, or asks for it by itself: a generation does, inside its trace."""
 
         async def run(exchange: Exchange) -> None:
             await handler(gateway, exchange)
@@ -51,12 +51,9 @@ def application(gateway: Gateway) -> Router:
 
         return run
 
-    def public(handler: Generating) -> Handler:
-        return generating(handler)
-
     table: dict[str, dict[str, Handler]] = {
-        "/v1/chat/completions": {"POST": generating(chat_completions)},
-        "/v1/completions": {"POST": generating(completions)},
+        "/v1/chat/completions": {"POST": plain(chat_completions)},
+        "/v1/completions": {"POST": plain(completions)},
         "/v1/embeddings": {"POST": signed(embeddings)},
         "/v1/models": {"GET": signed(list_models)},
         "/v1/models/{model:path}": {"GET": signed(get_model)},
@@ -84,28 +81,19 @@ def application(gateway: Gateway) -> Router:
             "GET": signed(stores.get_attached),
             "DELETE": signed(stores.detach_file),
         },
-        "/healthz": {"GET": public(healthz)},
-        "/readyz": {"GET": public(readyz)},
-        "/metrics": {"GET": public(prometheus)},
+        "/healthz": {"GET": plain(healthz)},
+        "/readyz": {"GET": plain(readyz)},
+        "/metrics": {"GET": plain(prometheus)},
     }
     limit = gateway.settings.gateway.body_limit_bytes
     routes = [Route(path, Endpoint(path, methods, limit)) for path, methods in table.items()]
-    unknown = Endpoint("unknown", _AnyMethod(generating(no_such_path)), limit)
+    unknown = Endpoint("unknown", {}, limit, otherwise=plain(no_such_path))
 
     async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # nothing else is spoken here
             await unknown(scope, receive, send)
 
     return Router(routes, default=otherwise, redirect_slashes=False)
-
-
-class _AnyMethod(dict[str, Handler]):
-    def __init__(self, handler: Handler) -> None:
-        super().__init__()
-        self._handler = handler
-
-    def get(self, method: str, default: Any = None) -> Any:
-        return self._handler
 
 
 async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:
