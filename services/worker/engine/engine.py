@@ -31,9 +31,16 @@ from services.worker.engine.sequence import Sequence, Status
 
 log = logging.getLogger(__name__)
 
+MAX_FAILED_STEPS = 3
+"""In a row, in which every request failed; then it is the engine that is broken."""
+
 
 class KvTransferError(Exception):
     """KV data that does not fit the request it came for."""
+
+
+class EngineBroken(Exception):
+    """Whatever the engine runs fails, and will go on to: it must be replaced."""
 
 
 class Engine:
@@ -59,6 +66,7 @@ class Engine:
         self._arrivals = itertools.count()
         self._meter = LoadMeter()
         self._steps = 0
+        self._failed_steps = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
         """The output in the making: it gathers what happens from one step's end to the next."""
 
@@ -119,11 +127,13 @@ class Engine:
             self._finish(sequence, [], reason)
 
     def step(self) -> StepOutput:
-        """Computes one step, if there is anything to compute, and reports all since the last."""
+        """Computes one step, if there is anything to compute, and reports all since the last.
+        Raises EngineBroken."""
         output, started = self._now, now_ns()
         step = self.scheduler.schedule()
         self._report_schedule(step, started)
         outcomes = self._run(step.chunks)
+        self._raise_if_broken(outcomes)
         ended = now_ns()
         for chunk, outcome in zip(step.chunks, outcomes, strict=True):
             self._complete(chunk, outcome, started, ended)
@@ -181,6 +191,18 @@ class Engine:
                 return [self._run([chunk])[0] for chunk in chunks]
             log.exception("request %s failed", chunks[0].sequence.id)
             return [RequestError("internal", f"The model failed: {type(error).__name__}")]
+
+    def _raise_if_broken(self, outcomes: list[Outcome]) -> None:
+        """A request that fails ends alone, but some errors of a device stay until its process ends.
+        An engine that went on would fail its requests faster than others answer theirs, and so
+        look idle and draw more. A failed request runs no more, so steps in a row are of different
+        ones; those of the last step end with the engine and can go on elsewhere.
+        """
+        if outcomes:
+            failed = all(isinstance(outcome, RequestError) for outcome in outcomes)
+            self._failed_steps = self._failed_steps + 1 if failed else 0
+        if self._failed_steps == MAX_FAILED_STEPS:
+            raise EngineBroken(f"every request of the last {MAX_FAILED_STEPS} steps failed")
 
     def _complete(self, chunk: Chunk, outcome: Outcome, started_ns: int, ended_ns: int) -> None:
         sequence = chunk.sequence

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from services.worker.engine import FinishReason, Request, Sampling, Usage
+from services.worker.engine.engine import MAX_FAILED_STEPS, EngineBroken
 from services.worker.engine.scheduler import Chunk
 from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
 
@@ -188,6 +189,29 @@ def test_one_failing_request_leaves_the_others_alone(
     assert run.last["3"].error
     assert run.last["3"].error.code == "internal"
     assert [run.tokens[str(i)] for i in (0, 1, 2, 4, 5)] == [expected[i] for i in (0, 1, 2, 4, 5)]
+
+
+def test_an_engine_that_fails_every_request_ends(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(checkpoint())
+
+    def fail(chunks: list[Chunk]) -> Any:
+        raise RuntimeError("an error that stays")
+
+    def fail_steps(count: int) -> None:
+        with monkeypatch.context() as device:
+            device.setattr(engine._runner, "run", fail)
+            for number in range(count):
+                engine.add(Request(f"a{number}", PROMPT, greedy(4)))
+                engine.add(Request(f"b{number}", PROMPT, greedy(4)))
+                assert {output.error is None for output in engine.step().outputs} == {False}
+
+    for _ in range(2):  # what works in between shows that it was not the device
+        fail_steps(MAX_FAILED_STEPS - 1)
+        drive(engine, [Request("works", PROMPT, greedy(4))])
+    with pytest.raises(EngineBroken):
+        fail_steps(MAX_FAILED_STEPS)
 
 
 def test_nan_ends_its_request_alone_and_is_not_cached(checkpoint: Checkpoint) -> None:
