@@ -5,7 +5,7 @@
 -- request by one lane. Within a lane tenants share by weight (start-time fair queuing): each grant
 -- charges its tenant cost / weight of virtual time, and the tenant furthest behind is next; a
 -- tenant's own requests go in order of arrival. Nothing is charged for waiting, so a cancelled
--- request leaves no trace.
+-- request leaves no trace. What the cost, an expectation, missed is settled when the request leaves.
 --
 -- The queue is bounded, and its places are shared too: in a full one, a tenant that has less than an
 -- equal part of them takes the place of the last request of the tenant that has the most.
@@ -23,7 +23,7 @@
 --
 -- ARGV: op, router, capacity (slots), lease (s), ageing (s), then by op
 --   enter   id, tenant, lane, work (cost / weight), waited (s), limit -> see `enter`
---   leave   id...                  -> granted
+--   leave   (id, tenant, work missed)... -> granted
 --   renew   count, held id..., waiting id... -> granted, unknown
 --   status                         -> held, waiting
 -- What becomes of the calling router's requests is returned, of others' published on
@@ -102,6 +102,22 @@ local function charge(tenant, start, work)
   call('ZREMRANGEBYSCORE', key('finish'), '-inf', string.format('%.17g', virtual))
 end
 
+-- After a charge: the tenant's lanes go by its new start.
+local function restart(tenant)
+  for lane = 1, 3 do
+    if call('ZSCORE', key('lane', lane), tenant) then
+      call('ZADD', key('lane', lane), start_of(tenant), tenant)
+    end
+  end
+end
+
+-- Charges what a grant's work missed, or gives back (less than 0) as far as it is not past yet.
+local function settle(tenant, missed)
+  call('ZADD', key('finish'), start_of(tenant) + missed, tenant)
+  call('ZREMRANGEBYSCORE', key('finish'), '-inf', string.format('%.17g', clock('virtual')))
+  restart(tenant)
+end
+
 local function grant(id, tenant, start, work)
   charge(tenant, start, work)
   call('ZADD', key('held'), now + lease, id)
@@ -152,11 +168,7 @@ local function pump()
     local id = call('ZRANGE', key('line', lane, tenant), 0, 0)[1]
     local entry = forget(id)
     grant(id, tenant, start, entry.work)
-    for other = 1, 3 do
-      if call('ZSCORE', key('lane', other), tenant) then
-        call('ZADD', key('lane', other), start_of(tenant), tenant)
-      end
-    end
+    restart(tenant)
     tell(granted, 'granted', id, entry)
   end
 end
@@ -217,8 +229,12 @@ if op == 'enter' then
     tonumber(ARGV[11]))
 end
 if op == 'leave' then
-  for i = 6, #ARGV do
-    if not forget(ARGV[i]) and call('ZREM', key('held'), ARGV[i]) == 1 then note_release() end
+  for i = 6, #ARGV, 3 do
+    local id, tenant, missed = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+    if not forget(id) and call('ZREM', key('held'), id) == 1 then
+      if missed ~= 0 then settle(tenant, missed) end
+      note_release()
+    end
   end
   pump()
   return granted

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ _SOURCE = Path(__file__).with_name("admission.lua").read_text()
 _RENEW_S = 1.0  # also how long a lost grant message can delay a request
 _LEAST_ADVICE_S = 1.0
 _LEAVING_KEPT = 10_000  # ids, of each model, while Redis is away
+Leaver = tuple[str, str, float]  # id, tenant, work that was missed when it was charged
 LANE_NAMES = {1: "high", 2: "normal", 3: "low"}
 
 
@@ -46,13 +48,14 @@ class Ticket:
     model: str
     tenant: str
     lane: int  # 1 high, 2 normal, 3 low
-    cost: float  # tokens
+    cost: float  # tokens, as expected
     weight: float  # the tenant's share, > 0
     entered_s: float = field(default_factory=time.monotonic)
     before: int = 0  # requests that waited already when it came
     queued: bool = False  # it was not admitted at once
     order: str = "redis"  # or "local": which order granted it
     left: bool = False
+    used: float | None = None  # tokens, known once it leaves
     granted: "asyncio.Future[None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -60,6 +63,11 @@ class Ticket:
     @property
     def work(self) -> float:
         return self.cost / self.weight
+
+    @property
+    def missed(self) -> float:
+        """Work that the expected cost missed; less than 0: too much was charged."""
+        return 0.0 if self.used is None else (self.used - self.cost) / self.weight
 
     @property
     def waited_s(self) -> float:
@@ -93,7 +101,7 @@ class Admission:
         self._routers = routers
         self._tickets: dict[str, Ticket] = {}  # waiting or holding a slot
         self._orders: dict[str, FairOrder] = {}  # by model; used while Redis is away
-        self._leaving: dict[str, list[str]] = defaultdict(list)  # by model, to tell Redis of
+        self._leaving: dict[str, list[Leaver]] = defaultdict(list)  # by model, to tell Redis of
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._poked = asyncio.Event()
@@ -139,8 +147,10 @@ class Admission:
         self._order(ticket.model).remove(ticket.id)
         if not ticket.granted.done():
             ticket.granted.cancel()
-        self._leave_later(ticket.model, ticket.id)
+        self._leave_later(ticket.model, ticket.id, ticket)
         if self.away:
+            if ticket.holds and ticket.order == "local":
+                self._order(ticket.model).settle(ticket.tenant, ticket.missed)
             self._pump(ticket.model)
 
     def check(self) -> None:
@@ -202,7 +212,7 @@ class Admission:
             self._refuse(ticket, refusal)
         finally:
             if ticket.left:
-                self._leave_later(ticket.model, ticket.id)
+                self._leave_later(ticket.model, ticket.id, ticket)
 
     async def _enter_redis(self, ticket: Ticket) -> None:
         limit = self._settings.queue_limit
@@ -297,11 +307,14 @@ class Admission:
             else:
                 self._grant(ticket, "redis")
 
-    def _leave_later(self, model: str, id: str) -> None:
+    def _leave_later(self, model: str, id: str, ticket: Ticket | None = None) -> None:
         """Tells Redis in the background; all that leave in one turn of the loop go together."""
         if not self._leaving:
             self._spawn(self._tell_leaving(), "admission leave")
-        self._leaving[model].append(id)
+        if ticket and ticket.order == "redis":  # it settles what it charged, and no other's
+            self._leaving[model].append((id, ticket.tenant, ticket.missed))
+        else:
+            self._leaving[model].append((id, "", 0.0))
 
     async def _tell_leaving(self) -> None:
         """What cannot be told now is told when Redis is back; should it be too much, leases end."""
@@ -309,7 +322,7 @@ class Admission:
         if not self.away:
             with self._watching_redis():
                 for model in list(leaving):
-                    granted = await self._call(model, "leave", *leaving[model])
+                    granted = await self._call(model, "leave", *chain(*leaving[model]))
                     del leaving[model]
                     self._take_grants(model, granted)
         for model, ids in leaving.items():

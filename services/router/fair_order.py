@@ -70,6 +70,12 @@ class FairOrder:
         """Accounts for a request that is granted without having waited."""
         self._charge(tenant, self._start_of(tenant), work)
 
+    def settle(self, tenant: str, missed: float) -> None:
+        """Charges what a granted request's work missed, or gives back, if it is negative."""
+        self._finish[tenant] = self._start_of(tenant) + missed
+        self._forget_past()
+        self._restart(tenant)
+
     def pop(self, now_s: float) -> str | None:
         """The next request's id; it leaves the order and is charged."""
         self._lift(now_s)
@@ -85,9 +91,7 @@ class FairOrder:
         del self._waiting[request.id]
         self._take(request)
         self._charge(tenant, start, request.work)
-        for starts in self._starts.values():
-            if tenant in starts:
-                starts[tenant] = self._start_of(tenant)
+        self._restart(tenant)
         return request.id
 
     def _line(self, lane: int, tenant: str) -> list[Waiting]:
@@ -100,6 +104,12 @@ class FairOrder:
         starts = self._starts[request.lane]
         starts[request.tenant] = min(start, starts.get(request.tenant, start))
 
+    def _restart(self, tenant: str) -> None:
+        """After a charge: the tenant's lanes go by its new start."""
+        for starts in self._starts.values():
+            if tenant in starts:
+                starts[tenant] = self._start_of(tenant)
+
     def _take(self, request: Waiting) -> None:
         """Its tenant leaves the lane with its last request there."""
         others = (r for r in self._line(request.lane, request.tenant) if r is not request)
@@ -109,6 +119,9 @@ class FairOrder:
     def _charge(self, tenant: str, start: float, work: float) -> None:
         self._virtual = max(self._virtual, start)
         self._finish[tenant] = start + work
+        self._forget_past()
+
+    def _forget_past(self) -> None:
         self._finish = {t: f for t, f in self._finish.items() if f > self._virtual}
 
     def _lift(self, now_s: float) -> None:

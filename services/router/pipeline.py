@@ -94,6 +94,8 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
                     lost.append(loss)
                     split = _after_loss(router, loss, split, len(lost))
     finally:
+        used = len(request.prompt_token_ids) + len(answer.tokens)
+        ticket.used = used if ticket.holds else 0
         router.admission.leave(ticket)
         _account(span, answer)
 

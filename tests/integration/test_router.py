@@ -175,6 +175,32 @@ async def test_one_worker(stack):
     assert again.decisions["split"].reasons["uncached_tokens"] == "8"
 
 
+async def test_an_answer_is_settled_by_its_length(stack):
+    """Tenants of equal expectations: the one whose answers are long has fewer of them."""
+    worker = await stack.worker("w1", max_running=1)
+    link = await stack.router()
+    worker.gate.clear()
+    order: list[str] = []
+
+    async def finish(tenant: str, answer: Answered) -> None:
+        await answer.whole()
+        order.append(tenant)
+
+    async def queued(count: int) -> bool:
+        return (await stack.status()).queued == count
+
+    running = ask(link)
+    await until(lambda: worker.running == 1)
+    tasks = []
+    for count, (tenant, tokens) in enumerate([("long", 500), ("short", 128)] * 3):
+        tasks.append(asyncio.create_task(finish(tenant, ask(link, [1], tokens, tenant=tenant))))
+        await until(lambda count=count: queued(count + 1))
+    worker.gate.set()
+    await running.whole()
+    await asyncio.gather(*tasks)
+    assert order == ["long", "short", "short", "short", "long", "long"]
+
+
 async def test_an_open_answer_is_charged_as_expected(stack):
     worker = await stack.worker("w1")
     worker.fail_with = invalid("the rest does not matter", "", stage="worker")

@@ -43,6 +43,10 @@ class LuaAdmission:
     def enter(self, capacity, id, tenant, lane=2, work=1.0, waited=0.0, limit=1000, router="r1"):
         return self.call(capacity, "enter", id, tenant, lane, work, waited, limit, router=router)
 
+    def leave(self, capacity, *ids, tenant="", missed=0.0):
+        leavers = [part for id in ids for part in (id, tenant, missed)]
+        return self.call(capacity, "leave", *leavers)
+
     def tenants(self) -> dict[str, int]:
         """How many requests of each wait, as the script counts them."""
         counts = self.redis.zrange(f"{self.root}:tenants", 0, -1, withscores=True)
@@ -70,7 +74,9 @@ ENTER = st.tuples(
     st.integers(1, 3),
     st.sampled_from([1.0, 2.5, 8.0, 100.0]),
 )
-LEAVE_HELD = st.tuples(st.just("leave held"), st.integers(0, 10))
+LEAVE_HELD = st.tuples(
+    st.just("leave held"), st.integers(0, 10), st.sampled_from([0.0, -0.5, -100.0, 4.0])
+)
 LEAVE_WAITING = st.tuples(st.just("leave waiting"), st.integers(0, 10))
 
 
@@ -125,20 +131,23 @@ def test_the_script_is_the_order(redis_url, flood, ops, capacity, limit):
                     waiting.remove(place)
                 assert (state, displaced) == (expected, [place] if place else [])
             elif op == "leave held" and held:
-                id = held.pop(args[0] % len(held))
-                assert lua.call(capacity, "leave", id) == pump()
+                number, missed = args
+                id = held.pop(number % len(held))
+                order.settle(tenants[id], missed)
+                granted = lua.leave(capacity, id, tenant=tenants[id], missed=missed)
+                assert granted == pump()
             elif op == "leave waiting" and waiting:
                 id = waiting.pop(args[0] % len(waiting))
                 order.remove(id)
-                assert lua.call(capacity, "leave", id) == []
+                assert lua.leave(capacity, id) == []
             assert lua.call(capacity, "status") == [len(held), len(waiting)]
             assert lua.tenants() == Counter(tenants[id] for id in waiting)
             assert len(held) == capacity or not waiting
         while held:
-            lua.call(capacity, "leave", *held)
+            lua.leave(capacity, *held)
             held.clear()
             pump()
-        lua.call(0, "leave", *waiting)
+        lua.leave(0, *waiting)
         assert lua.keys() <= {"clock", "finish"}
     finally:
         lua.close()
@@ -157,10 +166,35 @@ def test_tenants_share_by_weight(lua):
     served = dict.fromkeys(weights, 0.0)
     running = ["first"]
     for _ in range(100):
-        running = lua.call(1, "leave", *running)
+        running = lua.leave(1, *running)
         served[running[0][0]] += costs[running[0]]
     assert served["b"] / served["a"] == pytest.approx(2, rel=0.25)
     assert served["c"] / served["a"] == pytest.approx(4, rel=0.25)
+
+
+def test_what_the_cost_missed_is_settled(lua):
+    """By expectation all requests cost the same; one tenant's turn out nine times as long."""
+    lua.enter(1, "first", "x")
+    for n in range(40):
+        lua.enter(1, f"a{n}", "a", work=1)
+        lua.enter(1, f"b{n}", "b", work=1)
+    running = lua.leave(1, "first", tenant="x")[0]
+    served = Counter[str]()
+    for _ in range(40):
+        served[running[0]] += 1
+        missed = 8 if running[0] == "a" else 0
+        running = lua.leave(1, running, tenant=running[0], missed=missed)[0]
+    assert served["b"] / served["a"] == pytest.approx(9, rel=0.2)
+
+
+def test_what_was_not_used_is_given_back_once(lua):
+    lua.enter(1, "a0", "a", work=10)
+    lua.enter(1, "a1", "a", work=1)
+    lua.enter(1, "b0", "b", work=1)
+    assert lua.leave(1, "a0", tenant="a", missed=-10) == ["a1"]  # equals, the first by name
+    assert lua.leave(1, "a0", tenant="a", missed=-10) == []
+    lua.enter(1, "a2", "a", work=1)
+    assert lua.leave(1, "a1", tenant="a") == ["b0"]
 
 
 def test_a_flood_does_not_delay_another_tenant(lua):
@@ -168,7 +202,7 @@ def test_a_flood_does_not_delay_another_tenant(lua):
     for n in range(100):
         lua.enter(1, f"f{n}", "flood")
     lua.enter(1, "other", "calm")
-    assert lua.call(1, "leave", "first") == ["other"]
+    assert lua.leave(1, "first") == ["other"]
 
 
 def test_a_flood_leaves_the_queue_open_to_others(lua):
@@ -213,7 +247,7 @@ def test_no_request_starves(redis_url):
         running, began, n = ["first"], time.monotonic(), 0
         while running != ["low"]:
             lua.enter(1, f"h{n}", "high", lane=1)
-            running = lua.call(1, "leave", *running)
+            running = lua.leave(1, *running)
             n += 1
             assert time.monotonic() - began < 5
         assert time.monotonic() - began > 0.35  # it did wait for two lifts
@@ -234,9 +268,9 @@ def test_full_queue_advises_from_the_drain_rate(lua):
     lua.enter(1, "a", "t")
     for id in "bcd":
         lua.enter(1, id, "t")
-    lua.call(1, "leave", "a")
+    lua.leave(1, "a")
     time.sleep(0.2)  # the interval that is measured
-    lua.call(1, "leave", "b")
+    lua.leave(1, "b")
     lua.enter(1, "e", "t")
     state, _, before, advice, _ = lua.enter(1, "f", "t", limit=2)
     assert (state, before) == ("full", 2)
@@ -268,7 +302,7 @@ def test_grants_of_other_routers_are_published(lua):
     listener.get_message(timeout=5)
     lua.enter(1, "a", "t")
     lua.enter(1, "b", "t", router="r2")
-    assert lua.call(1, "leave", "a") == []
+    assert lua.leave(1, "a") == []
     deadline = time.monotonic() + 5
     message = None
     while message is None and time.monotonic() < deadline:
