@@ -1,11 +1,12 @@
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from services.cli.main import main
-from services.cli.stack import find_running, local_models, state_file
+from services.cli.stack import Running, find_running, local_models, state_file
 from services.common.config import Settings
 
 
@@ -30,11 +31,11 @@ def test_the_shipped_model_is_the_default() -> None:
 def test_a_running_penstock_is_found_only_while_it_runs(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     assert find_running(settings) is None
-    state = {"url": "u", "redis_url": "r", "namespace": "n", "key": "k", "pid": os.getpid()}
+    state = asdict(Running("u", "g", "r", "n", "k", os.getpid()))
     state_file(settings).write_text(json.dumps(state))
     running = find_running(settings)
     assert running is not None
-    assert running.url == "u"
+    assert (running.url, running.grpc) == ("u", "g")
     state_file(settings).write_text(json.dumps({**state, "pid": 2**22 - 1}))
     assert find_running(settings) is None
     state_file(settings).write_text("half a fi")
