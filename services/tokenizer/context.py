@@ -60,6 +60,7 @@ def assemble(model: ServedModel, request: PromptRequest) -> Prompt:
         case "chat":
             return _assemble_chat(model, request.chat, max_tokens)
         case "text":
+            _check_window(model, model.encoder.least(request.text), 0, "prompt")
             encoding = model.tokenizer.encode(request.text, add_special_tokens=True)
             added = sum(encoding.special_tokens_mask)
             return _assemble_completion(model, encoding.ids, added, max_tokens)
@@ -92,23 +93,35 @@ def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
     _check_window(model, 0, max_tokens, "messages")
     budget = model.window - (max_tokens or least_output(model.window))
     cuttable = _cuttable(chat.messages, chat.passages)
-    best: _Candidate | None = None  # the longest that fits, or the shortest
+    best: tuple[_Candidate, Encoded] | None = None  # the longest that fits so far
 
     def fits(kept: int) -> bool:
         nonlocal best
+        if kept == 0:  # known when anything is cut
+            return True
         candidate = _Candidate.make(model, chat, cuttable, kept)
-        it_does = len(candidate.encoded) <= budget
-        if it_does or kept == 0:
-            best = candidate
-        return it_does
+        if model.encoder.least(candidate.rendered.text) > budget:
+            return False
+        encoded = model.encoder.encode(candidate.rendered)
+        if len(encoded) > budget:
+            return False
+        best = candidate, encoded
+        return True
 
     characters = sum(len(m.content) for m in chat.messages)
     characters += sum(len(p.title) + len(p.text) for p in chat.passages)
-    if characters > model.window * _CHARACTERS_PER_TOKEN or not fits(len(cuttable)):
-        _most_that_fits(fits, _guess(model, chat, cuttable, budget), len(cuttable))
+    whole = len(cuttable)
+    if not whole or characters > model.window * _CHARACTERS_PER_TOKEN or not fits(whole):
+        least = _Candidate.make(model, chat, cuttable, 0)
+        _check_window(model, model.encoder.least(least.rendered.text), 0, "messages")
+        best = least, model.encoder.encode(least.rendered)
+        left = budget - len(best[1])
+        if left >= 0 and whole:
+            _most_that_fits(fits, _guess(model, chat, cuttable, left), whole)
     assert best is not None
-    _check_window(model, len(best.encoded), max_tokens, "messages")
-    return _prompt(model, best.encoded.ids, max_tokens, best.plan(chat))
+    candidate, encoded = best
+    _check_window(model, len(encoded), max_tokens, "messages")
+    return _prompt(model, encoded.ids, max_tokens, candidate.plan(chat, encoded))
 
 
 def _check_chat(model: ServedModel, chat: Chat) -> None:
@@ -126,8 +139,8 @@ def _check_chat(model: ServedModel, chat: Chat) -> None:
 
 def _check_window(model: ServedModel, prompt: int, max_tokens: int, param: str) -> None:
     """`prompt` tokens and what is to follow them must fit."""
-    need = "messages need at least" if param == "messages" else "prompt needs"
-    said = f"the context window is {model.window} tokens: the {need} {prompt}"
+    need = "messages need" if param == "messages" else "prompt needs"
+    said = f"the context window is {model.window} tokens: the {need} at least {prompt}"
     if max_tokens:
         said += f" and max_tokens asks for {max_tokens}"
     if prompt >= model.window:
@@ -169,7 +182,6 @@ def _cuttable(messages: Sequence[Message], passages: Sequence[Passage]) -> list[
 class _Candidate(NamedTuple):
     """The prompt when the first `kept` of what may be cut is kept."""
 
-    encoded: Encoded
     rendered: Rendered
     messages: list[int]  # indices of those kept
     passages: int  # the first so many are kept
@@ -189,10 +201,9 @@ class _Candidate(NamedTuple):
         except NotRenderableError as error:
             at = "" if error.index is None else f"[{messages[error.index]}]"
             raise invalid(error.why, f"messages{at}") from None
-        encoded = model.encoder.encode(rendered)
-        return cls(encoded, rendered, messages, passages)
+        return cls(rendered, messages, passages)
 
-    def plan(self, chat: Chat) -> PromptPlan:
+    def plan(self, chat: Chat, encoded: Encoded) -> PromptPlan:
         """Counts each part's tokens. A token belongs to the part in which its first character
         stands, so the parts add up to the prompt exactly; what is no message's and no passage's is
         the template's.
@@ -204,8 +215,8 @@ class _Candidate(NamedTuple):
             messages_dropped=len(chat.messages) - len(self.messages),
         )
         for span in self.rendered.spans:
-            tokens = self.encoded.tokens_before(span.end)
-            tokens -= self.encoded.tokens_before(span.start)
+            tokens = encoded.tokens_before(span.end)
+            tokens -= encoded.tokens_before(span.start)
             if span.kind == "passage":
                 plan.passages += tokens
                 continue
@@ -217,7 +228,7 @@ class _Candidate(NamedTuple):
             else:
                 plan.history += tokens
         shown = plan.system + plan.history + plan.passages + plan.user
-        plan.template = len(self.encoded) - shown
+        plan.template = len(encoded) - shown
         return plan
 
 
@@ -228,23 +239,19 @@ def _guess(model: ServedModel, chat: Chat, cuttable: list[_Cuttable], budget: in
     """About how many of `cuttable` fit, from their tokens one by one; looks at no more text than
     the budget takes.
     """
-    droppable = {index for item in cuttable for index in item.messages}
-    for index, message in enumerate(chat.messages):
-        if index not in droppable:
-            budget -= _estimate(model, message.content)
     for kept, item in enumerate(cuttable):
-        for index in item.messages:
-            budget -= _estimate(model, chat.messages[index].content)
+        texts = [chat.messages[index].content for index in item.messages]
         if item.passage is not None:
             passage = chat.passages[item.passage]
-            budget -= _estimate(model, f"{passage.title} {passage.text}")
+            texts.append(f"{passage.title} {passage.text}")
+        for text in texts:
+            if model.encoder.least(text) > budget:
+                return kept
+            encoding = model.tokenizer.encode(text, add_special_tokens=False)
+            budget -= len(encoding) + _MARKERS_PER_MESSAGE
         if budget < 0:
             return kept
     return len(cuttable)
-
-
-def _estimate(model: ServedModel, text: str) -> int:
-    return len(model.tokenizer.encode(text, add_special_tokens=False)) + _MARKERS_PER_MESSAGE
 
 
 def _most_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:

@@ -1,9 +1,13 @@
 """What goes into the window, what is cut, and that the plan accounts for every token."""
 
+import copy
+from dataclasses import replace
+
 import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Encoding, Tokenizer
 
 from protos.common_pb2 import Sampling
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
@@ -152,7 +156,7 @@ def longest_that_fits(model: ServedModel, request: PromptRequest, budget: int) -
     cuttable = _cuttable(request.chat.messages, request.chat.passages)
     for kept in range(len(cuttable), -1, -1):
         tried = _Candidate.make(model, request.chat, cuttable, kept)
-        if len(tried.encoded) <= budget or kept == 0:
+        if len(model.encoder.encode(tried.rendered)) <= budget or kept == 0:
             return tried.passages, len(request.chat.messages) - len(tried.messages)
     raise AssertionError
 
@@ -180,6 +184,47 @@ def test_what_cannot_be_cut_is_refused_with_figures(model: ServedModel) -> None:
     assert (error.param, error.reason) == ("messages", "context_length_exceeded")
     assert "512" in error.message
     assert "penstock" not in error.message
+
+
+class Counting:
+    """A tokenizer that notes the length of what it encodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.lengths: list[int] = []
+
+    def encode(self, text: str, **options: bool) -> Encoding:
+        self.lengths.append(len(text))
+        return self._tokenizer.encode(text, **options)
+
+
+def counting(model: ServedModel) -> tuple[ServedModel, list[int]]:
+    tokenizer = Counting(model.tokenizer)
+    encoder = copy.copy(model.encoder)
+    encoder._tokenizer = tokenizer  # type: ignore[assignment]
+    return replace(model, tokenizer=tokenizer, encoder=encoder), tokenizer.lengths  # type: ignore[arg-type]
+
+
+def test_the_hopelessly_long_is_refused_before_it_is_tokenized(model: ServedModel) -> None:
+    counted, lengths = counting(model)
+    huge = LONG * 2000
+    for request in (
+        chat([("user", huge)]),
+        chat([("user", "old"), ("assistant", "past"), ("user", huge)], (LONG,)),
+        PromptRequest(text=huge),
+    ):
+        assert refusal(counted, request).reason == "context_length_exceeded"
+    assert lengths == []
+    assert assemble(counted, chat([("user", "hi")], (huge,))).plan.passages_dropped == 1
+    assert max(lengths) < 1000
+    assert assemble(counted, chat([("user", " " * 10), ("user", "hi")])).token_ids
+
+
+def test_what_is_too_long_is_tokenized_once(model: ServedModel) -> None:
+    counted, lengths = counting(model)
+    long = "qx" * 300  # no merges: more tokens than the window, but few characters
+    assert refusal(counted, chat([("user", long)])).reason == "context_length_exceeded"
+    assert len(lengths) == 1
 
 
 def test_too_many_tokens_asked_for_are_refused_by_their_name(model: ServedModel) -> None:
