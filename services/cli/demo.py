@@ -2,15 +2,13 @@
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
-
 from services.cli import client
+from services.cli.console import console
 from services.cli.up import add_stack_arguments, report, stack
 from services.cli.waterfall import print_record
 
@@ -68,9 +66,9 @@ def _index(api: httpx.Client, documents: list[Path]) -> str:
 
 
 def _ask(api: httpx.Client, store: str, question: str) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(f"\n[bold]Question[/]  {question}")
-    console.print("[bold]Answer[/]    ", end="")
+    out = console()
+    out.print(f"\n[bold]Question[/]  {question}")
+    out.print("[bold]Answer[/]    ", end="")
     body: dict[str, Any] = {
         "model": client.checked(api.get("/v1/models"))["data"][0]["id"],
         "messages": [{"role": "user", "content": question}],
@@ -94,10 +92,10 @@ def _ask(api: httpx.Client, store: str, question: str) -> None:
     if not "".join(answer).strip():
         raise RuntimeError("the answer is empty")
     for citation in {c["filename"]: c for c in cited}.values():
-        console.print(f"[bold]Cites[/]     {citation['filename']}")
-    console.print(f"[bold]Usage[/]     {_usage(seen['usage'])}\n")
+        out.print(f"[bold]Cites[/]     {citation['filename']}")
+    out.print(f"[bold]Usage[/]     {_usage(seen['usage'])}\n")
     record = client.checked(api.get(f"/v1/requests/{seen['request_id']}"))
-    print_record(console, record)
+    print_record(out, record)
 
 
 def _usage(usage: dict[str, Any]) -> str:

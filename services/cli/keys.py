@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import time
 
-from rich.console import Console
 from rich.table import Table
 
+from services.cli.console import console
 from services.cli.stack import find_running
 from services.common.config import Settings
 from services.common.redis import RedisAway, connect
@@ -83,5 +83,5 @@ async def _act(store: KeyStore, arguments: argparse.Namespace) -> int:
             time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created)),
             "yes" if record.revoked else "",
         )
-    Console().print(table)
+    console().print(table)
     return 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -109,6 +110,7 @@ class Stack:
 
         from services.app import APPLICATION
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # progress is told here
         self._report("ray: starting")
         ray.init(
             address="local",

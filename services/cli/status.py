@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
+from services.cli.console import console
 from services.cli.stack import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
@@ -34,10 +35,10 @@ async def _main() -> int:
         raise RuntimeError(f"no registry: Redis at {settings.redis_url} cannot be reached")
     if not replicas:
         raise RuntimeError(f"nothing is registered in Redis at {settings.redis_url}")
-    console = Console()
-    console.print(_services_table(replicas))
+    out = console()
+    out.print(_services_table(replicas))
     for router in (r for r in replicas if r.service == "router"):
-        await _print_router(console, router)
+        await _print_router(out, router)
     return 0
 
 
@@ -64,13 +65,13 @@ def _services_table(replicas: list[Replica]) -> Table:
     return table
 
 
-async def _print_router(console: Console, router: Replica) -> None:
+async def _print_router(out: Console, router: Replica) -> None:
     async with grpc.aio.insecure_channel(router.address) as channel:
         stub = router_pb2_grpc.RouterStub(channel)
         try:
             seen = await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
         except grpc.aio.AioRpcError as error:
-            console.print(f"{router.id} does not answer: {error.code().name}")
+            out.print(f"{router.id} does not answer: {error.code().name}")
             return
     table = Table(
         "worker",
@@ -98,4 +99,4 @@ async def _print_router(console: Console, router: Replica) -> None:
             f"{used:.0%}",
             str(worker.steps),
         )
-    console.print(table)
+    out.print(table)

@@ -23,12 +23,17 @@ def _waterfall(spans: list[dict[str, Any]]) -> Table:
         bar = " " * min(start, _BAR - 1) + "━" * min(width, _BAR - min(start, _BAR - 1))
         table.add_row(
             span["service"],
-            "  " * depth + span["name"],
+            "  " * depth + _label(span),
             f"{span['start_ms']:.1f}",
             f"{span['duration_ms']:.1f}",
             bar,
         )
     return table
+
+
+def _label(span: dict[str, Any]) -> str:
+    mode = span["attributes"].get("mode")
+    return f"{span['name']} ({mode})" if mode else str(span["name"])
 
 
 def _in_tree_order(spans: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
