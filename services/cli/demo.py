@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from services.cli import client
 from services.cli.console import console
 from services.cli.up import add_stack_arguments, report, stack
