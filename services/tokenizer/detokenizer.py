@@ -78,10 +78,11 @@ class JoiningDetokenizer:
     def push(self, token_ids: Iterable[int]) -> str:
         text = ""
         for id in token_ids:
-            if id in self._special:
+            if id in self._special or self._tokenizer.id_to_token(id) is None:
                 continue
             byte = self._byte_tokens.get(id)
-            if byte is not None:
+            # A first space is joined: the decoder may strip it, however it is written.
+            if byte is not None and (byte != b" " or self._context or self._run):
                 text += self._decode_bytes(byte)
                 self._run.append(id)
                 continue

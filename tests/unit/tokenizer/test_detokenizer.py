@@ -58,6 +58,20 @@ def test_random_ids_come_back_as_decode_gives_them(kind: str, data: st.DataObjec
     assert text == tokenizer.decode(ids)
 
 
+def test_an_id_of_no_token_does_not_part_a_character() -> None:
+    tokenizer = made("metaspace")
+    first, last = (tokenizer.token_to_id(token) for token in ("<0xC2>", "<0x80>"))
+    ids = [first, tokenizer.get_vocab_size() + 3, last]
+    assert "".join(streamed(tokenizer, ids, range(9))) == tokenizer.decode(ids) == "\x80"
+
+
+def test_a_space_as_a_byte_is_joined_as_any_space() -> None:
+    tokenizer = made("metaspace")
+    space, letter = (tokenizer.token_to_id(token) for token in ("<0x20>", "<0x61>"))
+    for ids in ([space], [space, space], [letter, space], [space, letter, space, letter]):
+        assert "".join(streamed(tokenizer, ids, range(9))) == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace", "unigram"])
 def test_a_character_never_comes_in_part(kind: str) -> None:
     tokenizer = made(kind)
