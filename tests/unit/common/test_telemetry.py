@@ -1,7 +1,17 @@
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 
 from services.common.telemetry import Telemetry, _JsonLines, decision, remote_parent, traceparent
 
@@ -82,3 +92,30 @@ def test_a_log_line_is_one_json_object_with_its_trace() -> None:
     assert line["message"] == "hi there"
     assert line["service"] == "gateway"
     assert line["trace_id"] == f"{span.get_span_context().trace_id:032x}"
+
+
+def test_spans_go_to_a_collector_when_an_endpoint_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received: list[ExportTraceServiceRequest] = []
+
+    class Collector(TraceServiceServicer):
+        def Export(self, request: ExportTraceServiceRequest, context: object) -> object:
+            received.append(request)
+            return ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_TraceServiceServicer_to_server(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    telemetry = Telemetry("router", "router-1")
+    with telemetry.span("router", mode="split"):
+        pass
+    telemetry.close()
+    server.stop(0)
+    (resource,) = received[0].resource_spans
+    attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
+    assert attributes["service.name"] == "router"
+    assert attributes["service.instance.id"] == "router-1"
+    assert [s.name for s in resource.scope_spans[0].spans] == ["router"]
