@@ -4,9 +4,7 @@ import argparse
 import asyncio
 import time
 
-from rich.table import Table
-
-from services.cli.console import console
+from services.cli.console import console, folding_table
 from services.cli.stack import find_running
 from services.common.config import Settings
 from services.common.redis import RedisAway, connect
@@ -71,7 +69,9 @@ async def _act(store: KeyStore, arguments: argparse.Namespace) -> int:
         if not await store.revoke(arguments.id):
             raise ValueError(f"there is no key {arguments.id!r}")
         return 0
-    table = Table("id", "tenant", "name", "priority", "weight", "models", "created", "revoked")
+    table = folding_table(
+        "id", "tenant", "name", "priority", "weight", "models", "created", "revoked"
+    )
     for record in await store.list():
         table.add_row(
             record.id,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -16,6 +17,7 @@ from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
 from services.gateway.keys import KeyStore, key_hash
+from services.worker.engine.model_config import UnsupportedModel, read_config
 
 Report = Callable[[str], None]
 _START_TIMEOUT_S = 300.0  # a large checkpoint takes long to load; progress shows what is waited for
@@ -76,6 +78,10 @@ class Stack:
                 f"Penstock already runs here at {other.url} (pid {other.pid}); "
                 "stop it, or choose another PENSTOCK_DATA_DIR"
             )
+        # What can be told now is told now, not by a replica that fails a minute later.
+        for model in self._settings.models:
+            _check_checkpoint(model)
+        _check_port(self._settings.gateway.host, self._settings.gateway.port)
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
         settings = self._start_redis()
         self._start_ray()
@@ -171,6 +177,32 @@ class Stack:
         path.touch(mode=0o600)
         path.write_text(json.dumps(asdict(running)))
         self._undo.callback(path.unlink, missing_ok=True)
+
+
+def _check_checkpoint(model: ModelSpec) -> None:
+    """Raises RuntimeError that says what a local checkpoint lacks; hub ids are left to the hub."""
+    folder = Path(model.path)
+    if not folder.is_dir():
+        if folder.is_absolute() or model.path.startswith(("~", ".")) or model.path.count("/") != 1:
+            raise RuntimeError(f"model {model.name!r}: there is no folder {model.path}")
+        return
+    try:
+        read_config(folder)
+    except UnsupportedModel as error:
+        raise RuntimeError(f"model {model.name!r}: {error}") from error
+    for pattern in ("*.safetensors", "tokenizer.json"):
+        if not any(folder.glob(pattern)):
+            raise RuntimeError(f"model {model.name!r}: {folder} has no {pattern}")
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raises RuntimeError when something listens there already."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise RuntimeError(f"port {port} on {host}: {error.strerror}; try --port 0") from error
 
 
 def _wanted(settings: Settings, prefill: int, decode: int) -> dict[tuple[str, str], int]:

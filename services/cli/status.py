@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
-from services.cli.console import console
+from services.cli.console import console, folding_table
 from services.cli.stack import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
@@ -31,6 +31,11 @@ async def _main() -> int:
     if running is not None and "redis_url" not in settings.model_fields_set:
         settings.redis_url, settings.namespace = running.redis_url, running.namespace
     replicas = await _registered(settings)
+    if replicas is None and running is None:
+        raise RuntimeError(
+            f"no Penstock runs with the data directory {settings.data_dir}, and Redis at "
+            f"{settings.redis_url} cannot be reached; start one with `penstock up`"
+        )
     if replicas is None:
         raise RuntimeError(f"no registry: Redis at {settings.redis_url} cannot be reached")
     if not replicas:
@@ -58,7 +63,7 @@ async def _registered(settings: Settings) -> list[Replica] | None:
 
 
 def _services_table(replicas: list[Replica]) -> Table:
-    table = Table("service", "replica", "address", "pid", "facts", title="Replicas")
+    table = folding_table("service", "replica", "address", "pid", "facts", title="Replicas")
     for replica in replicas:
         facts = ", ".join(f"{key}={value}" for key, value in replica.facts.items())
         table.add_row(replica.service, replica.id, replica.address, str(replica.pid), facts)
@@ -73,7 +78,7 @@ async def _print_router(out: Console, router: Replica) -> None:
         except grpc.aio.AioRpcError as error:
             out.print(f"{router.id} does not answer: {error.code().name}")
             return
-    table = Table(
+    table = folding_table(
         "worker",
         "role",
         "model",

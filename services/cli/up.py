@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 from services.cli.stack import Stack, local_models
 from services.common.config import Settings
@@ -12,7 +13,9 @@ from services.common.config import Settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stack_arguments(parser)
     parser.add_argument(
-        "--port", type=int, help="HTTP port (default 8000; 0: a free one); gRPC: the next"
+        "--port",
+        type=_whole(0, 65535),
+        help="HTTP port (default 8000; 0: a free one); gRPC: the next",
     )
 
 
@@ -30,22 +33,34 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prefill",
-        type=int,
+        type=_whole(0),
         default=1,
         metavar="N",
         help="prefill workers a model; 0: the decode workers do both (default 1)",
     )
     parser.add_argument(
-        "--decode", type=int, default=1, metavar="N", help="decode workers a model (default 1)"
+        "--decode",
+        type=_whole(1),
+        default=1,
+        metavar="N",
+        help="decode workers a model (default 1)",
     )
+
+
+def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:
+    """An argument's type: a whole number within bounds."""
+
+    def parse(text: str) -> int:
+        if not text.lstrip("-").isdecimal() or not least <= int(text) <= most:
+            bounds = f"from {least} to {most}" if most < 2**31 else f"of at least {least}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {bounds}")
+        return int(text)
+
+    return parse
 
 
 def stack(arguments: argparse.Namespace, port: int | None) -> Stack:
     """The Stack that the arguments ask for. Raises ValueError that names a wrong one."""
-    if arguments.prefill < 0:
-        raise ValueError(f"--prefill must not be negative, is {arguments.prefill}")
-    if arguments.decode < 1:
-        raise ValueError(f"--decode must be at least 1, is {arguments.decode}")
     settings = Settings()
     changes: dict[str, object] = {}
     if arguments.model or not settings.models:

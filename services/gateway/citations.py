@@ -9,6 +9,14 @@ from protos.common_pb2 import Passage
 _MARK = re.compile(r"\[(\d{1,3})\]")
 
 
+_HEADINGS = " › "  # retrieval titles a passage "document › heading › …"
+
+
+def filename(passage: Passage) -> str:
+    """Of the passage's document: its title without the headings above the passage."""
+    return passage.title.split(_HEADINGS, 1)[0]
+
+
 def annotations(text: str, passages: Sequence[Passage]) -> list[dict[str, Any]]:
     """One `file_citation` for each mark in `text` that names one of `passages`, from 1 on.
 
@@ -25,7 +33,7 @@ def annotations(text: str, passages: Sequence[Passage]) -> list[dict[str, Any]]:
                     "type": "file_citation",
                     "index": mark.start(),
                     "file_id": passage.source_id or None,
-                    "filename": passage.title,
+                    "filename": filename(passage),
                 }
             )
     return found

@@ -17,7 +17,7 @@ from protos.gateway_pb2 import (
     PublicListModelsRequest,
     SamplingOptions,
 )
-from protos.tokenizer_pb2 import TextDelta
+from protos.tokenizer_pb2 import ModelInfo, TextDelta
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
@@ -147,6 +147,8 @@ class Inference(gateway_pb2_grpc.InferenceServicer):
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
             identity = await self._gateway.auth.identify(metadata.get("authorization"))
             models = await self._gateway.models.all()
+            if embedding := self._gateway.retrieval.embedding_model:
+                models.append(ModelInfo(name=embedding))
             usable = [m for m in models if identity.models is None or m.name in identity.models]
             return PublicListModelsReply(models=usable)
 

@@ -3,7 +3,7 @@
 "penstock": {
   "request_id": "req_…",                          for GET /v1/requests/{id}
   "plan": {"window": …, "system": …, …},          tokens per part of the prompt
-  "passages": [{"index", "file_id", "filename", "score"}, …],   those in the prompt, as cited
+  "passages": [{"index", "file_id", "filename", "title", "score"}, …],   in the prompt, as cited
   "warning": "…"                                  only if something asked for was left out
 }
 """
@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from protos.common_pb2 import FINISH_LENGTH
-from services.gateway.citations import annotations
+from services.gateway.citations import annotations, filename
 from services.gateway.prompt import Answer
 
 DONE = b"data: [DONE]\n\n"
@@ -60,7 +60,8 @@ def extension(answer: Answer) -> dict[str, Any]:
             {
                 "index": index,
                 "file_id": passage.source_id or None,
-                "filename": passage.title,
+                "filename": filename(passage),
+                "title": passage.title,
                 "score": round(passage.score, 4),
             }
             for index, passage in enumerate(answer.passages_used, 1)

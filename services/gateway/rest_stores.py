@@ -11,6 +11,7 @@ from protos.common_pb2 import Record
 from protos.retrieval_pb2 import SearchRequest
 from services.common.errors import invalid
 from services.gateway.auth import Identity
+from services.gateway.citations import filename
 from services.gateway.files import PURPOSE
 from services.gateway.generation_schema import Name, as_list
 from services.gateway.http import Exchange
@@ -35,8 +36,8 @@ class FileList(PageQuery):
 
 
 async def create_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
-    filename, content = await _upload(exchange)
-    record = await gateway.files.create(identity.tenant, filename, content)
+    name, content = await _upload(exchange)
+    record = await gateway.files.create(identity.tenant, name, content)
     await exchange.reply_json(record.as_json())
 
 
@@ -206,9 +207,9 @@ async def search_store(gateway: Gateway, exchange: Exchange, identity: Identity)
     found: list[dict[str, Any]] = [
         {
             "file_id": passage.source_id,
-            "filename": passage.title,
+            "filename": filename(passage),
             "score": passage.score,
-            "attributes": {},
+            "attributes": {"title": passage.title},
             "content": [{"type": "text", "text": passage.text}],
         }
         for passage in reply.passages

@@ -3,15 +3,20 @@
 from collections.abc import Iterable
 
 from protos import worker_pb2
-from services.worker.engine import KvEvents, Load
+from services.worker.engine import KvEvents, Load, ModelInfo
 
 
 class News:
     """Turns engine steps into `WorkerNews`, and keeps the set of held blocks for snapshots."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: ModelInfo, max_running: int) -> None:
         self._held: dict[bytes, None] = {}  # in the order stored: a snapshot is then chain by chain
-        self._load = worker_pb2.Load()
+        self._load = worker_pb2.Load(  # of an engine that has not stepped yet
+            max_running=max_running,
+            free_blocks=info.num_blocks,
+            total_blocks=info.num_blocks,
+            block_size=info.block_size,
+        )
 
     def snapshot(self) -> bytes:
         """All that a newly attached router must know."""

@@ -44,7 +44,6 @@ class WorkerService(Service):
         super().__init__(settings, redis, telemetry, id)
         self._model = chosen(settings, settings.worker.model)
         self._channels = Channels()
-        self._news = News()
         self._steps = 0
         self._pending = 0  # requests that the engine owes a step, as of its last one
         self._moved_at = time.monotonic()
@@ -56,6 +55,7 @@ class WorkerService(Service):
         folder = await asyncio.to_thread(locate, self._model)
         self._engine = EngineClient(self._engine_config(str(folder)), on_step=self._on_step)
         self._info: ModelInfo = await self._engine.start()
+        self._news = News(self._info, self.settings.worker.max_running)
         self._sequences = Sequences(self._engine)
         self._receiver = KvReceiver(self._engine)
         self._stage = pipeline.Stage(

@@ -95,7 +95,7 @@ async def test_embed_and_list_models(rig):
     assert len(reply.vectors) == 2
     assert reply.tokens == 2
     listed = await service.ListModels(PublicListModelsRequest(), metadata=signed(rig))
-    assert [model.name for model in listed.models] == ["other", MODEL]
+    assert [model.name for model in listed.models] == ["other", MODEL, EMBEDDING_MODEL]
 
 
 async def test_refusals_name_the_field_as_grpc_has_it(rig):

@@ -1,5 +1,6 @@
 import json
 import os
+import socket
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,15 +43,68 @@ def test_a_running_penstock_is_found_only_while_it_runs(tmp_path: Path) -> None:
     assert find_running(settings) is None
 
 
-def test_wrong_values_name_the_option_or_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--decode", "0"], "--decode"),
+        (["--prefill", "-1"], "--prefill"),
+        (["--port", "99999"], "--port"),
+        (["--port", "http"], "--port"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["up", "--decode", "0"]) == 1
-    assert "--decode" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["up", *arguments])
+    assert left.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PENSTOCK_ROUTER__QUEUE_LIMIT", "many")
     assert main(["up"]) == 2
     assert "PENSTOCK_ROUTER__QUEUE_LIMIT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["no folder", "json", "architecture", "weights", "tokenizer"])
+def test_a_broken_checkpoint_is_told_before_anything_starts(
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "broken"
+    if fault != "no folder":
+        folder.mkdir()
+        config = json.loads((Path(local_models([])[0].path) / "config.json").read_text())
+        if fault == "architecture":
+            config["architectures"] = ["GPT2LMHeadModel"]
+        (folder / "config.json").write_text("{nope" if fault == "json" else json.dumps(config))
+        if fault != "weights":
+            (folder / "model.safetensors").touch()
+        if fault != "tokenizer":
+            (folder / "tokenizer.json").touch()
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
+    assert main(["up", "--model", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert str(folder) in said
+    assert "redis" not in said, "nothing was started"
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_taken_port_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["up", "--port", str(port)]) == 1
+    said = capsys.readouterr().err
+    assert str(port) in said
+    assert "redis" not in said, "nothing was started"
 
 
 def test_commands_without_a_running_penstock_say_so(

@@ -1,5 +1,5 @@
 from protos import worker_pb2
-from services.worker.engine import KvEvents, Load
+from services.worker.engine import KvEvents, Load, ModelInfo
 from services.worker.news import News
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -16,9 +16,25 @@ LOAD = Load(
 )
 
 
+INFO = ModelInfo(
+    architecture="LlamaForCausalLM", vocab_size=10, max_model_len=64, eos_token_ids=(1,),
+    dtype="float32", device="cpu", num_parameters=1, parameter_bytes=4, num_blocks=9,
+    block_size=16, kv_bytes_per_block=64, kv_shape_per_block=(1, 2, 16, 1, 1),
+)  # fmt: skip
+
+
+def news_of() -> News:
+    return News(INFO, max_running=8)
+
+
+def test_a_router_knows_a_worker_that_has_not_stepped() -> None:
+    load = worker_pb2.WorkerNews.FromString(news_of().snapshot()).load
+    assert (load.total_blocks, load.free_blocks, load.max_running) == (9, 9, 8)
+
+
 def test_a_step_tells_its_load_and_its_blocks_in_order() -> None:
     news = worker_pb2.WorkerNews.FromString(
-        News().of_step(LOAD, [KvEvents(True, [A, B]), KvEvents(False, [A]), KvEvents(True, [C])])
+        news_of().of_step(LOAD, [KvEvents(True, [A, B]), KvEvents(False, [A]), KvEvents(True, [C])])
     )
     assert not news.snapshot
     assert [(e.stored, e.hashes) for e in news.events] == [(True, A + B), (False, A), (True, C)]
@@ -36,7 +52,7 @@ def test_a_step_tells_its_load_and_its_blocks_in_order() -> None:
 
 
 def test_a_snapshot_holds_what_was_stored_and_not_evicted() -> None:
-    news = News()
+    news = news_of()
     news.of_step(LOAD, [KvEvents(True, [A, B]), KvEvents(False, [A])])
     news.of_step(LOAD, [KvEvents(True, [C, A]), KvEvents(False, [B, B])])
     snapshot = worker_pb2.WorkerNews.FromString(news.snapshot())
