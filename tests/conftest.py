@@ -11,8 +11,13 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from services.common.embedded_redis import EmbeddedRedis
+
+# No test may depend on how fast a busy machine is, generated inputs included.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")
