@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.config import ModelSpec, Settings
+from services.common.config import ModelSpec, Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
@@ -78,6 +78,8 @@ class Stack:
                 f"Penstock already runs here at {other.url} (pid {other.pid}); "
                 "stop it, or choose another PENSTOCK_DATA_DIR"
             )
+        for name in unknown_names(os.environ):
+            self._report(f"{name} is set, but there is no such setting")
         # What can be told now is told now, not by a replica that fails a minute later.
         for model in self._settings.models:
             _check_checkpoint(model)

@@ -5,6 +5,7 @@ known name are refused at start. Lists and models are JSON.
 """
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -161,3 +162,15 @@ class Settings(BaseSettings):
         if self.bind_host in ("0.0.0.0", "::"):
             return socket.gethostbyname(socket.gethostname())
         return self.bind_host
+
+
+_OF_COMMANDS = {"API_KEY"}  # read by the command line's clients
+
+
+def unknown_names(environment: Mapping[str, str]) -> list[str]:
+    """`PENSTOCK_…` variables that no setting has, most likely misspelt. For a warning, not an
+    error: Kubernetes sets variables of its own that are named after services.
+    """
+    known = {name.upper() for name in Settings.model_fields} | _OF_COMMANDS
+    names = (name for name in environment if name.startswith("PENSTOCK_"))
+    return sorted(n for n in names if n.removeprefix("PENSTOCK_").split("__")[0] not in known)

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from services.common.config import Settings
+from services.common.config import Settings, unknown_names
 from services.common.discovery import Registration, Replica, host_id
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
@@ -72,6 +72,8 @@ class Host:
         self.settings = settings or Settings()
         self.id = f"{service_class.name}-{uuid.uuid4().hex[:8]}"
         configure_logging(service_class.name, self.settings.log_level)
+        for name in unknown_names(os.environ):
+            log.warning("%s is set, but there is no such setting", name)
         self._redis = connect(self.settings.redis_url)
         self._telemetry = Telemetry(service_class.name, self.id)
         self.service = service_class(self.settings, self._redis, self._telemetry, self.id)

@@ -1,0 +1,32 @@
+import pytest
+from pydantic import ValidationError
+
+from services.common.config import Settings, unknown_names
+
+
+def test_sections_and_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ROUTER__QUEUE_LIMIT", "7")
+    monkeypatch.setenv("PENSTOCK_MODELS", '[{"name": "m", "path": "/models/m"}]')
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere:1/0")
+    settings = Settings()
+    assert settings.router.queue_limit == 7
+    assert settings.models[0].path == "/models/m"
+    assert settings.redis_url == "redis://elsewhere:1/0"
+
+
+def test_a_misspelt_setting_of_a_section_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ROUTER__QUEUE_LIMITS", "7")
+    with pytest.raises(ValidationError, match="queue_limits"):
+        Settings()
+
+
+def test_a_misspelt_section_or_name_is_told() -> None:
+    environment = {
+        "PENSTOCK_ROUTER__QUEUE_LIMIT": "7",
+        "PENSTOCK_ROUTR__QUEUE_LIMIT": "7",
+        "PENSTOCK_DATADIR": "x",
+        "PENSTOCK_DATA_DIR": "x",
+        "PENSTOCK_API_KEY": "psk-",
+        "PATH": "/bin",
+    }
+    assert unknown_names(environment) == ["PENSTOCK_DATADIR", "PENSTOCK_ROUTR__QUEUE_LIMIT"]
