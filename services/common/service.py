@@ -27,10 +27,13 @@ from services.common.waiting import first_done
 log = logging.getLogger(__name__)
 
 _CHECK_EVERY_S = 1.0
-MAX_MESSAGE_BYTES = 64 * 2**20
+_MAX_MESSAGE_BYTES = 64 * 2**20
+MESSAGE_LIMITS = [  # between services, for both ends
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+]
 SERVER_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    *MESSAGE_LIMITS,
     ("grpc.so_reuseport", 0),  # a port already taken is an error, not a second listener
 ]
 

@@ -14,7 +14,7 @@ from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis
-from services.common.service import SERVER_OPTIONS
+from services.common.service import MESSAGE_LIMITS
 
 INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
 EMBED_TIMEOUT_S = 60.0
@@ -118,7 +118,7 @@ class RetrievalClient:
             closing.add_done_callback(self._closing.discard)
         for replica in added:
             self._channels[replica.id] = grpc.aio.insecure_channel(
-                replica.address, options=SERVER_OPTIONS[:2]
+                replica.address, options=MESSAGE_LIMITS
             )
 
 

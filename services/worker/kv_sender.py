@@ -13,12 +13,11 @@ import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
-from services.common.service import MAX_MESSAGE_BYTES
+from services.common.service import MESSAGE_LIMITS
 from services.worker.engine import KvBlocks, SharedRef, kv_payload
 
 _CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    *MESSAGE_LIMITS,
     ("grpc.enable_retries", 0),  # a broken hand-over is retried by the router, as a whole
     # A worker that comes back is reached at once: gRPC would wait for up to two minutes, and by
     # default shares that state among all channels to an address.
