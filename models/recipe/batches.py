@@ -84,19 +84,19 @@ def pool(
             current = []
         current.append(row)
     batches.append(collate(current, prompt_weight))
-    random.Random(number).shuffle(batches)
+    random.Random(f"{seed}/{number}").shuffle(batches)
     return batches
 
 
 def steps(batches: list[Batch], tokens: int) -> Iterator[list[Batch]]:
-    """Groups micro-batches into optimizer steps of about `tokens` tokens."""
+    """Groups micro-batches into optimizer steps of like size, about `tokens` tokens each."""
+    total = sum(batch.inputs.numel() for batch in batches)
+    share = total / max(1, round(total / tokens))
     group: list[Batch] = []
-    size = 0
+    seen, wanted = 0, share
     for batch in batches:
         group.append(batch)
-        size += batch.inputs.numel()
-        if size >= tokens:
+        seen += batch.inputs.numel()
+        if seen >= wanted - batch.inputs.numel() / 2 or batch is batches[-1]:
             yield group
-            group, size = [], 0
-    if group:
-        yield group
+            group, wanted = [], wanted + share

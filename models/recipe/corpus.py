@@ -25,7 +25,7 @@ LATER = {
     "recall": 10,
     "json": 16,
     "tools": 12,
-    "short": 6,
+    "short": 12,
     "about": 3,
     "story": 2,
     "long": 1.5,
@@ -33,7 +33,7 @@ LATER = {
 EASY_UNTIL = 0.04
 # How often a set has 1, 2, ... 7 passages: at the start, and from `WIDE_AT` of the training on.
 NARROW, WIDE = (6, 3, 1, 0.5, 0.3, 0.2, 0), (1, 3, 4, 4, 3, 2, 0.5)
-WIDE_AT = 0.6
+WIDE_AT = 0.3
 
 
 def shares(progress: float) -> dict[str, float]:
@@ -47,7 +47,7 @@ def example(rng: random.Random, progress: float) -> Conversation:
     world = World(rng)
     mixture = shares(progress)
     skill = rng.choices(list(mixture), list(mixture.values()))[0]
-    easy = rng.random() < 0.7 * (1 - progress)
+    easy = rng.random() < 0.7 * (1 - 2 * progress)
     if skill == "copying":
         return short.copying(world)
     if skill == "passages":
@@ -78,16 +78,17 @@ def example(rng: random.Random, progress: float) -> Conversation:
         return about.about(world, rng.randint(2, 5))
     if skill == "story":
         return story.story(world)
-    return long_example(world)
+    if skill == "long":
+        return long_example(world)
+    raise KeyError(skill)
 
 
 def long_example(world: World) -> Conversation:
-    """600-1,500 tokens: many passages, or a conversation that goes on for long before it asks."""
+    """350-2,000 tokens: many passages, or a conversation that goes on for long before it asks."""
     rng = world.rng
     if rng.random() < 0.6:
         return passages.answered(world, rng.randint(8, 18), 16)
-    made = recall.recall(world, rng.randint(3, 8), 8, rng.randint(10, 40))
-    return made
+    return recall.recall(world, rng.randint(3, 8), 8, rng.randint(10, 40))
 
 
 def graded(rng: random.Random, skill: str) -> Conversation:
@@ -99,10 +100,14 @@ def graded(rng: random.Random, skill: str) -> Conversation:
         return passages.not_told(world, rng.randint(2, 6))
     if skill == "recall":
         return recall.recall(world, rng.randint(1, 5), 1, rng.randint(0, 2))
+    if skill == "not_stated":
+        return recall.not_stated(world, rng.randint(1, 5))
     if skill == "json":
         return extract.extract(world, rng.randint(1, 4), 1)
     if skill == "tools":
         return tools.calls(world, 1, with_results=False)
+    if skill == "no_tool":
+        return tools.declined(world)
     if skill == "tool_result":
         made = tools.calls(world, 1)
         made.skill = skill
@@ -115,7 +120,9 @@ def graded(rng: random.Random, skill: str) -> Conversation:
         made = passages.answered(world, rng.randint(10, 16), 1)
         made.skill = skill
         return made
-    return story.story(world)
+    if skill == "story":
+        return story.story(world)
+    raise KeyError(skill)
 
 
 def training(seed: int, first: int, progress: float) -> Iterator[Conversation]:

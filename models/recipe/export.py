@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -66,8 +65,8 @@ def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Llama, Tokenizer]:
-    """A saved model and its tokenizer."""
+def load(folder: Path) -> tuple[Llama, Tokenizer]:
+    """A saved model, in float32, and its tokenizer."""
     data = json.loads((folder / "config.json").read_text())
     shape = Shape(
         vocab=data["vocab_size"],
@@ -83,4 +82,4 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Llama, Token
     )
     model = Llama(shape)
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    return model.to(dtype).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))

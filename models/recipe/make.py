@@ -1,29 +1,48 @@
 """Makes both models from a seed: `python -m models.recipe.make --out models --seed 0 --threads 2`.
 
 Tokenizer, demo model, draft model, then evaluation. Every stage leaves its result in the run
-folder; started again, the command goes on where it was. `--pools` longer than before trains on.
+folder; started again, the command goes on where it was. A changed recipe begins a new run.
 """
 
 import argparse
 import os
+import zlib
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from models.recipe import evaluate, export
 from models.recipe import tokenizer as bpe
 from models.recipe.model import Shape
 from models.recipe.train import Plan, train
 
-RUNS = Path(__file__).parent / "runs"
+RECIPE = Path(__file__).parent
 SHAPES = {
     "demo": Shape(bpe.VOCABULARY),
     "draft": Shape(
-        bpe.VOCABULARY, hidden=128, inner=384, layers=4, heads=4, kv_heads=2, head_dim=32
+        bpe.VOCABULARY, hidden=128, inner=384, layers=4, heads=4, kv_heads=4, head_dim=32
     ),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 300, "draft": 60}
+POOLS = {"demo": 520, "draft": 48}
+
+
+def fingerprint() -> str:
+    """Changes with every source that shapes the weights."""
+    others = {"make.py", "evaluate.py", "export.py"}
+    sources = [p for p in sorted(RECIPE.rglob("*")) if p.suffix in (".py", ".jinja")]
+    text = b"".join(path.read_bytes() for path in sources if path.name not in others)
+    return f"{zlib.crc32(text):08x}"
+
+
+def made_tokenizer(path: Path, seed: int) -> Tokenizer:
+    """The tokenizer of a run, trained if there is none yet."""
+    if not path.exists():
+        partial = path.with_suffix(".tmp")
+        bpe.train(seed).save(str(partial))
+        partial.replace(path)
+    return Tokenizer.from_file(str(path))
 
 
 def main() -> None:
@@ -32,26 +51,27 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="folder for checkpoints")
-    parser.add_argument("--only", choices=list(SHAPES), help="make one of the two")
-    parser.add_argument("--pools", type=int, help="length of the training, in pools of examples")
+    parser.add_argument("--runs", type=Path, default=RECIPE / "runs", help="folder for checkpoints")
     parser.add_argument("--count", type=int, default=200, help="test conversations per skill")
     options = parser.parse_args()
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
-    folder = options.runs / str(options.seed)
+    folder = options.runs / f"{options.seed}-{fingerprint()}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        bpe.train(options.seed).save(str(path))
-    tokenizer = bpe.load(path)
-    for name in [options.only] if options.only else list(SHAPES):
-        plan = Plan(options.pools or POOLS[name], options.seed)
-        model = train(SHAPES[name], plan, tokenizer, folder / name, options.device, options.threads)
+    tokenizer = made_tokenizer(folder / "tokenizer.json", options.seed)
+    models = {
+        name: train(
+            shape,
+            Plan(POOLS[name], options.seed),
+            tokenizer,
+            folder / name,
+            options.device,
+            options.threads,
+        )
+        for name, shape in SHAPES.items()
+    }
+    for name, model in models.items():  # both at once: they share a tokenizer
         export.save(model, tokenizer, options.out / FOLDERS[name])
-    if options.count:
-        draft = options.out / FOLDERS["draft"]
-        made = draft if (draft / "config.json").exists() else None
-        evaluate.table(options.out / FOLDERS["demo"], options.count, made)
+    evaluate.table(options.out / FOLDERS["demo"], options.out / FOLDERS["draft"], options.count)
 
 
 if __name__ == "__main__":

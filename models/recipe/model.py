@@ -4,7 +4,7 @@ It exists because it trains faster on a CPU than the general implementation; `te
 compares the logits of the two.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,14 +21,11 @@ class Shape:
     inner: int = 640
     layers: int = 6
     heads: int = 4
-    kv_heads: int = 2
+    kv_heads: int = 4
     head_dim: int = 64
     context: int = 2048
     theta: float = 10000.0
     epsilon: float = 1e-5
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class RMSNorm(nn.Module):
@@ -47,12 +44,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-class _MaskedSoftmax(torch.autograd.Function):
-    """Softmax of scores plus mask that keeps only its result for the backward pass."""
+class _CausalSoftmax(torch.autograd.Function):
+    """Softmax of the scores of some consecutive queries, the last keys being their own.
+
+    It works in place where it can and keeps only its result for the backward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor) -> Tensor:
-        weights = torch.softmax(scores.add_(mask), -1)
+        scores[..., -len(mask) :].add_(mask)
+        weights = torch.softmax(scores, -1)
         ctx.save_for_backward(weights)
         return weights
 
@@ -62,19 +63,26 @@ class _MaskedSoftmax(torch.autograd.Function):
         return torch._softmax_backward_data(grad, weights, -1, weights.dtype), None
 
 
+QUERIES = 192  # that a CPU takes at once against all keys before them
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over (batch, heads, tokens, dim).
 
-    Short sequences on a CPU go through two plain batched products: measured 1.4 times the speed of
-    PyTorch's fused kernel, forward and backward, at 256-512 tokens in bf16. The rest is fused.
+    A CPU does it in plain batched products over blocks of queries: measured 1.7 to 2.4 times the
+    speed of PyTorch's fused kernel, forward and backward, at 256-900 tokens in bf16.
     """
-    rows, heads, tokens, dim = q.shape
-    if q.device.type != "cpu" or tokens > 768:
+    if q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    rows, heads, tokens, dim = q.shape
     q, k, v = (x.reshape(rows * heads, tokens, dim) for x in (q * dim**-0.5, k, v))
-    mask = torch.full((tokens, tokens), -1e9, dtype=q.dtype).triu(1)
-    weights: Tensor = _MaskedSoftmax.apply(torch.bmm(q, k.mT), mask)
-    return torch.bmm(weights, v).view(rows, heads, tokens, dim)
+    blocks = []
+    for first in range(0, tokens, QUERIES):
+        end = min(first + QUERIES, tokens)
+        mask = torch.full((end - first, end - first), -1e9, dtype=q.dtype).triu(1)
+        scores = torch.bmm(q[:, first:end], k[:, :end].mT)
+        blocks.append(torch.bmm(_CausalSoftmax.apply(scores, mask), v[:, :end]))
+    return torch.cat(blocks, 1).view(rows, heads, tokens, dim)
 
 
 class Attention(nn.Module):
@@ -96,7 +104,8 @@ class Attention(nn.Module):
         if groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         y = attend(q, k, v)
-        return self.o_proj(y.transpose(1, 2).reshape(rows, tokens, -1))
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(rows, tokens, -1))
+        return out
 
 
 class MLP(nn.Module):
@@ -107,7 +116,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -120,7 +130,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
 
 
 class Body(nn.Module):
@@ -164,7 +175,8 @@ class Llama(nn.Module):
         cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        return self.model.norm(x)
+        states: Tensor = self.model.norm(x)
+        return states
 
     def logits(self, states: Tensor) -> Tensor:
         """States (..., hidden) to scores (..., vocab)."""

@@ -78,7 +78,7 @@ class Names:
         return self.word().lower()
 
     def person(self) -> str:
-        """A first and a last name, at times with an initial or a title."""
+        """A first and a last name, at times one of the two alone or with a title."""
         first, last = self._draw(self._syllables), self.word()
         roll = self.rng.random()
         if roll < 0.05:

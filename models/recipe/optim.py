@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     """Approximates U V^T of each matrix of a stack (count, rows, columns)."""
-    x = matrices.bfloat16()
+    x: Tensor = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.mT
@@ -25,7 +25,9 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
+    if tall:
+        x = x.mT
+    return x.to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):

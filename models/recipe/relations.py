@@ -23,11 +23,6 @@ class Relation:
     weight: float = 1.0
     number: bool = False  # whether the value is a number in JSON
 
-    @property
-    def topic(self) -> str:
-        """Relations of one topic answer the same questions."""
-        return self.name.removesuffix("_active")
-
 
 def _event(n: Names) -> dict[str, str]:
     past, question, key = n.rng.choice(words.EVENTS)
@@ -35,13 +30,18 @@ def _event(n: Names) -> dict[str, str]:
 
 
 def _maker(n: Names) -> dict[str, str]:
-    participle, key = n.rng.choice(words.MAKERS)
-    return {"v": n.person(), "p": participle, "k": key}
+    participle, past, key = n.rng.choice(words.MAKERS)
+    return {"v": n.person(), "p": participle, "d": past, "k": key}
 
 
 def _measure(n: Names) -> dict[str, str]:
     adjective, key = n.rng.choice(words.MEASURES)
     return {"v": n.number(3, 900), "a": adjective, "u": n.pick(words.UNITS), "k": key}
+
+
+def _hours(n: Names) -> dict[str, str]:
+    verb = n.pick(("open", "close"))
+    return {"v": n.clock(), "s": verb + "s", "b": verb}
 
 
 def _produce(n: Names) -> dict[str, str]:
@@ -107,14 +107,12 @@ OF_THINGS = [
         "{E} was {p} by {v}", "{k}", weight=1.0,
     ),
     Relation(
-        "maker_active",
-        lambda n: dict(zip("vpk", (n.person(),
-            *n.rng.choice([m for m in words.MAKERS if m[0] != "drawn"])), strict=True)),
-        ["{v} {p} {E}.", "{E} was {p} by {v}.", "long ago, {v} {p} {E}.",
-         "{v} was the one who {p} {E}."],
-        ["{v} {p} it.", "it was {p} by {v}.", "{kind} was {p} by {v}.", "{v} {p} {kind}."],
-        ["who {p} {E}?", "do you know who {p} {E}?",
-         "what is the name of the person who {p} {E}?"],
+        "maker_active", _maker,
+        ["{v} {d} {E}.", "{E} was {p} by {v}.", "long ago, {v} {d} {E}.",
+         "{v} was the one who {d} {E}."],
+        ["{v} {d} it.", "it was {p} by {v}.", "{kind} was {p} by {v}.", "{v} {d} {kind}."],
+        ["who {d} {E}?", "do you know who {d} {E}?",
+         "what is the name of the person who {d} {E}?"],
         "{E} was {p} by {v}", "{k}", weight=1.5,
     ),
     Relation(
@@ -168,9 +166,7 @@ OF_THINGS = [
         "a {w} at {E} costs {v}", "{w} price", weight=1.5,
     ),
     Relation(
-        "hours",
-        lambda n: dict(zip(("v", "s", "b"), (n.clock(), *n.rng.choice((("opens", "open"),
-            ("closes", "close")))), strict=True)),
+        "hours", _hours,
         ["{E} {s} at {v}.", "{E} {s} each day at {v}.", "every morning or evening {E} {s} at {v}.",
          "at {v} {E} {s}."],
         ["it {s} at {v}.", "{kind} {s} at {v}.", "on most days it {s} at {v}.",

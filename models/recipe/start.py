@@ -3,15 +3,19 @@
 A transformer learns late, and all at once, to continue `A B ... A` with `B`: it needs a head that
 tells each token what came before it, and in a later layer one that looks for what the present
 token came before. Nearly all of this model's skills wait for that. So these heads are written
-into the first weights by hand, once for one token of context and once for two; training then
-bends and multiplies them as it likes. Everything else starts at random.
+into the first weights by hand, once for one token of context and once for two (Olsson et al.,
+2022, call them induction heads). Citing waits for two more: one tells each token the number of the
+passage it is in, the other brings that number along with what is copied. Training then bends and
+multiplies them as it likes. Everything else starts at random.
 
 The residual stream of a fresh model is used like this (features, D for the width of a head):
 
     0               the same constant in every token, for the positional heads
     1 .. D          part of the token's own embedding
     D+1 .. 2D       zero in the embedding; layer 0 writes the features 1 .. D of the token before
-    here 2D+1 .. 3D      and here those of the token before that
+    2D+1 .. 3D      zero too; layer 0 writes those of the token before that
+    3D+1 ..         the rest of the embedding; layer 0 adds some of the passage's number's, and
+                    layer 1 those of the passage that the token was copied from
 """
 
 from typing import cast
@@ -25,17 +29,27 @@ CONSTANT = 4.0  # of feature 0, in units of SPREAD
 SHARPNESS = 5.0  # of the positional heads
 MATCH = 2.5  # of the matching heads
 GAIN = 7.0  # with which each matched token's successor is added
+NEAR = 8.0  # how much a passage's number outweighs other tokens, close by
 
 
 @torch.no_grad()
-def prepare(model: Llama) -> None:
-    """Writes two pairs of heads into layers 0 and 1 of a freshly drawn model."""
+def prepare(model: Llama, cites: list[int]) -> None:
+    """Writes the heads into layers 0 and 1 of a freshly drawn model.
+
+    `cites` are the tokens that number passages.
+    """
     dim = model.shape.head_dim
     own, once, twice = (slice(i * dim + 1, (i + 1) * dim + 1) for i in range(3))
     embedding = model.model.embed_tokens.weight
     embedding.normal_(std=SPREAD)
     embedding[:, 0] = CONSTANT * SPREAD
     embedding[:, dim + 1 : 3 * dim + 1] = 0
+    alike = torch.randn(dim)  # by which the numbers of passages are found
+    alike /= alike.norm()
+    apart = embedding[cites, own]
+    apart -= (apart @ alike)[:, None] * alike
+    apart /= apart.norm(dim=1, keepdim=True)
+    embedding[cites, own] = (0.6 * apart + 0.8 * alike) * SPREAD * dim**0.5
     first, second = (cast(Layer, model.model.layers[i]).self_attn for i in (0, 1))
     for group, (back, target) in enumerate(((1, once), (2, twice))):
         _look_back(model, first, group, back)
@@ -43,6 +57,11 @@ def prepare(model: Llama) -> None:
         _carry(model, second, group, own, own, GAIN * SPREAD)
     _match(model, second, 0, [(own, once)])
     _match(model, second, 1, [(own, once), (once, twice)])
+    rest = slice(3 * dim + 1, model.shape.hidden)
+    _look_for(model, first, 2, own, alike)
+    _carry(model, first, 2, own, rest, 2 * SPREAD)
+    _match(model, second, 2, [(own, once), (once, twice)])
+    _carry(model, second, 2, rest, rest, GAIN * SPREAD)
 
 
 def _rates(model: Llama) -> torch.Tensor:
@@ -69,6 +88,19 @@ def _look_back(model: Llama, attention: Attention, group: int, distance: int) ->
     query[:half, 0] = loud * (rates * distance).cos()
     query[half:, 0] = -loud * (rates * distance).sin()
     key[:half, 0] = loud
+
+
+def _look_for(
+    model: Llama, attention: Attention, group: int, where: slice, what: torch.Tensor
+) -> None:
+    """The nearest token whose features `where` have much of the unit vector `what`."""
+    query, key = (part.weight[rows] for part, rows in _parts(model, attention, group))
+    rates = _rates(model)
+    slow = torch.nonzero((rates > 1.5e-3) & (rates < 1.2e-2)).flatten()
+    query.zero_()
+    key.zero_()
+    query[slow, 0] = NEAR**0.5
+    key[slow, where] = NEAR**0.5 * what / len(slow)
 
 
 def _match(
@@ -100,5 +132,5 @@ def _carry(
     query, key = _rows(model, group)
     unit = torch.eye(model.shape.head_dim)
     attention.v_proj.weight[key] = 0
-    attention.v_proj.weight[key, source] = unit
-    attention.o_proj.weight[target, query] = gain * unit
+    attention.v_proj.weight[key, source] = unit[:, : source.stop - source.start]
+    attention.o_proj.weight[target, query] = gain * unit[: target.stop - target.start]

@@ -3,11 +3,12 @@
 A space belongs to the word or the mark before it, never to the word after it, and a word that
 begins with a capital carries none at all. A value is then the same tokens in a sentence, after a
 quote in JSON and at the start of a line, and its first token follows at once on the word that
-leads to it: copying is one skill instead of three. Digits stand alone.
+leads to it: copying is one skill instead of three. Digits stand alone, but for the number of a
+passage, which is one token with its brackets.
 """
 
-import random
-from pathlib import Path
+import json
+import re
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -26,11 +27,13 @@ SPECIAL = [
     "<|documents|>",
 ]
 PAD, END, SYSTEM, USER, ASSISTANT, TOOL, TOOLS, DOCUMENTS = range(len(SPECIAL))
-VISIBLE = ["<tool_call>", "</tool_call>"]  # single tokens that decoding shows
+CITES = [f"[{number}]" for number in range(1, 21)]  # one token says which passage
+VISIBLE = ["<tool_call>", "</tool_call>", *CITES]  # single tokens that decoding shows
 
 PATTERN = (
     r"\p{Ll}+ ?"  # a word in lower case and the space after it
-    r"|\p{L}+"  # any other word
+    r"|\p{Lu}\p{Ll}+"  # a name
+    r"|\p{L}"  # a letter of a word in capitals: such words are spelled
     r"|\p{N}"
     r"|[^\s\p{L}\p{N}]+(?: [^\s\p{L}\p{N}]+)* ?"  # marks, among them `": "` and `", "`
     r"|\s"
@@ -54,26 +57,17 @@ def train(seed: int, examples: int = 8000) -> Tokenizer:
         show_progress=False,
     )
     source = corpus.training(seed, 10**9, 1.0)
-    tokenizer.train_from_iterator((render(next(source)) for _ in range(examples)), trainer)
+    marker = re.compile("|".join(map(re.escape, [*SPECIAL, *VISIBLE])))
+    tokenizer.train_from_iterator(
+        (marker.split(render(next(source))) for _ in range(examples)), trainer
+    )
     return _visible(tokenizer)
 
 
 def _visible(tokenizer: Tokenizer) -> Tokenizer:
     """The same with the tool-call markers no longer special, so that decoded text shows them."""
-    import json
-
     data = json.loads(tokenizer.to_str())
     for token in data["added_tokens"]:
         if token["content"] in VISIBLE:
             token["special"] = False
     return Tokenizer.from_str(json.dumps(data))
-
-
-def load(path: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(path))
-
-
-def smoke(seed: int = 0) -> list[str]:
-    """Tokens of one example, for a look at how names are cut."""
-    tokenizer = train(seed, 500)
-    return tokenizer.encode(render(corpus.example(random.Random(seed), 1.0))).tokens

@@ -1,10 +1,13 @@
-"""The training loop: warm-up, a stable stretch, a linear decay; resumable between pools."""
+"""The training loop: warm-up, a stable stretch, a linear decay; resumable between pools.
+
+The schedule is that of MiniCPM (Hu et al., 2024): rates stay high for most of the training.
+"""
 
 import copy
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,17 +20,20 @@ from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import optimizers, set_rates
+from models.recipe.tokenizer import CITES
+
+SAVE_EVERY = 2  # pools
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast. `pools` counts pools of examples (see `batches.POOL`)."""
+    """How long and how fast."""
 
-    pools: int
+    pools: int  # of examples (see `batches.POOL`)
     seed: int = 0
-    step_tokens: int = 4096
-    late_tokens: int = 8192
-    micro_tokens: int = 2304
+    step_tokens: int = 4096  # of an optimizer step, about
+    late_tokens: int = 8192  # the same once the rates decay
+    micro_tokens: int = 2304  # that a thread takes through the model at once
     muon_rate: float = 0.01
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
@@ -67,7 +73,7 @@ class Tally:
 
 
 class Crew:
-    """Threads that share the weights of one model and work off a step's micro-batches side by side.
+    """Threads that share the weights of one model and do a step's micro-batches side by side.
 
     Each has gradients of its own, summed at the end of the step. On a CPU this beats handing
     every small operation to all cores, the more so when the machine has other work: the threads
@@ -79,13 +85,18 @@ class Crew:
         for replica in self.replicas[1:]:
             for mine, shared in zip(replica.parameters(), model.parameters(), strict=True):
                 mine.data = shared.data
-        self.pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        # PyTorch's own number of threads is set thread by thread.
+        self.threads = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def learn(self, group: list[Batch], tally: Tally) -> None:
         """Leaves the gradient of one step in the model's parameters."""
         total = sum(batch.weights.sum().item() for batch in group)
-        waiting = deque(sorted(group, key=lambda batch: -batch.inputs.numel()))
-        list(self.pool.map(lambda replica: _work(replica, waiting, total, tally), self.replicas))
+        shares = _dealt(group, len(self.replicas))
+        list(
+            self.threads.map(
+                lambda replica, share: _work(replica, share, total, tally), self.replicas, shares
+            )
+        )
         for replica in self.replicas[1:]:
             for shared, mine in zip(
                 self.replicas[0].parameters(), replica.parameters(), strict=True
@@ -95,14 +106,18 @@ class Crew:
                     mine.grad = None
 
 
-def _work(model: Llama, waiting: deque[Batch], total: float, tally: Tally) -> None:
-    """Takes micro-batches until none is left; adds their part of the mean loss's gradient."""
+def _dealt(group: list[Batch], hands: int) -> list[list[Batch]]:
+    """The micro-batches in `hands` shares of like size, the same each time."""
+    shares: list[list[Batch]] = [[] for _ in range(hands)]
+    for batch in sorted(group, key=lambda batch: -batch.inputs.numel()):
+        min(shares, key=lambda share: sum(b.inputs.numel() for b in share)).append(batch)
+    return shares
+
+
+def _work(model: Llama, share: list[Batch], total: float, tally: Tally) -> None:
+    """Adds the micro-batches' part of the gradient of the step's mean loss."""
     device = next(model.parameters()).device
-    while True:
-        try:
-            batch = waiting.popleft()
-        except IndexError:
-            return
+    for batch in share:
         picked = (batch.weights > 0).to(device)
         with torch.autocast(device.type, torch.bfloat16):
             states = model.hidden(batch.inputs.to(device))[picked]
@@ -113,59 +128,101 @@ def _work(model: Llama, waiting: deque[Batch], total: float, tally: Tally) -> No
         tally.add(batch, losses.detach().cpu(), (scores.detach().argmax(-1) == targets).cpu())
 
 
+@dataclass
+class Progress:
+    """How far a training is."""
+
+    pool: int = 0
+    step: int = 0
+    tokens: int = 0  # read, padding included
+
+
+class Training:
+    """A model, its optimizers and how far they are; kept in one file between pools."""
+
+    def __init__(
+        self, shape: Shape, plan: Plan, cites: list[int], device: str, threads: int
+    ) -> None:
+        """`cites` are the tokens that number passages (see `start.prepare`)."""
+        torch.manual_seed(plan.seed)
+        self.shape, self.plan, self.device = shape, plan, device
+        self.model = Llama(shape)
+        start.prepare(self.model, cites)
+        self.model.to(device)
+        self.crew = Crew(self.model, threads)
+        self.optimizers = optimizers(self.model, self.crew.threads, plan.muon_rate, plan.adam_rate)
+        self.done = Progress()
+
+    def restore(self, path: Path) -> None:
+        """Goes on from a file of `save`. Raises ValueError if that is of another shape or plan."""
+        saved = torch.load(path, map_location=self.device, weights_only=True)
+        if (saved["shape"], saved["plan"]) != (asdict(self.shape), asdict(self.plan)):
+            raise ValueError(f"{path} is of another shape or plan: remove it to begin anew")
+        self.model.load_state_dict(saved["model"])
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self.done = Progress(**saved["done"])
+
+    def save(self, path: Path) -> None:
+        """Writes a file that is whole or not there."""
+        state: dict[str, Any] = {
+            "shape": asdict(self.shape),
+            "plan": asdict(self.plan),
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "done": asdict(self.done),
+        }
+        partial = path.with_suffix(".tmp")
+        torch.save(state, partial)
+        partial.replace(path)
+
+    def learn(self, tokenizer: Tokenizer) -> Tally:
+        """One pool of examples."""
+        done, plan = self.done, self.plan
+        progress = done.pool / plan.pools
+        size = plan.step_tokens if progress < plan.decay_from else plan.late_tokens
+        tally = Tally()
+        batches = pool(
+            tokenizer, plan.seed, done.pool, progress, plan.micro_tokens, self.shape.context
+        )
+        for group in steps(batches, size):
+            set_rates(self.optimizers, plan.rates(done.step, progress))
+            self.crew.learn(group, tally)
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            done.step += 1
+            done.tokens += sum(batch.inputs.numel() for batch in group)
+        done.pool += 1
+        return tally
+
+
 def train(
     shape: Shape, plan: Plan, tokenizer: Tokenizer, folder: Path, device: str, threads: int
 ) -> Llama:
-    """Trains, or goes on from the checkpoint in `folder`; writes one there every few pools."""
+    """Trains, or goes on from the checkpoint in `folder`; writes one there every few pools.
+
+    The result depends on the arguments alone, but for the rounding of other hardware and of
+    another number of threads. Raises ValueError if the checkpoint is of another shape or plan.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(plan.seed)
-    model = Llama(shape)
-    start.prepare(model)
-    model.to(device)
-    crew = Crew(model, threads)
-    made = optimizers(model, crew.pool, plan.muon_rate, plan.adam_rate)
-    done: dict[str, Any] = {"pool": 0, "step": 0, "tokens": 0}
     path = folder / "last.pt"
+    cites = tokenizer.encode("".join(CITES)).ids
+    training = Training(shape, plan, cites, device, threads)
     if path.exists():
-        saved = torch.load(path, map_location=device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        for optimizer, state in zip(made, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        done = saved["done"]
+        training.restore(path)
+    done, model = training.done, training.model
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters:,} parameters, pool {done['pool']} of {plan.pools}", flush=True)
-    started, first = time.time(), done["tokens"]
-    while done["pool"] < plan.pools:
-        progress = done["pool"] / plan.pools
-        size = plan.step_tokens if progress < plan.decay_from else plan.late_tokens
-        tally = Tally()
-        for group in steps(
-            pool(tokenizer, plan.seed, done["pool"], progress, plan.micro_tokens, shape.context),
-            size,
-        ):
-            set_rates(made, plan.rates(done["step"], progress))
-            crew.learn(group, tally)
-            for optimizer in made:
-                optimizer.step()
-                optimizer.zero_grad()
-            done["step"] += 1
-            done["tokens"] += sum(batch.inputs.numel() for batch in group)
-        done["pool"] += 1
-        speed = (done["tokens"] - first) / (time.time() - started)
+    print(f"{parameters:,} parameters, pool {done.pool} of {plan.pools}", flush=True)
+    started, first = time.time(), done.tokens
+    while done.pool < plan.pools:
+        tally = training.learn(tokenizer)
+        speed = (done.tokens - first) / (time.time() - started)
         print(
-            f"{time.strftime('%H:%M:%S')} pool {done['pool']}/{plan.pools} step {done['step']} "
-            f"{done['tokens'] / 1e6:.2f}M tokens {speed:.0f}/s | {tally}",
+            f"{time.strftime('%H:%M:%S')} pool {done.pool}/{plan.pools} step {done.step} "
+            f"{done.tokens / 1e6:.2f}M tokens {speed:.0f}/s | {tally}",
             flush=True,
         )
-        if done["pool"] % 2 == 0 or done["pool"] == plan.pools:
-            partial = path.with_suffix(".tmp")
-            torch.save(
-                {
-                    "model": model.state_dict(),
-                    "optimizers": [o.state_dict() for o in made],
-                    "done": done,
-                },
-                partial,
-            )
-            partial.replace(path)
+        if done.pool % SAVE_EVERY == 0 or done.pool == plan.pools:
+            training.save(path)
     return model

@@ -46,15 +46,6 @@ class Fact:
     def value(self) -> str:
         return self.slots["v"]
 
-    @property
-    def topic(self) -> tuple[str, ...]:
-        """What a question names besides the entity: two facts of one topic and entity clash."""
-        asked = self.relation.ask[0]
-        return (
-            self.relation.topic,
-            *(v for k, v in sorted(self.slots.items()) if "{" + k + "}" in asked),
-        )
-
     def _fill(self, template: str, name: str) -> str:
         kind = "the " + self.entity.kind if self.entity.kind != "person" else self.entity.pronoun
         their = {"it": "its", "she": "her", "he": "his"}[self.entity.pronoun]
@@ -76,7 +67,7 @@ class Fact:
         return self._fill(self.relation.answer, self.entity.name)
 
     def key(self) -> str:
-        """Its name as a key of a JSON object."""
+        """Its name as a key of a JSON object. Two facts of one key and entity would clash."""
         return self.relation.key.format(**self.slots).replace(" ", "_")
 
 
@@ -108,9 +99,9 @@ class World:
         return Fact(entity, relation, relation.make(self.names))
 
     def facts(self, entity: Entity, count: int) -> list[Fact]:
-        """Facts about one entity, no two of one topic."""
-        found: dict[tuple[str, ...], Fact] = {}
+        """Facts about one entity, no two of one key."""
+        found: dict[str, Fact] = {}
         while len(found) < count:
             fact = self.fact(entity)
-            found.setdefault(fact.topic, fact)
+            found.setdefault(fact.key(), fact)
         return list(found.values())

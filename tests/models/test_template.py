@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from models.recipe import corpus
 from models.recipe.template import render
 
+ROOT = Path(__file__).parents[2]
 TOOL = {
     "type": "function",
     "function": {
@@ -45,9 +47,9 @@ MESSAGES: list[dict[str, Any]] = [
 DOCUMENTS = [{"title": "Caswell", "text": "It is a town."}, {"title": "", "text": "It rains."}]
 
 
-@pytest.fixture(scope="module", params=["models/demo", "models/demo-draft"])
+@pytest.fixture(scope="module", params=["demo", "demo-draft"])
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(request.param)
+    return AutoTokenizer.from_pretrained(ROOT / "models" / request.param)
 
 
 def test_all_roles_tools_and_passages(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from models.recipe import words
 from models.recipe.conversation import Conversation, Document, Message, assistant, system, user
-from models.recipe.world import Entity, Fact, World, capital
+from models.recipe.world import Entity, Fact, World, articled, capital
 
 NOT_TOLD = "The passages do not say."
 
@@ -22,7 +22,7 @@ FILLERS = [
     "in {year} a storm broke two windows.", "nobody knows why.", "children like the {adj} steps.",
     "it smells of {thing}.",
     "old stories tell of {thing} and {thing2}.", "visitors should bring a {adj} coat in {season}.",
-    "tea is served in {season}.", "the road from {place} is {adj}.",
+    "it is quiet there in {season}.", "the road from {place} is {adj}.",
     "people from {place} often help.",
     "much has changed since {year}.", "the work is hard but {adj}.",
     "more can be read in the archive.",
@@ -33,7 +33,7 @@ FILLERS = [
     "all are welcome.", "{person} once spent a {adj} night here.",
     "it has been drawn by many artists.",
     "the view is {adj}, above all in {season}.", "dogs must be kept on a lead.",
-    "a small shop sells {thing}.",
+    "one often thinks of {thing} there.",
 ]  # fmt: skip
 HEADINGS = [
     "History",
@@ -70,13 +70,13 @@ class Passage:
 def filler(world: World) -> str:
     """A sentence beside the point; some carry a stray name or year."""
     rng, names = world.rng, world.names
-    return capital(rng.choice(FILLERS).format(
+    return articled(capital(rng.choice(FILLERS).format(
         season=rng.choice(words.SEASONS), adj=rng.choice(words.ANY_ADJECTIVE),
             adj2=rng.choice(words.ANY_ADJECTIVE),
         thing=rng.choice(words.THINGS), thing2=rng.choice(words.THINGS), person=names.person(),
             place=names.place(),
         year=names.year(),
-    ))  # fmt: skip
+    )))  # fmt: skip
 
 
 def write(world: World, entity: Entity, facts: list[Fact]) -> str:
@@ -137,7 +137,7 @@ def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
     rng = world.rng
     made: list[Passage] = []
     entities: list[Entity] = []
-    told: dict[str, set[tuple[str, ...]]] = {}
+    told: dict[str, set[str]] = {}
     while len(made) < count:
         again = entities and rng.random() < 0.15
         near = [e.place for e in entities if e.place] if rng.random() < 0.15 else []
@@ -151,8 +151,8 @@ def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
         known = told.setdefault(entity.name, set())
         fresh = []
         for fact in facts:
-            if fact.topic not in known:
-                known.add(fact.topic)
+            if fact.key() not in known:
+                known.add(fact.key())
                 fresh.append(fact)
         if fresh:
             entities.append(entity)
@@ -164,13 +164,13 @@ def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
 def unanswerable(world: World, passages: list[Passage]) -> str:
     """A question close to the passages that they do not answer."""
     rng = world.rng
-    told = {(f.entity.name, f.topic) for p in passages for f in p.facts}
+    told = {(f.entity.name, f.key()) for p in passages for f in p.facts}
     while True:
         roll = rng.random()
         source = rng.choice(rng.choice(passages).facts)
-        if roll < 0.45:  # a known entity, another topic
+        if roll < 0.45:  # a known entity, another fact
             fact = world.fact(source.entity)
-        elif roll < 0.7:  # a known entity, a topic told of another
+        elif roll < 0.7:  # a known entity, a fact told of another
             entity = rng.choice(passages).entity
             if (entity.kind == "person") != (source.entity.kind == "person"):
                 continue
@@ -183,7 +183,7 @@ def unanswerable(world: World, passages: list[Passage]) -> str:
                 if same and roll < 0.9
                 else world.fact(entity)
             )
-        if (fact.entity.name, fact.topic) not in told:
+        if (fact.entity.name, fact.key()) not in told:
             return fact.asked(rng)
 
 

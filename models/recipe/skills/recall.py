@@ -3,7 +3,7 @@
 from models.recipe import words
 from models.recipe.conversation import Conversation, Message, assistant, system, user
 from models.recipe.skills import short
-from models.recipe.world import World, capital
+from models.recipe.world import World, articled, capital
 
 NOTED = "Noted."
 UNKNOWN = "You have not told me."
@@ -65,9 +65,10 @@ def _item(world: World) -> Item:
                  f"You live in {v}.")  # fmt: skip
     if roll < 0.38:
         v = rng.choice(words.JOBS)
-        return ("job", [f"I work as a {v}.", f"I am a {v}.", f"my job is that of a {v}."],
+        return ("job", [articled(f"{said} a {v}.")
+                for said in ("I work as", "I am", "my job is that of")],
                 ["what is my job?", "what do I do for work?", "what do I work as?"],
-                 f"You work as a {v}.")  # fmt: skip
+                 articled(f"You work as a {v}."))  # fmt: skip
     if roll < 0.48:
         k, v = "favourite colour", rng.choice(words.COLOURS)
         return (
@@ -99,6 +100,26 @@ def _item(world: World) -> Item:
 def recall(world: World, facts: int, questions: int, between: int = 0) -> Conversation:
     """The user states `facts` facts over some turns, does `between` other things, then asks."""
     rng = world.rng
+    items, messages = _statements(world, facts)
+    for _ in range(between):
+        messages += short.task(world).messages
+    asked = rng.sample(list(items.values()), min(questions, len(items)))
+    if questions > 2 and rng.random() < 0.3:
+        messages += _unknown(world, items)
+    for item in asked:
+        messages += [user(capital(rng.choice(item[2]))), assistant(item[3])]
+    return Conversation("recall", messages)
+
+
+def not_stated(world: World, facts: int) -> Conversation:
+    """The user states `facts` facts, then asks for another."""
+    items, messages = _statements(world, facts)
+    return Conversation("recall", messages + _unknown(world, items))
+
+
+def _statements(world: World, facts: int) -> tuple[dict[str, Item], list[Message]]:
+    """Facts by their keys, and the turns in which the user states them."""
+    rng = world.rng
     items: dict[str, Item] = {}
     while len(items) < facts:
         item = _item(world)
@@ -111,13 +132,11 @@ def recall(world: World, facts: int, questions: int, between: int = 0) -> Conver
             user(" ".join(capital(rng.choice(item[1])) for item in part)),
             assistant(NOTED),
         ]
-    for _ in range(between):
-        messages += short.task(world).messages
-    asked = rng.sample(list(items.values()), min(questions, len(items)))
-    if questions > 2 and rng.random() < 0.3:
-        while (other := _item(world))[0] in items:
-            pass
-        messages += [user(capital(rng.choice(other[2]))), assistant(UNKNOWN)]
-    for item in asked:
-        messages += [user(capital(rng.choice(item[2]))), assistant(item[3])]
-    return Conversation("recall", messages)
+    return items, messages
+
+
+def _unknown(world: World, items: dict[str, Item]) -> list[Message]:
+    """A question for something that none of the items tells."""
+    while (other := _item(world))[0] in items:
+        pass
+    return [user(capital(world.rng.choice(other[2]))), assistant(UNKNOWN)]

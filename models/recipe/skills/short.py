@@ -1,32 +1,47 @@
 """Short tasks that need no knowledge: repeat, change case, count, list, greet."""
 
 import string
+from collections.abc import Callable
 
 from models.recipe import words
 from models.recipe.conversation import Conversation, assistant, user
 from models.recipe.world import World
 
-LISTS = {"days": words.DAYS, "months": words.MONTHS, "seasons": words.SEASONS,
+LISTS = {
+    "days": words.DAYS,
+    "months": words.MONTHS,
+    "seasons": words.SEASONS,
     "colours": words.COLOURS,
-         "fruits": ["apple", "pear", "plum", "cherry", "peach", "fig", "grape", "melon"],
-         "animals": ["cat", "dog", "horse", "goat", "owl", "raven", "mule", "goose"]}  # fmt: skip
+    "fruits": ["apple", "pear", "plum", "cherry", "peach", "fig", "grape", "melon"],
+    "animals": ["cat", "dog", "horse", "goat", "owl", "raven", "mule", "goose"],
+}
 GREETINGS = {
-    "Hello": "Hello! How can I help?", "Hi": "Hello! How can I help?",
+    "Hello": "Hello! How can I help?",
+    "Hi": "Hello! How can I help?",
     "Hello!": "Hello! How can I help?",
-    "Good morning": "Good morning! How can I help?", "Thank you": "You are welcome.",
+    "Good morning": "Good morning! How can I help?",
+    "Thank you": "You are welcome.",
     "Thanks!": "You are welcome.",
-    "How are you?": "I am well, thank you.", "Goodbye": "Goodbye!", "Bye": "Goodbye!",
-    "Hey there": "Hello! How can I help?", "Good evening": "Good evening! How can I help?",
-}  # fmt: skip
+    "How are you?": "I am well, thank you.",
+    "Goodbye": "Goodbye!",
+    "Bye": "Goodbye!",
+    "Hey there": "Hello! How can I help?",
+    "Good evening": "Good evening! How can I help?",
+}
 
 
 def _phrase(world: World) -> str:
     """A few made-up and known words in a random order."""
     rng, names = world.rng, world.names
-    pool = [lambda: rng.choice(words.THINGS), lambda: rng.choice(words.QUALITIES), names.word,
+    pool: list[Callable[[], str]] = [
+        lambda: rng.choice(words.THINGS),
+        lambda: rng.choice(words.QUALITIES),
+        names.word,
         names.lower_word,
-            lambda: names.number(1, 99999), names.code,
-                lambda: rng.choice(words.COLOURS)]  # fmt: skip
+        lambda: names.number(1, 99999),
+        names.code,
+        lambda: rng.choice(words.COLOURS),
+    ]
     return " ".join(rng.choice(pool)() for _ in range(rng.randint(1, 9)))
 
 
@@ -101,8 +116,14 @@ def copying(world: World) -> Conversation:
             "copying",
             [user("Repeat: " + phrase), assistant(phrase), user("Again."), assistant(phrase)],
         )
-    makers = [names.word, names.place, names.person, names.code, lambda: names.number(1, 9999),
-              lambda: "".join(rng.choices(string.ascii_lowercase, k=4))]  # fmt: skip
+    makers: list[Callable[[], str]] = [
+        names.word,
+        names.place,
+        names.person,
+        names.code,
+        lambda: names.number(1, 9999),
+        lambda: "".join(rng.choices(string.ascii_lowercase, k=4)),
+    ]
     left, right = rng.choice(makers), rng.choice(makers)
     table = {left(): right() for _ in range(rng.randint(2, 10))}
     messages = [

@@ -133,7 +133,6 @@ class Offer:
     schema: dict[str, Any]
     question: str
     arguments: dict[str, str | int]
-    family: int
 
 
 def offer(world: World, family: int) -> Offer:
@@ -163,7 +162,6 @@ def offer(world: World, family: int) -> Offer:
         {"type": "function", "function": schema},
         asked,
         dict(zip(names, values, strict=True)),
-        family,
     )
 
 
@@ -219,8 +217,7 @@ def calls(world: World, turns: int, with_results: bool = True) -> Conversation:
     for _ in range(turns):
         roll = rng.random()
         if turns > 1 and roll < 0.08:
-            free = rng.choice([f for f in range(len(FAMILIES)) if f not in families])
-            messages += [user(offer(world, free).question), assistant(NO_TOOL)]
+            messages += _declined(world, families)
             continue
         if turns > 1 and roll < 0.16:
             messages += short.task(world).messages
@@ -229,9 +226,7 @@ def calls(world: World, turns: int, with_results: bool = True) -> Conversation:
         _, _, parts, questions = FAMILIES[families[index]]
         values = [p.make(world.names) for p in parts]
         arguments = dict(zip(offers[index].arguments, values, strict=True))
-        one = Offer(
-            offers[index].schema, rng.choice(questions).format(*values), arguments, families[index]
-        )
+        one = Offer(offers[index].schema, rng.choice(questions).format(*values), arguments)
         call = _call(world, one)
         messages += [user(one.question), call]
         if with_results:
@@ -242,6 +237,19 @@ def calls(world: World, turns: int, with_results: bool = True) -> Conversation:
                 assistant(report),
             ]
     return Conversation("tools", messages, tools=[o.schema for o in offers])
+
+
+def declined(world: World) -> Conversation:
+    """1-5 tools offered, and a request that none of them serves."""
+    families = world.rng.sample(range(len(FAMILIES)), world.rng.randint(1, 5))
+    offered = [offer(world, family).schema for family in families]
+    return Conversation("tools", _declined(world, families), tools=offered)
+
+
+def _declined(world: World, families: list[int]) -> list[Message]:
+    """A request for a tool of none of the families, and the reply."""
+    free = world.rng.choice([f for f in range(len(FAMILIES)) if f not in families])
+    return [user(offer(world, free).question), assistant(NO_TOOL)]
 
 
 def beside_passages(world: World) -> Conversation:
