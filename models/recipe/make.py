@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--runs", type=Path, default=RECIPE / "runs", help="folder for checkpoints")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("build/model"), help="folder for checkpoints"
+    )
     parser.add_argument("--count", type=int, default=200, help="test conversations per skill")
     options = parser.parse_args()
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
