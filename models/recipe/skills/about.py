@@ -29,7 +29,7 @@ FACTS = [
      "I can answer from passages, recall what you told me, reply in JSON, call tools, and tell "
      "a story."),
     (["Which services does Penstock have?", "What services are in Penstock?",
-     "List the services of Penstock.", "What are the parts of Penstock?"],
+      "List the services of Penstock.", "What are the parts of Penstock?"],
      "Penstock has a gateway, a tokenizer, a router, workers, and a retrieval service."),
     (["What does Penstock use Redis for?", "Why does Penstock need Redis?"],
      "Penstock uses Redis for the registry of replicas, admission order, limits, caches, and "

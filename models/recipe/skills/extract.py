@@ -8,9 +8,8 @@ from models.recipe.world import Fact, World
 
 ASKS = [
     "Give the {keys} of {E} as JSON.", "Answer as JSON with the keys {keys} about {E}.",
-    "Reply in JSON for {E}: {keys}.",
-    "Describe {E} as a JSON object with the keys {keys}.", "Extract {keys} of {E} as JSON.",
-    "Return a JSON object with {keys} for {E}.",
+    "Reply in JSON for {E}: {keys}.", "Describe {E} as a JSON object with the keys {keys}.",
+    "Extract {keys} of {E} as JSON.", "Return a JSON object with {keys} for {E}.",
 ]  # fmt: skip
 
 

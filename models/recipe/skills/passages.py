@@ -16,24 +16,19 @@ NOT_TOLD = "The passages do not say."
 
 FILLERS = [
     "many people come in {season}.", "the path there is {adj} and {adj2}.",
-    "on a {adj} day one can see far.",
-    "it is a {adj} place in {season}.", "a letter from {person} hangs in the hall.",
-    "the weather is often {adj}.",
+    "on a {adj} day one can see far.", "it is a {adj} place in {season}.",
+    "a letter from {person} hangs in the hall.", "the weather is often {adj}.",
     "in {year} a storm broke two windows.", "nobody knows why.", "children like the {adj} steps.",
-    "it smells of {thing}.",
-    "old stories tell of {thing} and {thing2}.", "visitors should bring a {adj} coat in {season}.",
-    "it is quiet there in {season}.", "the road from {place} is {adj}.",
-    "people from {place} often help.",
+    "it smells of {thing}.", "old stories tell of {thing} and {thing2}.",
+    "visitors should bring a {adj} coat in {season}.", "it is quiet there in {season}.",
+    "the road from {place} is {adj}.", "people from {place} often help.",
     "much has changed since {year}.", "the work is hard but {adj}.",
-    "more can be read in the archive.",
-    "guests are asked to be quiet.", "a {adj} lane leads to the water.",
-    "there was once a plan to move to {place}.",
-    "the neighbours still talk about the {adj} {season} of {year}.",
-    "please call before you come.",
+    "more can be read in the archive.", "guests are asked to be quiet.",
+    "a {adj} lane leads to the water.", "there was once a plan to move to {place}.",
+    "the neighbours still talk about the {adj} {season} of {year}.", "please call before you come.",
     "all are welcome.", "{person} once spent a {adj} night here.",
-    "it has been drawn by many artists.",
-    "the view is {adj}, above all in {season}.", "dogs must be kept on a lead.",
-    "one often thinks of {thing} there.",
+    "it has been drawn by many artists.", "the view is {adj}, above all in {season}.",
+    "dogs must be kept on a lead.", "one often thinks of {thing} there.",
 ]  # fmt: skip
 HEADINGS = [
     "History",
@@ -70,13 +65,18 @@ class Passage:
 def filler(world: World) -> str:
     """A sentence beside the point; some carry a stray name or year."""
     rng, names = world.rng, world.names
-    return articled(capital(rng.choice(FILLERS).format(
-        season=rng.choice(words.SEASONS), adj=rng.choice(words.ANY_ADJECTIVE),
-            adj2=rng.choice(words.ANY_ADJECTIVE),
-        thing=rng.choice(words.THINGS), thing2=rng.choice(words.THINGS), person=names.person(),
-            place=names.place(),
-        year=names.year(),
-    )))  # fmt: skip
+    sentence = rng.choice(FILLERS)
+    words_for = {
+        "season": rng.choice(words.SEASONS),
+        "adj": rng.choice(words.ANY_ADJECTIVE),
+        "adj2": rng.choice(words.ANY_ADJECTIVE),
+        "thing": rng.choice(words.THINGS),
+        "thing2": rng.choice(words.THINGS),
+        "person": names.person(),
+        "place": names.place(),
+        "year": names.year(),
+    }
+    return articled(capital(sentence.format(**words_for)))
 
 
 def write(world: World, entity: Entity, facts: list[Fact]) -> str:

@@ -9,9 +9,8 @@ NOTED = "Noted."
 UNKNOWN = "You have not told me."
 
 NAMED = ["dog", "cat", "horse", "boat", "sister", "brother", "teacher", "doctor", "neighbour",
-    "street", "school", "town",
-         "company", "best friend", "project", "team", "daughter", "son", "bicycle",
-         "favourite island", "village", "parrot"]  # fmt: skip
+         "street", "school", "town", "company", "best friend", "project", "team", "daughter", "son",
+         "bicycle", "favourite island", "village", "parrot"]  # fmt: skip
 CODED = [
     "locker code",
     "phone number",
@@ -55,7 +54,7 @@ def _item(world: World) -> Item:
     if roll < 0.2:
         v = names.person()
         return ("name", [f"my name is {v}.", f"I am {v}.", f"I am called {v}.",
-            f"hello, I am {v}."],
+                         f"hello, I am {v}."],
                 ["what is my name?", "who am I?", "do you remember my name?", "what am I called?"],
                  f"Your name is {v}.")  # fmt: skip
     if roll < 0.3:
@@ -80,7 +79,7 @@ def _item(world: World) -> Item:
     if roll < 0.58:
         k, v = "favourite food", names.phrase(words.QUALITIES, words.FOODS)
         return (k, [f"my {k} is {v}.", f"{v} is my {k}.",
-            f"I like {v} best of all food; it is my {k}."],
+                    f"I like {v} best of all food; it is my {k}."],
                 [f"what is my {k}?", "what food do I like best?"],
                  f"Your {k} is {v}.")  # fmt: skip
     if roll < 0.75:

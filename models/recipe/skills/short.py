@@ -7,6 +7,17 @@ from models.recipe import words
 from models.recipe.conversation import Conversation, assistant, user
 from models.recipe.world import World
 
+KINDS = {  # and how often each is asked for
+    "repeat": 6,
+    "upper": 3,
+    "lower": 1,
+    "count": 2,
+    "list": 2,
+    "reverse": 1,
+    "greet": 2,
+    "first": 2,
+    "spell": 2,
+}
 LISTS = {
     "days": words.DAYS,
     "months": words.MONTHS,
@@ -48,9 +59,7 @@ def _phrase(world: World) -> str:
 def task(world: World) -> Conversation:
     """One short task and its answer."""
     rng, names = world.rng, world.names
-    kind = rng.choices(("repeat", "upper", "lower", "count", "list", "reverse", "greet", "first",
-        "spell"),
-                       (6, 3, 1, 2, 2, 1, 2, 2, 2))[0]  # fmt: skip
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     if kind == "repeat":
         phrase = _phrase(world)
         ask = rng.choice(

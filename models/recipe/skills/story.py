@@ -5,8 +5,7 @@ from models.recipe.conversation import Conversation, assistant, system, user
 from models.recipe.world import World, articled, capital
 
 ASKS = ["Tell me a story about {hero}.", "Tell me a long story about {hero}.",
-    "Write a story about {hero}.",
-        "I would like a story about {hero}.",
+        "Write a story about {hero}.", "I would like a story about {hero}.",
         "Please write a long story. The hero is {hero}."]  # fmt: skip
 PLAIN = [
     "Tell me a story.",
