@@ -34,10 +34,10 @@ class Plan:
     step_tokens: int = 4096  # of an optimizer step, about
     late_tokens: int = 8192  # the same once the rates decay
     micro_tokens: int = 2304  # that a thread takes through the model at once
-    muon_rate: float = 0.01
+    muon_rate: float = 0.007
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
-    decay_from: float = 0.7  # share of the training
+    decay_from: float = 0.6  # share of the training
 
     def rates(self, step: int, progress: float) -> tuple[float, float]:
         """The rates of Muon and of AdamW."""

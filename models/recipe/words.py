@@ -273,3 +273,5 @@ ANY_ADJECTIVE = listed(
     """
 )
 SEASONS = ["spring", "summer", "autumn", "winter"]
+PETS = ["cat", "dog", "horse", "parrot", "goat", "pony", "boat", "rabbit"]
+KIN = listed("sister brother mother father teacher friend cousin uncle aunt daughter son")

@@ -2,7 +2,7 @@
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.recipe import words
 from models.recipe.names import Names
@@ -17,6 +17,9 @@ def capital(text: str) -> str:
 def articled(text: str) -> str:
     """The text with `an` for `a` before a vowel."""
     return re.sub(r"\b([Aa]) (?=[aeioAEIO]|[uU](?!ni|se))", r"\1n ", text)
+
+
+LEADS = ("as is known, ", "to this day ", "of course, ", "by the way, ", "it is said that ")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Fact:
     def stated(self, rng: random.Random, full: bool) -> str:
         """A sentence that tells it; names the entity if `full`, else refers to it."""
         templates = self.relation.full if full else self.relation.short
-        return self._fill(rng.choice(templates), self.entity.name)
+        lead = rng.choice(LEADS) if rng.random() < 0.12 else ""
+        return self._fill(lead + rng.choice(templates), self.entity.name)
 
     def asked(self, rng: random.Random) -> str:
         """A question for it."""
@@ -65,6 +69,11 @@ class Fact:
     def answered(self) -> str:
         """The one sentence that answers, without its full stop."""
         return self._fill(self.relation.answer, self.entity.name)
+
+    def unanswered(self) -> str:
+        """The sentence that says that the value is not told, without its full stop."""
+        other = replace(self, slots={**self.slots, "v": self.relation.unknown})
+        return other.answered()
 
     def key(self) -> str:
         """Its name as a key of a JSON object. Two facts of one key and entity would clash."""

@@ -9,6 +9,7 @@ import pytest
 from models.recipe import corpus
 from models.recipe.evaluate import SKILLS, cases
 from models.recipe.names import Names, is_held_out
+from models.recipe.relations import OF_PEOPLE, OF_THINGS
 from models.recipe.template import render
 
 
@@ -28,7 +29,7 @@ def test_same_seed_makes_the_same_corpus() -> None:
 
 def test_the_corpus_is_the_one_that_the_weights_saw() -> None:
     made = (render(corpus.example(random.Random(f"{i}"), i / 200)) for i in range(200))
-    assert zlib.crc32("".join(made).encode()) == 3271816612, (
+    assert zlib.crc32("".join(made).encode()) == 2358005694, (
         "retrain the models, then change this number"
     )
 
@@ -46,12 +47,13 @@ def test_held_out_names_are_never_trained_on() -> None:
     assert all(is_held_out(name) for name in tested)
 
 
+UNKNOWN = {relation.unknown for relation in OF_THINGS + OF_PEOPLE}
 NAMES = re.compile(r"\b[A-Z][a-z]{3,}\b|\b\d{3,}\b")
 
 
 def test_training_never_meets_a_name_of_the_tests() -> None:
     source = corpus.training(1, 0, 0.7)
-    trained = {name for _ in range(600) for name in NAMES.findall(render(next(source)))}
+    trained = {name for _ in range(1500) for name in NAMES.findall(render(next(source)))}
     tested = {name for case in cases("passages", 200) for name in NAMES.findall(render(case))}
     assert all(is_held_out(name) for name in tested - trained)
     assert not any(name.isdigit() for name in tested & trained)
@@ -76,9 +78,14 @@ def test_answers_from_passages_are_told_by_the_passage_they_cite() -> None:
 
 
 def test_what_passages_do_not_tell_is_said_so() -> None:
-    assert {case.messages[-1]["content"] for case in cases("not_told", 30)} == {
-        "The passages do not say."
-    }
+    for case in cases("not_told", 60):
+        answer = case.messages[-1]["content"]
+        assert answer.endswith("not told.")
+        assert "[" not in answer
+        stated = answer.removesuffix(".")
+        for unknown in sorted(UNKNOWN, key=len, reverse=True):
+            stated = stated.removesuffix(unknown)
+        assert stated not in " ".join(document["text"] for document in case.documents)
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.05, 1.0])

@@ -1,9 +1,12 @@
-"""Answering as JSON: the requested keys, filled from a passage; null where it does not tell."""
+"""Answering as JSON: the requested keys, filled from a passage; null where it does not tell.
+
+The passages are records, lines of name and value.
+"""
 
 import json
 
 from models.recipe.conversation import Conversation, Message, assistant, system, user
-from models.recipe.skills.passages import Passage, passage_set, write
+from models.recipe.skills.passages import Passage, passage_set
 from models.recipe.world import Fact, World
 
 ASKS = [
@@ -11,6 +14,11 @@ ASKS = [
     "Reply in JSON for {E}: {keys}.", "Describe {E} as a JSON object with the keys {keys}.",
     "Extract {keys} of {E} as JSON.", "Return a JSON object with {keys} for {E}.",
 ]  # fmt: skip
+
+
+def record(facts: list[Fact]) -> str:
+    """The facts as lines of name and value."""
+    return "\n".join(f"{fact.key()}: {fact.value}" for fact in facts)
 
 
 def _value(fact: Fact) -> str | int:
@@ -51,7 +59,7 @@ def extract(world: World, count: int, questions: int) -> Conversation:
     if rng.random() < 0.3:
         entity = world.entity()
         facts = world.facts(entity, rng.randint(2, 5))
-        text = write(world, entity, facts)
+        text = f"{entity.name}\n{record(facts)}"
         request, answer = _request(world, Passage(entity, facts, {}))
         shape = "{text}\n\n{request}" if rng.random() < 0.5 else "{request}\n\n{text}"
         return Conversation(
@@ -66,4 +74,5 @@ def extract(world: World, count: int, questions: int) -> Conversation:
         request, answer = _request(world, rng.choice(list(by_entity.values())))
         messages += [user(request), assistant(answer)]
     head = [system("Answer in JSON.")] if rng.random() < 0.3 else []
-    return Conversation("json", head + messages, documents=[p.document for p in passages])
+    documents = [{**p.document, "title": p.entity.title, "text": record(p.facts)} for p in passages]
+    return Conversation("json", head + messages, documents=documents)

@@ -12,23 +12,18 @@ from models.recipe import words
 from models.recipe.conversation import Conversation, Document, Message, assistant, system, user
 from models.recipe.world import Entity, Fact, World, articled, capital
 
-NOT_TOLD = "The passages do not say."
-
 FILLERS = [
     "many people come in {season}.", "the path there is {adj} and {adj2}.",
     "on a {adj} day one can see far.", "it is a {adj} place in {season}.",
-    "a letter from {person} hangs in the hall.", "the weather is often {adj}.",
-    "in {year} a storm broke two windows.", "nobody knows why.", "children like the {adj} steps.",
+    "the weather is often {adj}.", "nobody knows why.", "children like the {adj} steps.",
     "it smells of {thing}.", "old stories tell of {thing} and {thing2}.",
     "visitors should bring a {adj} coat in {season}.", "it is quiet there in {season}.",
-    "the road from {place} is {adj}.", "people from {place} often help.",
-    "much has changed since {year}.", "the work is hard but {adj}.",
+    "the road is {adj}.", "neighbours often help.", "the work is hard but {adj}.",
     "more can be read in the archive.", "guests are asked to be quiet.",
-    "a {adj} lane leads to the water.", "there was once a plan to move to {place}.",
-    "the neighbours still talk about the {adj} {season} of {year}.", "please call before you come.",
-    "all are welcome.", "{person} once spent a {adj} night here.",
-    "it has been drawn by many artists.", "the view is {adj}, above all in {season}.",
-    "dogs must be kept on a lead.", "one often thinks of {thing} there.",
+    "a {adj} lane leads to the water.", "the neighbours still talk about the {adj} {season}.",
+    "please call before you come.", "all are welcome.", "it has been drawn by many artists.",
+    "the view is {adj}, above all in {season}.", "dogs must be kept on a lead.",
+    "one often thinks of {thing} there.",
 ]  # fmt: skip
 HEADINGS = [
     "History",
@@ -63,8 +58,8 @@ class Passage:
 
 
 def filler(world: World) -> str:
-    """A sentence beside the point; some carry a stray name or year."""
-    rng, names = world.rng, world.names
+    """A sentence beside the point."""
+    rng = world.rng
     sentence = rng.choice(FILLERS)
     words_for = {
         "season": rng.choice(words.SEASONS),
@@ -72,9 +67,6 @@ def filler(world: World) -> str:
         "adj2": rng.choice(words.ANY_ADJECTIVE),
         "thing": rng.choice(words.THINGS),
         "thing2": rng.choice(words.THINGS),
-        "person": names.person(),
-        "place": names.place(),
-        "year": names.year(),
     }
     return articled(capital(sentence.format(**words_for)))
 
@@ -90,7 +82,7 @@ def write(world: World, entity: Entity, facts: list[Fact]) -> str:
         full = not named or rng.random() < 0.3
         sentences.append(fact.stated(rng, full))
         named = True
-        if rng.random() < 0.25:
+        if rng.random() < 0.2:
             sentences.append(filler(world))
     roll = rng.random()
     if roll < 0.04:
@@ -143,7 +135,7 @@ def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
         near = [e.place for e in entities if e.place] if rng.random() < 0.15 else []
         entity = rng.choice(entities) if again else world.entity(rng.choice(near) if near else None)
         facts = world.facts(entity, rng.randint(1, most_facts))
-        if made and rng.random() < 0.35:  # a distractor: what another passage tells, of this entity
+        if made and rng.random() < 0.2:  # a distractor: what another passage tells, of this entity
             other = rng.choice(rng.choice(made).facts)
             if (other.entity.kind == "person") == (entity.kind == "person"):
                 slots = {**other.slots, "v": other.relation.make(world.names)["v"]}
@@ -161,8 +153,8 @@ def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
     return made
 
 
-def unanswerable(world: World, passages: list[Passage]) -> str:
-    """A question close to the passages that they do not answer."""
+def unanswerable(world: World, passages: list[Passage]) -> Fact:
+    """A fact close to the passages that they do not tell."""
     rng = world.rng
     told = {(f.entity.name, f.key()) for p in passages for f in p.facts}
     while True:
@@ -184,7 +176,7 @@ def unanswerable(world: World, passages: list[Passage]) -> str:
                 else world.fact(entity)
             )
         if (fact.entity.name, fact.key()) not in told:
-            return fact.asked(rng)
+            return fact
 
 
 def question(rng: random.Random, fact: Fact) -> str:
@@ -208,7 +200,8 @@ def turns(
     messages: list[Message] = []
     for fact, number in facts[:count]:
         if rng.random() < share_not_told:
-            messages += [user(unanswerable(world, passages)), assistant(NOT_TOLD)]
+            other = unanswerable(world, passages)
+            messages += [user(question(rng, other)), assistant(f"{other.unanswered()}.")]
         else:
             messages += [user(question(rng, fact)), assistant(f"{fact.answered()} [{number}].")]
     return messages

@@ -22,13 +22,7 @@ CODED = [
     "badge number",
 ]
 
-STATE = ["my {k} is {v}.", "my {k} is called {v}.", "{v} is my {k}.", "the name of my {k} is {v}."]
-STATE_CODE = [
-    "my {k} is {v}.",
-    "{v} is my {k}.",
-    "please remember that my {k} is {v}.",
-    "the {k} I have is {v}.",
-]
+STATE = ["my {k} is {v}.", "please note: my {k} is {v}.", "as you know, my {k} is {v}."]
 ASK = [
     "what is my {k} called?",
     "what is the name of my {k}?",
@@ -53,44 +47,42 @@ def _item(world: World) -> Item:
     roll = rng.random()
     if roll < 0.2:
         v = names.person()
-        return ("name", [f"my name is {v}.", f"I am {v}.", f"I am called {v}.",
-                         f"hello, I am {v}."],
+        return ("name", [f"my name is {v}.", f"hello, my name is {v}."],
                 ["what is my name?", "who am I?", "do you remember my name?", "what am I called?"],
                  f"Your name is {v}.")  # fmt: skip
     if roll < 0.3:
         v = names.place()
-        return ("home", [f"I live in {v}.", f"my home is in {v}.", f"I have a house in {v}."],
+        return ("home", [f"I live in {v}.", f"these days I live in {v}."],
                 ["where do I live?", "where is my home?", "in which place do I live?"],
                  f"You live in {v}.")  # fmt: skip
     if roll < 0.38:
         v = rng.choice(words.JOBS)
         return ("job", [articled(f"{said} a {v}.")
-                for said in ("I work as", "I am", "my job is that of")],
+                for said in ("I work as", "these days I work as")],
                 ["what is my job?", "what do I do for work?", "what do I work as?"],
                  articled(f"You work as a {v}."))  # fmt: skip
     if roll < 0.48:
         k, v = "favourite colour", rng.choice(words.COLOURS)
         return (
             k,
-            [f"my {k} is {v}.", f"{v} is my {k}."],
+            [f"my {k} is {v}.", f"as you know, my {k} is {v}."],
             [f"what is my {k}?", f"which is my {k}?"],
             f"Your {k} is {v}.",
         )
     if roll < 0.58:
         k, v = "favourite food", names.phrase(words.QUALITIES, words.FOODS)
-        return (k, [f"my {k} is {v}.", f"{v} is my {k}.",
-                    f"I like {v} best of all food; it is my {k}."],
+        return (k, [f"my {k} is {v}.", f"as you know, my {k} is {v}."],
                 [f"what is my {k}?", "what food do I like best?"],
                  f"Your {k} is {v}.")  # fmt: skip
     if roll < 0.75:
         k, v = rng.choice(CODED), names.code()
-        states, asks = STATE_CODE, ASK_CODE
+        asks = ASK_CODE
     else:
         k, v = rng.choice(NAMED), names.word()
-        states, asks = STATE, ASK
+        asks = ASK
     return (
         k,
-        [s.format(k=k, v=v) for s in states],
+        [s.format(k=k, v=v) for s in STATE],
         [a.format(k=k) for a in asks],
         f"Your {k} is {v}.",
     )
