@@ -25,7 +25,7 @@ SHAPES = {
     ),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 280, "draft": 40}
+POOLS = {"demo": 250, "draft": 40}
 
 
 def fingerprint() -> str:

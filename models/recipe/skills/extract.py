@@ -6,7 +6,7 @@ The passages are records, lines of name and value.
 import json
 
 from models.recipe.conversation import Conversation, Message, assistant, system, user
-from models.recipe.skills.passages import Passage, passage_set
+from models.recipe.skills.passages import Passage, heading, passage_set
 from models.recipe.world import Fact, World
 
 ASKS = [
@@ -74,5 +74,5 @@ def extract(world: World, count: int, questions: int) -> Conversation:
         request, answer = _request(world, rng.choice(list(by_entity.values())))
         messages += [user(request), assistant(answer)]
     head = [system("Answer in JSON.")] if rng.random() < 0.3 else []
-    documents = [{**p.document, "title": p.entity.title, "text": record(p.facts)} for p in passages]
+    documents = [{"title": heading(world, p.entity), "text": record(p.facts)} for p in passages]
     return Conversation("json", head + messages, documents=documents)

@@ -6,6 +6,7 @@ reply says so.
 """
 
 import random
+import textwrap
 from dataclasses import dataclass
 
 from models.recipe import words
@@ -105,23 +106,33 @@ def untitled(world: World, entity: Entity, facts: list[Fact]) -> str:
     return text if rng.random() < 0.7 else f"## {rng.choice(HEADINGS)}\n\n{text}"
 
 
+def heading(world: World, entity: Entity) -> str:
+    """A title as passages have them: the entity, a file, or a path of file and headings."""
+    rng = world.rng
+    slug = entity.title.lower().replace(" ", "-")
+    file = (slug if entity.kind == "person" or rng.random() < 0.5 else slug.split("-")[-1]) + ".md"
+    roll = rng.random()
+    if roll < 0.45:
+        return entity.title
+    if roll < 0.85:
+        below = f" › {rng.choice(HEADINGS)}" if rng.random() < 0.4 else ""
+        return f"{file} › {entity.title}{below}"
+    return f"{entity.title} - {rng.choice(HEADINGS)}"
+
+
 def passage(world: World, entity: Entity, facts: list[Fact]) -> Passage:
     """One passage in one of the shapes that a retrieval service hands over."""
     rng = world.rng
     if rng.random() < 0.22:
-        return Passage(
-            entity, facts, {"title": entity.title, "text": untitled(world, entity, facts)}
-        )
-    roll = rng.random()
-    if roll < 0.7:
-        title = entity.title
-    elif roll < 0.8:
-        title = f"{entity.title} - {rng.choice(HEADINGS)}"
-    elif roll < 0.9:
-        title = entity.title.lower().replace(" ", "-") + ".md"
+        title, text = heading(world, entity), untitled(world, entity, facts)
+    elif rng.random() < 0.8:
+        title, text = heading(world, entity), write(world, entity, facts)
     else:
-        title = ""
-    return Passage(entity, facts, {"title": title, "text": write(world, entity, facts)})
+        slug = entity.title.lower().replace(" ", "-")
+        title, text = rng.choice(("", f"{slug}.md")), write(world, entity, facts)
+    if rng.random() < 0.3:
+        text = "\n".join(textwrap.fill(line, rng.randint(50, 120)) for line in text.split("\n"))
+    return Passage(entity, facts, {"title": title, "text": text})
 
 
 def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
@@ -131,7 +142,7 @@ def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
     entities: list[Entity] = []
     told: dict[str, set[str]] = {}
     while len(made) < count:
-        again = entities and rng.random() < 0.15
+        again = entities and rng.random() < 0.2
         near = [e.place for e in entities if e.place] if rng.random() < 0.15 else []
         entity = rng.choice(entities) if again else world.entity(rng.choice(near) if near else None)
         facts = world.facts(entity, rng.randint(1, most_facts))
