@@ -28,7 +28,7 @@ bench: $(READY)         ## the engine alone on a small workload, then the links
 	$(BIN)/python -m bench.links
 
 # The allocator keeps its memory between steps: a tenth faster on a CPU.
-model: $(READY)         ## remake the demonstration model from its seed (two hours on two cores)
+model: $(READY)         ## remake the demonstration model from its seed (an hour on two cores)
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456 \
 	  $(BIN)/python -m models.recipe.make
 

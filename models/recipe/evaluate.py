@@ -44,7 +44,7 @@ SKILLS = {
 }
 TARGETS = {"passages": 90, "not_told": 90, "recall": 90, "json": 85, "tools": 85, "draft": 60}
 SEED = 7
-CARD = ("<!-- figures -->\n", "\n<!-- end of figures -->")  # around the figures in a model card
+CARD = ("<!-- figures -->", "<!-- end of figures -->")  # around the figures in a model card
 
 
 def cases(skill: str, count: int, seed: int = SEED) -> list[Conversation]:
@@ -162,8 +162,8 @@ def table(folder: Path, draft: Path, count: int, seed: int = SEED) -> str:
 def write_card(card: Path, figures: str) -> None:
     """Puts the figures into a model card, between its two marks."""
     before, rest = card.read_text().split(CARD[0])
-    after = rest.split(CARD[1])[1]
-    card.write_text(before + CARD[0] + figures + CARD[1] + after)
+    _, after = rest.split(CARD[1])
+    card.write_text(f"{before}{CARD[0]}\n{figures}\n{CARD[1]}{after}")
 
 
 def main() -> None:
