@@ -146,16 +146,16 @@ def table(folder: Path, draft: Path, count: int, seed: int = SEED) -> str:
 
     line(f"skill ({count} conversations each, seed {seed})", "right", "target")
     line("---", "---", "---")
-    model, tokenizer = load(folder)
+    (model, tokenizer), (guesser, _) = load(folder), load(draft)
     for skill, what in SKILLS.items():
         row(f"{skill}: {what}", measure(model, tokenizer, skill, count, seed), skill)
-    writer, guesser = Writer(folder), load(draft)[0]
-    few = max(1, count // 20)
-    row("story: 300 tokens and more, ended by itself", stories(writer, few, seed))
-    row(
-        "draft agrees, per token of answers", agreement(writer, guesser, SKILLS, few, seed), "draft"
-    )
-    row("draft agrees, per token of stories", agreement(writer, guesser, ["story"], few, seed))
+    writer, few = Writer(folder), max(1, count // 20)  # these are written out token by token
+    of_each = f"({few} conversations each)"
+    row(f"story: 300 tokens and more, ended by itself {of_each}", stories(writer, few, seed))
+    agreed = agreement(writer, guesser, SKILLS, few, seed)
+    row(f"draft agrees, per token of answers {of_each}", agreed, "draft")
+    agreed = agreement(writer, guesser, ["story"], few, seed)
+    row(f"draft agrees, per token of stories {of_each}", agreed)
     return "\n".join(lines)
 
 

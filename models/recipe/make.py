@@ -20,9 +20,7 @@ from models.recipe.train import Plan, train
 RECIPE = Path(__file__).parent
 SHAPES = {
     "demo": Shape(bpe.VOCABULARY),
-    "draft": Shape(
-        bpe.VOCABULARY, hidden=128, inner=384, layers=4, heads=4, kv_heads=4, head_dim=32
-    ),
+    "draft": Shape(bpe.VOCABULARY, hidden=128, inner=384, layers=4, heads=4, head_dim=32),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
 POOLS = {"demo": 250, "draft": 40}

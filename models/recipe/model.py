@@ -20,8 +20,7 @@ class Shape:
     hidden: int = 256
     inner: int = 640
     layers: int = 6
-    heads: int = 4
-    kv_heads: int = 4
+    heads: int = 4  # as many for keys and values: the first weights need three at least
     head_dim: int = 64
     context: int = 2048
     theta: float = 10000.0
@@ -89,20 +88,18 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, q, bias=False)
-        self.k_proj = nn.Linear(shape.hidden, kv, bias=False)
-        self.v_proj = nn.Linear(shape.hidden, kv, bias=False)
-        self.o_proj = nn.Linear(q, shape.hidden, bias=False)
+        width = shape.heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden, width, bias=False)
+        self.k_proj = nn.Linear(shape.hidden, width, bias=False)
+        self.v_proj = nn.Linear(shape.hidden, width, bias=False)
+        self.o_proj = nn.Linear(width, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rows, tokens, _ = x.shape
-        dim, groups = self.shape.head_dim, self.shape.heads // self.shape.kv_heads
+        dim = self.shape.head_dim
         q = rotate(self.q_proj(x).view(rows, tokens, -1, dim), cos, sin).transpose(1, 2)
         k = rotate(self.k_proj(x).view(rows, tokens, -1, dim), cos, sin).transpose(1, 2)
         v = self.v_proj(x).view(rows, tokens, -1, dim).transpose(1, 2)
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         y = attend(q, k, v)
         out: Tensor = self.o_proj(y.transpose(1, 2).reshape(rows, tokens, -1))
         return out

@@ -51,10 +51,10 @@ def prepare(model: Llama, cites: list[int]) -> None:
     apart /= apart.norm(dim=1, keepdim=True)
     embedding[cites, own] = (0.6 * apart + 0.8 * alike) * SPREAD * dim**0.5
     first, second = (cast(Layer, model.model.layers[i]).self_attn for i in (0, 1))
-    for group, (back, target) in enumerate(((1, once), (2, twice))):
-        _look_back(model, first, group, back)
-        _carry(model, first, group, own, target, 2 * SPREAD)
-        _carry(model, second, group, own, own, GAIN * SPREAD)
+    for head, (back, target) in enumerate(((1, once), (2, twice))):
+        _look_back(model, first, head, back)
+        _carry(model, first, head, own, target, 2 * SPREAD)
+        _carry(model, second, head, own, own, GAIN * SPREAD)
     _match(model, second, 0, [(own, once)])
     _match(model, second, 1, [(own, once), (once, twice)])
     rest = slice(3 * dim + 1, model.shape.hidden)
@@ -70,16 +70,16 @@ def _rates(model: Llama) -> torch.Tensor:
     return model.shape.theta ** (-torch.arange(half) / half)
 
 
-def _rows(model: Llama, group: int) -> tuple[slice, slice]:
-    """The features of a group's first query head, and those of its key-value head."""
-    dim, share = model.shape.head_dim, model.shape.heads // model.shape.kv_heads
-    query = group * share * dim
-    return slice(query, query + dim), slice(group * dim, (group + 1) * dim)
+def _rows(model: Llama, head: int) -> slice:
+    """The features of a head."""
+    dim = model.shape.head_dim
+    return slice(head * dim, (head + 1) * dim)
 
 
-def _look_back(model: Llama, attention: Attention, group: int, distance: int) -> None:
+def _look_back(model: Llama, attention: Attention, head: int, distance: int) -> None:
     """Query and key depend on feature 0 alone; their product is greatest `distance` tokens back."""
-    query, key = (part.weight[rows] for part, rows in _parts(model, attention, group))
+    rows = _rows(model, head)
+    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
     rates = _rates(model)
     half = len(rates)
     loud = (rates > 0.04).float() * SHARPNESS**0.5 / CONSTANT * 2
@@ -91,10 +91,11 @@ def _look_back(model: Llama, attention: Attention, group: int, distance: int) ->
 
 
 def _look_for(
-    model: Llama, attention: Attention, group: int, where: slice, what: torch.Tensor
+    model: Llama, attention: Attention, head: int, where: slice, what: torch.Tensor
 ) -> None:
     """The nearest token whose features `where` have much of the unit vector `what`."""
-    query, key = (part.weight[rows] for part, rows in _parts(model, attention, group))
+    rows = _rows(model, head)
+    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
     rates = _rates(model)
     slow = torch.nonzero((rates > 1.5e-3) & (rates < 1.2e-2)).flatten()
     query.zero_()
@@ -103,11 +104,10 @@ def _look_for(
     key[slow, where] = NEAR**0.5 * what / len(slow)
 
 
-def _match(
-    model: Llama, attention: Attention, group: int, pairs: list[tuple[slice, slice]]
-) -> None:
+def _match(model: Llama, attention: Attention, head: int, pairs: list[tuple[slice, slice]]) -> None:
     """Each query feature of a pair against its key feature, shared out over slowly turning ones."""
-    query, key = (part.weight[rows] for part, rows in _parts(model, attention, group))
+    rows = _rows(model, head)
+    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
     slow = torch.nonzero(_rates(model) < 0.01).flatten()
     places = torch.cat((slow, slow + len(_rates(model)))).tolist()
     query.zero_()
@@ -118,19 +118,12 @@ def _match(
         key[place, theirs.start + i] = MATCH
 
 
-def _parts(
-    model: Llama, attention: Attention, group: int
-) -> tuple[tuple[torch.nn.Linear, slice], tuple[torch.nn.Linear, slice]]:
-    query, key = _rows(model, group)
-    return (attention.q_proj, query), (attention.k_proj, key)
-
-
 def _carry(
-    model: Llama, attention: Attention, group: int, source: slice, target: slice, gain: float
+    model: Llama, attention: Attention, head: int, source: slice, target: slice, gain: float
 ) -> None:
-    """What the group's first head attends to: its features `source` are added to `target`."""
-    query, key = _rows(model, group)
+    """What the head attends to: its features `source` are added to `target`."""
+    rows = _rows(model, head)
     unit = torch.eye(model.shape.head_dim)
-    attention.v_proj.weight[key] = 0
-    attention.v_proj.weight[key, source] = unit[:, : source.stop - source.start]
-    attention.o_proj.weight[target, query] = gain * unit[: target.stop - target.start]
+    attention.v_proj.weight[rows] = 0
+    attention.v_proj.weight[rows, source] = unit[:, : source.stop - source.start]
+    attention.o_proj.weight[target, rows] = gain * unit[: target.stop - target.start]

@@ -14,7 +14,7 @@ from models.recipe.optim import orthogonalise
 from models.recipe.tokenizer import ASSISTANT, CITES, END, PAD, USER
 from models.recipe.train import Crew, Plan, Tally, Training
 
-TINY = Shape(2048, hidden=64, inner=64, layers=2, heads=4, kv_heads=4, head_dim=16)
+TINY = Shape(2048, hidden=64, inner=64, layers=2, heads=4, head_dim=16)
 ROOT = Path(__file__).parents[2]
 
 
