@@ -27,6 +27,28 @@ class Shape:
     epsilon: float = 1e-5
 
 
+class _Normed(torch.autograd.Function):
+    """x / rms(x) * weight, in fewer passes over memory than PyTorch's composite takes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        size = x.shape[-1]
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = norm.square().div_(size).add_(epsilon).rsqrt_().to(x.dtype)
+        unit: Tensor = x * scale
+        ctx.save_for_backward(unit, scale, weight)
+        return unit * weight.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        unit, scale, weight = ctx.saved_tensors
+        each = grad * unit  # its sums are both what the weight and what the norm needs
+        to_weight = each.flatten(0, -2).sum(0, dtype=weight.dtype)
+        along = (each @ weight.to(each.dtype)).div_(unit.shape[-1]).unsqueeze(-1)
+        to_x = (grad * weight.to(grad.dtype)).addcmul_(unit, along, value=-1).mul_(scale)
+        return to_x, to_weight, None
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -34,54 +56,83 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.epsilon)
+        out: Tensor = _Normed.apply(x, self.weight, self.epsilon)
+        return out
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on x: (batch, tokens, heads, dim), by tables of (tokens, 1, dim / 2)."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+    """Rotary positions on x, (batch, heads, tokens, dim), by tables of (tokens, dim / 2).
 
-
-class _CausalSoftmax(torch.autograd.Function):
-    """Softmax of the scores of some consecutive queries, the last keys being their own.
-
-    It works in place where it can and keeps only its result for the backward pass.
+    With the sine negated it is its own backward pass.
     """
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, mask: Tensor) -> Tensor:
-        scores[..., -len(mask) :].add_(mask)
-        weights = torch.softmax(scores, -1)
-        ctx.save_for_backward(weights)
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        return torch._softmax_backward_data(grad, weights, -1, weights.dtype), None
+    (a, b), (left, right) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=right).addcmul_(a, sin)
+    return out
 
 
 QUERIES = 192  # that a CPU takes at once against all keys before them
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention over (batch, heads, tokens, dim).
+class _Attention(torch.autograd.Function):
+    """See `attend`. The softmax of each block of queries is kept for the backward pass."""
 
-    A CPU does it in plain batched products over blocks of queries: measured 1.7 to 2.4 times the
-    speed of PyTorch's fused kernel, forward and backward, at 256-900 tokens in bf16.
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rows, tokens, heads, dim = q.shape
+        shape = (rows, heads, tokens, dim)
+        scaled = cos * dim**-0.5, sin * dim**-0.5
+        q = rotate(q.transpose(1, 2), *scaled, q.new_empty(shape)).flatten(0, 1)
+        k = rotate(k.transpose(1, 2), cos, sin, k.new_empty(shape)).flatten(0, 1)
+        v = v.transpose(1, 2).reshape(rows * heads, tokens, dim)
+        out = q.new_empty(rows, tokens, heads, dim)
+        mask = torch.full((QUERIES, QUERIES), -1e9, dtype=q.dtype).triu_(1)
+        blocks = []
+        for first in range(0, tokens, QUERIES):
+            end = min(first + QUERIES, tokens)
+            size = end - first
+            scores = torch.bmm(q[:, first:end], k[:, :end].mT)
+            scores[..., first:].add_(mask[:size, :size])
+            weights = torch.softmax(scores, -1, dtype=scores.dtype)
+            part = torch.bmm(weights, v[:, :end]).view(rows, heads, size, dim)
+            out[:, first:end] = part.transpose(1, 2)
+            blocks.append(weights)
+        ctx.save_for_backward(q, k, v, cos, sin, *blocks)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, cos, sin, *blocks = ctx.saved_tensors
+        rows, tokens, heads, dim = grad.shape
+        grad = grad.transpose(1, 2).reshape(rows * heads, tokens, dim)
+        to_q, to_k, to_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for first, weights in zip(range(0, tokens, QUERIES), blocks, strict=True):
+            end = min(first + QUERIES, tokens)
+            mine = grad[:, first:end]
+            to_v[:, :end].baddbmm_(weights.mT, mine)
+            to_weights = torch.bmm(mine, v[:, :end].mT)
+            to_scores = torch._softmax_backward_data(to_weights, weights, -1, weights.dtype)
+            torch.bmm(to_scores, k[:, :end], out=to_q[:, first:end])
+            to_k[:, :end].baddbmm_(to_scores.mT, q[:, first:end])
+        shape = (rows, heads, tokens, dim)
+        results = [x.new_empty(rows, tokens, heads, dim) for x in (q, k, v)]
+        scale = dim**-0.5
+        rotate(to_q.view(shape), cos * scale, -sin * scale, results[0].transpose(1, 2))
+        rotate(to_k.view(shape), cos, -sin, results[1].transpose(1, 2))
+        results[2].copy_(to_v.view(shape).transpose(1, 2))
+        return results[0], results[1], results[2], None, None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Causal attention with rotary positions; all of (batch, tokens, heads, dim), tables as above.
+
+    Plain batched products over blocks of queries, each against all keys up to its end: on a CPU
+    1.7 to 2.4 times the speed of PyTorch's fused kernel, forward and backward, at 256-900 tokens
+    in bf16. That it is one function saves passes over memory: with the norms likewise, the whole
+    model runs 1.24 (256 tokens) to 1.36 (1,600) times as fast, forward and backward.
     """
-    if q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    rows, heads, tokens, dim = q.shape
-    q, k, v = (x.reshape(rows * heads, tokens, dim) for x in (q * dim**-0.5, k, v))
-    blocks = []
-    for first in range(0, tokens, QUERIES):
-        end = min(first + QUERIES, tokens)
-        mask = torch.full((end - first, end - first), -1e9, dtype=q.dtype).triu(1)
-        scores = torch.bmm(q[:, first:end], k[:, :end].mT)
-        blocks.append(torch.bmm(_CausalSoftmax.apply(scores, mask), v[:, :end]))
-    return torch.cat(blocks, 1).view(rows, heads, tokens, dim)
+    out: Tensor = _Attention.apply(q, k, v, cos, sin)
+    return out
 
 
 class Attention(nn.Module):
@@ -97,11 +148,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rows, tokens, _ = x.shape
         dim = self.shape.head_dim
-        q = rotate(self.q_proj(x).view(rows, tokens, -1, dim), cos, sin).transpose(1, 2)
-        k = rotate(self.k_proj(x).view(rows, tokens, -1, dim), cos, sin).transpose(1, 2)
-        v = self.v_proj(x).view(rows, tokens, -1, dim).transpose(1, 2)
-        y = attend(q, k, v)
-        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(rows, tokens, -1))
+        projections = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (project(x).view(rows, tokens, -1, dim) for project in projections)
+        out: Tensor = self.o_proj(attend(q, k, v, cos, sin).flatten(2))
         return out
 
 
@@ -142,7 +191,7 @@ class Body(nn.Module):
 class Llama(nn.Module):
     """Token ids (batch, tokens) to hidden states and logits; the output layer is the embedding."""
 
-    cos: Tensor  # (context, 1, head_dim / 2)
+    cos: Tensor  # (context, head_dim / 2)
     sin: Tensor
 
     def __init__(self, shape: Shape) -> None:
@@ -150,7 +199,7 @@ class Llama(nn.Module):
         self.shape = shape
         self.model = Body(shape)
         rates = shape.theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
-        angles = torch.arange(shape.context).float()[:, None, None] * rates
+        angles = torch.arange(shape.context).float()[:, None] * rates
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         self.reset()

@@ -23,8 +23,9 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
         x = x.mT
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        gram = torch.bmm(x, x.mT)
+        mix = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, mix, x, beta=3.4445)
     if tall:
         x = x.mT
     return x.to(matrices.dtype)

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from models.recipe import start
 from models.recipe.batches import answer_mask, collate, pool, steps
 from models.recipe.export import load, save
-from models.recipe.model import QUERIES, Llama, Shape, attend
+from models.recipe.model import QUERIES, Llama, RMSNorm, Shape, attend
 from models.recipe.optim import orthogonalise
 from models.recipe.tokenizer import ASSISTANT, CITES, END, PAD, USER
 from models.recipe.train import Crew, Plan, Tally, Training
@@ -41,19 +42,39 @@ def test_orthogonalise_flattens_the_singular_values() -> None:
         assert values.max() < 1.4
 
 
-def test_plain_attention_equals_the_fused_kernel() -> None:
-    shape = (2, 4, 2 * QUERIES + 5, 16)
-    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
-    plain = attend(q, k, v)
-    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(plain, fused, rtol=1e-4, atol=1e-5)
-    seed = torch.randn_like(plain)
-    for a, b in zip(
-        torch.autograd.grad(plain, (q, k, v), seed),
-        torch.autograd.grad(fused, (q, k, v), seed),
-        strict=True,
-    ):
+def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
+    """Two results for the same inputs, and their gradients."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    seed = torch.randn_like(ours)
+    found, wanted = (torch.autograd.grad(x, inputs, seed) for x in (ours, theirs))
+    for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, QUERIES, 2 * QUERIES + 5])
+def test_attention_and_its_gradients(tokens: int) -> None:
+    shape = (2, tokens, 4, 16)
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    angles = torch.arange(tokens)[:, None] * torch.rand(8)
+    cos, sin = angles.cos(), angles.sin()
+
+    def turned(x: Tensor) -> Tensor:  # as complex numbers
+        pairs = torch.complex(*x.transpose(1, 2).chunk(2, -1)) * torch.complex(cos, sin)
+        return torch.cat((pairs.real, pairs.imag), -1)
+
+    q, k, v = inputs
+    fused = torch.nn.functional.scaled_dot_product_attention(
+        turned(q), turned(k), v.transpose(1, 2), is_causal=True
+    )
+    assert_same(attend(q, k, v, cos, sin), fused.transpose(1, 2), inputs)
+
+
+def test_norm_and_its_gradients() -> None:
+    norm = RMSNorm(24, 1e-3)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(3, 7, 24, requires_grad=True)
+    wanted = torch.nn.functional.rms_norm(x, (24,), norm.weight, 1e-3)
+    assert_same(norm(x), wanted, [x, norm.weight])
 
 
 def test_only_answers_and_their_end_are_weighted() -> None:
