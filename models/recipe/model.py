@@ -86,7 +86,7 @@ class _Attention(torch.autograd.Function):
         k = rotate(k.transpose(1, 2), cos, sin, k.new_empty(shape)).flatten(0, 1)
         v = v.transpose(1, 2).reshape(rows * heads, tokens, dim)
         out = q.new_empty(rows, tokens, heads, dim)
-        mask = torch.full((QUERIES, QUERIES), -1e9, dtype=q.dtype).triu_(1)
+        mask = q.new_full((QUERIES, QUERIES), -1e9).triu_(1)
         blocks = []
         for first in range(0, tokens, QUERIES):
             end = min(first + QUERIES, tokens)
