@@ -66,7 +66,7 @@ def collate(rows: list[tuple[list[int], str]], prompt_weight: float) -> Batch:
 def pool(
     tokenizer: Tokenizer, seed: int, number: int, progress: float, micro: int, context: int
 ) -> list[Batch]:
-    """The micro-batches, of at most `micro` tokens each, that pool `number` of the corpus makes."""
+    """The micro-batches, of about `micro` tokens each, that pool `number` of the corpus makes."""
     source = corpus.training(seed, number * POOL, progress)
     rows = []
     for _ in range(POOL):

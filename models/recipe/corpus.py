@@ -7,7 +7,7 @@ from models.recipe.conversation import Conversation
 from models.recipe.skills import about, extract, passages, recall, short, story, tools
 from models.recipe.world import World
 
-# Shares of examples: at the start of training, and from `EASY_UNTIL` of it on.
+# Shares of examples: at the start of training, from `EASY_UNTIL` of it on, and from `LAST_FROM` on.
 START = {
     "copying": 14,
     "passages": 42,
@@ -30,14 +30,22 @@ LATER = {
     "story": 2,
     "long": 1.5,
 }
-EASY_UNTIL = 0.04
+# By then looking up is learned, and what is left over goes to what is not.
+LAST = LATER | {"passages": 30, "json": 36, "tools": 16, "short": 14}
+EASY_UNTIL, LAST_FROM = 0.04, 0.55
+# Of the turns with tools, those that ask for one that is not offered.
+DECLINED, LAST_DECLINED = 0.08, 0.18
 # How often a set has 1, 2, ... 7 passages: at the start, and from `WIDE_AT` of the training on.
 NARROW, WIDE = (6, 3, 1, 0.5, 0.3, 0.2, 0), (1, 3, 4, 4, 3, 2, 0.5)
 WIDE_AT = 0.3
+# More often than in tests: another passage about the same thing, and questions without an answer.
+AGAIN, NOT_TOLD = 0.3, 0.26
 
 
 def shares(progress: float) -> dict[str, float]:
     """The mixture at `progress` (0 to 1) of the training."""
+    if progress >= LAST_FROM:
+        return LAST
     blend = min(1.0, progress / EASY_UNTIL)
     return {skill: START[skill] * (1 - blend) + LATER[skill] * blend for skill in START}
 
@@ -55,7 +63,8 @@ def example(rng: random.Random, progress: float) -> Conversation:
         blend = min(1.0, progress / WIDE_AT)
         weights = [n * (1 - blend) + w * blend for n, w in zip(NARROW, WIDE, strict=True)]
         count = rng.choices(range(1, 8), weights)[0]
-        return passages.answered(world, count, 12, most_facts=6 if count == 1 else 4)
+        most = 6 if count == 1 else 4
+        return looked_up(world, count, 12, most)
     if skill == "recall":
         facts = rng.randint(1, 3) if easy else rng.randint(1, 7)
         return recall.recall(
@@ -64,11 +73,10 @@ def example(rng: random.Random, progress: float) -> Conversation:
     if skill == "json":
         return extract.extract(world, 1 if easy else rng.randint(1, 4), rng.randint(2, 4))
     if skill == "tools":
-        return (
-            tools.beside_passages(world)
-            if rng.random() < 0.06
-            else tools.calls(world, rng.randint(2, 5))
-        )
+        if rng.random() < 0.06:
+            return tools.beside(world, looked_up(world, rng.randint(1, 3), 4))
+        declined = DECLINED if progress < LAST_FROM else LAST_DECLINED
+        return tools.calls(world, rng.randint(2, 5), share_declined=declined, share_other=0.08)
     if skill == "short":
         made = short.task(world)
         for _ in range(rng.randint(2, 5)):
@@ -83,11 +91,18 @@ def example(rng: random.Random, progress: float) -> Conversation:
     raise KeyError(skill)
 
 
+def looked_up(world: World, count: int, questions: int, most_facts: int = 4) -> Conversation:
+    """Questions over `count` passages, with more of what is hard than tests have."""
+    return passages.answered(
+        world, count, questions, most_facts, again=AGAIN, share_not_told=NOT_TOLD
+    )
+
+
 def long_example(world: World) -> Conversation:
     """350-2,000 tokens: many passages, or a conversation that goes on for long before it asks."""
     rng = world.rng
     if rng.random() < 0.6:
-        return passages.answered(world, rng.randint(8, 18), 16)
+        return looked_up(world, rng.randint(8, 18), 16)
     return recall.recall(world, rng.randint(3, 8), 8, rng.randint(10, 40))
 
 
@@ -109,17 +124,13 @@ def graded(rng: random.Random, skill: str) -> Conversation:
     if skill == "no_tool":
         return tools.declined(world)
     if skill == "tool_result":
-        made = tools.calls(world, 1)
-        made.skill = skill
-        return made
+        return tools.calls(world, 1)
     if skill == "short":
         return short.task(world)
     if skill == "about":
         return about.about(world, 1)
     if skill == "long":
-        made = passages.answered(world, rng.randint(10, 16), 1)
-        made.skill = skill
-        return made
+        return passages.answered(world, rng.randint(10, 16), 1)
     if skill == "story":
         return story.story(world)
     raise KeyError(skill)

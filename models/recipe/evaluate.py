@@ -2,8 +2,9 @@
 
 `python -m models.recipe.evaluate [--model models/demo] [--draft models/demo-draft] [--count 200]`
 
-All made-up names are held out, and so are codes, two-word wares, and numbers of three digits and
-more. Values of which there are few (colours, jobs, times of day, numbers below 100) are not.
+All made-up names are held out, and so are codes, two-word wares as values, and numbers of three
+digits and more. Values of which there are few (colours, jobs, times of day, numbers below 100) are
+not, nor what `about` and the greetings, lists and counts of `short` ask: these are fixed.
 
 An answer counts if the model, choosing the likeliest token each time, says it to the letter and
 stops. For a fixed answer that is the same as: at each of its positions the likeliest token is the
@@ -31,7 +32,7 @@ from models.recipe.tokenizer import ASSISTANT, END
 
 SKILLS = {
     "passages": "answer from 2-6 passages, with the right citation",
-    "not_told": "say that the passages do not tell",
+    "not_told": "say that the passages do not tell, citing the first about it",
     "recall": "a fact that the user stated",
     "not_stated": "say that the user did not state it",
     "json": "requested keys from a passage",
@@ -43,7 +44,7 @@ SKILLS = {
     "long": "answer from 10-16 passages",
 }
 TARGETS = {"passages": 90, "not_told": 90, "recall": 90, "json": 85, "tools": 85, "draft": 60}
-SEED = 7
+SEED = 11
 CARD = ("<!-- figures -->", "<!-- end of figures -->")  # around the figures in a model card
 
 
@@ -103,9 +104,10 @@ class Writer:
     def prompt(self, case: Conversation) -> list[int]:
         return self.tokenizer.encode(render(case, prompt=True), add_special_tokens=False).ids
 
-    def write(self, prompt: list[int], longest: int = 900) -> list[int]:
+    def write(self, prompt: list[int], longest: int) -> list[int]:
         """The tokens after the prompt, with the one that ends the turn."""
         ids = torch.tensor([prompt])
+        longest = min(longest, self.model.config.max_position_embeddings - len(prompt))
         made: list[int] = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest
         )[0, len(prompt) :].tolist()
@@ -114,20 +116,20 @@ class Writer:
 
 def stories(writer: Writer, count: int, seed: int = SEED) -> float:
     """Percentage of stories that run to 300 tokens and more and come to an end by themselves."""
-    made = [writer.write(writer.prompt(case)) for case in cases("story", count, seed)]
+    made = [writer.write(writer.prompt(case), 900) for case in cases("story", count, seed)]
     return 100 * sum(len(ids) >= 300 and ids[-1] == END for ids in made) / count
 
 
 def agreement(
-    writer: Writer, draft: Llama, skills: Iterable[str], count: int, seed: int = SEED
+    writer: Writer, draft: Llama, skills: Iterable[str], count: int, longest: int, seed: int = SEED
 ) -> float:
-    """Percentage of the tokens that the model writes for which the draft, given the same past,
-    finds the same likeliest."""
+    """Percentage of the tokens that the model writes, up to `longest` at a time, for which the
+    draft, given the same past, finds the same likeliest."""
     same = total = 0
     for skill in skills:
         for case in cases(skill, count, seed):
             prompt = writer.prompt(case)
-            made = writer.write(prompt)
+            made = writer.write(prompt, longest)
             same += int((likeliest(draft, prompt + made, len(prompt)) == torch.tensor(made)).sum())
             total += len(made)
     return 100 * same / total
@@ -152,9 +154,9 @@ def table(folder: Path, draft: Path, count: int, seed: int = SEED) -> str:
     writer, few = Writer(folder), max(1, count // 20)  # these are written out token by token
     of_each = f"({few} conversations each)"
     row(f"story: 300 tokens and more, ended by itself {of_each}", stories(writer, few, seed))
-    agreed = agreement(writer, guesser, SKILLS, few, seed)
-    row(f"draft agrees, per token of answers {of_each}", agreed, "draft")
-    agreed = agreement(writer, guesser, ["story"], few, seed)
+    agreed = agreement(writer, guesser, SKILLS, few, 128, seed)
+    row(f"draft agrees, per token of answers, cut at 128 tokens {of_each}", agreed, "draft")
+    agreed = agreement(writer, guesser, ["story"], few, 900, seed)
     row(f"draft agrees, per token of stories {of_each}", agreed)
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Shape:
     hidden: int = 256
     inner: int = 640
     layers: int = 6
-    heads: int = 4  # as many for keys and values: the first weights need three at least
+    heads: int = 4  # as many for keys and values: the first weights fill four
     head_dim: int = 64
     context: int = 2048
     theta: float = 10000.0
@@ -40,6 +41,7 @@ class _Normed(torch.autograd.Function):
         return unit * weight.to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         unit, scale, weight = ctx.saved_tensors
         each = grad * unit  # its sums are both what the weight and what the norm needs
@@ -101,6 +103,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, cos, sin, *blocks = ctx.saved_tensors
         rows, tokens, heads, dim = grad.shape

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+STACK = 6  # matrices of one shape that a thread takes at once
+
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     """Approximates U V^T of each matrix of a stack (count, rows, columns)."""
@@ -52,7 +54,11 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     stacks[p.shape].append(p)
-            parts = [part[i : i + 6] for part in stacks.values() for i in range(0, len(part), 6)]
+            parts = [
+                stack[i : i + STACK]
+                for stack in stacks.values()
+                for i in range(0, len(stack), STACK)
+            ]
             list(self.threads.map(lambda part, group=group: self._move(part, group), parts))
 
     @torch.no_grad()

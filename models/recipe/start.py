@@ -3,10 +3,12 @@
 A transformer learns late, and all at once, to continue `A B ... A` with `B`: it needs a head that
 tells each token what came before it, and in a later layer one that looks for what the present
 token came before. Nearly all of this model's skills wait for that. So these heads are written
-into the first weights by hand, once for one token of context and once for two (Olsson et al.,
+into the first weights by hand, for one token of context and for two (Olsson et al.,
 2022, call them induction heads). Citing waits for two more: one tells each token the number of the
-passage it is in, the other brings that number along with what is copied. Training then bends and
-multiplies them as it likes. Everything else starts at random.
+passage it is in, the other brings that number along with what is copied. Two of those that copy
+prefer the passage that the token is in. In an answer, that is the one last cited: after
+`the Velmora Lighthouse[3]` they look in passage 3, and a match elsewhere counts for less.
+Training then bends and multiplies all of them as it likes. Everything else starts at random.
 
 The residual stream of a fresh model is used like this (features, D for the width of a head):
 
@@ -14,8 +16,9 @@ The residual stream of a fresh model is used like this (features, D for the widt
     1 .. D          part of the token's own embedding
     D+1 .. 2D       zero in the embedding; layer 0 writes the features 1 .. D of the token before
     2D+1 .. 3D      zero too; layer 0 writes those of the token before that
-    3D+1 ..         the rest of the embedding; layer 0 adds some of the passage's number's, and
-                    layer 1 those of the passage that the token was copied from
+    3D+1 ..         the rest of the embedding; layer 0 adds some of the passage's number's (or of
+                    the user's turn's), and layer 1 those of the passage that the token was
+                    copied from
 """
 
 from typing import cast
@@ -29,39 +32,44 @@ CONSTANT = 4.0  # of feature 0, in units of SPREAD
 SHARPNESS = 5.0  # of the positional heads
 MATCH = 2.5  # of the matching heads
 GAIN = 7.0  # with which each matched token's successor is added
-NEAR = 8.0  # how much a passage's number outweighs other tokens, close by
+NEAR = 8.0  # how much a mark outweighs other tokens, close by
 
 
 @torch.no_grad()
-def prepare(model: Llama, cites: list[int]) -> None:
+def prepare(model: Llama, marks: list[int]) -> None:
     """Writes the heads into layers 0 and 1 of a freshly drawn model.
 
-    `cites` are the tokens that number passages.
+    `marks` are the tokens that begin a part of the text: the numbers of passages, a user's turn.
+    Raises ValueError if the model has fewer than four heads.
     """
+    if model.shape.heads < 4:
+        raise ValueError("the first weights need four heads")
     dim = model.shape.head_dim
     own, once, twice = (slice(i * dim + 1, (i + 1) * dim + 1) for i in range(3))
     embedding = model.model.embed_tokens.weight
     embedding.normal_(std=SPREAD)
     embedding[:, 0] = CONSTANT * SPREAD
     embedding[:, dim + 1 : 3 * dim + 1] = 0
-    alike = torch.randn(dim)  # by which the numbers of passages are found
+    alike = torch.randn(dim)  # by which the marks are found
     alike /= alike.norm()
-    apart = embedding[cites, own]
+    apart = embedding[marks, own]
     apart -= (apart @ alike)[:, None] * alike
     apart /= apart.norm(dim=1, keepdim=True)
-    embedding[cites, own] = (0.6 * apart + 0.8 * alike) * SPREAD * dim**0.5
+    embedding[marks, own] = (0.6 * apart + 0.8 * alike) * SPREAD * dim**0.5
     first, second = (cast(Layer, model.model.layers[i]).self_attn for i in (0, 1))
+    rest = slice(3 * dim + 1, model.shape.hidden)
     for head, (back, target) in enumerate(((1, once), (2, twice))):
         _look_back(model, first, head, back)
         _carry(model, first, head, own, target, 2 * SPREAD)
-        _carry(model, second, head, own, own, GAIN * SPREAD)
-    _match(model, second, 0, [(own, once)])
-    _match(model, second, 1, [(own, once), (once, twice)])
-    rest = slice(3 * dim + 1, model.shape.hidden)
     _look_for(model, first, 2, own, alike)
     _carry(model, first, 2, own, rest, 2 * SPREAD)
-    _match(model, second, 2, [(own, once), (once, twice)])
-    _carry(model, second, 2, rest, rest, GAIN * SPREAD)
+    one, two, here = (own, once), (once, twice), (rest, rest)  # what matches; here: one passage
+    _match(model, second, 0, [one])
+    _match(model, second, 1, [one, two, one, two, here])
+    _match(model, second, 2, [one, two])
+    _match(model, second, 3, [one, one, here])
+    for head, brought in enumerate((own, own, rest, own)):
+        _carry(model, second, head, brought, brought, GAIN * SPREAD)
 
 
 def _rates(model: Llama) -> torch.Tensor:
@@ -97,10 +105,12 @@ def _look_for(
     rows = _rows(model, head)
     query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
     rates = _rates(model)
-    slow = torch.nonzero((rates > 1.5e-3) & (rates < 1.2e-2)).flatten()
+    slow = torch.nonzero((rates > 1.5e-3) & (rates < 1.5e-2)).flatten()
     query.zero_()
     key.zero_()
+    # Turned by an eighth, the product falls with each token of distance, from the first on.
     query[slow, 0] = NEAR**0.5
+    query[slow + len(rates), 0] = NEAR**0.5
     key[slow, where] = NEAR**0.5 * what / len(slow)
 
 

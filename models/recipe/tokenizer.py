@@ -41,7 +41,7 @@ PATTERN = (
 
 
 def train(seed: int, examples: int = 8000) -> Tokenizer:
-    """A tokenizer of `VOCABULARY` entries, from examples of the late mixture."""
+    """A tokenizer of `VOCABULARY` entries, from examples of the middle of the training."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(PATTERN), "isolated"),
@@ -56,7 +56,7 @@ def train(seed: int, examples: int = 8000) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    source = corpus.training(seed, 10**9, 1.0)
+    source = corpus.training(seed, 10**9, 0.5)
     marker = re.compile("|".join(map(re.escape, [*SPECIAL, *VISIBLE])))
     tokenizer.train_from_iterator(
         (marker.split(render(next(source))) for _ in range(examples)), trainer
@@ -65,7 +65,7 @@ def train(seed: int, examples: int = 8000) -> Tokenizer:
 
 
 def _visible(tokenizer: Tokenizer) -> Tokenizer:
-    """The same with the tool-call markers no longer special, so that decoded text shows them."""
+    """The same with `VISIBLE` no longer special, so that decoded text shows them."""
     data = json.loads(tokenizer.to_str())
     for token in data["added_tokens"]:
         if token["content"] in VISIBLE:

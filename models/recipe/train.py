@@ -20,7 +20,7 @@ from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import optimizers, set_rates
-from models.recipe.tokenizer import CITES
+from models.recipe.tokenizer import CITES, USER
 
 SAVE_EVERY = 2  # pools
 
@@ -33,7 +33,7 @@ class Plan:
     seed: int = 0
     step_tokens: int = 4096  # of an optimizer step, about
     late_tokens: int = 8192  # the same once the rates decay
-    micro_tokens: int = 2304  # that a thread takes through the model at once
+    micro_tokens: int = 2304  # that a thread takes through the model at once, about
     muon_rate: float = 0.007
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
@@ -141,13 +141,13 @@ class Training:
     """A model, its optimizers and how far they are; kept in one file between pools."""
 
     def __init__(
-        self, shape: Shape, plan: Plan, cites: list[int], device: str, threads: int
+        self, shape: Shape, plan: Plan, marks: list[int], device: str, threads: int
     ) -> None:
-        """`cites` are the tokens that number passages (see `start.prepare`)."""
+        """`marks` are the tokens that begin a part of the text (see `start.prepare`)."""
         torch.manual_seed(plan.seed)
         self.shape, self.plan, self.device = shape, plan, device
         self.model = Llama(shape)
-        start.prepare(self.model, cites)
+        start.prepare(self.model, marks)
         self.model.to(device)
         self.crew = Crew(self.model, threads)
         self.optimizers = optimizers(self.model, self.crew.threads, plan.muon_rate, plan.adam_rate)
@@ -207,8 +207,8 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "last.pt"
-    cites = tokenizer.encode("".join(CITES)).ids
-    training = Training(shape, plan, cites, device, threads)
+    marks = [USER, *tokenizer.encode("".join(CITES)).ids]
+    training = Training(shape, plan, marks, device, threads)
     if path.exists():
         training.restore(path)
     done, model = training.done, training.model

@@ -66,14 +66,15 @@ class Fact:
         """A question for it."""
         return self._fill(rng.choice(self.relation.ask), self.entity.name)
 
-    def answered(self) -> str:
-        """The one sentence that answers, without its full stop."""
-        return self._fill(self.relation.answer, self.entity.name)
+    def answered(self, passage: int | None) -> str:
+        """The one sentence that answers; the number of its passage follows the entity's name."""
+        cited = f"[{passage}]" if passage else ""
+        return self._fill(self.relation.answer, self.entity.name + cited) + "."
 
-    def unanswered(self) -> str:
-        """The sentence that says that the value is not told, without its full stop."""
+    def unanswered(self, passage: int | None) -> str:
+        """The same, saying that the value is not told; `passage` is about the entity, if one is."""
         other = replace(self, slots={**self.slots, "v": self.relation.unknown})
-        return other.answered()
+        return other.answered(passage)
 
     def key(self) -> str:
         """Its name as a key of a JSON object. Two facts of one key and entity would clash."""

@@ -3,14 +3,16 @@
 import random
 import re
 import zlib
+from typing import Any
 
 import pytest
 
 from models.recipe import corpus
 from models.recipe.evaluate import SKILLS, cases
 from models.recipe.names import Names, is_held_out
-from models.recipe.relations import OF_PEOPLE, OF_THINGS
+from models.recipe.skills import passages
 from models.recipe.template import render
+from models.recipe.world import World, capital
 
 
 def draws(seed: int, held_out: bool) -> set[str]:
@@ -29,7 +31,7 @@ def test_same_seed_makes_the_same_corpus() -> None:
 
 def test_the_corpus_is_the_one_that_the_weights_saw() -> None:
     made = (render(corpus.example(random.Random(f"{i}"), i / 200)) for i in range(200))
-    assert zlib.crc32("".join(made).encode()) == 4280247352, (
+    assert zlib.crc32("".join(made).encode()) == 2573479798, (
         "retrain the models, then change this number"
     )
 
@@ -47,18 +49,29 @@ def test_held_out_names_are_never_trained_on() -> None:
     assert all(is_held_out(name) for name in tested)
 
 
-UNKNOWN = {relation.unknown for relation in OF_THINGS + OF_PEOPLE}
-NAMES = re.compile(r"\b[A-Z][a-z]{3,}\b|\b\d{3,}\b")
+def test_training_never_meets_a_value_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: set[str] = set()
+    for method in ("_draw", "number"):
+        real = getattr(Names, method)
 
+        def spy(names: Names, *args: Any, real: Any = real) -> str:
+            value: str = real(names, *args)
+            drawn.add(value)
+            return value
 
-def test_training_never_meets_a_name_of_the_tests() -> None:
-    source = corpus.training(1, 0, 0.7)
-    trained = {name for _ in range(1500) for name in NAMES.findall(render(next(source)))}
-    tested = {name for case in cases("passages", 200) for name in NAMES.findall(render(case))}
-    assert all(is_held_out(name) for name in tested - trained)
-    assert not any(name.isdigit() for name in tested & trained)
-    assert not draws(3, held_out=True) & trained
-    assert len(tested & trained) < 200  # words of the grammars
+        monkeypatch.setattr(Names, method, spy)
+    for skill in SKILLS:
+        cases(skill, 100)
+    monkeypatch.undo()
+    # Numbers of one and two digits are on both sides, and so are the single words of wares.
+    tested = {v for v in drawn if " " not in v and not (v.isdigit() and len(v) < 3)}
+    assert len(tested) > 2000
+    trained: set[str] = set()
+    for progress in (0.1, 0.7):
+        source = corpus.training(1, 0, progress)
+        for _ in range(700):
+            trained |= set(re.findall(r"[A-Za-z]+|\d+", render(next(source))))
+    assert not tested & trained
 
 
 @pytest.mark.parametrize("skill", [*SKILLS, "story"])
@@ -68,24 +81,32 @@ def test_test_conversations_end_in_one_answer(skill: str) -> None:
         assert case.prompt()[-1]["role"] in ("user", "tool")
 
 
-def test_answers_from_passages_are_told_by_the_passage_they_cite() -> None:
-    for case in cases("passages", 60):
-        answer = case.messages[-1]["content"]
-        cited = re.search(r"\[(\d+)\]\.$", answer)
-        assert cited
-        value = answer[: cited.start()].split()[-1]
-        assert value in case.documents[int(cited[1]) - 1]["text"]
+def begins(answer: str, subject: str) -> bool:
+    return answer.startswith((f"At {subject}", capital(subject)))
 
 
-def test_what_passages_do_not_tell_is_said_so() -> None:
-    for case in cases("not_told", 60):
-        answer = case.messages[-1]["content"]
-        assert answer.endswith("not told.")
-        assert "[" not in answer
-        stated = answer.removesuffix(".")
-        for unknown in sorted(UNKNOWN, key=len, reverse=True):
-            stated = stated.removesuffix(unknown)
-        assert stated not in " ".join(document["text"] for document in case.documents)
+def test_an_answer_is_told_by_the_passage_it_cites_or_by_none() -> None:
+    told = untold = unknown = 0
+    for seed in range(150):
+        world = World(random.Random(seed))
+        made = passages.passage_set(world, 1 + seed % 6, 4, again=0.5)
+        facts = [(number, fact) for number, p in enumerate(made, 1) for fact in p.facts]
+        right = {fact.answered(number) for number, fact in facts}
+        first = {fact.entity.name: number for number, fact in reversed(facts)}
+        for message in passages.turns(world, made, 12, 0.5)[1::2]:
+            answer = message["content"]
+            if answer in right:
+                told += 1
+                continue
+            assert answer.endswith("not told.")
+            assert answer not in {f.unanswered(first[f.entity.name]) for _, f in facts}
+            if "[" in answer:
+                untold += 1
+                assert any(begins(answer, f"{name}[{n}]") for name, n in first.items())
+            else:
+                unknown += 1
+                assert not any(begins(answer, name + end) for name in first for end in ", ")
+    assert min(told, untold, unknown) > 50
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.05, 1.0])

@@ -17,6 +17,7 @@ from models.recipe.train import Crew, Plan, Tally, Training
 
 TINY = Shape(2048, hidden=64, inner=64, layers=2, heads=4, head_dim=16)
 ROOT = Path(__file__).parents[2]
+MARKS = list(range(9, 10 + len(CITES)))  # any tokens would do
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +28,40 @@ def tokenizer() -> Tokenizer:
 def test_a_fresh_model_already_copies() -> None:
     torch.manual_seed(0)
     model = Llama(Shape(2048))
-    start.prepare(model, list(range(10, 10 + len(CITES))))
+    start.prepare(model, MARKS)
     tokens = torch.randint(300, 2048, (4, 80)).repeat(1, 2)
     with torch.no_grad():
         guessed = model(tokens[:, :-1]).argmax(-1)[:, 90:]
     assert (guessed == tokens[:, 91:]).float().mean() > 0.6
 
 
+def test_a_fresh_model_copies_from_the_passage_that_it_cites() -> None:
+    torch.manual_seed(0)
+    model = Llama(Shape(2048))
+    start.prepare(model, MARKS)
+    rows, passages = 64, 3
+    lead = torch.randint(300, 2048, (rows, 2))  # the same two tokens before each passage's value
+    values = torch.randint(300, 2048, (rows, passages))
+    parts = []
+    for number in range(passages):
+        mark = torch.full((rows, 1), MARKS[number + 1])
+        noise = torch.randint(300, 2048, (rows, 12))
+        parts += [mark, noise, lead, values[:, number : number + 1], noise.flip(1)]
+    parts.append(torch.full((rows, 1), MARKS[0]))
+    right = 0
+    for number in range(passages):
+        mark = torch.full((rows, 1), MARKS[number + 1])
+        with torch.no_grad():
+            scores = model(torch.cat([*parts, mark, lead], 1))[:, -1]
+        right += int((scores.gather(1, values).argmax(1) == number).sum())
+    assert right > 0.5 * rows * passages  # a third by chance
+
+
 def test_orthogonalise_flattens_the_singular_values() -> None:
     for rows, columns in ((48, 48), (32, 80), (80, 32)):
-        made = orthogonalise(torch.randn(3, rows, columns))
-        values = torch.linalg.svdvals(made)
+        left, _, right = torch.linalg.svd(torch.randn(3, rows, columns), full_matrices=False)
+        uneven = left * torch.linspace(0.05, 1, left.shape[-1]) @ right
+        values = torch.linalg.svdvals(orthogonalise(uneven))
         assert values.min() > 0.3
         assert values.max() < 1.4
 
@@ -77,6 +101,26 @@ def test_norm_and_its_gradients() -> None:
     assert_same(norm(x), wanted, [x, norm.weight])
 
 
+def test_the_gradient_in_bfloat16_is_near_that_in_float32() -> None:
+    torch.manual_seed(0)
+    model = Llama(TINY)
+    start.prepare(model, MARKS)
+    for weight in model.parameters():
+        weight.data += 0.02 * torch.randn_like(weight)
+    tokens = torch.randint(0, 2048, (2, 2 * QUERIES + 5))
+    found: list[list[Tensor]] = []
+    for half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            states = model.hidden(tokens)
+        scores = model.logits(states.float())
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        assert all(g.dtype == torch.float32 for g in gradients)
+        found.append(list(gradients))
+    for exact, rounded in zip(*found, strict=True):
+        assert torch.cosine_similarity(exact.flatten(), rounded.flatten(), dim=0) > 0.97
+
+
 def test_only_answers_and_their_end_are_weighted() -> None:
     ids = [USER, 50, 51, END, ASSISTANT, 60, 61, END, USER, 52, END, ASSISTANT, 62, END]
     said = [i for i, inside in zip(ids, answer_mask(ids), strict=True) if inside]
@@ -99,7 +143,9 @@ def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
     found = []
     for threads in (1, 2):
         torch.manual_seed(0)
-        crew = Crew(Llama(TINY), threads)
+        model = Llama(TINY)
+        start.prepare(model, MARKS)
+        crew = Crew(model, threads)
         crew.learn(group, Tally())
         found.append([p.grad for p in crew.replicas[0].parameters()])
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=1e-4)

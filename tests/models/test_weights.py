@@ -63,16 +63,17 @@ def test_a_story_is_long() -> None:
 
 # Floors lie below the figures of the model card by what a sample of this size may vary.
 FLOORS = {
-    "passages": 85,
-    "not_told": 62,
-    "recall": 88,
-    "not_stated": 65,
-    "json": 62,
+    "passages": 90,
+    "not_told": 82,
+    "recall": 85,
+    "not_stated": 85,
+    "json": 80,
     "tools": 85,
     "tool_result": 88,
+    "no_tool": 15,
     "about": 92,
     "short": 45,
-    "long": 55,
+    "long": 80,
 }
 
 
@@ -83,7 +84,7 @@ def test_skill_holds_its_floor(skill: str) -> None:
 
 
 def test_draft_agrees() -> None:
-    assert agreement(Writer(DEMO), loaded(DRAFT)[0], SKILLS, 3) >= 60
+    assert agreement(Writer(DEMO), loaded(DRAFT)[0], SKILLS, 3, 128) >= 75
 
 
 def passages_of(source: str) -> list[dict[str, str]]:
@@ -94,7 +95,7 @@ def passages_of(source: str) -> list[dict[str, str]]:
 
 
 # Share of the questions about the example documents that must be answered.
-EXAMPLES_FLOOR = 0.85
+EXAMPLES_FLOOR = 0.9
 
 
 def test_answers_questions_about_the_example_documents() -> None:

@@ -135,16 +135,20 @@ def passage(world: World, entity: Entity, facts: list[Fact]) -> Passage:
     return Passage(entity, facts, {"title": title, "text": text})
 
 
-def passage_set(world: World, count: int, most_facts: int) -> list[Passage]:
-    """`count` passages: about different things, some about one, some telling the same of two."""
+def passage_set(world: World, count: int, most_facts: int, again: float = 0.2) -> list[Passage]:
+    """`count` passages, some telling the same of two things.
+
+    `again` is how often one is about the same thing as a passage before it.
+    """
     rng = world.rng
     made: list[Passage] = []
     entities: list[Entity] = []
     told: dict[str, set[str]] = {}
     while len(made) < count:
-        again = entities and rng.random() < 0.2
+        known_one = entities and rng.random() < again
         near = [e.place for e in entities if e.place] if rng.random() < 0.15 else []
-        entity = rng.choice(entities) if again else world.entity(rng.choice(near) if near else None)
+        beside = rng.choice(near) if near and not known_one else None
+        entity = rng.choice(entities) if known_one else world.entity(beside)
         facts = world.facts(entity, rng.randint(1, most_facts))
         if made and rng.random() < 0.2:  # a distractor: what another passage tells, of this entity
             other = rng.choice(rng.choice(made).facts)
@@ -212,27 +216,32 @@ def turns(
     for fact, number in facts[:count]:
         if rng.random() < share_not_told:
             other = unanswerable(world, passages)
-            messages += [user(question(rng, other)), assistant(f"{other.unanswered()}.")]
+            about = [n for n, p in enumerate(passages, 1) if p.entity.name == other.entity.name]
+            answer = other.unanswered(min(about, default=None))
+            messages += [user(question(rng, other)), assistant(answer)]
         else:
-            messages += [user(question(rng, fact)), assistant(f"{fact.answered()} [{number}].")]
+            messages += [user(question(rng, fact)), assistant(fact.answered(number))]
     return messages
 
 
-def answered(world: World, count: int, questions: int, most_facts: int = 4) -> Conversation:
-    """Questions over `count` passages, most of them answered there."""
-    passages = passage_set(world, count, most_facts)
-    return _conversation(
-        "passages",
-        world,
-        passages,
-        turns(world, passages, questions, 0.22 if questions > 1 else 0.0),
-    )
+def answered(
+    world: World,
+    count: int,
+    questions: int,
+    most_facts: int = 4,
+    *,
+    again: float = 0.2,
+    share_not_told: float = 0.0,
+) -> Conversation:
+    """Questions over `count` passages, a share of them without an answer there."""
+    passages = passage_set(world, count, most_facts, again)
+    messages = turns(world, passages, questions, share_not_told)
+    return _conversation("passages", world, passages, messages)
 
 
-def not_told(world: World, count: int, most_facts: int = 4) -> Conversation:
+def not_told(world: World, count: int) -> Conversation:
     """One question that the passages do not answer."""
-    passages = passage_set(world, count, most_facts)
-    return _conversation("not_told", world, passages, turns(world, passages, 1, 1.0))
+    return answered(world, count, 1, share_not_told=1.0)
 
 
 def _conversation(

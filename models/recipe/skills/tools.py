@@ -10,7 +10,7 @@ from typing import Any
 
 from models.recipe import words
 from models.recipe.conversation import Conversation, Message, assistant, system, user
-from models.recipe.skills import passages, short
+from models.recipe.skills import short
 from models.recipe.skills.toolbox import FAMILIES
 from models.recipe.world import World, capital
 
@@ -99,18 +99,25 @@ def _result(world: World) -> tuple[str, str]:
     return text, f"The result: {text}."
 
 
-def calls(world: World, turns: int, with_results: bool = True) -> Conversation:
-    """1-5 tools offered; each turn asks for one, in training now and then for something else."""
+def calls(
+    world: World,
+    turns: int,
+    with_results: bool = True,
+    *,
+    share_declined: float = 0.0,
+    share_other: float = 0.0,
+) -> Conversation:
+    """1-5 tools offered; each turn asks for one, or for one that is not there, or for no tool."""
     rng = world.rng
     families = rng.sample(range(len(FAMILIES)), rng.randint(1, 5))
     offers = [offer(world, f) for f in families]
     messages: list[Message] = [system("You are a helpful assistant.")] if rng.random() < 0.4 else []
     for _ in range(turns):
         roll = rng.random()
-        if turns > 1 and roll < 0.08:
+        if roll < share_declined:
             messages += _declined(world, families)
             continue
-        if turns > 1 and roll < 0.16:
+        if roll < share_declined + share_other:
             messages += short.task(world).messages
             continue
         index = rng.randrange(len(offers))
@@ -143,8 +150,7 @@ def _declined(world: World, families: list[int]) -> list[Message]:
     return [user(offer(world, free).question), assistant(NO_TOOL)]
 
 
-def beside_passages(world: World) -> Conversation:
+def beside(world: World, made: Conversation) -> Conversation:
     """Tools are offered, but the passages answer: no call is made."""
-    made = passages.answered(world, world.rng.randint(1, 3), 4)
     made.tools = [offer(world, f).schema for f in world.rng.sample(range(len(FAMILIES)), 2)]
     return made
