@@ -45,6 +45,7 @@ SKILLS = {
 }
 TARGETS = {"passages": 90, "not_told": 90, "recall": 90, "json": 85, "tools": 85, "draft": 60}
 SEED = 11
+ANSWER, STORY = 128, 900  # tokens that are written at most
 CARD = ("<!-- figures -->", "<!-- end of figures -->")  # around the figures in a model card
 
 
@@ -116,7 +117,7 @@ class Writer:
 
 def stories(writer: Writer, count: int, seed: int = SEED) -> float:
     """Percentage of stories that run to 300 tokens and more and come to an end by themselves."""
-    made = [writer.write(writer.prompt(case), 900) for case in cases("story", count, seed)]
+    made = [writer.write(writer.prompt(case), STORY) for case in cases("story", count, seed)]
     return 100 * sum(len(ids) >= 300 and ids[-1] == END for ids in made) / count
 
 
@@ -154,9 +155,9 @@ def table(folder: Path, draft: Path, count: int, seed: int = SEED) -> str:
     writer, few = Writer(folder), max(1, count // 20)  # these are written out token by token
     of_each = f"({few} conversations each)"
     row(f"story: 300 tokens and more, ended by itself {of_each}", stories(writer, few, seed))
-    agreed = agreement(writer, guesser, SKILLS, few, 128, seed)
-    row(f"draft agrees, per token of answers, cut at 128 tokens {of_each}", agreed, "draft")
-    agreed = agreement(writer, guesser, ["story"], few, 900, seed)
+    agreed = agreement(writer, guesser, SKILLS, few, ANSWER, seed)
+    row(f"draft agrees, per token of answers, cut at {ANSWER} tokens {of_each}", agreed, "draft")
+    agreed = agreement(writer, guesser, ["story"], few, STORY, seed)
     row(f"draft agrees, per token of stories {of_each}", agreed)
     return "\n".join(lines)
 
