@@ -12,9 +12,10 @@ from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
 from services.retrieval.chunking import Chunk, chunk
 from services.retrieval.embedder import Embedder
-from services.retrieval.embedding_model import EmbeddingModel, Tokens
+from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.qdrant import Qdrant
 from services.retrieval.store import Store
+from services.retrieval.text_reader import Tokens
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Parts:
 async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedReply:
     """A text longer than the model's window is refused, never embedded in part."""
     requests.check_embed(request)
-    texts = await asyncio.to_thread(lambda: [parts.model.text(t) for t in request.texts])
+    reader = parts.model.reader
+    texts = await asyncio.to_thread(lambda: [reader.text(t) for t in request.texts])
     for i, text in enumerate(texts):
         if text.cut:
             raise invalid(
-                f"texts[{i}] is longer than the model's window of {parts.model.max_tokens} tokens",
+                f"texts[{i}] is longer than the model's window of {reader.max_tokens} tokens",
                 f"texts[{i}]",
                 reason="context_length_exceeded",
                 stage="retrieval",
@@ -53,7 +55,7 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
     """A question longer than the window is embedded by its two ends; the span says so."""
     requests.check_search(request)
     with parts.telemetry.span("embed", span) as step:
-        query = await asyncio.to_thread(parts.model.query, request.query)
+        query = await asyncio.to_thread(parts.model.reader.query, request.query)
         step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
         (vector,) = await parts.embedder.embed([query.ids])
     with parts.telemetry.span("store", span, kind=parts.qdrant.kind) as step:
@@ -107,6 +109,6 @@ async def remove(parts: Parts, request: pb.RemoveRequest, span: Span) -> pb.Remo
 
 def _chunk(parts: Parts, request: pb.IndexRequest) -> tuple[list[Chunk], list[Tokens]]:
     size, overlap = parts.settings.chunk_tokens, parts.settings.chunk_overlap_tokens
-    encoding = parts.model.plain(request.text)
+    encoding = parts.model.reader.plain(request.text)
     chunks = chunk(request.text, encoding, request.title, size, overlap)
-    return chunks, [parts.model.passage(one.title, one.text) for one in chunks]
+    return chunks, [parts.model.reader.passage(one.title, one.text) for one in chunks]

@@ -41,7 +41,7 @@ class RetrievalService(Service):
         qdrant = Qdrant(self.settings, model.name, model.fingerprint, model.dimension)
         self.parts = Parts(own, self.telemetry, model, embedder, qdrant, Store(qdrant))
         embedder.start()
-        await embedder.embed([model.query("ready?").ids])  # the first pass is the slowest
+        await embedder.embed([model.reader.query("ready?").ids])  # the first pass is the slowest
         await qdrant.open()
         self.servicer = Servicer(self.parts)
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
@@ -53,7 +53,7 @@ class RetrievalService(Service):
         return {
             "embedding_model": model.name,
             "dimension": str(model.dimension),
-            "max_tokens": str(model.max_tokens),
+            "max_tokens": str(model.reader.max_tokens),
             "store": self.parts.qdrant.kind,
         }
 
@@ -146,7 +146,7 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
 
 
 def _refuse_odd_chunks(size: int, overlap: int, model: EmbeddingModel) -> None:
-    room = model.max_tokens - model.special_tokens
+    room = model.reader.max_tokens - model.reader.special_tokens
     if size > room:
         raise ValueError(
             f"chunks of {size} tokens do not fit the window of {model.name}: at most {room} "

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from services.retrieval.embedding_model import EmbeddingModel
+from services.retrieval.text_reader import TextReader
 from tests.support.minilm import FOLDER, model
 
 
 def vectors(*texts: str) -> np.ndarray:
-    return model().encode([model().text(text).ids for text in texts])
+    return model().encode([model().reader.text(text).ids for text in texts])
 
 
 def variant(folder: Path, **files: object) -> Path:
@@ -58,29 +59,29 @@ def test_equals_the_published_pipeline_of_the_checkpoint() -> None:
 
 def test_a_question_longer_than_the_window_keeps_both_ends_and_says_so() -> None:
     long = "harbour " * 300 + "tide " * 300
-    query = model().query(long)
-    assert len(query.ids) == model().max_tokens == 256
+    query = model().reader.query(long)
+    assert len(query.ids) == model().reader.max_tokens == 256
     assert query.cut == 600 + 2 - 256
-    assert query.ids[:10] == model().query("harbour " * 9).ids[:10]
-    assert query.ids[-10:] == model().query("tide " * 9).ids[-10:]
-    assert model().query("Short?").cut == 0
-    huge = model().query("harbour " * 1_000_000)
+    assert query.ids[:10] == model().reader.query("harbour " * 9).ids[:10]
+    assert query.ids[-10:] == model().reader.query("tide " * 9).ids[-10:]
+    assert model().reader.query("Short?").cut == 0
+    huge = model().reader.query("harbour " * 1_000_000)
     assert len(huge.ids) == 256
     assert huge.cut > 0
 
 
 def test_a_text_longer_than_the_window_is_told_apart() -> None:
-    fits, long = model().text("tide " * 254), model().text("tide " * 255)
+    fits, long = model().reader.text("tide " * 254), model().reader.text("tide " * 255)
     assert (len(fits.ids), fits.cut, long.cut) == (256, 0, 1)
-    assert model().text("tide " * 1_000_000).cut > 0
+    assert model().reader.text("tide " * 1_000_000).cut > 0
 
 
 def test_a_title_that_does_not_fit_beside_its_text_is_left_out() -> None:
     text = "tide " * 250
-    assert model().passage("An unusually long title of a document", text) == model().passage(
-        "", text
-    )
-    assert model().passage("Guide", "tide").ids != model().passage("", "tide").ids
+    assert model().reader.passage(
+        "An unusually long title of a document", text
+    ) == model().reader.passage("", text)
+    assert model().reader.passage("Guide", "tide").ids != model().reader.passage("", "tide").ids
 
 
 def test_weights_and_instructions_tell_models_apart_and_folder_names_do_not(tmp_path: Path) -> None:
@@ -91,9 +92,9 @@ def test_weights_and_instructions_tell_models_apart_and_folder_names_do_not(tmp_
     path = variant(tmp_path / "b", **{"config_sentence_transformers.json": prompts})
     instructed = EmbeddingModel.load(str(path))
     assert instructed.fingerprint != model().fingerprint
-    assert instructed.query("tide").ids == model().text("query: tide").ids
-    assert instructed.passage("", "tide").ids == model().text("passage: tide").ids
-    assert instructed.text("tide").ids == model().text("tide").ids
+    assert instructed.reader.query("tide").ids == model().reader.text("query: tide").ids
+    assert instructed.reader.passage("", "tide").ids == model().reader.text("passage: tide").ids
+    assert instructed.reader.text("tide").ids == model().reader.text("tide").ids
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,18 @@ def test_a_checkpoint_that_needs_more_is_refused(
 def test_cls_pooling_takes_the_first_state(tmp_path: Path) -> None:
     path = variant(tmp_path, **{"1_Pooling/config.json": {"pooling_mode_cls_token": True}})
     cls = EmbeddingModel.load(str(path))
-    ids = [cls.text("one tide").ids, cls.text("a longer text about tides").ids]
+    ids = [cls.reader.text("one tide").ids, cls.reader.text("a longer text about tides").ids]
     both = cls.encode(ids)
     assert np.allclose(both[0], cls.encode(ids[:1])[0], atol=1e-5)
     assert not np.allclose(both[0], model().encode(ids)[0], atol=1e-2)
+
+
+def test_a_folder_without_a_tokenizer_or_a_window_is_refused(tmp_path: Path) -> None:
+    folder = variant(tmp_path)
+    for name in ("config.json", "sentence_bert_config.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
+    with pytest.raises(ValueError, match="how many tokens"):
+        TextReader(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        TextReader(folder)
