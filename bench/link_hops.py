@@ -34,6 +34,7 @@ from services.common.config import Settings
 from services.common.discovery import Registration, Replica, host_id
 from services.common.link import MAX_FRAME_BYTES, LinkCall, LinkClient, LinkServer
 from services.common.redis import connect as connect_redis
+from services.common.transport import Transport, listen
 
 TEXT = " and"  # what every token of the pass-through hops says; the client counts it
 KEY_BASE = 200  # a request's number travels as the last two prompt token ids, offset by 10
@@ -211,7 +212,7 @@ async def run_link_hop(args: argparse.Namespace) -> None:
 async def run_plain_hop(args: argparse.Namespace) -> None:
     """Router and tokenizer with one gRPC stream per request."""
     async with (
-        grpc.aio.insecure_channel(args.upstream) as channel,
+        transport().dial(args.upstream) as channel,
         grpc_server() as (server, serve),
     ):
         open_stream = channel.unary_stream("/bench.Hop/Generate")
@@ -232,7 +233,7 @@ async def run_gateway(args: argparse.Namespace) -> None:
             stack.push_async_callback(link.close)
             source = link_source(link)
         else:
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(args.upstream))
+            channel = await stack.enter_async_context(transport().dial(args.upstream))
             source = stream_source(channel)
         server, address = await start_http(make_app(source))
         announce(address)
@@ -410,8 +411,13 @@ async def terminated() -> None:
     await stop.wait()
 
 
+def transport() -> Transport:
+    """With the secret that bench/links.py gave to all hops."""
+    return Transport.of(Settings())
+
+
 async def connect(address: str, method: str, peer_id: str) -> LinkClient:
-    link = LinkClient(address, method, peer_id=peer_id)
+    link = LinkClient(address, method, transport=transport(), peer_id=peer_id)
     await link.start()
     await link.wait_ready(30)
     return link
@@ -420,10 +426,10 @@ async def connect(address: str, method: str, peer_id: str) -> LinkClient:
 @contextlib.asynccontextmanager
 async def grpc_server() -> AsyncIterator[tuple[grpc.aio.Server, Callable[..., Awaitable[None]]]]:
     """A server to mount on, and what serves until SIGTERM."""
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_FRAME_BYTES)])
+    server = transport().server([("grpc.max_receive_message_length", MAX_FRAME_BYTES)])
 
     async def serve(register: Callable[[str], Registration] | None = None) -> None:
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        address = f"127.0.0.1:{listen(server, '127.0.0.1', 0)}"
         await server.start()
         registered = register(address) if register is not None else None
         if registered is not None:

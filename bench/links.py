@@ -27,6 +27,7 @@ import json
 import math
 import os
 import platform
+import secrets
 import statistics
 import subprocess
 import sys
@@ -222,6 +223,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+    os.environ["PENSTOCK_INTERNAL_SECRET"] = secrets.token_urlsafe(32)  # of all child processes
     results: dict[str, list[Window]] = {}
     for variant in args.variants.split(","):
         print(f"measuring {variant} …", file=sys.stderr, flush=True)

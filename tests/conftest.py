@@ -14,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from services.common.embedded_redis import EmbeddedRedis
+from tests.support.transport import SECRET
+
+os.environ["PENSTOCK_INTERNAL_SECRET"] = SECRET
 
 # No test may depend on how fast a busy machine is, generated inputs included.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

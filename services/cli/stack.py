@@ -16,6 +16,7 @@ from services.common.config import ModelSpec, Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
+from services.common.secrets import private_folder, redacted
 from services.gateway.keys import KeyStore, key_hash
 from services.worker.engine.model_config import UnsupportedModel, read_config
 
@@ -84,7 +85,7 @@ class Stack:
         for model in self._settings.models:
             _check_checkpoint(model)
         _check_port(self._settings.gateway.host, self._settings.gateway.port)
-        self._settings.data_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(self._settings.data_dir)
         settings = self._start_redis()
         self._start_ray()
         gateway = asyncio.run(self._start_services(settings))
@@ -101,7 +102,7 @@ class Stack:
 
     def _start_redis(self) -> Settings:
         if "redis_url" in self._settings.model_fields_set:
-            self._report(f"redis: {self._settings.redis_url}")
+            self._report(f"redis: {redacted(self._settings.redis_url)}")
             return self._settings
         redis = self._undo.enter_context(EmbeddedRedis(self._settings.data_dir / "redis"))
         self._report(f"redis: {redis.url} (embedded)")

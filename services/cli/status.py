@@ -13,6 +13,8 @@ from services.cli.stack import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.redis import connect
+from services.common.secrets import redacted
+from services.common.transport import Transport
 
 _SERVICES = ("gateway", "retrieval", "tokenizer", "router", "worker")
 
@@ -34,16 +36,19 @@ async def _main() -> int:
     if replicas is None and running is None:
         raise RuntimeError(
             f"no Penstock runs with the data directory {settings.data_dir}, and Redis at "
-            f"{settings.redis_url} cannot be reached; start one with `penstock up`"
+            f"{redacted(settings.redis_url)} cannot be reached; start one with `penstock up`"
         )
     if replicas is None:
-        raise RuntimeError(f"no registry: Redis at {settings.redis_url} cannot be reached")
+        raise RuntimeError(
+            f"no registry: Redis at {redacted(settings.redis_url)} cannot be reached"
+        )
     if not replicas:
-        raise RuntimeError(f"nothing is registered in Redis at {settings.redis_url}")
+        raise RuntimeError(f"nothing is registered in Redis at {redacted(settings.redis_url)}")
     out = console()
     out.print(_services_table(replicas))
+    transport = Transport.of(settings)
     for router in (r for r in replicas if r.service == "router"):
-        await _print_router(out, router)
+        await _print_router(out, router, transport)
     return 0
 
 
@@ -70,13 +75,13 @@ def _services_table(replicas: list[Replica]) -> Table:
     return table
 
 
-async def _print_router(out: Console, router: Replica) -> None:
-    async with grpc.aio.insecure_channel(router.address) as channel:
+async def _print_router(out: Console, router: Replica, transport: Transport) -> None:
+    async with transport.dial(router.address) as channel:
         stub = router_pb2_grpc.RouterStub(channel)
         try:
             seen = await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
         except grpc.aio.AioRpcError as error:
-            out.print(f"{router.id} does not answer: {error.code().name}")
+            out.print(f"{router.id} does not answer: {error.code().name}: {error.details()}")
             return
     table = folding_table(
         "worker",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -139,7 +139,14 @@ class Settings(BaseSettings):
         SecretStr(""), validation_alias=AliasChoices("PENSTOCK_QDRANT_API_KEY", "QDRANT_API_KEY")
     )
     namespace: str = Field("penstock", description="prefix of every Redis key")
-    data_dir: Path = Field(Path(".penstock"), description="local state: embedded Redis and Qdrant")
+    data_dir: Path = Field(
+        Path(".penstock"), description="local state: embedded Redis and Qdrant, secrets"
+    )
+    internal_secret: SecretStr = Field(
+        SecretStr(""),
+        description="what services show each other, 16 characters or more, the same for all of an "
+        "install; empty: one that data_dir keeps, which does for one host",
+    )
     bind_host: str = Field("127.0.0.1", description="where the services' gRPC servers listen")
     advertise_host: str = Field("", description="how peers reach this host; empty: bind_host")
     lease_s: float = Field(3.0, gt=0.2, description="a silent replica leaves the registry after")
@@ -153,6 +160,13 @@ class Settings(BaseSettings):
     tokenizer: TokenizerSettings = TokenizerSettings()
     router: RouterSettings = RouterSettings()
     worker: WorkerSettings = WorkerSettings()
+
+    @field_validator("internal_secret")
+    @classmethod
+    def _not_to_be_guessed(cls, secret: SecretStr) -> SecretStr:
+        if 0 < len(secret.get_secret_value()) < 16:
+            raise ValueError("must have at least 16 characters")
+        return secret
 
     @property
     def peer_host(self) -> str:

@@ -20,6 +20,7 @@ from services.common.discovery import Directory, Replica
 from services.common.errors import unavailable
 from services.common.link import LinkClient, LinkOptions, LinkState
 from services.common.redis import Redis
+from services.common.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Peers:
         """`peer_id` is the own replica's id."""
         self._service = service
         self._method = f"/penstock.v1.{service.capitalize()}/Link"
+        self.transport = Transport.of(settings)
         self._peer_id = peer_id
         self._on_news = on_news
         self._on_state = on_state
@@ -155,6 +157,7 @@ class Peers:
         link = LinkClient(
             replica.address,
             self._method,
+            transport=self.transport,
             peer_id=self._peer_id,
             on_news=news,
             on_state=state,

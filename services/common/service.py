@@ -22,16 +22,12 @@ from services.common.config import Settings, unknown_names
 from services.common.discovery import Registration, Replica, host_id
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
+from services.common.transport import MESSAGE_LIMITS, Transport, host_port, listen
 from services.common.waiting import first_done
 
 log = logging.getLogger(__name__)
 
 _CHECK_EVERY_S = 1.0
-_MAX_MESSAGE_BYTES = 64 * 2**20
-MESSAGE_LIMITS = [  # between services, for both ends
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-]
 SERVER_OPTIONS = [
     *MESSAGE_LIMITS,
     ("grpc.so_reuseport", 0),  # a port already taken is an error, not a second listener
@@ -80,8 +76,8 @@ class Host:
         self._redis = connect(self.settings.redis_url)
         self._telemetry = Telemetry(service_class.name, self.id)
         self.service = service_class(self.settings, self._redis, self._telemetry, self.id)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
+        self._server = Transport.of(self.settings).server(SERVER_OPTIONS, health=self._health)
         self._registration: Registration | None = None
         self._metrics = contextlib.ExitStack()
         self._watch: asyncio.Task[None] | None = None
@@ -105,14 +101,14 @@ class Host:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*self.service.grpc_services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        port = self._server.add_insecure_port(f"{host}:0")
+        port = listen(self._server, host, 0)
         await self._server.start()
         for name in ("", *self.service.grpc_services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         replica = Replica(
             service=self.service.name,
             id=self.id,
-            address=f"{self.settings.peer_host}:{port}",
+            address=host_port(self.settings.peer_host, port),
             host_id=host_id(),
             pid=os.getpid(),
             metrics_url=self._start_metrics(host),
@@ -129,7 +125,7 @@ class Host:
         self._metrics.callback(thread.join)
         self._metrics.callback(server.server_close)
         self._metrics.callback(server.shutdown)
-        return f"http://{self.settings.peer_host}:{server.server_port}/metrics"
+        return f"http://{host_port(self.settings.peer_host, server.server_port)}/metrics"
 
     def check(self) -> None:
         """Raises when the replica should be replaced."""

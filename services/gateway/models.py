@@ -63,25 +63,24 @@ class ModelCatalog:
             await self._tokenizers.wait_ready(_PATIENCE_S)
         except TimeoutError:
             return
-        answers = await asyncio.gather(*map(_ask, self._tokenizers.ready()))
+        answers = await asyncio.gather(*map(self._ask, self._tokenizers.ready()))
         found = {model.name: model for models in answers for model in models}
         if found:
             self._models = found
             self._looked_at = time.monotonic()
 
-
-async def _ask(peer: Peer) -> list[ModelInfo]:
-    async with grpc.aio.insecure_channel(peer.replica.address) as channel:
-        stub = tokenizer_pb2_grpc.TokenizerStub(channel)
-        try:
-            reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.warning("%s did not tell its models: %s", peer.id, error.code().name)
-            return []
-        except Exception:  # the others' answers count all the same
-            log.exception("%s did not tell its models", peer.id)
-            return []
-        return list(reply.models)
+    async def _ask(self, peer: Peer) -> list[ModelInfo]:
+        async with self._tokenizers.transport.dial(peer.replica.address) as channel:
+            stub = tokenizer_pb2_grpc.TokenizerStub(channel)
+            try:
+                reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                log.warning("%s did not tell its models: %s", peer.id, error.code().name)
+                return []
+            except Exception:  # the others' answers count all the same
+                log.exception("%s did not tell its models", peer.id)
+                return []
+            return list(reply.models)
 
 
 def model_not_found(name: str) -> PenstockError:

@@ -14,7 +14,7 @@ from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis
-from services.common.service import MESSAGE_LIMITS
+from services.common.transport import MESSAGE_LIMITS, Transport
 
 INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
 EMBED_TIMEOUT_S = 60.0
@@ -32,6 +32,7 @@ class RetrievalClient:
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._timeout_s = settings.retrieval.timeout_s
+        self._transport = Transport.of(settings)
         self._directory = Directory(
             redis, settings.namespace, "retrieval", settings.lease_s, self._changed
         )
@@ -117,9 +118,7 @@ class RetrievalClient:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         for replica in added:
-            self._channels[replica.id] = grpc.aio.insecure_channel(
-                replica.address, options=MESSAGE_LIMITS
-            )
+            self._channels[replica.id] = self._transport.dial(replica.address, MESSAGE_LIMITS)
 
 
 async def _call_one(

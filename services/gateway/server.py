@@ -16,6 +16,7 @@ from services.common.peers import Peers
 from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
+from services.common.transport import host_port, listen
 from services.gateway.auth import Authenticator
 from services.gateway.files import Files
 from services.gateway.grpc_api import Inference
@@ -62,9 +63,12 @@ class GatewayService(Service):
 
     def describe(self) -> dict[str, str]:
         host = self.settings.gateway.host
-        host = _bracketed(self.settings.peer_host if host in ("0.0.0.0", "::") else host)
+        host = self.settings.peer_host if host in ("0.0.0.0", "::") else host
         ports = self._ports
-        return {"url": f"http://{host}:{ports['http']}", "grpc": f"{host}:{ports['grpc']}"}
+        return {
+            "url": f"http://{host_port(host, ports['http'])}",
+            "grpc": host_port(host, ports["grpc"]),
+        }
 
     def check(self) -> None:
         if self._http is not None:
@@ -101,10 +105,6 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         records=Records(own.records_kept),
         intake=Intake(own.max_requests),
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _grpc_port(own: GatewaySettings) -> int:
@@ -200,7 +200,7 @@ class _GrpcServer:
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port. Raises RuntimeError when it is taken."""
-        port = self._server.add_insecure_port(f"{_bracketed(host)}:{port}")
+        port = listen(self._server, host, port)
         await self._server.start()
         for name in ("", _INFERENCE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

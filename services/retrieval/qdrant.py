@@ -21,6 +21,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
+from services.common.secrets import private_folder
 from services.retrieval import metrics
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,8 @@ class Qdrant:
             return QdrantClient(
                 url=self._url, api_key=self._api_key, timeout=timeout, check_compatibility=False
             )
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder.parent)
+        self._folder.mkdir(exist_ok=True)
         try:
             return QdrantClient(path=str(self._folder))
         except RuntimeError as error:

@@ -13,7 +13,7 @@ import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
-from services.common.service import MESSAGE_LIMITS
+from services.common.transport import MESSAGE_LIMITS, Transport
 from services.worker.engine import KvBlocks, SharedRef, kv_payload
 
 _CHANNEL_OPTIONS = [
@@ -37,7 +37,8 @@ class _Channel:
 class Channels:
     """One gRPC channel to each decode worker, for as long as it is used or connected."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._channels: dict[str, _Channel] = {}
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class Channels:
     async def sender(self, address: str) -> AsyncIterator["KvSender"]:
         """For one hand-over to the decode worker at `address`; closes the sender."""
         if address not in self._channels:
-            channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            channel = self._transport.dial(address, _CHANNEL_OPTIONS)
             self._channels[address] = _Channel(channel)
         used = self._channels[address]
         used.users += 1

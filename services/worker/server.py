@@ -14,6 +14,7 @@ from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
+from services.common.transport import Transport
 from services.worker import metrics, pipeline
 from services.worker.engine import (
     EngineClient,
@@ -43,7 +44,7 @@ class WorkerService(Service):
     def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
         super().__init__(settings, redis, telemetry, id)
         self._model = chosen(settings, settings.worker.model)
-        self._channels = Channels()
+        self._channels = Channels(Transport.of(settings))
         self._steps = 0
         self._pending = 0  # requests that the engine owes a step, as of its last one
         self._moved_at = time.monotonic()

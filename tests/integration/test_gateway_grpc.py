@@ -23,6 +23,7 @@ from services.common.errors import PenstockError
 from services.common.service import Host
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
+from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 MESSAGES = [Message(role="user", content="Hi")]
@@ -182,7 +183,7 @@ async def test_health_and_reflection(rig):
 async def test_its_address_is_its_own_and_as_configured(rig):
     replica = rig.host.replica
     assert replica.facts["grpc"] != replica.address
-    async with grpc.aio.insecure_channel(replica.address) as internal:
+    async with TRANSPORT.dial(replica.address) as internal:
         code, _ = await refusal(InferenceStub(internal).ListModels(PublicListModelsRequest()))
         assert code == grpc.StatusCode.UNIMPLEMENTED
     settings = rig.settings.model_copy(deep=True)

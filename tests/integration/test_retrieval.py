@@ -24,6 +24,7 @@ from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.common.unary import call
 from services.retrieval.server import RetrievalService
+from tests.support.transport import TRANSPORT
 
 GUIDE = """# Harbour guide
 
@@ -98,7 +99,7 @@ async def hosted(
     host = Host(RetrievalService, settings)
     replica = await host.start()
     try:
-        async with grpc.aio.insecure_channel(replica.address) as channel:
+        async with TRANSPORT.dial(replica.address) as channel:
             yield host, replica, channel
     finally:
         await host.stop(grace_s=0)
@@ -312,7 +313,7 @@ async def test_it_runs_as_a_process_and_ends_on_sigterm(
                 await directory.changed()
         (replica,) = directory.replicas.values()
         assert replica.pid == process.pid
-        async with grpc.aio.insecure_channel(replica.address) as channel:
+        async with TRANSPORT.dial(replica.address) as channel:
             client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
             await client.index(GUIDE)
             assert (await client.search("What does a long boat pay?"))[0].title.endswith("Fees")

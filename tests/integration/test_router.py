@@ -21,6 +21,7 @@ from services.common.service import Host
 from services.router import metrics, pipeline
 from services.router.server import RouterService
 from tests.support.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, Transfers, continuation
+from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 PROMPT = list(range(100, 300))
@@ -80,7 +81,12 @@ class Stack:
         host = Host(RouterService, settings)
         self.hosts.append(host)
         replica = await host.start()
-        link = LinkClient(replica.address, "/penstock.v1.Router/Link", peer_id="tokenizer-1")
+        link = LinkClient(
+            replica.address,
+            "/penstock.v1.Router/Link",
+            transport=TRANSPORT,
+            peer_id="tokenizer-1",
+        )
         self.links.append(link)
         await link.start()
         await link.wait_ready(10)
@@ -95,7 +101,7 @@ class Stack:
     async def status(self, host: int = -1) -> router_pb2.RouterStatus:
         replica = self.hosts[host].replica
         assert replica is not None
-        async with grpc.aio.insecure_channel(replica.address) as channel:
+        async with TRANSPORT.dial(replica.address) as channel:
             stub = router_pb2_grpc.RouterStub(channel)
             return await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=10)
 

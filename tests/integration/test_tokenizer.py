@@ -34,6 +34,7 @@ from services.common.service import Host, Service
 from services.common.telemetry import decision, remote_parent
 from services.tokenizer.server import TokenizerService
 from tests.support.tokenizers import byte_level, write_tokenizer
+from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 TOKENIZER = byte_level()
@@ -156,7 +157,7 @@ async def bed(
         await router.start()
     tokenizer = Host(TokenizerService, settings)
     replica = await tokenizer.start()
-    link = LinkClient(replica.address, METHOD, peer_id="gateway-test")
+    link = LinkClient(replica.address, METHOD, transport=TRANSPORT, peer_id="gateway-test")
     await link.start()
     try:
         await link.wait_ready(10.0)
@@ -221,7 +222,7 @@ async def test_a_question_goes_through_and_text_comes_back(
 async def test_the_models_are_listed(tmp_path: Path, redis_url: str, namespace: str) -> None:
     async with bed(tmp_path, redis_url, namespace) as b:
         assert b.tokenizer.replica is not None
-        async with grpc.aio.insecure_channel(b.tokenizer.replica.address) as channel:
+        async with TRANSPORT.dial(b.tokenizer.replica.address) as channel:
             stub = tokenizer_pb2_grpc.TokenizerStub(channel)
             reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)
         (model,) = reply.models

@@ -18,6 +18,7 @@ from services.common.config import ModelSpec
 from services.common.link import End, LinkClient, LinkRequest
 from tests.support.checkpoint import write_checkpoint
 from tests.support.cluster import Cluster, Process
+from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 Work = worker_pb2.WorkRequest
@@ -35,6 +36,7 @@ class Attached:
         self.link = LinkClient(
             self.replica.address,
             "/penstock.v1.Worker/Link",
+            transport=TRANSPORT,
             peer_id="test",
             on_news=lambda news: self.news.append(worker_pb2.WorkerNews.FromString(news)),
         )
@@ -223,7 +225,7 @@ async def test_a_push_that_breaks_off_ends_the_decode_with_its_cause(
     _, decode = pair
     _, waiting = split(*pair)
     _, request = decode.open(waiting)
-    async with grpc.aio.insecure_channel(decode.replica.address) as channel:
+    async with TRANSPORT.dial(decode.replica.address) as channel:
         stream = worker_pb2_grpc.WorkerStub(channel).PushKv()
         begin = worker_pb2.KvBegin(transfer_id=waiting.transfer_id, prompt_tokens=100)
         await stream.write(worker_pb2.KvPush(begin=begin))

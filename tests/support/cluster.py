@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import httpx
 
 from protos import router_pb2, router_pb2_grpc
@@ -19,6 +18,7 @@ from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
 from services.gateway.keys import KeyStore
+from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ class Cluster:
 
     async def router_status_of(self, router: Process) -> router_pb2.RouterStatus:
         assert router.replica is not None
-        async with grpc.aio.insecure_channel(router.replica.address) as channel:
+        async with TRANSPORT.dial(router.replica.address) as channel:
             stub = router_pb2_grpc.RouterStub(channel)
             return await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
 

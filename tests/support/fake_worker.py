@@ -6,14 +6,14 @@ import zlib
 from array import array
 from collections.abc import Sequence
 
-import grpc
-
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import block_hashes, tenant_salt
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis
+from services.common.transport import listen
+from tests.support.transport import TRANSPORT
 
 BLOCK_SIZE = 16
 MODEL = "demo"
@@ -86,9 +86,9 @@ class FakeWorker:
             vitals=self._vitals,
             snapshot=lambda: [self._news(True, [(True, list(self.held))])],
         )
-        self.server = grpc.aio.server()
+        self.server = TRANSPORT.server()
         self.links.add_to(self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        port = listen(self.server, "127.0.0.1", 0)
         facts = {
             "role": role,
             "model": model,

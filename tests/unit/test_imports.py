@@ -59,3 +59,21 @@ def test_the_scheduler_touches_no_tensor() -> None:
     for name in ("scheduler", "block_pool", "sequence", "messages"):
         path = ROOT / f"services/worker/engine/{name}.py"
         assert not {n for n in imported(path) if n.split(".")[0] == "torch"}
+
+
+def called(path: Path) -> set[str]:
+    """The names of all attributes that the file looks up."""
+    return {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
+
+
+@pytest.mark.parametrize("folder", ["services", "bench"])
+def test_only_the_transport_dials_and_listens(folder: str) -> None:
+    ends = {"insecure_channel", "secure_channel", "add_insecure_port", "add_secure_port"}
+    for path in python_files(folder):
+        name = str(path.relative_to(ROOT))
+        if name == "services/common/transport.py":
+            continue
+        assert not called(path) & ends, f"{name} dials or listens by itself"
+        # The public door is for strangers: it asks for keys, not for the install's secret.
+        if name != "services/gateway/server.py":
+            assert "grpc.aio.server" not in path.read_text(), f"{name} serves without the lock"

@@ -6,7 +6,7 @@ worker's step for 64 sequences is one gRPC message, not 64, and so it stays on e
 way out is plain calls, with no task and no queue per token: the reader of one link calls `on_item`,
 which transforms and calls `LinkCall.send` of the next.
 
-    link = LinkClient(address, "/penstock.v1.Router/Link", peer_id="tokenizer-1")
+    link = LinkClient(address, "/penstock.v1.Router/Link", transport=transport, peer_id="…")
     await link.start()
     request = link.open(payload, deadline=time.monotonic() + 60, on_item=forward)
     try:

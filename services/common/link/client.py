@@ -26,6 +26,7 @@ from services.common.link.frames import (
     stage_of,
     status,
 )
+from services.common.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ class LinkClient:
         address: str,
         method: str,
         *,
+        transport: Transport,
         peer_id: str,
         on_news: Callable[[bytes], None] | None = None,
         on_state: Callable[[LinkState], None] | None = None,
@@ -140,6 +142,7 @@ class LinkClient:
         self.vitals = Vitals(0, 0)
         self.counters = LinkCounters()
         self._method = method
+        self._transport = transport
         self._hello = LinkUp(hello=Hello(protocol=PROTOCOL, peer=peer_id))
         self._on_news = on_news
         self._on_state = on_state
@@ -280,7 +283,7 @@ class LinkClient:
         """Runs one connection to its end, and ends with it the requests that it carried."""
         self._outbox = Outbox(LinkUp)
         # A channel of its own for each attempt: addresses are resolved anew, nothing is inherited.
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        async with self._transport.dial(self.address, CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(self._method, None, None)(None)
             try:
                 async with asyncio.TaskGroup() as group:

@@ -9,6 +9,8 @@ import grpc
 
 from protos.common_pb2 import Hello, LinkDown, LinkUp
 from services.common.link import MAX_FRAME_BYTES, LinkClient, LinkOptions, LinkServer, LinkState
+from services.common.transport import listen
+from tests.support.transport import TRANSPORT
 
 METHOD = "/penstock.v1.Router/Link"
 
@@ -43,9 +45,9 @@ async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> Non
 async def grpc_server(add: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
     """A server on 127.0.0.1 with what `add` mounts on it; gives its address."""
     limit = ("grpc.max_receive_message_length", MAX_FRAME_BYTES)
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), limit])
+    server = TRANSPORT.server([("grpc.so_reuseport", 0), limit])
     add(server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = listen(server, "127.0.0.1", port)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -102,6 +104,7 @@ async def client(
     link = LinkClient(
         address,
         method,
+        transport=TRANSPORT,
         peer_id="tokenizer-test",
         on_news=seen.news.append,
         on_state=seen.states.append,
@@ -161,7 +164,7 @@ class RawClient:
 
 @asynccontextmanager
 async def raw_client(address: str, *, hello: bool = True) -> AsyncIterator[RawClient]:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with TRANSPORT.dial(address) as channel:
         raw = RawClient(channel.stream_stream(METHOD)())
         if hello:
             await raw.write(LinkUp(hello=Hello(protocol=1, peer="raw")))

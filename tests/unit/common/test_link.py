@@ -12,6 +12,7 @@ from protos import router_pb2_grpc
 from protos.common_pb2 import Decision, Record
 from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState
+from tests.support.transport import TRANSPORT
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -377,6 +378,7 @@ async def test_the_client_reconnects_and_gets_the_snapshot_again() -> None:
         link = LinkClient(
             address,
             METHOD,
+            transport=TRANSPORT,
             peer_id="t",
             on_news=lambda raw: (seen.news.append(raw), states_at_news.append(link.state)),
             on_state=seen.states.append,
@@ -492,7 +494,9 @@ async def test_every_request_ends_once_in_a_storm_of_cancels_deadlines_and_resta
         async with grpc_server(server.add_to, port) as address:
             if link is None:
                 port = int(address.split(":")[1])
-                link = LinkClient(address, METHOD, peer_id="storm", options=QUICK)
+                link = LinkClient(
+                    address, METHOD, transport=TRANSPORT, peer_id="storm", options=QUICK
+                )
                 await link.start()
             await link.wait_ready(10)
             for _ in range(150):

@@ -35,6 +35,7 @@ from protos.common_pb2 import (
     Vitals,
 )
 from services.common.link import LinkCall, LinkOptions, LinkServer, LinkState
+from tests.support.transport import TRANSPORT
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
@@ -55,8 +56,10 @@ def opens(*ids: int, deadline_ms: int = 20_000) -> LinkUp:
 # ---- serving ends that misbehave ----------------------------------------------------------------
 
 STREAMING_SERVER = """
-import asyncio, grpc
+import asyncio
 from services.common.link import LinkServer
+from services.common.transport import listen
+from tests.support.transport import TRANSPORT
 
 async def handler(call):
     while True:
@@ -64,9 +67,9 @@ async def handler(call):
         await asyncio.sleep(0.005)
 
 async def main():
-    server = grpc.aio.server()
+    server = TRANSPORT.server()
     LinkServer("/penstock.v1.Router/Link", handler).add_to(server)
-    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    print(listen(server, "127.0.0.1", 0), flush=True)
     await server.start()
     await server.wait_for_termination()
 
@@ -482,7 +485,7 @@ async def test_many_tiny_items_count_against_the_bound_too() -> None:
 
 async def test_the_server_stops_promptly_with_hostile_clients_attached() -> None:
     server = LinkServer(METHOD, hold)
-    async with grpc_server(server.add_to) as address, grpc.aio.insecure_channel(address) as channel:
+    async with grpc_server(server.add_to) as address, TRANSPORT.dial(address) as channel:
         calls = [channel.stream_stream(METHOD)() for _ in range(3)]
         for call in calls:
             await call.write(LinkUp(hello=Hello(protocol=1)).SerializeToString())

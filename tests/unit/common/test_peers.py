@@ -13,6 +13,8 @@ from services.common.errors import PenstockError
 from services.common.link import LinkCall, LinkServer, LinkState
 from services.common.peers import Peer, Peers
 from services.common.redis import Redis, connect
+from services.common.transport import listen
+from tests.support.transport import TRANSPORT
 
 METHOD = "/penstock.v1.Router/Link"
 
@@ -29,9 +31,9 @@ class Served:
     def __init__(self, redis: Redis, namespace: str, id: str) -> None:
         self.release = asyncio.Event()
         self.links = LinkServer(METHOD, self._handle, snapshot=lambda: [f"hello of {id}".encode()])
-        self.server = grpc.aio.server()
+        self.server = TRANSPORT.server()
         self.links.add_to(self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        port = listen(self.server, "127.0.0.1", 0)
         self.replica = Replica("router", id, f"127.0.0.1:{port}", "host", 1)
         self.registration = Registration(redis, namespace, self.replica, lease_s=0.6)
 

@@ -9,6 +9,7 @@ from services.common.config import Settings
 from services.common.discovery import Directory
 from services.common.redis import connect
 from services.common.service import Host, Service
+from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 
@@ -47,7 +48,7 @@ async def test_a_host_serves_health_reflection_and_metrics_and_registers(
     view = Directory(redis, settings.namespace, "router", settings.lease_s)
     await view.refresh()
     assert view.replicas == {replica.id: replica}
-    async with grpc.aio.insecure_channel(replica.address) as channel:
+    async with TRANSPORT.dial(replica.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service="penstock.v1.Router"))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -80,7 +81,7 @@ async def test_a_failed_check_takes_the_replica_out_of_registry_and_health(
     with pytest.raises(RuntimeError, match="broken"):
         host.check()
     await asyncio.wait_for(host.failed.wait(), 5)
-    async with grpc.aio.insecure_channel(replica.address) as channel:
+    async with TRANSPORT.dial(replica.address) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
     redis = connect(settings.redis_url)

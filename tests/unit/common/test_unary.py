@@ -10,6 +10,8 @@ from protos import common_pb2, retrieval_pb2, retrieval_pb2_grpc
 from services.common import unary
 from services.common.errors import invalid
 from services.common.telemetry import Telemetry
+from services.common.transport import listen
+from tests.support.transport import TRANSPORT
 
 
 class Scripted(retrieval_pb2_grpc.RetrievalServicer):
@@ -30,11 +32,11 @@ class Scripted(retrieval_pb2_grpc.RetrievalServicer):
 
 @pytest.fixture
 async def stub() -> AsyncIterator[Any]:
-    server = grpc.aio.server()
+    server = TRANSPORT.server()
     retrieval_pb2_grpc.add_RetrievalServicer_to_server(Scripted(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1", 0)
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with TRANSPORT.dial(f"127.0.0.1:{port}") as channel:
         yield retrieval_pb2_grpc.RetrievalStub(channel)
     await server.stop(0)
 
@@ -88,7 +90,7 @@ async def test_an_unforeseen_exception_does_not_leak_its_text(stub: Any) -> None
 
 
 async def test_an_unreachable_server_is_named_by_its_stage() -> None:
-    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+    async with TRANSPORT.dial("127.0.0.1:1") as channel:
         with pytest.raises(unary.PenstockError) as raised:
             await call(retrieval_pb2_grpc.RetrievalStub(channel), "any")
     assert raised.value.code == grpc.StatusCode.UNAVAILABLE

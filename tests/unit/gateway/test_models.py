@@ -8,7 +8,20 @@ from services.gateway import models
 from services.gateway.models import ModelCatalog
 
 
+class Channel:
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def __aenter__(self) -> "Channel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
 class Tokenizers:
+    transport = SimpleNamespace(dial=Channel)
+
     def ready(self) -> list[Any]:
         return [SimpleNamespace(id=id, replica=SimpleNamespace(address=id)) for id in ("odd", "ok")]
 
@@ -26,17 +39,6 @@ async def test_a_tokenizer_that_answers_oddly_does_not_take_the_others_models(mo
                 raise ValueError("no such thing")
             return SimpleNamespace(models=[ModelInfo(name="m")])
 
-    class Channel:
-        def __init__(self, address: str) -> None:
-            self.address = address
-
-        async def __aenter__(self) -> "Channel":
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(models.grpc.aio, "insecure_channel", Channel)
     monkeypatch.setattr(models.tokenizer_pb2_grpc, "TokenizerStub", Stub)
     catalog = ModelCatalog(Tokenizers())  # type: ignore[arg-type]
     assert [model.name for model in await catalog.all()] == ["m"]

@@ -6,13 +6,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-import grpc
 import pytest
 
 from services.common.errors import PenstockError
+from services.common.transport import listen
 from services.worker.engine import KvBlocks, kv_payload
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels, KvSender
+from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 DATA = bytes(100)
@@ -48,9 +49,9 @@ class DecodeWorker:
     def __init__(self, port: int) -> None:
         self.engine = Engine()
         self.receiver = KvReceiver(cast(Any, self.engine))
-        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self.server = TRANSPORT.server([("grpc.so_reuseport", 0)])
         self.receiver.add_to(self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = listen(self.server, "127.0.0.1", port)
         self.address = f"127.0.0.1:{self.port}"
 
 
@@ -73,7 +74,7 @@ async def decode() -> AsyncIterator[DecodeWorker]:
 
 @pytest.fixture
 async def channels() -> AsyncIterator[Channels]:
-    channels = Channels()
+    channels = Channels(TRANSPORT)
     yield channels
     await channels.close()
 

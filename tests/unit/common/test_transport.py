@@ -1,0 +1,162 @@
+"""The lock between services: who shows the secret is served, a stranger is refused unread."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from pydantic import SecretStr
+
+from services.common.config import Settings
+from services.common.transport import Transport, listen
+
+SECRET = "a secret of at least 16 characters"
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+@dataclass
+class Seen:
+    """What reached the server's own code."""
+
+    messages: list[bytes] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+
+
+def handlers(seen: Seen) -> grpc.GenericRpcHandler:
+    """A method of each kind that answers with what it was sent, and notes all that it reads."""
+
+    def read(raw: bytes) -> bytes:
+        seen.messages.append(raw)
+        return raw
+
+    async def one(request: Any, context: Any) -> bytes:
+        seen.metadata.append(dict(context.invocation_metadata()))
+        return request if isinstance(request, bytes) else b"".join([m async for m in request])
+
+    async def many(request: Any, context: Any) -> AsyncIterator[bytes]:
+        yield await one(request, context)
+
+    made = {
+        kind: getattr(grpc, f"{kind}_rpc_method_handler")(
+            many if kind.endswith("stream") else one, request_deserializer=read
+        )
+        for kind in KINDS
+    }
+    return grpc.method_handlers_generic_handler("test.Echo", made)
+
+
+@asynccontextmanager
+async def serving(secret: str = SECRET) -> AsyncIterator[tuple[str, Seen]]:
+    seen, told = Seen(), health.aio.HealthServicer()
+    server = Transport(secret).server(health=told)
+    server.add_generic_rpc_handlers((handlers(seen),))
+    health_pb2_grpc.add_HealthServicer_to_server(told, server)
+    reflection.enable_server_reflection(("test.Echo", reflection.SERVICE_NAME), server)
+    port = listen(server, "127.0.0.1", 0)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", seen
+    finally:
+        await server.stop(None)
+
+
+async def ask(channel: grpc.aio.Channel, kind: str, message: bytes, **options: Any) -> bytes:
+    request = message if kind.startswith("unary") else iter([message])
+    call = getattr(channel, kind)(f"/test.Echo/{kind}")(request, timeout=10, **options)
+    if kind.endswith("unary"):
+        return bytes(await call)
+    return b"".join([part async for part in call])
+
+
+async def refused(call: Callable[[], Any]) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call()
+    return error.value.code()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_with_the_secret_is_served(kind: str) -> None:
+    async with serving() as (address, seen), Transport(SECRET).dial(address) as channel:
+        assert await ask(channel, kind, b"hello", metadata=(("own", "pair"),)) == b"hello"
+        assert await ask(channel, kind, b"again") == b"again"
+    assert [metadata.get("own") for metadata in seen.metadata] == ["pair", None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "shown", [(), (("penstock-secret-bin", b""),), (("penstock-secret-bin", SECRET[1:].encode()),)]
+)
+async def test_a_stranger_is_refused(kind: str, shown: Any) -> None:
+    async with serving() as (address, seen), grpc.aio.insecure_channel(address) as channel:
+        code = await refused(lambda: ask(channel, kind, b"hello", metadata=shown))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert not seen.messages
+    assert not seen.metadata
+
+
+async def never() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_a_stranger_is_refused_before_its_message() -> None:
+    async with serving() as (address, _), grpc.aio.insecure_channel(address) as channel:
+        # A caller that has sent nothing but its headers gets the answer.
+        call = channel.stream_unary("/test.Echo/unary_unary")
+        assert await refused(lambda: call(never(), timeout=10)) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_strangers_learn_whether_it_is_well_and_nothing_else() -> None:
+    check = health_pb2.HealthCheckRequest()
+    async with serving() as (address, _), grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(check, timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        unread = channel.stream_unary(
+            "/grpc.health.v1.Health/Check",
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        answer = await unread(never(), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+        async def watch() -> None:
+            await stub.Watch(check, timeout=10).read()
+
+        async def reflect() -> None:
+            ask = reflection_pb2.ServerReflectionRequest(list_services="")
+            told = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+            await told(iter([ask]), timeout=10).read()
+
+        assert await refused(watch) is grpc.StatusCode.UNAUTHENTICATED
+        assert await refused(reflect) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_data_directory_shares_one_secret(tmp_path: Path) -> None:
+    def transport(folder: str) -> Transport:
+        return Transport.of(Settings(data_dir=tmp_path / folder, internal_secret=SecretStr("")))
+
+    server = transport("one").server()
+    server.add_generic_rpc_handlers((handlers(Seen()),))
+    address = f"127.0.0.1:{listen(server, '127.0.0.1', 0)}"
+    await server.start()
+    async with transport("one").dial(address) as mine, transport("two").dial(address) as other:
+        assert await ask(mine, "unary_unary", b"hello") == b"hello"
+        code = await refused(lambda: ask(other, "unary_unary", b"hello"))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+    await server.stop(None)
+
+
+async def test_a_given_secret_needs_no_data_directory(tmp_path: Path) -> None:
+    Transport.of(Settings(data_dir=tmp_path / "none", internal_secret=SecretStr(SECRET)))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_short_secret_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"internal_secret[\s\S]*16 characters"):
+        Settings(internal_secret=SecretStr("short"))
