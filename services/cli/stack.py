@@ -57,7 +57,8 @@ class Stack:
     """
 
     def __init__(self, settings: Settings, *, prefill: int, decode: int, report: Report) -> None:
-        self._settings = settings
+        # Absolute: Ray's processes may have another working directory.
+        self._settings = settings.model_copy(update={"data_dir": settings.data_dir.resolve()})
         self._prefill = prefill
         self._decode = decode
         self._report = report

@@ -54,7 +54,11 @@ async def test_up_survives_its_controller_and_drains_on_ctrl_c(tmp_path: Path) -
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "PENSTOCK_DATA_DIR": str(tmp_path / "data")},
+            env={
+                **os.environ,
+                "PENSTOCK_DATA_DIR": str(tmp_path / "data"),
+                "PENSTOCK_INTERNAL_SECRET": "",  # its own, which its data directory keeps
+            },
         )
     everything: list[psutil.Process] = []
     try:
