@@ -43,7 +43,7 @@ class GatewaySettings(Section):
         30.0, ge=0, description="how long a looked-up API key is trusted without asking Redis"
     )
     key_stale_s: float = Field(
-        600.0, ge=0, description="while Redis is away a known key, a just revoked one too, holds"
+        600.0, ge=0, description="while Redis is away, a key known before and not revoked holds"
     )
     records_kept: int = Field(1000, gt=0, description="request records in memory")
     max_requests: int = Field(1024, gt=0, description="requests at once; more get a 429")

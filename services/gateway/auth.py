@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
@@ -12,6 +13,8 @@ from services.common.errors import PenstockError, unavailable
 from services.common.redis import RedisAway
 from services.gateway import metrics
 from services.gateway.keys import KEY_PATTERN, KeyRecord, KeyStore, key_hash
+
+T = TypeVar("T")
 
 _CACHED_KEYS = 10_000
 _RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
@@ -56,7 +59,8 @@ class Identity:
 class Authenticator:
     """Turns an Authorization header into an Identity.
 
-    A looked-up key is trusted for `key_cache_s`, so a revoked one dies within that time. While
+    A looked-up key is trusted for `key_cache_s`. A revoked one is dead as soon as that is told
+    (revocations.py), and stays so: it is remembered as revoked, whether Redis answers or not. While
     Redis is away, a key known before holds for `key_stale_s` since its last look-up; an unknown one
     cannot be told from a wrong one: 503.
     """
@@ -64,18 +68,33 @@ class Authenticator:
     def __init__(self, keys: KeyStore, settings: GatewaySettings) -> None:
         self._keys = keys
         self._settings = settings
-        self._known: OrderedDict[str, tuple[float, Identity]] = OrderedDict()  # by key hash
+        # Both by key hash, the latest last; no key is in both.
+        self._known: OrderedDict[str, tuple[float, Identity]] = OrderedDict()
+        self._revoked: OrderedDict[str, None] = OrderedDict()
+        self._rechecks = 0
         self._redis_away_until = 0.0
 
     @property
     def knows_keys(self) -> bool:
         """Whether anybody could be let in while Redis is away."""
-        now = time.monotonic()
-        return any(now - at < self._settings.key_stale_s for at, _ in self._known.values())
+        now, stale_s = time.monotonic(), self._settings.key_stale_s
+        return any(now - at < stale_s for at, _ in self._known.values())
+
+    def revoked(self, hashed: str) -> None:
+        """The key with this hash is worthless from now on."""
+        self._known.pop(hashed, None)
+        _keep(self._revoked, hashed, None)
+
+    async def recheck(self) -> None:
+        """Looks which keys in use were revoked, after news of it may have been missed."""
+        self._rechecks += 1
+        for hashed in await self._keys.revoked_of(list(self._known)):
+            self.revoked(hashed)
 
     async def identify(self, authorization: str | None) -> Identity:
         """Raises UNAUTHENTICATED ("invalid_api_key") or UNAVAILABLE ("keys_unavailable")."""
         hashed = key_hash(_bearer(authorization))
+        self._refuse_revoked(hashed)
         now = time.monotonic()
         looked_up, identity = self._known.get(hashed, (0.0, None))
         if identity is not None and now - looked_up < self._settings.key_cache_s:
@@ -83,6 +102,7 @@ class Authenticator:
         try:
             record = await self._look_up(hashed, now)
         except RedisAway:
+            self._refuse_revoked(hashed)  # told while it was looked up
             if identity is not None and now - looked_up < self._settings.key_stale_s:
                 return identity
             metrics.auth_failures.labels("keys_unavailable").inc()
@@ -91,33 +111,50 @@ class Authenticator:
                 stage="gateway",
                 reason="keys_unavailable",
             ) from None
-        if record is None or record.revoked is not None:
+        if record is None:
             self._known.pop(hashed, None)
-            raise _refused("wrong" if record is None else "revoked", "Incorrect API key provided.")
-        return self._remember(hashed, now, record)
+            raise _refused("wrong", "Incorrect API key provided.")
+        if record.revoked is not None:
+            self.revoked(hashed)
+        self._refuse_revoked(hashed)
+        identity = _identity(record)
+        _keep(self._known, hashed, (now, identity))
+        return identity
+
+    def _refuse_revoked(self, hashed: str) -> None:
+        if hashed in self._revoked:
+            raise _refused("revoked", "Incorrect API key provided.")
 
     async def _look_up(self, hashed: str, now: float) -> KeyRecord | None:
         if now < self._redis_away_until:
             raise ConnectionError("Redis did not answer a moment ago")
         try:
-            return await self._keys.find(hashed)
+            while True:
+                rechecks = self._rechecks
+                record = await self._keys.find(hashed)
+                if rechecks == self._rechecks:  # else it may be older than what was checked
+                    return record
         except RedisAway:
             self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
             raise
 
-    def _remember(self, hashed: str, now: float, record: KeyRecord) -> Identity:
-        identity = Identity(
-            key_id=record.id,
-            tenant=record.tenant,
-            priority=record.priority,
-            weight=record.weight,
-            models=None if record.models is None else frozenset(record.models),
-        )
-        self._known[hashed] = (now, identity)
-        self._known.move_to_end(hashed)
-        if len(self._known) > _CACHED_KEYS:
-            self._known.popitem(last=False)
-        return identity
+
+def _keep(entries: OrderedDict[str, T], hashed: str, value: T) -> None:
+    """As the latest; the oldest goes when there are too many."""
+    entries[hashed] = value
+    entries.move_to_end(hashed)
+    if len(entries) > _CACHED_KEYS:
+        entries.popitem(last=False)
+
+
+def _identity(record: KeyRecord) -> Identity:
+    return Identity(
+        key_id=record.id,
+        tenant=record.tenant,
+        priority=record.priority,
+        weight=record.weight,
+        models=None if record.models is None else frozenset(record.models),
+    )
 
 
 def _bearer(authorization: str | None) -> str:

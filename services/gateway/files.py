@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.common.redis import Redis, Script
-from services.gateway.prompt import new_id
+from services.gateway.ids import FILE, not_found
 
 SUFFIXES = (".txt", ".md")
 PURPOSE = "assistants"
@@ -63,17 +63,6 @@ class FileRecord(BaseModel):
         }
 
 
-def not_found(what: str, id: str, param: str = "") -> PenstockError:
-    """Also for what belongs to another tenant: its existence is not told."""
-    return PenstockError(
-        grpc.StatusCode.NOT_FOUND,
-        f"No such {what}: '{id[:100]}'.",
-        stage="gateway",
-        param=param,
-        reason="not_found",
-    )
-
-
 def too_many(what: str, limit: int) -> PenstockError:
     return PenstockError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -108,7 +97,7 @@ class Files:
         """
         text = _text(filename, content)
         record = FileRecord(
-            id=new_id("file-"),
+            id=FILE.new(),
             filename=filename,
             bytes=len(content),
             created_at=int(time.time()),
@@ -122,7 +111,7 @@ class Files:
         return record
 
     async def get(self, tenant: str, id: str, param: str = "") -> FileRecord:
-        stored = await self._redis.hget(self._index(tenant), id)
+        stored = await self._redis.hget(self._index(tenant), FILE.checked(id, param))
         if stored is None:
             raise not_found("file", id, param)
         return FileRecord.model_validate_json(stored)
@@ -156,7 +145,7 @@ class Files:
         return tenant_key(self._namespace, tenant, "files", "bytes")
 
     def _one(self, tenant: str, id: str) -> str:
-        return tenant_key(self._namespace, tenant, "file", id)
+        return tenant_key(self._namespace, tenant, "file", FILE.checked(id))
 
 
 def _text(filename: str, content: bytes) -> str:

@@ -23,8 +23,9 @@ from services.gateway import metrics
 from services.gateway.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.http import CLIENT_GONE, http_status, internal
+from services.gateway.ids import REQUEST
 from services.gateway.pipeline import Gateway, serve
-from services.gateway.prompt import Answer, Prompt, new_id
+from services.gateway.prompt import Answer, Prompt
 from services.gateway.schema import validated
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ async def _answered(
     route: str, context: Context, answer: Callable[[str, dict[str, str]], Awaitable[Reply]]
 ) -> Reply:
     """Runs a call with a request id; errors end it with gateway.proto's trailing metadata."""
-    id = new_id("req_")
+    id = REQUEST.new()
     status = 200
     began = time.monotonic()
     context.set_trailing_metadata((("x-request-id", id),))

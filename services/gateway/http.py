@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
-from services.gateway.prompt import new_id
+from services.gateway.ids import REQUEST
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Exchange:
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, route: str, body_limit: int
     ) -> None:
-        self.request_id = new_id("req_")
+        self.request_id = REQUEST.new()
         self.route = route  # the path's template
         self.method: str = scope["method"]
         self.target: str = scope["path"]

@@ -3,6 +3,7 @@
     {ns}:keys           hash   SHA-256 of the key (hex) → the record as JSON, never changed
     {ns}:keys:ids       hash   key id → SHA-256 of the key
     {ns}:keys:revoked   hash   SHA-256 of the key → Unix time of its revocation
+    {ns}:keys:news      channel   SHA-256 of each key in the moment of its revocation
 
 SHA-256 without salt or stretching is enough here: a key is 256 random bits, so there is nothing to
 guess from its hash. Looking the hash up instead of comparing keys also leaves no timing to measure.
@@ -13,11 +14,13 @@ import re
 import secrets
 import string
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.common.redis import Redis
+from services.gateway.ids import KEY
 
 _ALPHABET = string.ascii_letters + string.digits
 _LENGTH = 43  # base 62: 256 bits
@@ -53,6 +56,7 @@ class KeyStore:
         self._records = f"{namespace}:keys"
         self._ids = f"{namespace}:keys:ids"
         self._revoked = f"{namespace}:keys:revoked"
+        self.news = f"{namespace}:keys:news"
 
     async def create(
         self,
@@ -66,7 +70,7 @@ class KeyStore:
         """Makes a key: the only time that it is seen. Raises ValueError for a bad field."""
         key = "psk-" + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
         record = KeyRecord(
-            id="key_" + secrets.token_hex(6),
+            id=KEY.new(),
             tenant=tenant,
             name=name,
             priority=priority,
@@ -98,16 +102,31 @@ class KeyStore:
         records = [_record(record, revoked.get(hashed)) for hashed, record in stored.items()]
         return sorted(records, key=lambda record: (record.created, record.id))
 
-    async def revoke(self, id: str) -> bool:
-        """Makes the key worthless, in every gateway within its `key_cache_s` at the latest.
+    async def find_id(self, id: str) -> KeyRecord | None:
+        """The record of the key with this id, revoked ones included."""
+        hashed = await self._redis.hget(self._ids, id) if KEY.fits(id) else None
+        return await self.find(hashed) if hashed else None
 
-        False when there is no such key; revoking twice keeps the first time.
+    async def revoke(self, id: str) -> bool:
+        """Makes the key worthless, and tells all gateways so (revocations.py).
+
+        False when there is no such key; revoking twice keeps the first time, and tells again.
         """
-        hashed = await self._redis.hget(self._ids, id)
+        hashed = await self._redis.hget(self._ids, id) if KEY.fits(id) else None
         if hashed is None:
             return False
-        await self._redis.hsetnx(self._revoked, hashed, str(int(time.time())))
+        async with self._redis.pipeline(transaction=True) as both:
+            both.hsetnx(self._revoked, hashed, str(int(time.time())))
+            both.publish(self.news, hashed)
+            await both.execute()
         return True
+
+    async def revoked_of(self, hashes: Sequence[str]) -> set[str]:
+        """Those of the keys with these hashes that are revoked."""
+        if not hashes:
+            return set()
+        times = await self._redis.hmget(self._revoked, list(hashes))
+        return {hashed for hashed, at in zip(hashes, times, strict=True) if at is not None}
 
 
 def _record(stored: str, revoked: str | None) -> KeyRecord:

@@ -86,7 +86,7 @@ class ModelCatalog:
 def model_not_found(name: str) -> PenstockError:
     return PenstockError(
         grpc.StatusCode.NOT_FOUND,
-        f"The model '{name}' does not exist.",
+        f"The model '{name[:100]}' does not exist.",
         stage="gateway",
         param="model",
         reason="model_not_found",

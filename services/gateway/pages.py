@@ -26,12 +26,12 @@ def page_query(query: Mapping[str, str], model: type[PageQuery] = PageQuery) -> 
 
 
 def page(items: Iterable[dict[str, Any]], query: PageQuery) -> dict[str, Any]:
-    """One page of `items`. Ids sort by the time they were made (prompt.new_id)."""
+    """One page of `items`. Ids sort by the time they were made (ids.py)."""
     ordered = sorted(items, key=lambda item: item["id"], reverse=query.order == "desc")
     if query.after is not None:
         ids = [item["id"] for item in ordered]
         if query.after not in ids:
-            raise invalid(f"No item '{query.after}' in this list.", "after", stage="gateway")
+            raise invalid(f"No item '{query.after[:100]}' in this list.", "after", stage="gateway")
         ordered = ordered[ids.index(query.after) + 1 :]
     shown = ordered[: query.limit]
     return {

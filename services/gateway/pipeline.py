@@ -24,6 +24,7 @@ from services.gateway.models import ModelCatalog
 from services.gateway.prompt import Answer, Prompt
 from services.gateway.records import Journal, Records, client_context
 from services.gateway.retrieval_client import RetrievalClient, is_outage
+from services.gateway.revocations import Revocations
 from services.gateway.text_stream import TextStream
 from services.gateway.vector_stores import VectorStores
 
@@ -39,6 +40,7 @@ class Gateway:
     settings: Settings
     telemetry: Telemetry
     auth: Authenticator
+    revocations: Revocations
     tokenizers: Peers
     models: ModelCatalog
     retrieval: RetrievalClient

@@ -1,6 +1,5 @@
 """What the pipeline takes in and gives out, whichever way the request came."""
 
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -61,8 +60,3 @@ class Answer:
     def passages_used(self) -> list[Passage]:
         """Those that the prompt holds; the answer cites them as [1], [2], …"""
         return self.passages[: self.plan.passages_used]
-
-
-def new_id(prefix: str) -> str:
-    """A random id that sorts by the time it was made."""
-    return f"{prefix}{time.time_ns() // 1000:014x}{secrets.token_hex(8)}"

@@ -14,8 +14,8 @@ from services.common.redis import RedisAway
 from services.gateway import rest_stores as stores
 from services.gateway.auth import Identity
 from services.gateway.embeddings import embeddings
-from services.gateway.files import not_found
 from services.gateway.http import Endpoint, Exchange, Handler
+from services.gateway.ids import REQUEST, not_found
 from services.gateway.models import model_not_found
 from services.gateway.pipeline import Gateway
 from services.gateway.rest_generation import chat_completions, completions
@@ -136,7 +136,7 @@ async def _models(gateway: Gateway, identity: Identity) -> list[dict[str, Any]]:
 
 async def get_request(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
     """The record of one of the tenant's last requests to this gateway replica."""
-    id = exchange.path["request"]
+    id = REQUEST.checked(exchange.path["request"])
     journal = gateway.records.find(id, identity.tenant)
     if journal is None:
         raise not_found("request", id)

@@ -26,6 +26,7 @@ from services.gateway.models import ModelCatalog
 from services.gateway.pipeline import Gateway
 from services.gateway.records import Records
 from services.gateway.retrieval_client import RetrievalClient
+from services.gateway.revocations import Revocations
 from services.gateway.routes import application
 from services.gateway.vector_stores import VectorStores
 
@@ -51,6 +52,7 @@ class GatewayService(Service):
         self._ports: dict[str, int] = {}
 
     async def start(self, server: grpc.aio.Server) -> None:
+        self.gateway.revocations.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         own = self.settings.gateway
@@ -82,6 +84,7 @@ class GatewayService(Service):
 
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
+        await self.gateway.revocations.stop()
         await self.gateway.stores.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
@@ -93,10 +96,13 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     tokenizers = Peers(redis, settings, "tokenizer", peer_id=id)
     retrieval = RetrievalClient(redis, settings)
     files = Files(redis, namespace, own)
+    keys = KeyStore(redis, namespace)
+    auth = Authenticator(keys, own)
     return Gateway(
         settings=settings,
         telemetry=telemetry,
-        auth=Authenticator(KeyStore(redis, namespace), own),
+        auth=auth,
+        revocations=Revocations(redis, keys.news, auth.revoked, auth.recheck),
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,

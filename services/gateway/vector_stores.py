@@ -20,8 +20,8 @@ from protos.retrieval_pb2 import IndexRequest, RemoveRequest
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis, RedisAway, Script
 from services.common.telemetry import Telemetry
-from services.gateway.files import FileRecord, Files, not_found, tenant_key, too_many
-from services.gateway.prompt import new_id
+from services.gateway.files import FileRecord, Files, tenant_key, too_many
+from services.gateway.ids import FILE, STORE, not_found
 from services.gateway.retrieval_client import RetrievalClient
 from services.gateway.turns import Turns
 
@@ -136,7 +136,7 @@ class VectorStores:
             for index, id in enumerate(file_ids)
         ]
         record = StoreRecord(
-            id=new_id("vs_"), name=name, created_at=int(time.time()), metadata=metadata
+            id=STORE.new(), name=name, created_at=int(time.time()), metadata=metadata
         )
         await self._redis.hset(self._stores(tenant), record.id, record.model_dump_json())
         for file in files:
@@ -144,7 +144,7 @@ class VectorStores:
         return await self.get(tenant, record.id)
 
     async def get(self, tenant: str, id: str) -> dict[str, Any]:
-        stored = await self._redis.hget(self._stores(tenant), id)
+        stored = await self._redis.hget(self._stores(tenant), STORE.checked(id))
         if stored is None:
             raise not_found("vector store", id)
         return _store_json(StoreRecord.model_validate_json(stored), await self.files(tenant, id))
@@ -173,8 +173,9 @@ class VectorStores:
         """
         try:
             for index, id in enumerate(ids):
-                if not await self._redis.hexists(self._stores(tenant), id):
-                    raise not_found("vector store", id, f"tools[0].vector_store_ids[{index}]")
+                param = f"tools[0].vector_store_ids[{index}]"
+                if not await self._redis.hexists(self._stores(tenant), STORE.checked(id, param)):
+                    raise not_found("vector store", id, param)
         except RedisAway as away:
             log.warning("vector stores not checked, Redis is away: %s", away)
 
@@ -192,7 +193,8 @@ class VectorStores:
         return [AttachedFile.model_validate_json(one) for one in stored]
 
     async def file(self, tenant: str, id: str, file_id: str) -> AttachedFile:
-        stored = await self._redis.hget(self._store(tenant, id), file_id)
+        key = self._store(tenant, id)
+        stored = await self._redis.hget(key, file_id) if FILE.fits(file_id) else None
         if stored is None:
             raise not_found("file in this vector store", file_id)
         return AttachedFile.model_validate_json(stored)
@@ -306,7 +308,7 @@ class VectorStores:
         return tenant_key(self._namespace, tenant, "stores")
 
     def _store(self, tenant: str, id: str) -> str:
-        return tenant_key(self._namespace, tenant, "store", id)
+        return tenant_key(self._namespace, tenant, "store", STORE.checked(id))
 
 
 def storage_away() -> PenstockError:

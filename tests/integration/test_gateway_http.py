@@ -244,6 +244,51 @@ async def test_unknown_paths_methods_and_models(rig):
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
+async def test_an_odd_id_is_answered_as_an_unknown_one(rig):
+    http = await rig.http()
+    upload = {"file": ("a.txt", b"water")}
+    file = (await http.post("/v1/files", files=upload, data={"purpose": "assistants"})).json()["id"]
+    store = (await http.post("/v1/vector_stores", json={"file_ids": [file]})).json()["id"]
+    # The keys of Redis that a file's or a store's id would lead to, if it were taken as it comes.
+    for odd in (f"{file}:stores", f"{file}%3Astores", "file-%0a", f"{file}%00"):
+        for method, path in (
+            ("GET", f"/v1/files/{odd}"),
+            ("GET", f"/v1/files/{odd}/content"),
+            ("DELETE", f"/v1/files/{odd}"),
+            ("GET", f"/v1/vector_stores/{odd}"),
+            ("GET", f"/v1/vector_stores/{odd}/files"),
+            ("GET", f"/v1/vector_stores/{store}/files/{odd}"),
+            ("DELETE", f"/v1/vector_stores/{store}/files/{odd}"),
+            ("GET", f"/v1/requests/{odd}"),
+        ):
+            answer = await http.request(method, path)
+            assert answer.status_code == 404, path
+            assert answer.json()["error"]["code"] == "not_found"
+    for path, body, param in (
+        ("/v1/vector_stores", {"file_ids": [file, file + ":stores"]}, "file_ids[1]"),
+        (f"/v1/vector_stores/{store}/files", {"file_id": file + ":stores"}, "file_id"),
+        (
+            CHAT,
+            ask(tools=[{"type": "file_search", "vector_store_ids": [store, store + ":x"]}]),
+            "tools[0].vector_store_ids[1]",
+        ),
+    ):
+        answer = await http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, param)
+
+
+async def test_a_revoked_key_is_refused_at_once(rig):
+    key, record = await rig.keys.create("acme")
+    http = await rig.http(key)
+    assert (await http.get("/v1/models")).status_code == 200
+    await rig.keys.revoke(record.id)
+
+    async def refused() -> bool:
+        return (await http.get("/v1/models")).status_code == 401
+
+    await until(refused, 5, "long before key_cache_s")
+
+
 async def test_bad_queries_and_forms(rig):
     http = await rig.http()
     for query, param in (("limit=0", "limit"), ("limit=x", "limit"), ("before=a", "before")):

@@ -8,9 +8,9 @@ from opentelemetry import trace
 from protos.common_pb2 import Passage, Record
 from services.common.errors import PenstockError
 from services.gateway.citations import annotations
+from services.gateway.ids import FILE
 from services.gateway.intake import Intake
 from services.gateway.pages import PageQuery, page, page_query
-from services.gateway.prompt import new_id
 from services.gateway.records import Journal, Records, client_context
 
 
@@ -28,7 +28,7 @@ def test_marks_become_annotations_of_the_passages_that_exist():
 
 
 def test_ids_sort_by_the_time_they_were_made():
-    ids = [new_id("file-") for _ in range(50)]
+    ids = [FILE.new() for _ in range(50)]
     assert len(set(ids)) == 50
     assert [i[:19] for i in ids] == sorted(i[:19] for i in ids)
 

@@ -1,0 +1,109 @@
+"""Ids are told from other text by their shape, before anything is made of them."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from services.common.config import GatewaySettings, Settings
+from services.common.errors import PenstockError
+from services.common.telemetry import Telemetry
+from services.gateway.files import Files
+from services.gateway.ids import FILE, KEY, REQUEST, STORE, IdKind
+from services.gateway.keys import KeyStore
+from services.gateway.retrieval_client import RetrievalClient
+from services.gateway.vector_stores import VectorStores
+
+KINDS = (FILE, STORE, REQUEST, KEY)
+
+
+def odd_ids(kind: IdKind) -> list[str]:
+    good = kind.new()
+    return [
+        "",
+        kind.prefix,
+        good + ":stores",
+        good + "\n",
+        good[:-1],
+        good + "0",
+        good.upper(),
+        good[:-1] + "g",
+        good[:-1] + "٣",
+        "x" + good,
+        "{" + good + "}",
+        "*",
+        "../" + good,
+        good.replace(kind.prefix, "other-"),
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_id_is_known_by_its_shape(kind):
+    assert kind.fits(kind.new())
+    assert kind.new() != kind.new()
+    for odd in odd_ids(kind):
+        assert not kind.fits(odd), odd
+        with pytest.raises(PenstockError) as refused:
+            kind.checked(odd, "somewhere")
+        assert (refused.value.code, refused.value.reason) == (
+            grpc.StatusCode.NOT_FOUND,
+            "not_found",
+        )
+        assert refused.value.param == "somewhere"
+    assert not any(other.fits(kind.new()) for other in KINDS if other is not kind)
+
+
+def test_an_error_repeats_only_the_beginning_of_an_odd_id():
+    with pytest.raises(PenstockError) as refused:
+        FILE.checked("x" * 10_000)
+    assert len(refused.value.message) < 200
+
+
+class NoRedis:
+    """Fails the test at any command; scripts may be made."""
+
+    def register_script(self, source: str) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        def command(*_: Any, **__: Any) -> None:
+            raise AssertionError(f"Redis was asked: {name}")
+
+        return command
+
+
+def stores(files: Files) -> VectorStores:
+    redis, settings = NoRedis(), Settings()
+    telemetry = Telemetry("gateway", "test")
+    retrieval = RetrievalClient(redis, settings)
+    return VectorStores(redis, "ns", files, retrieval, telemetry, 9)
+
+
+async def test_an_odd_id_never_reaches_redis():
+    files = Files(NoRedis(), "ns", GatewaySettings())
+    held = stores(files)
+    asked = {
+        FILE: (
+            lambda odd: files.get("acme", odd),
+            lambda odd: files.content("acme", odd),
+            lambda odd: files.delete("acme", odd),
+            lambda odd: files.stores_of("acme", odd),
+            lambda odd: files.note_store("acme", odd, STORE.new(), held=True),
+            lambda odd: held.file("acme", STORE.new(), odd),
+        ),
+        STORE: (
+            lambda odd: held.get("acme", odd),
+            lambda odd: held.files("acme", odd),
+            lambda odd: held.file("acme", odd, FILE.new()),
+            lambda odd: held.require("acme", (odd,)),
+        ),
+    }
+    for kind, calls in asked.items():
+        for call in calls:
+            for odd in odd_ids(kind):
+                with pytest.raises(PenstockError) as refused:
+                    await call(odd)
+                assert refused.value.reason == "not_found"
+    for odd in odd_ids(KEY):
+        assert not await KeyStore(NoRedis(), "ns").revoke(odd)
+        assert await KeyStore(NoRedis(), "ns").find_id(odd) is None
