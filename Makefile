@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 
-.PHONY: demo run test lint protos bench model clean
+.PHONY: demo run test chaos lint protos bench model clean
 
 demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
 	$(BIN)/penstock demo
@@ -14,6 +14,9 @@ run: $(READY)           ## start everything and stay up until Ctrl-C
 
 test: $(READY)          ## all tests
 	$(BIN)/python -m pytest
+
+chaos: $(READY)         ## one process of each class killed under 16 streams, and what that cost (ten minutes)
+	$(BIN)/python -m tests.chaos.kills
 
 lint: $(READY)          ## style and types
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
@@ -24,6 +25,8 @@ class Stream:
         self._texts: list[str] = []
         self._error: dict[str, Any] | None = None
         self._moved = asyncio.Condition()
+        self._last_s = 0.0
+        self.longest_pause_s = 0.0  # between two chunks of text
         self.request_id = ""
         self.finish_reason: str | None = None
         self._task = asyncio.create_task(self._read())
@@ -69,12 +72,19 @@ class Stream:
                 if line.startswith("data: ") and line != "data: [DONE]":
                     await self._take(json.loads(line.removeprefix("data: ")))
 
+    def _note_pause(self) -> None:
+        now = time.monotonic()
+        if self._last_s:
+            self.longest_pause_s = max(self.longest_pause_s, now - self._last_s)
+        self._last_s = now
+
     async def _take(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
             self._error = chunk["error"]
         for choice in chunk.get("choices", []):
             if choice["text"]:
                 self._texts.append(choice["text"])
+                self._note_pause()
             self.finish_reason = choice["finish_reason"] or self.finish_reason
         async with self._moved:
             self._moved.notify_all()

@@ -1,0 +1,230 @@
+"""One process of each class is killed under 16 streams; a table says what that cost.
+
+    python -m tests.chaos.kills [CLASS ...]      (`make chaos` runs them all)
+
+Each row has a `penstock up` of its own, with a prefill and two decode workers. The exit code is 1
+when a row breaks its rule: every stream is as it would have been, the longest pause and the time
+until new requests are answered stay within `PATIENCE_S`, Ctrl-C ends everything. A gateway's death
+cuts its connections, and of GCS and raylet it is asked that Penstock comes back, or ends by itself.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.support.checkpoint import write_checkpoint
+from tests.support.laptop import Laptop
+from tests.support.streams import Stream, complete
+
+STREAMS = 16
+PATIENCE_S = 10.0
+END_S = 30.0  # for a Penstock that ends by itself, and for Ctrl-C
+Victims = Callable[[Laptop], Awaitable[list[int]]]
+
+
+def replica(service: str, **facts: str) -> Victims:
+    """One replica of a service, by the registry."""
+
+    async def find(laptop: Laptop) -> list[int]:
+        found = await laptop.replicas(service)
+        return [r.pid for r in found if facts.items() <= r.facts.items()][:1]
+
+    return find
+
+
+def process(named: str) -> Victims:
+    """One process, by its command line."""
+
+    async def find(laptop: Laptop) -> list[int]:
+        return [p.pid for p in laptop.processes(named)][:1]
+
+    return find
+
+
+async def engine(laptop: Laptop) -> list[int]:
+    """The engine of a decode worker."""
+    (worker,) = await replica("worker", role="decode")(laptop)
+    children = psutil.Process(worker).children(recursive=True)
+    return [c.pid for c in children if "services.worker.engine.process" in " ".join(c.cmdline())]
+
+
+async def answered(api: httpx.AsyncClient) -> bool:
+    body = {"model": "tiny", "prompt": "the water", "max_tokens": 3, "temperature": 0}
+    return (await api.post("/v1/completions", json=body)).is_success
+
+
+async def embedded(api: httpx.AsyncClient) -> bool:
+    body = {"model": "all-MiniLM-L6-v2", "input": "the water"}
+    return (await api.post("/v1/embeddings", json=body)).is_success
+
+
+async def listed(api: httpx.AsyncClient) -> bool:
+    return (await api.get("/v1/files")).is_success
+
+
+@dataclass(frozen=True)
+class Kill:
+    victims: Victims
+    probe: Callable[[httpx.AsyncClient], Awaitable[bool]] = answered
+    cuts: bool = False  # the streams' own connections end with it
+    may_end: bool = False  # all of Penstock may end, by itself
+
+
+KILLS = {
+    "decode worker": Kill(replica("worker", role="decode")),
+    "engine": Kill(engine),
+    "prefill worker": Kill(replica("worker", role="prefill")),
+    "router": Kill(replica("router")),
+    "tokenizer": Kill(replica("tokenizer")),
+    "gateway": Kill(replica("gateway"), cuts=True),
+    "retrieval": Kill(replica("retrieval"), embedded),
+    "redis": Kill(process("redis-server"), listed),
+    "controller": Kill(process("ray::ServeController")),
+    "gcs": Kill(process("gcs_server"), may_end=True),
+    "raylet": Kill(process("raylet/raylet"), may_end=True),
+}
+
+
+@dataclass
+class Outcome:
+    streams: Counter[str] = field(default_factory=Counter)  # "same", "different", "cut", errors
+    pause_s: float = 0.0
+    recovered_s: float | None = None  # until the probe was answered again; None: not any more
+    failed_probes: int = 0
+    ended: bool = False  # by itself
+    left: list[str] = field(default_factory=list)
+
+    def faults(self, kill: Kill) -> list[str]:
+        found = []
+        if self.left:
+            found.append(f"left behind: {', '.join(self.left)}")
+        if self.ended and not kill.may_end:
+            found.append("Penstock ended")
+        if self.streams["same"] < STREAMS and not kill.cuts and not self.ended:
+            found.append(f"streams: {dict(self.streams)}")
+        if self.streams["hung"] or self.streams["different"]:
+            found.append(f"streams: {dict(self.streams)}")
+        if self.pause_s > PATIENCE_S and not kill.cuts and not self.ended:
+            found.append(f"a pause of {self.pause_s:.1f} s")
+        late = END_S if kill.may_end else PATIENCE_S
+        if not self.ended and (self.recovered_s is None or self.recovered_s > late):
+            found.append(f"new requests are answered after {self.recovered_s} s")
+        return found
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Long ones, greedy and sampled, no two alike."""
+    kinds: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1.0, "seed": 11}]
+    return [
+        {
+            "model": "tiny",
+            "prompt": f"stream {number}: the water at the end of the penstock " * 8,
+            "max_tokens": 900,
+            "ignore_eos": True,
+            **kinds[number % 2],
+        }
+        for number in range(STREAMS)
+    ]
+
+
+async def run(kill: Kill, folder: Path, model: Path) -> Outcome:
+    outcome = Outcome()
+    arguments = ["--model", str(model), "--prefill", "1", "--decode", "2"]
+    async with Laptop(folder, *arguments) as laptop, laptop.api() as api:
+        expected = await asyncio.gather(*(complete(api, body) for body in bodies()))
+        await kill.probe(api)
+        streams = [Stream(api, body) for body in bodies()]
+        await asyncio.gather(*(stream.reached(chunks=10) for stream in streams))
+        victims = await kill.victims(laptop)
+        assert victims, "there is no such process"
+        for pid in victims:
+            psutil.Process(pid).kill()
+        killed = time.monotonic()
+        probing = asyncio.create_task(probe(kill, laptop, killed, outcome))
+        for stream, text in zip(streams, expected, strict=True):
+            outcome.streams[await how_it_ended(stream, text)] += 1
+        outcome.pause_s = max(stream.longest_pause_s for stream in streams)
+        await probing
+        outcome.ended = laptop.up.poll() is not None
+        outcome.left = [" ".join(p.cmdline())[:80] for p in await laptop.stop(END_S)]
+    return outcome
+
+
+async def how_it_ended(stream: Stream, expected: str) -> str:
+    try:
+        text = await stream.finished(timeout_s=120)
+    except TimeoutError:
+        return "hung"
+    except httpx.TransportError:
+        return "cut"
+    except AssertionError:
+        with suppress(AssertionError):
+            return str((await stream.error())["code"])
+        return "cut"
+    return "same" if text == expected else "different"
+
+
+async def probe(kill: Kill, laptop: Laptop, killed: float, outcome: Outcome) -> None:
+    """Asks for what the victim had a part in, until it is answered or nobody is there."""
+    async with laptop.api(timeout_s=END_S) as api:
+        while laptop.up.poll() is None and time.monotonic() - killed < 2 * END_S:
+            with suppress(httpx.TransportError):
+                if await kill.probe(api):
+                    outcome.recovered_s = time.monotonic() - killed
+                    return
+            outcome.failed_probes += 1
+            await asyncio.sleep(0.2)
+
+
+def row(name: str, outcome: Outcome, faults: list[str]) -> str:
+    others = [f"{count} {how}" for how, count in outcome.streams.items() if how != "same"]
+    recovered = (
+        "ended"
+        if outcome.ended
+        else f"{outcome.recovered_s:.1f}"
+        if outcome.recovered_s
+        else "never"
+    )
+    return (
+        f"| {name} | {outcome.streams['same']} | {'; '.join(others)} | {outcome.pause_s:.1f} "
+        f"| {recovered} | {outcome.failed_probes} | {len(outcome.left)} "
+        f"| {'; '.join(faults) or 'as wanted'} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help=", ".join(KILLS))
+    chosen = parser.parse_args().classes or list(KILLS)
+    if unknown := [name for name in chosen if name not in KILLS]:
+        parser.error(f"no such class: {', '.join(unknown)}; there are: {', '.join(KILLS)}")
+    failed = False
+    print(
+        f"| killed | of {STREAMS} as undisturbed | others | longest pause s "
+        "| new requests after s | failed till then | processes left | |\n" + "| --- " * 8 + "|"
+    )
+    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
+        model = write_checkpoint(Path(folder) / "tiny", window=2048)
+        for name in chosen:
+            own = Path(folder) / name.replace(" ", "-")
+            own.mkdir()
+            outcome = asyncio.run(run(KILLS[name], own, model))
+            faults = outcome.faults(KILLS[name])
+            failed = failed or bool(faults)
+            print(row(name, outcome, faults), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
