@@ -7,6 +7,7 @@
     block_pool.py  who owns which KV block, prefix hashes, eviction
     runner.py      runs a step: inputs, model, sampler, KV cache
     models/        the model families, plain nn.Modules
+    weights.py     a checkpoint's tensors, checked by their headers (no torch)
     process.py     the engine loop as a process of its own
     client.py      EngineClient, the asyncio end of that process
 

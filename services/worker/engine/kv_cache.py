@@ -10,6 +10,9 @@ layer's keys as [num_blocks, block_size, kv_heads, head_dim] with a large block 
 tokens are contiguous there, which is what its loads need.
 """
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +20,7 @@ from services.worker.engine.model_config import ModelConfig
 
 
 class KvCache:
-    """Allocated once. Zeroed, so that untouched pages cost no memory on the CPU."""
+    """Allocated once, as zeros; on the CPU a page costs memory only once it is written."""
 
     def __init__(
         self,
@@ -28,7 +31,13 @@ class KvCache:
         device: torch.device,
     ) -> None:
         self.block_shape = block_shape(config, block_size)
-        self._data = torch.zeros(num_blocks, *self.block_shape, dtype=dtype, device=device)
+        shape = (num_blocks, *self.block_shape)
+        if device.type == "cpu":
+            # torch.zeros would write every page; numpy takes zeroed ones from the kernel.
+            size = math.prod(shape) * dtype.itemsize
+            self._data = torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+        else:
+            self._data = torch.zeros(shape, dtype=dtype, device=device)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each [num_blocks, block_size, kv_heads, head_dim]."""

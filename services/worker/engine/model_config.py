@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.worker.engine.rope import Rope, UnsupportedRope, parse_rope
+from services.worker.engine.rope_config import RopeConfig, UnsupportedRope, parse_rope
 
 
 class UnsupportedModel(Exception):
@@ -27,7 +27,7 @@ class ModelConfig:
     head_dim: int
     context: int
     rms_norm_epsilon: float
-    rope: Rope
+    rope: RopeConfig
     attention_bias: bool
     mlp_bias: bool
     tie_word_embeddings: bool

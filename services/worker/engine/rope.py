@@ -2,9 +2,6 @@
 
 Sources: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), and
 the smoothing that Llama 3.1's checkpoints name "llama3".
-
-"dynamic" and "longrope" are refused: their frequencies depend on the sequence's current length, so
-keys cached earlier, or by another request, would be rotated differently.
 """
 
 import math
@@ -14,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-class UnsupportedRope(ValueError):
-    """The message names the field."""
+from services.worker.engine.rope_config import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,32 +28,20 @@ class Rope:
         return angles.cos() * self.scale, angles.sin() * self.scale
 
 
-def parse_rope(config: dict[str, Any], head_dim: int, context: int) -> Rope:
-    """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
-    parameters = {
-        "rope_theta": config.get("rope_theta", 10000.0),
-        "original_max_position_embeddings": context,
-        **(config.get("rope_scaling") or {}),
-        **(config.get("rope_parameters") or {}),
-    }
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedRope("rope_parameters.partial_rotary_factor is not supported")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    try:
-        # On the CPU even while the model around it is laid out on the meta device.
-        with torch.device("cpu"):
-            match kind:
-                case "default":
-                    return Rope(_default(parameters, head_dim))
-                case "linear":
-                    return Rope(_default(parameters, head_dim) / float(parameters["factor"]))
-                case "llama3":
-                    return Rope(_llama3(parameters, head_dim))
-                case "yarn":
-                    return _yarn(parameters, head_dim)
-    except KeyError as error:
-        raise UnsupportedRope(f"rope_parameters.{error.args[0]} is missing") from error
-    raise UnsupportedRope(f"rope_parameters.rope_type {kind!r} is not supported")
+def build_rope(config: RopeConfig) -> Rope:
+    """The frequencies that the config asks for."""
+    parameters, head_dim = config.parameters, config.head_dim
+    # On the CPU even while the model around it is laid out on the meta device.
+    with torch.device("cpu"):
+        match config.kind:
+            case "linear":
+                return Rope(_default(parameters, head_dim) / float(parameters["factor"]))
+            case "llama3":
+                return Rope(_llama3(parameters, head_dim))
+            case "yarn":
+                return _yarn(parameters, head_dim)
+            case _:
+                return Rope(_default(parameters, head_dim))
 
 
 def _default(parameters: dict[str, Any], head_dim: int) -> Tensor:

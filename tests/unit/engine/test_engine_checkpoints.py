@@ -11,6 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from services.worker.engine.loader import choose_dtype, load_model
 from services.worker.engine.model_config import UnsupportedModel, read_config
+from services.worker.engine.models.llama import Llama
+from services.worker.engine.rope import build_rope
+from services.worker.engine.weights import check_weights, shapes
 
 Checkpoint = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -62,7 +65,7 @@ def test_older_configs_are_read_too(checkpoint: Checkpoint, tmp_path: Path) -> N
         torch_dtype="bfloat16",
     )
     old = read_config(folder)
-    assert torch.equal(old.rope.frequencies, new.rope.frequencies)
+    assert torch.equal(build_rope(old.rope).frequencies, build_rope(new.rope).frequencies)
     assert old.checkpoint_dtype == "bfloat16"
 
 
@@ -95,6 +98,7 @@ def test_dtype(
         (lambda t: t.pop("model.norm.weight"), "1 tensors are missing, first model.norm.weight"),
         (lambda t: t.update(extra=torch.zeros(1)), "tensor extra has no place"),
         (lambda t: t.update({"lm_head.weight": torch.zeros(3, 64)}), r"is \[3, 64\], config.json"),
+        (lambda t: t.update({"model.norm.weight": t["model.norm.weight"].char()}), "is I8"),
     ],
 )
 def test_tensors_must_fit_the_config(
@@ -106,6 +110,41 @@ def test_tensors_must_fit_the_config(
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=words):
         load_model(folder, read_config(folder), torch.float32, CPU)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_expected_tensors_are_the_models_own(
+    checkpoint: Checkpoint, tmp_path: Path, tied: bool, bias: bool
+) -> None:
+    config = read_config(
+        edited(checkpoint(), tmp_path, tie_word_embeddings=tied, attention_bias=bias, mlp_bias=bias)
+    )
+    with torch.device("meta"):
+        own = {name: tuple(tensor.shape) for name, tensor in Llama(config).named_parameters()}
+    if tied:
+        del own["lm_head.weight"]
+    assert shapes(config) == own
+
+
+def test_a_file_cut_short_is_told_by_its_header(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = read_config(edited(checkpoint(), tmp_path))
+    whole = (checkpoint() / "model.safetensors").read_bytes()
+    for kept in (len(whole) - 1, 1000, 4, 0):
+        (tmp_path / "model.safetensors").write_bytes(whole[:kept])
+        with pytest.raises(UnsupportedModel, match=r"model\.safetensors: broken, or cut short"):
+            check_weights(tmp_path, config)
+
+
+def test_an_index_is_checked_too(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = read_config(edited(checkpoint(), tmp_path))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("[]")
+    with pytest.raises(UnsupportedModel, match=r"index\.json cannot be read"):
+        check_weights(tmp_path, config)
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "part-2.safetensors"}}))
+    with pytest.raises(UnsupportedModel, match=r"part-2\.safetensors is missing"):
+        check_weights(tmp_path, config)
 
 
 def test_broken_folders(checkpoint: Checkpoint, tmp_path: Path) -> None:

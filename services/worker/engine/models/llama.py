@@ -12,6 +12,7 @@ import kernels
 from kernels import PagedBatch
 from services.worker.engine.kv_cache import KvCache
 from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.rope import build_rope
 
 
 class RMSNorm(nn.Module):
@@ -91,7 +92,7 @@ class LlamaBody(nn.Module):
 class Llama(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.rope = config.rope
+        self.rope = build_rope(config.rope)
         self.model = LlamaBody(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 

@@ -1,0 +1,104 @@
+"""A checkpoint's safetensors, checked against config.json by their headers alone.
+
+Takes milliseconds whatever the model's size and imports no torch, so that what starts an engine can
+ask before it starts anything.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from services.worker.engine.model_config import ModelConfig, UnsupportedModel
+
+Shape = tuple[int, ...]
+_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+def check_weights(directory: str | Path, config: ModelConfig) -> list[Path]:
+    """The files that hold the model. Raises UnsupportedModel when one is missing or broken, or when
+    tensors are missing, unknown or of a wrong shape.
+    """
+    folder = Path(directory)
+    files = _files(folder)
+    wanted = shapes(config)
+    found = set()
+    for path in files:
+        for name, shape, dtype in _headers(path):
+            if unused(name, config):
+                continue
+            if name not in wanted:
+                raise UnsupportedModel(f"{path}: tensor {name} has no place in the model")
+            if shape != wanted[name]:
+                raise UnsupportedModel(
+                    f"{path}: tensor {name} is {list(shape)}, "
+                    f"config.json makes it {list(wanted[name])}"
+                )
+            if dtype not in _DTYPES:
+                raise UnsupportedModel(f"{path}: tensor {name} is {dtype}, which is not supported")
+            found.add(name)
+    missing = sorted(wanted.keys() - found)
+    if missing:
+        raise UnsupportedModel(f"{folder}: {len(missing)} tensors are missing, first {missing[0]}")
+    return files
+
+
+def unused(name: str, config: ModelConfig) -> bool:
+    """Whether the checkpoint's tensor follows from others: a tied head, or the frequencies that old
+    checkpoints carry."""
+    tied = config.tie_word_embeddings and name == "lm_head.weight"
+    return tied or name.endswith("rotary_emb.inv_freq")
+
+
+def shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Of every tensor that the model is read from, by name (models/llama.py has the same)."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden)}
+    attention["o"] = (hidden, queries)
+    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    found: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        at = f"model.layers.{layer}"
+        found[f"{at}.input_layernorm.weight"] = (hidden,)
+        found[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        for name, shape in attention.items():
+            found |= _linear(f"{at}.self_attn.{name}_proj", shape, config.attention_bias)
+        for name, shape in mlp.items():
+            found |= _linear(f"{at}.mlp.{name}_proj", shape, config.mlp_bias)
+    found["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        found["lm_head.weight"] = (config.vocab_size, hidden)
+    return found
+
+
+def _linear(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
+
+
+def _headers(path: Path) -> Iterator[tuple[str, Shape, str]]:
+    """Name, shape and dtype of each tensor; opening compares the file's length with them."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                tensor = file.get_slice(name)
+                yield name, tuple(tensor.get_shape()), tensor.get_dtype()
+    except FileNotFoundError:
+        raise UnsupportedModel(f"{path} is missing") from None
+    except (OSError, SafetensorError) as error:
+        raise UnsupportedModel(f"{path}: broken, or cut short: {error}") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise UnsupportedModel(f"{index} cannot be read: {error!r}") from error
+        return [folder / name for name in sorted(names)]
+    single = folder / "model.safetensors"
+    if not single.exists():
+        raise UnsupportedModel(f"{folder}: neither model.safetensors nor its index.json is there")
+    return [single]
