@@ -106,7 +106,7 @@ class Stack:
             self._report(f"redis: {redacted(self._settings.redis_url)}")
             return self._settings
         redis = self._undo.enter_context(EmbeddedRedis(self._settings.data_dir / "redis"))
-        self._report(f"redis: {redis.url} (embedded)")
+        self._report(f"redis: {redacted(redis.url)} (embedded)")
         return self._settings.model_copy(update={"redis_url": redis.url})
 
     def _start_ray(self) -> None:

