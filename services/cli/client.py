@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from services.cli.stack import find_running
+from services.cli.running import find_running
 from services.common.config import Settings
 
 

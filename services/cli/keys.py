@@ -5,7 +5,7 @@ import asyncio
 import time
 
 from services.cli.console import console, folding_table
-from services.cli.stack import find_running
+from services.cli.running import find_running
 from services.common.config import Settings
 from services.common.redis import RedisAway, connect
 from services.gateway.keys import KeyStore

@@ -1,71 +1,63 @@
-"""The `penstock` command."""
+"""The `penstock` command. A command's module is imported when that command is given."""
 
 import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-
-from pydantic import ValidationError
-
-from bench import engine as bench_engine
-from bench import serve as bench_serve
-from services.cli import chat, demo, keys, status, up
+from importlib import import_module
+from typing import Any
 
 Command = Callable[[argparse.Namespace], int]
 
+# Name, help, and the module that has its `add_arguments` and `main`.
+_COMMANDS = (
+    ("up", "start Penstock here and stay up", "services.cli.up"),
+    (
+        "demo",
+        "start, ask one question of the examples, show the request's way, stop",
+        "services.cli.demo",
+    ),
+    ("chat", "talk to a running Penstock", "services.cli.chat"),
+    (
+        "status",
+        "services, replicas, workers, queue and KV use of a running Penstock",
+        "services.cli.status",
+    ),
+    ("keys", "create, list and revoke API keys", "services.cli.keys"),
+)
+_MEASUREMENTS = (
+    ("engine", "the engine in this process, without services", "bench.engine"),
+    ("serve", "a server through its OpenAI-compatible front door", "bench.serve"),
+)
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    help: str,
-    add_arguments: Callable[[argparse.ArgumentParser], None],
-    main: Command,
-) -> None:
-    parser = commands.add_parser(name, help=help, description=help)
-    add_arguments(parser)
-    parser.set_defaults(main=main)
+
+class _Parser(argparse.ArgumentParser):
+    """A command's takes its arguments from the command's module once there are some to parse."""
+
+    def __init__(self, *, module: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self._module = module
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._module:
+            module = import_module(self._module)
+            module.add_arguments(self)
+            self.set_defaults(main=module.main)
+        return super().parse_known_args(args, namespace)
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    root = argparse.ArgumentParser(
+    root = _Parser(
         prog="penstock", description="LLM serving, whole: from prompt to streamed tokens."
     )
     commands = root.add_subparsers(metavar="COMMAND", required=True)
-    _add(commands, "up", "start Penstock here and stay up", up.add_arguments, up.main)
-    _add(
-        commands,
-        "demo",
-        "start, ask one question of the examples, show the request's way, stop",
-        demo.add_arguments,
-        demo.main,
-    )
-    _add(commands, "chat", "talk to a running Penstock", chat.add_arguments, chat.main)
-    _add(
-        commands,
-        "status",
-        "services, replicas, workers, queue and KV use of a running Penstock",
-        status.add_arguments,
-        status.main,
-    )
-    _add(commands, "keys", "create, list and revoke API keys", keys.add_arguments, keys.main)
-    bench = commands.add_parser("bench", help="measure the engine, or a server").add_subparsers(
-        metavar="WHAT", required=True
-    )
-    _add(
-        bench,
-        "engine",
-        "the engine in this process, without services",
-        bench_engine.add_arguments,
-        bench_engine.main,
-    )
-    _add(
-        bench,
-        "serve",
-        "a server through its OpenAI-compatible front door",
-        bench_serve.add_arguments,
-        bench_serve.main,
-    )
+    for name, help, module in _COMMANDS:
+        commands.add_parser(name, help=help, description=help, module=module)
+    bench = commands.add_parser("bench", help="measure the engine, or a server")
+    measurements = bench.add_subparsers(metavar="WHAT", required=True)
+    for name, help, module in _MEASUREMENTS:
+        measurements.add_parser(name, help=help, description=help, module=module)
     return root
 
 
@@ -76,16 +68,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Command = given.main
     try:
         return command(given)
-    except ValidationError as error:
-        for problem in error.errors():
-            name = "__".join(str(part) for part in problem["loc"]).upper()
-            print(f"penstock: setting PENSTOCK_{name}: {problem['msg']}", file=sys.stderr)
-        return 2
-    except (RuntimeError, OSError, ValueError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
+    except (RuntimeError, OSError, ValueError) as error:
+        return _tell(error)
+
+
+def _tell(error: Exception) -> int:
+    from pydantic import ValidationError  # of the settings; where it was raised it is imported
+
+    if not isinstance(error, ValidationError):
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    for problem in error.errors():
+        name = "__".join(str(part) for part in problem["loc"]).upper()
+        print(f"penstock: setting PENSTOCK_{name}: {problem['msg']}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from services.cli.running import Running, find_running, state_file
 from services.common.config import ModelSpec, Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
@@ -23,31 +24,6 @@ from services.worker.engine.model_config import UnsupportedModel, read_config
 Report = Callable[[str], None]
 _START_TIMEOUT_S = 300.0  # a large checkpoint takes long to load; progress shows what is waited for
 _LAPTOP_TENANT = "local"
-
-
-@dataclass(frozen=True)
-class Running:
-    """A running Penstock as the other commands find it."""
-
-    url: str
-    grpc: str  # host:port of the public gRPC service
-    redis_url: str
-    namespace: str
-    key: str
-    pid: int
-
-
-def state_file(settings: Settings) -> Path:
-    return settings.data_dir / "running.json"
-
-
-def find_running(settings: Settings) -> Running | None:
-    """The Penstock that was started with this data directory, if it still runs."""
-    with suppress(FileNotFoundError, ValueError, TypeError, ProcessLookupError, PermissionError):
-        running = Running(**json.loads(state_file(settings).read_text()))
-        os.kill(running.pid, 0)
-        return running
-    return None
 
 
 class Stack:
@@ -256,23 +232,3 @@ async def _laptop_key(settings: Settings) -> str:
     path.touch(mode=0o600)
     path.write_text(key)
     return key
-
-
-def local_models(given: list[str]) -> list[ModelSpec]:
-    """`--model` values as served models, named by their last path component; the shipped
-    demonstration model when none is given. Raises ValueError on two of one name.
-    """
-    import models
-
-    specs = []
-    for path in given or [str(Path(models.__path__[0]) / "demo")]:
-        folder = Path(path).expanduser()
-        if folder.is_dir():
-            specs.append(ModelSpec(name=folder.resolve().name, path=str(folder.resolve())))
-        else:
-            specs.append(ModelSpec(name=path.split("/")[-1], path=path))
-    names = [spec.name for spec in specs]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"--model: two checkpoints are called {', '.join(sorted(twice))}")
-    return specs

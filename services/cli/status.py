@@ -9,7 +9,7 @@ from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
 from services.cli.console import console, folding_table
-from services.cli.stack import find_running
+from services.cli.running import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.redis import connect

@@ -5,9 +5,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.cli.stack import Stack, local_models
-from services.common.config import Settings
+if TYPE_CHECKING:  # what starts a stack is imported when one is to start
+    from services.cli.stack import Stack
+    from services.common.config import ModelSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +62,11 @@ def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:
     return parse
 
 
-def stack(arguments: argparse.Namespace, port: int | None) -> Stack:
+def stack(arguments: argparse.Namespace, port: int | None) -> "Stack":
     """The Stack that the arguments ask for. Raises ValueError that names a wrong one."""
+    from services.cli.stack import Stack
+    from services.common.config import Settings
+
     settings = Settings()
     changes: dict[str, object] = {}
     if arguments.model or not settings.models:
@@ -77,6 +83,27 @@ def stack(arguments: argparse.Namespace, port: int | None) -> Stack:
         decode=arguments.decode,
         report=report,
     )
+
+
+def local_models(given: list[str]) -> "list[ModelSpec]":
+    """`--model` values as served models, named by their last path component; the shipped
+    demonstration model when none is given. Raises ValueError on two of one name.
+    """
+    import models
+    from services.common.config import ModelSpec
+
+    specs = []
+    for path in given or [str(Path(models.__path__[0]) / "demo")]:
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            specs.append(ModelSpec(name=folder.resolve().name, path=str(folder.resolve())))
+        else:
+            specs.append(ModelSpec(name=path.split("/")[-1], path=path))
+    names = [spec.name for spec in specs]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"--model: two checkpoints are called {', '.join(sorted(twice))}")
+    return specs
 
 
 def report(line: str) -> None:

@@ -1,14 +1,19 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from services.cli.main import main
-from services.cli.stack import Running, find_running, local_models, state_file
+from services.cli.running import Running, find_running, state_file
+from services.cli.up import local_models
 from services.common.config import Settings
+
+NOBODY = "redis://127.0.0.1:1/0"
 
 
 def test_models_are_named_by_their_folder(tmp_path: Path) -> None:
@@ -113,3 +118,39 @@ def test_commands_without_a_running_penstock_say_so(
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
     assert main(["chat", "hello"]) == 1
     assert "penstock up" in capsys.readouterr().err
+
+
+_HEAVY = ["torch", "transformers", "ray", "qdrant_client", "numpy", "aiohttp"]
+_EVERY = [*_HEAVY, "pydantic", "redis", "grpc", "httpx", "rich"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        ("--help", _EVERY),
+        ("up --help", _EVERY),
+        ("up --port http", _EVERY),
+        ("bench --help", _EVERY),
+        ("bench engine --help", ["torch", "ray", "redis", "grpc"]),
+        ("status", _HEAVY),
+        ("chat hello", [*_HEAVY, "grpc"]),
+        ("keys list", _HEAVY),
+        ("demo --help", _HEAVY),
+    ],
+)
+def test_a_command_imports_what_it_runs(
+    arguments: str, unneeded: list[str], tmp_path: Path
+) -> None:
+    """Half a second for a command is spent on imports, or not at all."""
+    script = (
+        "import contextlib, sys\n"
+        "from services.cli.main import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        f"    main({arguments.split()})\n"
+        f"print('imported', [name for name in {unneeded} if name in sys.modules])\n"
+    )
+    environment = {**os.environ, "PENSTOCK_DATA_DIR": str(tmp_path), "REDIS_URL": NOBODY}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.endswith("imported []\n"), done.stdout + done.stderr
