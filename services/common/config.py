@@ -46,7 +46,21 @@ class GatewaySettings(Section):
         600.0, ge=0, description="while Redis is away, a key known before and not revoked holds"
     )
     records_kept: int = Field(1000, gt=0, description="request records in memory")
-    max_requests: int = Field(1024, gt=0, description="requests at once; more get a 429")
+    max_requests: int = Field(
+        2048, gt=0, description="at once; a tenant has at most as many as it leaves free"
+    )
+    max_held_bytes: int = Field(
+        256 * 2**20, gt=0, description="of bodies and large answers in memory, shared likewise"
+    )
+    max_connections: int = Field(
+        4096, gt=0, description="HTTP, and as many gRPC; a peer address has its share likewise"
+    )
+    head_timeout_s: float = Field(10.0, gt=0, description="for a request's line and headers")
+    body_grace_s: float = Field(10.0, gt=0, description="for a body, and longer at its rate:")
+    body_min_bytes_per_s: int = Field(16 * 1024, gt=0, description="from a client that sends")
+    write_timeout_s: float = Field(
+        30.0, gt=0, description="a client that reads nothing for this long is cut off"
+    )
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
     max_file_bytes_per_tenant: int = Field(
         64 * 2**20, gt=0, description="of all its files together, which Redis holds"

@@ -24,6 +24,7 @@ from services.gateway.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.http import CLIENT_GONE, http_status, internal
 from services.gateway.ids import REQUEST
+from services.gateway.intake import Place
 from services.gateway.pipeline import Gateway, serve
 from services.gateway.prompt import Answer, Prompt
 from services.gateway.schema import validated
@@ -59,7 +60,7 @@ class GrpcFront:
         self._context = context
         self._began = False
 
-    async def read(self) -> Prompt:
+    async def read(self, place: Place) -> Prompt:
         # In a thread, as a large HTTP body: to know a message's size is to serialize it.
         return await asyncio.to_thread(self._understand)
 
@@ -136,7 +137,7 @@ class Inference(gateway_pb2_grpc.InferenceServicer):
             fields = {"model": request.model, "input": list(request.texts[:one_more])}
             body = await asyncio.to_thread(validated, EmbeddingsRequest, fields)
             trace = metadata.get("traceparent")
-            with self._gateway.intake.slot():
+            with self._gateway.intake.slot(identity.tenant):
                 reply = await embed(self._gateway, identity, id, trace, body.model, body.input)
             return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
 

@@ -1,29 +1,30 @@
-"""One HTTP exchange over plain ASGI: body limits, JSON, server-sent events, OpenAI's errors.
+"""One HTTP exchange over plain ASGI: JSON, server-sent events, OpenAI's errors.
 
 No framework objects on the way out: a token's event is bytes handed to the server's `send`.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 from starlette.datastructures import Headers, QueryParams
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
+from services.gateway.body import ClientGoneError, RequestBody
 from services.gateway.ids import REQUEST
+from services.gateway.intake import Place
 
 log = logging.getLogger(__name__)
 
-BODY_TIMEOUT_S = 30.0  # for a body to arrive
-LINGER_S = 2.0  # for the rest of a refused body
+_PIECE_BYTES = 64 * 1024  # of a large answer, each with the server's deadline for writes
 CLIENT_GONE = 499  # the customary status for the metrics; nobody reads the answer
 
 _STATUS = {
@@ -78,72 +79,31 @@ def internal(message: str = "The gateway failed on this request.") -> PenstockEr
     return PenstockError(grpc.StatusCode.INTERNAL, message, stage="gateway", reason="internal")
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before its answer was complete."""
-
-
 class Exchange:
     """One request and its answer."""
 
+    place: Place  # the tenant's, once its key is known
+
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, route: str, body_limit: int
+        self, scope: Scope, receive: Receive, send: Send, route: str, settings: GatewaySettings
     ) -> None:
         self.request_id = REQUEST.new()
         self.route = route  # the path's template
         self.method: str = scope["method"]
         self.target: str = scope["path"]
         self.headers = Headers(scope=scope)
+        self.body = RequestBody(self.headers, receive, settings)
         self.query = QueryParams(scope.get("query_string", b""))
         self.path: Mapping[str, str] = scope.get("path_params", {})
         self.status = 0  # as sent
         self.complete = False
         self.client_gone = False
         self._watcher: asyncio.Task[None] | None = None
-        self._body_read = False
         self._receive = receive
         self._send = send
-        self._body_left = body_limit
-        self._body_limit = body_limit
-        self._body_deadline = time.monotonic() + BODY_TIMEOUT_S
+        self._settings = settings
 
     # ---- in ---------------------------------------------------------------------------------
-
-    async def _receive_body(self) -> Message:
-        """ASGI's `receive` for a body: bounded in bytes and time, and without a silent end."""
-        self._check_body_left()
-        try:
-            async with asyncio.timeout(self._body_deadline - time.monotonic()):
-                message = await self._receive()
-        except TimeoutError:
-            raise invalid(
-                f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.", "", reason="body_timeout"
-            ) from None
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        self._body_left -= len(message.get("body", b""))
-        self._check_body_left()
-        return message
-
-    def _check_body_left(self) -> None:
-        if self._body_left < 0:
-            raise invalid(
-                f"The body is larger than {self._body_limit} bytes.", "", reason="body_too_large"
-            )
-
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives."""
-        announced = self.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._body_limit:
-            self._body_left = -1  # refused before a byte of it is read
-        more = True
-        while more:
-            message = await self._receive_body()
-            yield message.get("body", b"")
-            more = message.get("more_body", False)
-        self._body_read = True
-
-    async def body(self) -> bytes:
-        return b"".join([piece async for piece in self.pieces()])
 
     async def json_body(self) -> bytes:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -154,7 +114,14 @@ class Exchange:
                 "",
                 reason="unsupported_media_type",
             )
-        return await self.body()
+        body = await self.body.whole(self.place)
+        # Hardly a prompt within the limit of tokens has as many commas; a list of that many values
+        # would hold the interpreter while it is parsed.
+        most = 2 * self._settings.max_prompt_tokens
+        if body.count(b",") > most:
+            message = f"The body has more than {most} commas, in lists or in text."
+            raise invalid(message, "", reason="body_too_large")
+        return body
 
     def watch_client(self) -> None:
         """From here on the handler is cancelled as soon as the client goes away.
@@ -187,28 +154,21 @@ class Exchange:
     async def reply(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] = {}
     ) -> None:
-        """The whole answer."""
+        """The whole answer. A connection whose request is not all here is closed after it."""
+        unread = not await self.body.skim()
+        length = {"content-type": content_type, "content-length": str(len(body))}
         await self._start(
-            status, {"content-type": content_type, "content-length": str(len(body)), **headers}
+            status, {**length, **headers, **({"connection": "close"} if unread else {})}
         )
-        if headers.get("connection") == "close" and not self._body_read:
-            await self.write(body)
-            await self._discard_rest()
-            body = b""
+        *pieces, last = _pieces(body)
+        for piece in pieces:
+            await self.write(piece)
+        if unread:
+            await self.write(last)
+            await self.body.discard()
+            last = b""
         self.complete = True
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def _discard_rest(self) -> None:
-        """Reads on for a while before the connection is closed.
-
-        Closing it on a client that still sends would reset it, and the client might never see the
-        answer.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                more = True
-                while more:
-                    more = (await self._receive()).get("more_body", False)
+        await self._send({"type": "http.response.body", "body": last})
 
     async def start_events(self) -> None:
         """Begins an answer of server-sent events."""
@@ -221,8 +181,8 @@ class Exchange:
             },
         )
 
-    async def write(self, events: bytes) -> None:
-        """Sends events; waits while the client does not read."""
+    async def write(self, events: bytes | memoryview) -> None:
+        """Sends a piece of the answer; waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_events(self, events: bytes) -> None:
@@ -241,7 +201,7 @@ class Exchange:
         headers = {}
         if error.retry_after_s > 0 or status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-        if status in (408, 413, 503):
+        if status == 503:  # another gateway may take the next request
             headers["connection"] = "close"
         if status == 401:
             headers["www-authenticate"] = "Bearer"
@@ -259,6 +219,13 @@ class Exchange:
         )
 
 
+def _pieces(body: bytes) -> list[bytes | memoryview]:
+    if len(body) <= _PIECE_BYTES:
+        return [body]
+    view = memoryview(body)
+    return [view[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES)]
+
+
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
@@ -272,16 +239,16 @@ class Endpoint:
         self,
         route: str,
         handlers: Mapping[str, Handler],
-        body_limit: int,
+        settings: GatewaySettings,
         otherwise: Handler | None = None,
     ) -> None:
         self.route = route
         self._handlers = handlers
-        self._body_limit = body_limit
+        self._settings = settings
         self._otherwise = otherwise or self._not_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self.route, self._body_limit)
+        exchange = Exchange(scope, receive, send, self.route, self._settings)
         began = time.monotonic()
         try:
             await self._answer(exchange)

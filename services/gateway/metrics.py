@@ -32,6 +32,9 @@ running = Gauge(
     "penstock_gateway_running_requests",
     "Under way: generations, embeddings, changes of files and stores",
 )
+refused = Counter(
+    "penstock_gateway_refused_total", "Before the body, for what they would have taken", ["why"]
+)
 auth_failures = Counter("penstock_gateway_auth_failures_total", "Refused or unchecked", ["why"])
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]

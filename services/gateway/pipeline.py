@@ -17,9 +17,9 @@ from services.common.errors import PenstockError
 from services.common.peers import Peers
 from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
-from services.gateway.auth import Authenticator
+from services.gateway.auth import Authenticator, Identity
 from services.gateway.files import Files
-from services.gateway.intake import Intake
+from services.gateway.intake import Intake, Place
 from services.gateway.models import ModelCatalog
 from services.gateway.prompt import Answer, Prompt
 from services.gateway.records import Journal, Records, client_context
@@ -58,8 +58,9 @@ class Front(Protocol):
     authorization: str | None
     traceparent: str | None
 
-    async def read(self) -> Prompt:
-        """Takes the request in and validates it. Raises INVALID_ARGUMENT."""
+    async def read(self, place: Place) -> Prompt:
+        """Takes the request in, at its tenant's `place`, and validates it. Raises
+        INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room."""
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """Passes deltas on, which `answer` holds already; waits for a client that is slow."""
@@ -68,17 +69,16 @@ class Front(Protocol):
         """Ends a complete answer."""
 
 
-async def generate(gateway: Gateway, front: Front, journal: Journal) -> None:
-    """Identity, validation and passages on the way in; text, usage and sources on the way out."""
+async def generate(
+    gateway: Gateway, front: Front, identity: Identity, place: Place, journal: Journal
+) -> None:
+    """Validation and passages on the way in; text, usage and sources on the way out."""
     span = gateway.telemetry.span
     deadline = time.monotonic() + gateway.settings.gateway.request_timeout_s
-
-    with span("authenticate"):
-        identity = journal.identity = await gateway.auth.identify(front.authorization)
-        caller = identity.caller(front.request_id)
+    caller = identity.caller(front.request_id)
 
     with span("validate"):
-        prompt = await front.read()
+        prompt = await front.read(place)
         journal.model, journal.tags = prompt.request.model, prompt.tags
         identity.authorize(prompt.request.model)
         await gateway.models.find(prompt.request.model)
@@ -157,24 +157,24 @@ def _measure(route: str, journal: Journal, tokens: int) -> None:
 
 
 async def serve(gateway: Gateway, front: Front) -> None:
-    """Runs `generate` within its bounds and keeps its record, however it ends.
+    """Who asks, and whether there is a place; then runs `generate` within its bounds and keeps its
+    record, however it ends. Of a stranger's or a refused request nothing is kept.
 
     Raises PenstockError; and CancelledError when the client has gone, after cancelling downstream.
     """
     journal = Journal(front.request_id, front.route)
-    root = None
+    root = place = None
+    span = gateway.telemetry.span
+    told = {"route": front.route, "request_id": front.request_id}
     try:
-        with (
-            gateway.intake.slot(),
-            gateway.telemetry.span(
-                "request",
-                client_context(front.traceparent),
-                route=front.route,
-                request_id=front.request_id,
-            ) as root,
-        ):
-            async with asyncio.timeout(gateway.settings.gateway.request_timeout_s + _LAST_WORD_S):
-                await generate(gateway, front, journal)
+        with span("request", client_context(front.traceparent), **told) as root:
+            with span("authenticate"):
+                identity = journal.identity = await gateway.auth.identify(front.authorization)
+            with gateway.intake.slot(identity.tenant) as place:
+                async with asyncio.timeout(
+                    gateway.settings.gateway.request_timeout_s + _LAST_WORD_S
+                ):
+                    await generate(gateway, front, identity, place, journal)
     except PenstockError as error:
         journal.error = error
         raise
@@ -199,6 +199,7 @@ async def serve(gateway: Gateway, front: Front) -> None:
     finally:
         if root is not None:
             journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
+        if place is not None:
             gateway.records.keep(journal)
             _account(journal)
 

@@ -4,6 +4,7 @@ from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.http import Exchange
+from services.gateway.intake import Place
 from services.gateway.openai_format import Chunks, chat_completion, text_completion
 from services.gateway.pipeline import Gateway, serve
 from services.gateway.prompt import Answer, Prompt
@@ -25,7 +26,8 @@ class RestFront:
         self._include_usage = False
         self._chunks: Chunks | None = None
 
-    async def read(self) -> Prompt:
+    async def read(self, place: Place) -> Prompt:
+        self._exchange.place = place
         body = await self._exchange.json_body()
         prompt = await read_aside(body, lambda: self._understand(body))
         self._exchange.watch_client()

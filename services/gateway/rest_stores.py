@@ -54,7 +54,9 @@ async def get_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> 
 
 
 async def get_content(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
-    text = await gateway.files.content(identity.tenant, exchange.path["file"])
+    record = await gateway.files.get(identity.tenant, exchange.path["file"])
+    exchange.place.hold(record.bytes)
+    text = await gateway.files.content(identity.tenant, record.id)
     await exchange.reply(text.encode(), "application/octet-stream")
 
 
@@ -71,7 +73,9 @@ async def _upload(exchange: Exchange) -> tuple[str, bytes]:
     kind = exchange.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise invalid("Send the file as multipart/form-data.", "", reason="unsupported_media_type")
-    parser = MultiPartParser(exchange.headers, exchange.pieces(), max_files=1, max_fields=8)
+    parser = MultiPartParser(
+        exchange.headers, exchange.body.pieces(exchange.place), max_files=1, max_fields=8
+    )
     try:
         form = await parser.parse()
     except (MultiPartException, FormParserError):

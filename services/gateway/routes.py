@@ -1,7 +1,6 @@
 """The HTTP interface: every path, its methods, and who answers them."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -41,10 +40,9 @@ def application(gateway: Gateway) -> Router:
 
         async def run(exchange: Exchange) -> None:
             identity = await gateway.auth.identify(exchange.headers.get("authorization"))
-            # Looking at things is cheap, and stays possible on a gateway that is full or drains.
-            slot = nullcontext() if exchange.method == "GET" else gateway.intake.slot()
+            enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
             try:
-                with slot:
+                with enter(identity.tenant) as exchange.place:
                     await handler(gateway, exchange, identity)
             except RedisAway:
                 raise storage_away() from None
@@ -85,9 +83,9 @@ def application(gateway: Gateway) -> Router:
         "/readyz": {"GET": plain(readyz)},
         "/metrics": {"GET": plain(prometheus)},
     }
-    limit = gateway.settings.gateway.body_limit_bytes
-    routes = [Route(path, Endpoint(path, methods, limit)) for path, methods in table.items()]
-    unknown = Endpoint("unknown", {}, limit, otherwise=plain(no_such_path))
+    own = gateway.settings.gateway
+    routes = [Route(path, Endpoint(path, methods, own)) for path, methods in table.items()]
+    unknown = Endpoint("unknown", {}, own, otherwise=plain(no_such_path))
 
     async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # nothing else is spoken here

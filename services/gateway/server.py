@@ -109,7 +109,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         files=files,
         stores=VectorStores(redis, namespace, files, retrieval, telemetry, own.max_files),
         records=Records(own.records_kept),
-        intake=Intake(own.max_requests),
+        intake=Intake(own.max_requests, own.max_held_bytes),
     )
 
 

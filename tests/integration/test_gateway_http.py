@@ -63,7 +63,7 @@ def events(body: str) -> list[str]:
 
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
-    async with gateway_rig(redis_url, namespace, max_requests=3, body_limit_bytes=100_000) as rig:
+    async with gateway_rig(redis_url, namespace, max_requests=6, body_limit_bytes=100_000) as rig:
         yield rig
 
 

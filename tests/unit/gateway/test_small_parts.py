@@ -12,6 +12,7 @@ from services.gateway.ids import FILE
 from services.gateway.intake import Intake
 from services.gateway.pages import PageQuery, page, page_query
 from services.gateway.records import Journal, Records, client_context
+from services.gateway.shares import Shares
 
 
 def test_marks_become_annotations_of_the_passages_that_exist():
@@ -64,15 +65,30 @@ def test_odd_pages_are_refused(query, param):
     assert refused.value.param == param
 
 
+def test_a_holder_takes_no_more_than_it_leaves_free():
+    shares = Shares(12)
+    for holder, takes in (("a", 6), ("b", 3), ("c", 2), ("d", 1)):
+        assert [shares.take(holder) for _ in range(takes)] == [True] * takes
+        assert not shares.take(holder)
+    assert (shares.taken, shares.take("e")) == (12, False)
+    shares.give_back("a", 6)
+    assert (shares.held("a"), shares.taken) == (0, 6)
+    assert not shares.take("a", 7)
+    assert shares.take("a", 6)
+
+
 async def test_the_intake_is_bounded_and_drains():
-    intake = Intake(2)
-    with intake.slot(), intake.slot():
-        with pytest.raises(PenstockError) as full, intake.slot():
+    intake = Intake(3, 100)
+    with intake.slot("a"), intake.slot("a"):
+        with pytest.raises(PenstockError) as full, intake.slot("a"):
             pass
         assert full.value.reason == "too_many_requests"
+        assert full.value.retry_after_s > 0
+        with intake.slot("b"):
+            pass
         draining = asyncio.create_task(intake.drain(5))
         await asyncio.sleep(0)
-        with pytest.raises(PenstockError) as closed, intake.slot():
+        with pytest.raises(PenstockError) as closed, intake.slot("b"):
             pass
         assert closed.value.reason == "draining"
         assert not draining.done()
@@ -80,9 +96,23 @@ async def test_the_intake_is_bounded_and_drains():
     assert intake.running == 0
 
 
+def test_a_tenants_bytes_are_bounded_and_come_back():
+    intake = Intake(10, 100)
+    with intake.slot("a") as first:
+        first.hold(50)
+        with intake.visit("a") as second, pytest.raises(PenstockError) as full:
+            second.hold(1)
+        assert full.value.reason == "too_many_bytes"
+        with intake.slot("b") as other:
+            other.hold(40)
+            other.release(20)
+            assert intake.bytes_held == 70
+    assert intake.bytes_held == 0
+
+
 async def test_a_drain_gives_up_after_its_grace():
-    intake = Intake(1)
-    with intake.slot():
+    intake = Intake(1, 1)
+    with intake.slot("a"):
         await intake.drain(0.01)
 
 
