@@ -1,6 +1,9 @@
 """What a request has given out so far, and the one door through which its tokens leave."""
 
+import asyncio
+import math
 import time
+from collections.abc import Callable
 
 from protos import common_pb2, router_pb2, worker_pb2
 from services.common.link import LinkCall
@@ -20,11 +23,18 @@ class Answer:
     def __init__(self, request: router_pb2.GenerateRequest, call: LinkCall) -> None:
         self.request = request
         self.tokens: list[int] = []
-        self.finished = False
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cached_tokens = 0  # of the prompt, where it was first computed
         self.first_token_s = 0.0  # monotonic; 0: none yet
         self._call = call
+        self._awaited: float = math.inf  # tokens, see `when`
+        self._on_awaited: Callable[[], None] = lambda: None
         self._began_s = self._last_s = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        """Its last token was given out: whatever happens now, the answer is whole."""
+        return self.done.done()
 
     @property
     def ttft_s(self) -> float:
@@ -38,15 +48,26 @@ class Answer:
 
     def take(self, delta: worker_pb2.TokenDelta, payload: bytes) -> None:
         """Sends one delta on; `payload` is the same, serialized."""
+        if self.finished:
+            return
         first = not self.tokens
         if delta.token_ids:
             self.tokens.extend(delta.token_ids)
             self._measure(len(delta.token_ids))
-        self.finished |= delta.finish in _FINAL
-        if first or self.finished:
+        last = delta.finish in _FINAL
+        if first or last:
             delta.usage.CopyFrom(self.usage())
             payload = delta.SerializeToString()
         self._call.send(payload)
+        if last:
+            self.done.set_result(None)
+        if len(self.tokens) >= self._awaited:
+            self._awaited = math.inf
+            self._on_awaited()
+
+    def when(self, tokens: int, callback: Callable[[], None]) -> None:
+        """Calls back once, when so many tokens were given out. Replaces an earlier call."""
+        self._awaited, self._on_awaited = tokens, callback
 
     def usage(self) -> common_pb2.Usage:
         """Of the whole request, up to now."""

@@ -7,14 +7,18 @@ token leaves before D's.
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 
 from protos import common_pb2, worker_pb2
 from services.common.errors import PenstockError, unavailable
+from services.common.link import End
+from services.common.waiting import first_done
 from services.router.answer import Answer
 from services.router.placement import Plan
 from services.router.workers import Worker
@@ -22,8 +26,11 @@ from services.router.workers import Worker
 OnDelta = Callable[[worker_pb2.TokenDelta, bytes], None]
 
 SETTLE_S = 0.5  # for the record of a leg that was stopped
+_STEPS_TO_TOKEN = 2  # the first may have begun before the hand-over
 _REFUSALS = ("too_many_requests", "link_congested")
 _LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # not cancelled by this side
+_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+_HAND_OVER = "kv_transfer"
 
 
 class WorkerLostError(Exception):
@@ -48,6 +55,7 @@ class Leg:
         self.worker = worker
         self.deltas = 0
         self.on_delta: OnDelta = lambda delta, payload: None
+        self._attempt = worker.breaker.began()
         # The worker's engine hears of a PREFILL only once the decode worker has room for it.
         self._sent = worker.sent(prefill_tokens, work.mode == worker_pb2.WorkRequest.PREFILL)
         self._request = worker.link.open(
@@ -57,6 +65,7 @@ class Leg:
             on_item=self._on_item,
         )
         self.ended = asyncio.ensure_future(self._request.ended())
+        self.ended.add_done_callback(self._judge)
 
     def failure(self) -> WorkerLostError | PenstockError | None:
         """Of a leg that ended: what to raise, or None if it ended well."""
@@ -65,20 +74,31 @@ class Leg:
             return None
         error = PenstockError.from_status(status)
         error.stage = error.stage or "worker"
-        if error.code in _LOSSES or error.reason in _REFUSALS:
+        lost = error.code in _LOSSES or error.reason in _REFUSALS
+        # What the worker is tried with must not pay for it.
+        if lost or (self._attempt.probe and error.code in _FAULTS):
             return WorkerLostError(self.worker, error)
         return error
+
+    def blame(self) -> None:
+        """Counts a fault of its worker."""
+        self._attempt.failed(self.worker.peers_failed_share())
+
+    async def settle(self) -> None:
+        """Gives it a moment to end by itself."""
+        await asyncio.wait([self.ended], timeout=SETTLE_S)
 
     def stop(self) -> None:
         """Asks it to end, now. Does nothing when it has ended."""
         self.worker.answered(self._sent)
+        self._attempt.left()
         self._request.stop()
 
     async def close(self, record: common_pb2.Record) -> None:
         """Stops it if it still runs, and adds its spans to `record` if they come soon."""
         self.stop()
         try:
-            await asyncio.wait([self.ended], timeout=SETTLE_S)
+            await self.settle()
         finally:
             self._request.cancel()
             if self.ended.done() and not self.ended.cancelled():
@@ -87,17 +107,41 @@ class Leg:
 
     def _on_item(self, payload: bytes) -> None:
         self.worker.answered(self._sent)
+        self._attempt.answered()
         self.deltas += 1
         self.on_delta(worker_pb2.TokenDelta.FromString(payload), payload)
 
+    def _judge(self, ended: "asyncio.Future[End]") -> None:
+        """What its end says about its worker."""
+        if ended.cancelled():
+            self._attempt.left()
+            return
+        error = PenstockError.from_status(ended.result().status)
+        if error.code is grpc.StatusCode.OK:
+            self._attempt.succeeded()
+        elif error.reason == "draining":
+            self._attempt.left()
+        elif error.reason == _HAND_OVER or error.code in _FAULTS:
+            self.blame()
+        elif error.code in _LOSSES or error.reason in _REFUSALS:
+            self._attempt.lost()
+        else:
+            self._attempt.left()
+
 
 class Way:
-    """What all legs of a request share: deadline, trace, and the record of what they did."""
+    """What all legs of a request share: deadline, trace, and the record of what they did.
 
-    def __init__(self, deadline: float, traceparent: str, record: common_pb2.Record) -> None:
+    `progress_s`: a decode worker that steps must give a token within, once the KV is handed over.
+    """
+
+    def __init__(
+        self, deadline: float, traceparent: str, record: common_pb2.Record, progress_s: float
+    ) -> None:
         self.deadline = deadline  # monotonic seconds
         self.traceparent = traceparent
         self.record = record
+        self.progress_s = progress_s
 
 
 async def run(plan: Plan, answer: Answer, way: Way) -> None:
@@ -125,8 +169,10 @@ async def _unsplit(plan: Plan, answer: Answer, way: Way) -> None:
     work = _work(answer, worker_pb2.WorkRequest.UNSPLIT)
     async with _leg(plan.decode, work, plan.uncached_tokens, way) as leg:
         leg.on_delta = forward
-        await asyncio.wait([leg.ended])
-        if not answer.finished:
+        await first_done(leg.ended, answer.done)
+        if answer.finished:
+            await leg.settle()
+        else:
             raise leg.failure() or _broken_off(leg.worker)
 
 
@@ -164,27 +210,81 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
     ):
         first.on_delta, then.on_delta = from_prefill, from_decode
         try:
-            await _both(first, then, answer, early)
+            await _both(first, then, answer, early, way.progress_s)
         finally:  # both at once: closing waits for one after the other
             first.stop()
             then.stop()
 
 
-async def _both(first: Leg, then: Leg, answer: Answer, early: Sequence[object]) -> None:
+async def _both(
+    first: Leg, then: Leg, answer: Answer, early: Sequence[object], progress_s: float
+) -> None:
     """Returns when the answer is finished; raises when one of the legs cannot bring it there."""
     running = {first.ended, then.ended}
+    silence = _Silence(then.worker, progress_s)
     while running and not answer.finished:
-        ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        handed_over = first.ended.done() and not then.deltas
+        waiting: list[asyncio.Future[Any]] = [*running, answer.done]
+        await asyncio.wait(
+            waiting,
+            timeout=silence.left_s() if handed_over else None,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         if answer.finished:
+            await (then if then.deltas else first).settle()
             return
+        ended = {leg for leg in running if leg.done()}
+        running -= ended
         if then.ended in ended and (failure := then.failure()):
-            raise failure
+            raise await _cause(failure, then, first)
         # P may be lost once D decodes by itself: D then has all that it needs.
         decoding = then.deltas and not early
         if first.ended in ended and not decoding and (failure := first.failure()):
-            raise failure
+            raise await _cause(failure, first, then)
+        if handed_over and not then.deltas and silence.too_long():
+            then.blame()
+            raise _silent(then.worker)
     if not answer.finished:
         raise _broken_off(then.worker)
+
+
+class _Silence:
+    """A decode worker's after the hand-over. While it makes no step, its link watches it."""
+
+    def __init__(self, worker: Worker, limit_s: float) -> None:
+        self._worker = worker
+        self._limit_s = limit_s
+        self._since: float | None = None
+        self._steps = 0
+
+    def left_s(self) -> float:
+        now = time.monotonic()
+        if self._since is None:
+            self._since, self._steps = now, self._worker.link.vitals.steps
+        return max(0.0, self._since + self._limit_s - now)
+
+    def too_long(self) -> bool:
+        if self.left_s() > 0:
+            return False
+        stepped = self._worker.link.vitals.steps >= self._steps + _STEPS_TO_TOKEN
+        self._since = None
+        return stepped
+
+
+async def _cause(
+    failure: WorkerLostError | PenstockError, leg: Leg, other: Leg
+) -> WorkerLostError | PenstockError:
+    """Why the pair failed. Where one end died, the other knows only that the hand-over broke."""
+    if not (isinstance(failure, WorkerLostError) and failure.cause == _HAND_OVER):
+        return failure
+    await other.settle()
+    if other.ended.done():
+        others = other.failure()
+        if isinstance(others, WorkerLostError) and others.cause != _HAND_OVER:
+            return others
+    leg.blame()
+    other.blame()
+    return failure
 
 
 @asynccontextmanager
@@ -219,4 +319,11 @@ def _work(
 
 def _broken_off(worker: Worker) -> WorkerLostError:
     error = unavailable("the worker ended the request early", stage="worker", reason="broken_off")
+    return WorkerLostError(worker, error)
+
+
+def _silent(worker: Worker) -> WorkerLostError:
+    error = unavailable(
+        "the decode worker gave no token after the hand-over", stage="worker", reason=_HAND_OVER
+    )
     return WorkerLostError(worker, error)

@@ -14,6 +14,12 @@ grants = Counter("penstock_router_grants", "requests admitted", ["lane", "order"
 refusals = Counter("penstock_router_refusals", "requests not admitted", ["reason"])
 placements = Counter("penstock_router_placements", "requests placed on workers", ["mode"])
 failovers = Counter("penstock_router_failovers", "requests that went on elsewhere", ["cause"])
+quarantined = Counter(
+    "penstock_router_quarantined_requests",
+    "not run on: convicted of ending engines, or refused for being like one that was",
+    ["how"],
+)
+breakers_open = Gauge("penstock_router_breakers_open", "workers that are left alone now")
 ttft = Histogram(
     "penstock_router_ttft_seconds",
     "from arrival at the router to the first token",

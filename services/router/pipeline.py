@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -20,6 +20,7 @@ from services.common.telemetry import Telemetry, decision, remote_parent, tracep
 from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket
 from services.router.answer import Answer
+from services.router.breaker import State
 from services.router.legs import Way, WorkerLostError, run
 from services.router.placement import (
     EXPECTED_OUTPUT_TOKENS,
@@ -29,6 +30,7 @@ from services.router.placement import (
     place,
     reasons,
 )
+from services.router.quarantine import Case, Quarantine
 from services.router.workers import Worker, Workers
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Router:
     telemetry: Telemetry
     workers: Workers
     admission: Admission
+    quarantine: Quarantine
 
 
 @dataclass
@@ -69,10 +72,12 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     request = parse(call.payload)
     answer = Answer(request, call)
     ticket = _ticket(request)
+    case = router.quarantine.case(request)
     split = router.settings.router.split
     lost: list[WorkerLostError] = []
     try:
-        await _some_workers(router, request.model)
+        case.raise_if_refused()
+        await _some_workers(router, request.model, case)
 
         try:
             with router.telemetry.span("admit", span):
@@ -82,17 +87,20 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
 
         while not answer.finished:
             with router.telemetry.span("place", span):
-                placement = await _place(router, answer, split)
-            _note_placement(journal, placement, split, lost, answer)
+                placement = await _place(router, answer, split, case)
+            _note_placement(journal, placement, split, lost, answer, case)
+            _note_breakers(journal, router.workers.ready(request.model))
 
             plan = placement.plan
             with router.telemetry.span("run", span, workers=plan.name) as running:
-                way = Way(call.deadline, traceparent(running), journal.below)
+                progress_s = router.settings.router.stall_timeout_s
+                way = Way(call.deadline, traceparent(running), journal.below, progress_s)
                 try:
-                    await run(plan, answer, way)
+                    with case.trial(plan.decode, answer):
+                        await run(plan, answer, way)
                 except WorkerLostError as loss:
                     lost.append(loss)
-                    split = _after_loss(router, loss, split, len(lost))
+                    split = _after_loss(router, loss, split, len(lost), case)
     finally:
         used = len(request.prompt_token_ids) + len(answer.tokens)
         ticket.used = used if ticket.holds else 0
@@ -157,8 +165,9 @@ def _ticket(request: router_pb2.GenerateRequest) -> Ticket:
     )
 
 
-async def _some_workers(router: Router, model: str) -> list[Worker]:
-    """The model's workers that are ready and sound; waits for one while there is none.
+async def _some_workers(router: Router, model: str, case: Case) -> list[Worker]:
+    """The model's workers that are ready and sound, and where the request may run for its case;
+    waits for one while there is none, and in the end takes any that is ready.
 
     Raises NOT_FOUND for a model that nobody serves, and UNAVAILABLE after the patience.
     """
@@ -175,9 +184,9 @@ async def _some_workers(router: Router, model: str) -> list[Worker]:
     while True:
         ready = router.workers.ready(model)
         left_s = until - time.monotonic()
-        sound = [w for w in ready if not w.suspect] if left_s > 0 else ready
-        if sound:
-            return sound
+        sound = [w for w in router.workers.sound(model) if case.may_run_on(w)]
+        if sound or (ready and left_s <= 0):
+            return sound or ready
         if left_s <= 0:
             raise unavailable(
                 f"no worker for {model!r} is available", stage="router", reason="no_worker"
@@ -185,11 +194,21 @@ async def _some_workers(router: Router, model: str) -> list[Worker]:
         await router.workers.changed(min(left_s, _SUSPECT_POLL_S) if ready else left_s)
 
 
-async def _place(router: Router, answer: Answer, split: SplitMode) -> Placement:
-    """Where the rest of the answer is made at the least predicted cost."""
-    workers = await _some_workers(router, answer.request.model)
+async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -> Placement:
+    """Where the rest of the answer is made at the least predicted cost.
+
+    From the choice of workers on nothing is waited for, so the request is under way on its worker
+    before another one's place is chosen.
+    """
+    model = answer.request.model
     token_ids = [*answer.request.prompt_token_ids, *answer.tokens]
-    matched = await _match(router, token_ids, answer.request.caller.tenant, workers)
+    sizes = {w.block_size for w in router.workers.ready(model)}
+    chains = await _chains(token_ids, answer.request.caller.tenant, sizes)
+    workers = await _some_workers(router, model, case)
+    case.raise_if_refused()
+    matched: dict[int, int] = {}
+    for chain in chains:
+        matched.update(router.workers.index.match(chain))
     ask = Ask(
         prompt_tokens=len(token_ids),
         max_tokens=answer.tokens_left,
@@ -197,33 +216,28 @@ async def _place(router: Router, answer: Answer, split: SplitMode) -> Placement:
         split=split,
         split_min_tokens=router.settings.router.split_min_tokens,
     )
-    return place(ask, [w for w in workers if w.peer.ready] or workers)
+    return place(ask, workers)
 
 
-async def _match(
-    router: Router, token_ids: list[int], tenant: str, workers: Sequence[Worker]
-) -> dict[int, int]:
-    """How many leading blocks of the tokens each worker holds, by its bit in the index."""
-    matched: dict[int, int] = {}
+async def _chains(token_ids: list[int], tenant: str, sizes: Iterable[int]) -> list[list[bytes]]:
+    """The hashes of the tokens' blocks, for each block size."""
     salt = tenant_salt(tenant)
-    for size in {w.block_size for w in workers}:
-        if len(token_ids) > _LONG_PROMPT:
-            chain = await asyncio.to_thread(block_hashes, token_ids, size, salt)
-        else:
-            chain = block_hashes(token_ids, size, salt)
-        matched.update(router.workers.index.match(chain))
-    return matched
+    if len(token_ids) > _LONG_PROMPT:
+        return [await asyncio.to_thread(block_hashes, token_ids, size, salt) for size in sizes]
+    return [block_hashes(token_ids, size, salt) for size in sizes]
 
 
-def _after_loss(router: Router, loss: WorkerLostError, split: SplitMode, losses: int) -> SplitMode:
-    """Whether the next placement may split; raises the loss as it is when there were too many."""
+def _after_loss(
+    router: Router, loss: WorkerLostError, split: SplitMode, losses: int, case: Case
+) -> SplitMode:
+    """Whether the next placement may split. Raises when the request is not to go on: the loss as
+    it is after too many, or what the case has come to."""
     metrics.failovers.labels(loss.cause).inc()
+    case.lost(loss.cause)
     if losses > router.settings.router.max_failovers:
         raise loss.error
-    if loss.cause == "kv_transfer":  # of the pair, either may be at fault: neither is blamed
-        return "never"
-    loss.worker.failed()
-    return split
+    # After a failed hand-over either end may be at fault; a suspect risks one engine, not two.
+    return "never" if loss.cause == "kv_transfer" or case.suspected else split
 
 
 def _note_admission(journal: Journal, ticket: Ticket) -> None:
@@ -245,6 +259,7 @@ def _note_placement(
     split: SplitMode,
     lost: Sequence[WorkerLostError],
     answer: Answer,
+    case: Case,
 ) -> None:
     plan = placement.plan
     if lost:
@@ -255,6 +270,7 @@ def _note_placement(
             cause=lost[-1].cause,
             tokens_so_far=len(answer.tokens),
             number=len(lost),
+            **({"engines_ended": case.deaths} if case.suspected else {}),
         )
     journal.decisions.append(decision("router", "placement", plan.name, reasons(placement)))
     journal.decide(
@@ -269,6 +285,12 @@ def _note_placement(
     if not lost:
         metrics.prompt_tokens.inc(plan.cached_tokens + plan.uncached_tokens)
         metrics.hit_tokens.inc(plan.cached_tokens)
+
+
+def _note_breakers(journal: Journal, workers: Sequence[Worker]) -> None:
+    open = {w.id: w.breaker.describe() for w in workers if w.breaker.state is not State.CLOSED}
+    if open:
+        journal.decide("breaker", "left alone", **open)
 
 
 def _account(span: Span, answer: Answer) -> None:

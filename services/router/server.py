@@ -11,8 +11,9 @@ from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
-from services.router import pipeline
+from services.router import metrics, pipeline
 from services.router.admission import Admission
+from services.router.quarantine import Quarantine
 from services.router.workers import Worker, Workers
 
 
@@ -29,7 +30,11 @@ class RouterService(Service):
         self._admission = Admission(
             redis, settings, id, self._workers.capacity, lambda: len(self._routers.replicas)
         )
-        self._router = pipeline.Router(settings, telemetry, self._workers, self._admission)
+        quarantine = Quarantine(self._workers.poke)
+        self._router = pipeline.Router(
+            settings, telemetry, self._workers, self._admission, quarantine
+        )
+        metrics.breakers_open.set_function(self._workers.breakers_open)
         self._links = LinkServer("/penstock.v1.Router/Link", self._serve)
 
     async def start(self, server: grpc.aio.Server) -> None:
@@ -94,4 +99,5 @@ def _status_of(worker: Worker) -> router_pb2.WorkerStatus:
         total_blocks=worker.load.total_blocks,
         steps=worker.link.vitals.steps,
         known_blocks=len(worker.holder.blocks),
+        breaker=worker.breaker.state.value,
     )

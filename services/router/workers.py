@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from services.common.link import LinkClient, LinkOptions, LinkState
 from services.common.peers import Peer, Peers
 from services.common.redis import Redis
 from services.router.block_index import BlockIndex, Holder
+from services.router.breaker import Breaker, State
 
 _SLICE = 1024  # block hashes taken or freed in one turn of the loop, well under a millisecond
-_SUSPECT_S = 1.0  # a worker that failed a request is left alone for this long
 _NEWS_TO_SHOW = 2  # news until a sent request is surely part of the reported load
 
 PREFILL_ROLES = ("prefill", "both")
@@ -41,7 +40,8 @@ class Worker:
     load: worker_pb2.Load
     unseen: list[Sent] = field(default_factory=list)
     events: deque[tuple[bool, bytes]] = field(default_factory=deque)  # not yet in the index
-    suspect_until: float = 0.0  # monotonic
+    breaker: Breaker = field(default_factory=Breaker)
+    peers: Callable[[], "list[Worker]"] = list  # the model's other workers
 
     @property
     def id(self) -> str:
@@ -71,11 +71,6 @@ class Worker:
     def max_running(self) -> int:
         return int(self.replica.facts.get("max_running", "0")) or self.load.max_running or 1
 
-    @property
-    def suspect(self) -> bool:
-        """Whether it failed a request a moment ago."""
-        return time.monotonic() < self.suspect_until
-
     def sent(self, prefill_tokens: int, until_answered: bool = False) -> Sent:
         """Notes a request that is opened on this worker now.
 
@@ -90,9 +85,10 @@ class Worker:
         if sent in self.unseen:
             self.unseen.remove(sent)
 
-    def failed(self) -> None:
-        """It failed a request for a reason of its own."""
-        self.suspect_until = time.monotonic() + _SUSPECT_S
+    def peers_failed_share(self) -> float | None:
+        """Of failed requests, the mean over the model's other workers; None if there are none."""
+        shares = [peer.breaker.failed_share for peer in self.peers()]
+        return sum(shares) / len(shares) if shares else None
 
 
 class Workers:
@@ -141,6 +137,16 @@ class Workers:
         """Those of the model that take requests now."""
         return [w for w in self._workers.values() if w.peer.ready and w.model == model]
 
+    def sound(self, model: str) -> list[Worker]:
+        """Those of the ready whose breakers take a request now."""
+        ready = self.ready(model)
+        alone = all(w.breaker.state is not State.CLOSED for w in ready)
+        return [w for w in ready if w.breaker.takes(alone)]
+
+    def breakers_open(self) -> int:
+        """Workers that are left alone, or tried."""
+        return sum(w.breaker.state is not State.CLOSED for w in self._workers.values())
+
     def models(self) -> set[str]:
         """Models that some worker has served since this router started."""
         self._models |= {peer.replica.facts.get("model", "") for peer in self._peers.all()}
@@ -173,7 +179,9 @@ class Workers:
 
     def _of(self, peer: Peer) -> Worker:
         if peer not in self._workers:
-            self._workers[peer] = Worker(peer, self.index.add(), worker_pb2.Load())
+            worker = Worker(peer, self.index.add(), worker_pb2.Load())
+            worker.peers = lambda: [w for w in self.ready(worker.model) if w is not worker]
+            self._workers[peer] = worker
         return self._workers[peer]
 
     def _on_news(self, peer: Peer, payload: bytes) -> None:
@@ -200,6 +208,10 @@ class Workers:
         del self._workers[peer]
         self._tell_change()
         self._do_chores()
+
+    def poke(self) -> None:
+        """Wakes those who wait for a change: something else has changed that they look at."""
+        self._changed.set()
 
     def _tell_change(self) -> None:
         self._changed.set()

@@ -13,6 +13,7 @@ from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis
 from services.common.transport import listen
+from services.common.waiting import first_done
 from tests.support.transport import TRANSPORT
 
 BLOCK_SIZE = 16
@@ -66,6 +67,12 @@ class FakeWorker:
         self.hold_after: int | None = None  # of each request's tokens; then it waits for ever
         self.fail_with: PenstockError | None = None  # at the first token
         self.fail_transfer = False
+        self.loses_commits = False  # as a decode worker: the hand-over is never seen to end
+        self.hold_end = False  # after its last token a request does not end
+        self._pushes_broken = asyncio.Event()
+        self.poison: int | None = None  # a prompt that begins with it ends the engine
+        self.engine_ended = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
         self.delay_first = asyncio.Event()  # a prefill's first token leaves once it is set
         self.delay_first.set()
         self.steps = 0
@@ -142,13 +149,37 @@ class FakeWorker:
         try:
             if self.fail_with is not None:
                 raise self.fail_with
-            await self._run(work, call)
+            if work.prompt_token_ids[0] == self.poison:
+                self.end_engine()
+            await self._run_while_alive(work, call)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
             self.running -= 1
             self.tell()
+
+    def end_engine(self) -> None:
+        """All requests end with it, and the worker leaves."""
+        if not self.engine_ended.is_set():
+            self.engine_ended.set()
+            self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        await self._registration.stop()
+        await self.links.drain(0.1)
+
+    async def _run_while_alive(self, work: worker_pb2.WorkRequest, call: LinkCall) -> None:
+        run = asyncio.create_task(self._run(work, call))
+        death = asyncio.create_task(self.engine_ended.wait())
+        try:
+            await first_done(death, run)
+            if death.done():
+                raise unavailable("engine ended", stage="worker", reason="engine_died")
+            run.result()
+        finally:
+            run.cancel()
+            death.cancel()
 
     async def _run(self, work: worker_pb2.WorkRequest, call: LinkCall) -> None:
         tokens = list(work.prompt_token_ids)
@@ -159,7 +190,7 @@ class FakeWorker:
         cached_tokens = min(cached * BLOCK_SIZE, len(tokens) - 1)
         made = 0
         if work.mode == work.DECODE:
-            tokens.append(await self._transfers.of(work.transfer_id))
+            tokens.append(await self._handed_over(work.transfer_id))
             made = 1
         while True:
             await self.gate.wait()
@@ -176,9 +207,29 @@ class FakeWorker:
             else:
                 call.send(delta.SerializeToString())
             self.tell(stored=hashes[cached:] if made == 1 else ())
+            if last and self.hold_end:
+                await asyncio.Event().wait()
             if last or work.mode == work.PREFILL:
                 return
             await asyncio.sleep(0)
+
+    def break_push(self) -> None:
+        """Pushes to this worker break off, the one under way included."""
+        self._pushes_broken.set()
+
+    async def _handed_over(self, transfer_id: str) -> int:
+        """The first token."""
+        token = self._transfers.of(transfer_id)
+        broken = asyncio.create_task(self._pushes_broken.wait())
+        try:
+            await first_done(token, broken)
+            if broken.done():
+                raise unavailable("the push broke off", stage="worker", reason="kv_transfer")
+            if self.loses_commits:
+                await asyncio.Event().wait()
+            return token.result()
+        finally:
+            broken.cancel()
 
     async def _hand_over(
         self,

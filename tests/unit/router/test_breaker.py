@@ -1,0 +1,174 @@
+"""The breaker: what opens it, what closes it, and that it never shuts a model off."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.breaker import MAX_PAUSE_S, MIN_FAILURES, PROBE_S, WINDOW_S, Breaker, State
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def breaker(clock: Clock) -> Breaker:
+    return Breaker(clock)
+
+
+def fail(breaker: Breaker, times: int = 1, peers: float | None = 0.0) -> None:
+    for _ in range(times):
+        breaker.began().failed(peers)
+
+
+def test_failures_open_it_when_peers_have_fewer(breaker: Breaker) -> None:
+    fail(breaker, MIN_FAILURES - 1)
+    assert breaker.state is State.CLOSED
+    fail(breaker)
+    assert breaker.state is State.OPEN
+    assert not breaker.takes(alone=False)
+    assert breaker.describe() == "open, 3 of its last 3 requests failed"
+
+
+@pytest.mark.parametrize("peers", [1.0, 0.5, None])
+def test_what_fails_everywhere_is_not_its_fault(breaker: Breaker, peers: float | None) -> None:
+    """Half of its requests fail, and as many or more of its peers', or it has none."""
+    for _ in range(20):
+        breaker.began().succeeded()
+        fail(breaker, peers=peers)
+    assert breaker.state is State.CLOSED
+
+
+def test_twice_its_peers_share_at_the_most_of_all(breaker: Breaker) -> None:
+    """A prefill worker whose every push fails, beside a decode worker that also runs unsplit."""
+    fail(breaker, MIN_FAILURES, peers=0.5)
+    assert breaker.state is State.OPEN
+
+
+def test_a_small_share_does_not_open_it(breaker: Breaker) -> None:
+    for _ in range(MIN_FAILURES):
+        for _ in range(9):
+            breaker.began().succeeded()
+        fail(breaker)
+    assert breaker.state is State.CLOSED
+
+
+def test_old_failures_are_forgotten(breaker: Breaker, clock: Clock) -> None:
+    fail(breaker, MIN_FAILURES - 1)
+    clock.now += WINDOW_S + 1
+    fail(breaker)
+    assert breaker.state is State.CLOSED
+    assert breaker.failed_share == 1.0
+
+
+def test_a_loss_opens_it_at_once_and_many_at_once_are_one(breaker: Breaker, clock: Clock) -> None:
+    attempts = [breaker.began() for _ in range(32)]
+    for attempt in attempts:
+        attempt.lost()
+    assert (breaker.state, breaker.opened) == (State.OPEN, 1)
+    assert not breaker.takes(alone=False)
+    clock.now += PROBE_S
+    assert breaker.takes(alone=False)
+
+
+def test_one_probe_at_a_time(breaker: Breaker, clock: Clock) -> None:
+    breaker.began().lost()
+    clock.now += PROBE_S
+    probe = breaker.began()
+    assert probe.probe
+    assert breaker.state is State.HALF_OPEN
+    assert not breaker.takes(alone=False)
+    assert not breaker.takes(alone=True)
+    probe.answered()
+    assert breaker.state is State.CLOSED
+    assert not breaker.began().probe
+
+
+def test_a_failed_probe_doubles_the_pause_and_success_restores_it(
+    breaker: Breaker, clock: Clock
+) -> None:
+    breaker.began().lost()
+    for pause in (2.0, 4.0, 8.0, 16.0, MAX_PAUSE_S, MAX_PAUSE_S):
+        clock.now += 100
+        breaker.began().failed(None)
+        clock.now += pause - 0.01
+        assert not breaker.takes(alone=False)
+        clock.now += 0.02
+        assert breaker.takes(alone=False)
+    good = breaker.began()
+    good.answered()
+    good.succeeded()
+    breaker.began().lost()
+    clock.now += PROBE_S
+    assert breaker.takes(alone=False)
+
+
+def test_a_probe_that_its_client_gives_up_says_nothing(breaker: Breaker, clock: Clock) -> None:
+    breaker.began().lost()
+    clock.now += PROBE_S
+    breaker.began().left()
+    assert breaker.state is State.OPEN
+    assert breaker.takes(alone=False)
+
+
+def test_an_older_requests_token_is_no_proof(breaker: Breaker) -> None:
+    older = breaker.began()
+    breaker.began().lost()
+    older.answered()
+    older.succeeded()
+    assert breaker.state is State.OPEN
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "answered", "succeeded", "failed", "lost", "left"]),
+        st.integers(0, 5),
+        st.floats(0, 5),
+        st.sampled_from([None, 0.0, 0.5]),
+    ),
+    max_size=80,
+)
+
+
+@given(events=events)
+def test_it_is_never_shut_for_longer_than_its_pauses(
+    events: list[tuple[str, int, float, float | None]],
+) -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    attempts = [breaker.began()]
+    for what, which, passed_s, peers in events:
+        clock.now += passed_s
+        attempt = attempts[which % len(attempts)]
+        match what:
+            case "begin" if breaker.takes(alone=False):
+                attempts.append(breaker.began())
+            case "failed":
+                attempt.failed(peers)
+            case "answered" | "succeeded" | "lost" | "left":
+                getattr(attempt, what)()
+        assert breaker.takes(alone=True) or not breaker.takes(alone=False)
+        shut = clock.now
+        clock.now += PROBE_S + 1e-6
+        assert breaker.takes(alone=True)
+        clock.now = shut + MAX_PAUSE_S + 1e-6
+        assert breaker.takes(alone=False)
+        clock.now = shut
+
+
+@given(
+    ends=st.lists(st.sampled_from(["succeeded", "left", "answered"]), max_size=60),
+)
+def test_a_worker_without_faults_stays_closed(ends: list[str]) -> None:
+    breaker = Breaker(Clock())
+    for end in ends:
+        getattr(breaker.began(), end)()
+    assert (breaker.state, breaker.failed_share) == (State.CLOSED, 0.0)

@@ -1,0 +1,144 @@
+"""Who is convicted when engines die, and what is refused afterwards."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protos import common_pb2, router_pb2, worker_pb2
+from services.common.errors import PenstockError
+from services.router.answer import Answer
+from services.router.quarantine import (
+    MAX_REFUSED,
+    PROOF_TOKENS,
+    REFUSED_S,
+    Case,
+    Quarantine,
+    fingerprint,
+)
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.freed = 0
+        self.quarantine = Quarantine(self._on_free, lambda: self.now)
+
+    def _on_free(self) -> None:
+        self.freed += 1
+
+    def case(self, *prompt: int) -> Case:
+        return self.quarantine.case(request(*prompt))
+
+
+def request(*prompt: int, tenant: str = "t", **sampling: Any) -> router_pb2.GenerateRequest:
+    return router_pb2.GenerateRequest(
+        caller=common_pb2.Caller(request_id="r", tenant=tenant, priority=2, weight=1),
+        model="m",
+        prompt_token_ids=prompt,
+        sampling=common_pb2.Sampling(**{"max_tokens": 9, **sampling}),
+    )
+
+
+def worker(id: str) -> Any:
+    return SimpleNamespace(id=id)
+
+
+def answer() -> Answer:
+    call: Any = SimpleNamespace(send=lambda payload: None)
+    return Answer(request(1), call)
+
+
+def give(answer: Answer, count: int) -> None:
+    for _ in range(count):
+        delta = worker_pb2.TokenDelta(token_ids=[1])
+        answer.take(delta, delta.SerializeToString())
+
+
+def suspect(world: World, *prompt: int) -> Case:
+    case = world.case(*prompt)
+    with case.trial(worker("first"), answer()):
+        case.lost("engine_died")
+    return case
+
+
+async def test_the_second_engine_convicts() -> None:
+    world = World()
+    case = suspect(world, 1)
+    with (
+        pytest.raises(PenstockError, match="ended 2 engines") as told,
+        case.trial(worker("b"), answer()),
+    ):
+        case.lost("engine_died")
+    assert (told.value.stage, told.value.reason) == ("worker", "request_quarantined")
+    with pytest.raises(PenstockError, match="A request like this one"):
+        world.case(1).raise_if_refused()
+    world.case(2).raise_if_refused()
+    world.now += REFUSED_S
+    world.case(1).raise_if_refused()
+
+
+@pytest.mark.parametrize("cause", ["peer_lost", "draining", "kv_transfer", "too_many_requests"])
+async def test_other_losses_are_nobodys_fault(cause: str) -> None:
+    case = World().case(1)
+    for _ in range(5):
+        with case.trial(worker("a"), answer()):
+            case.lost(cause)
+    assert not case.suspected
+
+
+async def test_a_suspect_is_alone_until_it_has_proved_itself() -> None:
+    world = World()
+    one, other, innocent = suspect(world, 1), suspect(world, 2), world.case(3)
+    b, c, given = worker("b"), worker("c"), answer()
+    with one.trial(b, given):
+        assert not other.may_run_on(b)
+        assert other.may_run_on(c)
+        assert innocent.may_run_on(b)
+        give(given, PROOF_TOKENS - 1)
+        assert not other.may_run_on(b)
+        freed = world.freed
+        give(given, 1)
+        assert other.may_run_on(b)
+        assert world.freed == freed + 1
+        one.lost("engine_died")  # much later: it starts from nothing again
+    assert one.deaths == 1
+
+
+async def test_a_suspect_that_ends_makes_room() -> None:
+    world = World()
+    one, other = suspect(world, 1), suspect(world, 2)
+    with one.trial(worker("b"), answer()):
+        pass
+    assert other.may_run_on(worker("b"))
+
+
+async def test_suspects_that_had_to_share_a_worker_are_not_convicted() -> None:
+    world = World()
+    one, other = suspect(world, 1), suspect(world, 2)
+    with one.trial(worker("b"), answer()), other.trial(worker("b"), answer()):
+        one.lost("engine_died")
+        other.lost("engine_died")
+    with pytest.raises(PenstockError), one.trial(worker("c"), answer()):
+        one.lost("engine_died")
+
+
+def test_the_table_is_bounded() -> None:
+    world = World()
+    prints = [number.to_bytes(4) for number in range(MAX_REFUSED + 10)]
+    for one in prints:
+        world.quarantine._convict(one)
+    assert [world.quarantine.refuses(one) for one in prints].count(True) == MAX_REFUSED
+    assert not world.quarantine.refuses(prints[0])
+
+
+def test_fingerprints() -> None:
+    same = [fingerprint(request(1, 2, seed=seed, max_tokens=9)) for seed in (1, 2)]
+    assert same[0] == same[1]
+    others = [
+        request(1, 2, 3),
+        request(1, 2, tenant="other"),
+        request(1, 2, temperature=0.5),
+        request(1, 2, stop_token_ids=[3]),
+    ]
+    assert len({*same, *map(fingerprint, others)}) == len(others) + 1
