@@ -221,7 +221,7 @@ async def _both(
 ) -> None:
     """Returns when the answer is finished; raises when one of the legs cannot bring it there."""
     running = {first.ended, then.ended}
-    silence = _Silence(then.worker, progress_s)
+    silence = _Silence(then.worker, progress_s)  # of D
     while running and not answer.finished:
         handed_over = first.ended.done() and not then.deltas
         waiting: list[asyncio.Future[Any]] = [*running, answer.done]
@@ -249,26 +249,28 @@ async def _both(
 
 
 class _Silence:
-    """A decode worker's after the hand-over. While it makes no step, its link watches it."""
+    """How long a worker gives no token although it could. It begins with the first `left_s`.
+
+    It takes steps, too, to be too long: a worker that makes none is watched by its link.
+    """
 
     def __init__(self, worker: Worker, limit_s: float) -> None:
         self._worker = worker
         self._limit_s = limit_s
-        self._since: float | None = None
+        self._until: float | None = None
         self._steps = 0
 
     def left_s(self) -> float:
-        now = time.monotonic()
-        if self._since is None:
-            self._since, self._steps = now, self._worker.link.vitals.steps
-        return max(0.0, self._since + self._limit_s - now)
+        if self._until is None:
+            self._until = time.monotonic() + self._limit_s
+            self._steps = self._worker.link.vitals.steps
+        return max(0.0, self._until - time.monotonic())
 
     def too_long(self) -> bool:
         if self.left_s() > 0:
             return False
-        stepped = self._worker.link.vitals.steps >= self._steps + _STEPS_TO_TOKEN
-        self._since = None
-        return stepped
+        self._until = time.monotonic() + self._limit_s  # looked at again, if there is need
+        return self._worker.link.vitals.steps >= self._steps + _STEPS_TO_TOKEN
 
 
 async def _cause(
