@@ -3,10 +3,11 @@
 import secrets
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from protos.common_pb2 import Message, Passage, Sampling
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
+from services.common.config import GatewaySettings
 from services.gateway.prompt import Prompt
 from services.gateway.schema import UNSUPPORTED, Body, bad_value, refuse
 
@@ -193,20 +194,14 @@ class ChatCompletionRequest(Generation):
         return prompt
 
 
-def _one_prompt(value: Any) -> str | list[int]:
-    """OpenAI's four forms of `prompt`, as text or a list; a list of one is that one.
+def _as_prompts(value: Any) -> list[Any]:
+    """OpenAI's four forms of `prompt` (a text, token ids, a list of either) as a list.
 
-    The list's ids are looked at in `CompletionRequest.prompt`, which knows how many there may be.
+    What is in it is looked at in `CompletionRequest.prompts`, which knows how much there may be.
     """
     if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise refuse("", "several prompts in one request are not supported", UNSUPPORTED)
-        value = value[0]
-    if not isinstance(value, str | list):
-        raise refuse("", "must be a string or a list of token ids")
-    if not value:
-        raise refuse("", "must not be empty")
-    return value
+        return value
+    return [value]
 
 
 class CompletionRequest(Generation):
@@ -221,28 +216,44 @@ class CompletionRequest(Generation):
         "logit_bias": ({},),
     }
 
-    given: Annotated[Any, AfterValidator(_one_prompt)] = Field(alias="prompt")
+    given: Annotated[list[Any], BeforeValidator(_as_prompts)] = Field(alias="prompt")
 
-    def prompt(self, max_ids: int) -> Prompt:
-        """The request for the pipeline. Raises INVALID_ARGUMENT for more token ids, unseen."""
+    def prompts(self, limits: GatewaySettings) -> list[Prompt]:
+        """The requests for the pipeline. Raises INVALID_ARGUMENT for more prompts, or more token
+        ids in all, than the limits allow, unseen.
+        """
+        if len(self.given) > limits.max_prompts:
+            raise bad_value("prompt", f"a list must hold at most {limits.max_prompts} prompts")
+        ids = sum(len(given) for given in self.given if isinstance(given, list))
+        if ids > limits.max_prompt_tokens:
+            raise bad_value("prompt", f"at most {limits.max_prompt_tokens} token ids are taken")
+        if len(self.given) == 1:
+            return [self._prompt(self.given[0], "prompt")]
+        prompts = []
+        for index, given in enumerate(self.given):
+            prompts.append(self._prompt(given, f"prompt[{index}]"))
+            prompts[-1].param = f"prompt[{index}]"
+        return prompts
+
+    def _prompt(self, given: Any, param: str) -> Prompt:
         request = PromptRequest(
             model=self.model,
             sampling=self.sampling(self.max_tokens or COMPLETION_MAX_TOKENS),
             stop=self.stop or (),
         )
-        if isinstance(self.given, str):
-            request.text = self.given
+        if not isinstance(given, str | list):
+            raise bad_value(param, "must be a string or a list of token ids")
+        if not given:
+            raise bad_value(param, "must not be empty")
+        if isinstance(given, str):
+            request.text = given
         else:
-            request.token_ids.CopyFrom(_token_ids(self.given, max_ids))
+            request.token_ids.CopyFrom(TokenIds(ids=token_ids(given, param)))
         return Prompt(request, tags=self.tags())
 
 
-def _token_ids(given: list[Any], most: int) -> TokenIds:
-    if len(given) > most:
-        raise bad_value("prompt", f"a list must hold at most {most} token ids")
-    try:
-        if {*map(type, given)} == {int}:
-            return TokenIds(ids=given)
-    except ValueError:  # out of range
-        pass
-    raise bad_value("prompt", "a list must hold token ids, integers of 32 bits")
+def token_ids(given: list[Any], param: str) -> list[int]:
+    """Ids as they come from a client: integers that fit 32 bits, or INVALID_ARGUMENT."""
+    if {*map(type, given)} == {int} and min(given) >= 0 and max(given) < 2**32:
+        return given
+    raise bad_value(param, "a list must hold token ids, integers of 32 bits")

@@ -60,16 +60,17 @@ class GrpcFront:
         self._context = context
         self._began = False
 
-    async def read(self, place: Place) -> Prompt:
+    async def read(self, place: Place) -> list[Prompt]:
         # In a thread, as a large HTTP body: to know a message's size is to serialize it.
         return await asyncio.to_thread(self._understand)
 
-    def _understand(self) -> Prompt:
+    def _understand(self) -> list[Prompt]:
         if isinstance(self._request, ChatRequest):
             chat = validated(ChatCompletionRequest, _chat_fields(self._request))
-            return chat.prompt(self._settings.retrieval.top_k)
-        most = self._settings.gateway.max_prompt_tokens
-        return validated(CompletionRequest, _completion_fields(self._request, most)).prompt(most)
+            return [chat.prompt(self._settings.retrieval.top_k)]
+        limits = self._settings.gateway
+        fields = _completion_fields(self._request, limits.max_prompt_tokens)
+        return validated(CompletionRequest, fields).prompts(limits)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """One event for all that is ready."""
@@ -81,7 +82,8 @@ class GrpcFront:
         if event.text or event.HasField("plan"):
             await self._context.write(event)
 
-    async def finish(self, answer: Answer) -> None:
+    async def finish(self, answers: list[Answer]) -> None:
+        (answer,) = answers  # a call has one prompt
         await self._context.write(GenerateEvent(finish=answer.finish, usage=answer.usage))
 
 

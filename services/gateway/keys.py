@@ -105,7 +105,7 @@ class KeyStore:
     async def find_id(self, id: str) -> KeyRecord | None:
         """The record of the key with this id, revoked ones included."""
         hashed = await self._redis.hget(self._ids, id) if KEY.fits(id) else None
-        return await self.find(hashed) if hashed else None
+        return await self.find(str(hashed)) if hashed else None
 
     async def revoke(self, id: str) -> bool:
         """Makes the key worthless, and tells all gateways so (revocations.py).

@@ -2,18 +2,20 @@
 
 "penstock": {
   "request_id": "req_…",                          for GET /v1/requests/{id}
-  "plan": {"window": …, "system": …, …},          tokens per part of the prompt
+  "plan": {"window": …, "system": …, …},          tokens per part of the prompt; of several
+                                                  prompts "plans", a list
   "passages": [{"index", "file_id", "filename", "title", "score"}, …],   in the prompt, as cited
   "warning": "…"                                  only if something asked for was left out
 }
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from protos.common_pb2 import FINISH_LENGTH
 from services.gateway.citations import annotations, filename
-from services.gateway.prompt import Answer
+from services.gateway.prompt import Answer, total_usage
 
 DONE = b"data: [DONE]\n\n"
 _compact = json.JSONEncoder(separators=(",", ":")).encode
@@ -37,8 +39,8 @@ def event(content: dict[str, Any]) -> bytes:
     return b"data: " + _compact(content).encode() + b"\n\n"
 
 
-def usage(answer: Answer) -> dict[str, Any]:
-    used = answer.usage
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    used = total_usage(answers)
     return {
         "prompt_tokens": used.prompt_tokens,
         "completion_tokens": used.completion_tokens,
@@ -55,7 +57,7 @@ def extension(answer: Answer) -> dict[str, Any]:
     """The "penstock" object."""
     told = {
         "request_id": answer.request_id,
-        "plan": {name: getattr(answer.plan, name) for name in _PLAN},
+        "plan": _plan(answer),
         "passages": [
             {
                 "index": index,
@@ -68,6 +70,10 @@ def extension(answer: Answer) -> dict[str, Any]:
         ],
     }
     return {**told, "warning": answer.warning} if answer.warning else told
+
+
+def _plan(answer: Answer) -> dict[str, int]:
+    return {name: getattr(answer.plan, name) for name in _PLAN}
 
 
 def chat_completion(answer: Answer) -> dict[str, Any]:
@@ -86,31 +92,38 @@ def chat_completion(answer: Answer) -> dict[str, Any]:
         "created": answer.created,
         "model": answer.model,
         "choices": [choice],
-        "usage": usage(answer),
+        "usage": usage([answer]),
         "penstock": extension(answer),
     }
 
 
-def text_completion(answer: Answer) -> dict[str, Any]:
-    choice = {
-        "index": 0,
-        "text": answer.text,
-        "logprobs": None,
-        "finish_reason": finish_reason(answer),
-    }
+def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": answer.index,
+            "text": answer.text,
+            "logprobs": None,
+            "finish_reason": finish_reason(answer),
+        }
+        for answer in answers
+    ]
+    first = answers[0]
+    told = {"request_id": first.request_id, "plans": [_plan(answer) for answer in answers]}
     return {
-        "id": "cmpl-" + answer.request_id.removeprefix("req_"),
+        "id": "cmpl-" + first.request_id.removeprefix("req_"),
         "object": "text_completion",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": [choice],
-        "usage": usage(answer),
-        "penstock": extension(answer),
+        "created": first.created,
+        "model": first.model,
+        "choices": choices,
+        "usage": usage(answers),
+        "penstock": told if len(answers) > 1 else extension(first),
     }
 
 
 class Chunks:
-    """The events of one streamed answer. All but the text is made once for the whole stream."""
+    """The events of one streamed answer, which may be one of several in the stream. All but the
+    text is made once for the whole stream.
+    """
 
     def __init__(self, answer: Answer, *, chat: bool, include_usage: bool) -> None:
         self._answer = answer
@@ -135,7 +148,7 @@ class Chunks:
         return self._before + json.dumps(text).encode() + self._after
 
     def closing(self) -> bytes:
-        """After the last text: why it ended, sources, usage if asked for, the end mark."""
+        """After the last text: why it ended, and sources."""
         answer = self._answer
         ended: dict[str, Any] = {"finish_reason": finish_reason(answer)}
         if self._chat:
@@ -144,10 +157,13 @@ class Chunks:
                 ended["delta"] = {"annotations": cited}
         else:
             ended["text"] = ""
-        last = self._event(ended, penstock=extension(answer))
-        if self._include_usage:
-            last += event({**self._head, "choices": [], "usage": usage(answer)})
-        return last + DONE
+        return self._event(ended, penstock=extension(answer))
+
+    def ending(self, answers: Sequence[Answer]) -> bytes:
+        """After the last event of all answers: usage if asked for, the end mark."""
+        if not self._include_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": usage(answers)}) + DONE
 
     def _chunk(self, text: str, finish: str | None) -> bytes:
         said: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
@@ -156,5 +172,5 @@ class Chunks:
     def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
         if self._include_usage:
             more["usage"] = None  # as OpenAI does on all chunks but the last
-        choice = {"index": 0, **choice, "logprobs": None}
+        choice = {"index": self._answer.index, **choice, "logprobs": None}
         return event({**self._head, "choices": [choice], **more})

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
@@ -21,7 +22,7 @@ from services.gateway.auth import Authenticator, Identity
 from services.gateway.files import Files
 from services.gateway.intake import Intake, Place
 from services.gateway.models import ModelCatalog
-from services.gateway.prompt import Answer, Prompt
+from services.gateway.prompt import Answer, Prompt, total_usage
 from services.gateway.records import Journal, Records, client_context
 from services.gateway.retrieval_client import RetrievalClient, is_outage
 from services.gateway.revocations import Revocations
@@ -58,15 +59,18 @@ class Front(Protocol):
     authorization: str | None
     traceparent: str | None
 
-    async def read(self, place: Place) -> Prompt:
-        """Takes the request in, at its tenant's `place`, and validates it. Raises
-        INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room."""
+    async def read(self, place: Place) -> list[Prompt]:
+        """Takes the request in, at its tenant's `place`, and validates it: one prompt, or several
+        of a completion. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room.
+        """
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
-        """Passes deltas on, which `answer` holds already; waits for a client that is slow."""
+        """Passes deltas on, which `answer` holds already; waits for a client that is slow. The
+        answers of several prompts call this at the same time.
+        """
 
-    async def finish(self, answer: Answer) -> None:
-        """Ends a complete answer."""
+    async def finish(self, answers: list[Answer]) -> None:
+        """Ends complete answers, in the order of their prompts."""
 
 
 async def generate(
@@ -78,43 +82,80 @@ async def generate(
     caller = identity.caller(front.request_id)
 
     with span("validate"):
-        prompt = await front.read(place)
-        journal.model, journal.tags = prompt.request.model, prompt.tags
-        identity.authorize(prompt.request.model)
-        await gateway.models.find(prompt.request.model)
-        await gateway.stores.require(identity.tenant, prompt.stores)
+        prompts = await front.read(place)
+        model = journal.model = prompts[0].request.model
+        journal.tags = prompts[0].tags
+        identity.authorize(model)
+        await gateway.models.find(model)
+        for prompt in prompts:
+            await gateway.stores.require(identity.tenant, prompt.stores)
 
-    answer = Answer(front.request_id, prompt.request.model, [])
-    if prompt.stores:
-        await _retrieve(gateway, caller, prompt, answer, journal)
-    answer.passages = list(prompt.request.chat.passages)
+    answers = [Answer(front.request_id, model, [], index) for index in range(len(prompts))]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if prompt.stores:
+            await _retrieve(gateway, caller, prompt, answer, journal)
+        answer.passages = list(prompt.request.chat.passages)
+        prompt.request.caller.CopyFrom(caller)
 
     with span("generate") as generating:
-        prompt.request.caller.CopyFrom(caller)
-        stream = TextStream(
-            gateway.tokenizers,
-            prompt.request.SerializeToString(),
-            deadline=deadline,
-            traceparent=traceparent(generating),
+        way = _Way(deadline, traceparent(generating), journal)
+        await _all_at_once(
+            _answer(gateway, front, way, prompt, answer)
+            for prompt, answer in zip(prompts, answers, strict=True)
         )
-        try:
-            async with aclosing(stream.batches()) as batches:
-                async for deltas in batches:
-                    _measure(front.route, journal, answer.add(deltas))
-                    await front.write(answer, deltas)
-        finally:
-            stream.cancel()
-            journal.below.MergeFrom(stream.end.record)
-        if len(stream.attempts) > 1:
-            journal.decide("tokenizer", stream.attempts[-1], lost=", ".join(stream.attempts[:-1]))
-        if stream.end.status.code:
-            raise PenstockError.from_status(stream.end.status)
-        if not answer.finish:
-            raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
         if gateway.settings.log_prompts:
-            generating.set_attributes({"prompt": prompt.text, "answer": answer.text})
-        await front.finish(answer)
-        journal.usage = answer.usage
+            generating.set_attribute("prompt", "\n".join(prompt.text for prompt in prompts))
+            generating.set_attribute("answer", "\n".join(answer.text for answer in answers))
+        await front.finish(answers)
+        journal.usage = total_usage(answers)
+
+
+class _Way(NamedTuple):
+    """What the answers of one request share."""
+
+    deadline: float  # monotonic seconds
+    traceparent: str
+    journal: Journal
+
+
+async def _answer(
+    gateway: Gateway, front: Front, way: _Way, prompt: Prompt, answer: Answer
+) -> None:
+    """One prompt's answer, from a tokenizer to the front."""
+    stream = TextStream(
+        gateway.tokenizers,
+        prompt.request.SerializeToString(),
+        deadline=way.deadline,
+        traceparent=way.traceparent,
+    )
+    try:
+        async with aclosing(stream.batches()) as batches:
+            async for deltas in batches:
+                _measure(front.route, way.journal, answer, deltas)
+                await front.write(answer, deltas)
+    finally:
+        stream.cancel()
+        way.journal.below.MergeFrom(stream.end.record)
+    if len(stream.attempts) > 1:
+        lost = ", ".join(stream.attempts[:-1])
+        way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
+    if stream.end.status.code:
+        error = PenstockError.from_status(stream.end.status)
+        if prompt.param and error.param.startswith("prompt"):
+            error.param = prompt.param + error.param.removeprefix("prompt")
+        raise error
+    if not answer.finish:
+        raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
+
+
+async def _all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Returns when all are done; the first that fails ends the others, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 async def _retrieve(
@@ -147,13 +188,12 @@ async def _retrieve(
     prompt.request.chat.passages.extend(found)
 
 
-def _measure(route: str, journal: Journal, tokens: int) -> None:
-    first = not journal.first_text_s
-    gap_s = journal.arrived(tokens)
-    if first:
+def _measure(route: str, journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
+    tokens, gap_s = answer.add(deltas)
+    if journal.arrived(tokens):
         metrics.ttft.labels(route).observe(journal.first_text_s)
-    elif gap_s:
-        metrics.itl.observe(gap_s)
+    if tokens and gap_s:
+        metrics.itl.observe(gap_s / tokens)
 
 
 async def serve(gateway: Gateway, front: Front) -> None:

@@ -1,6 +1,7 @@
 """What the pipeline takes in and gives out, whichever way the request came."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Usage
@@ -16,6 +17,7 @@ class Prompt:
     max_passages: int = 0
     question: str = ""  # what they are searched for
     tags: dict[str, str] = field(default_factory=dict)  # the client's own, shown in the record
+    param: str = ""  # of several prompts in one request, which this is: "prompt[1]"
 
     @property
     def text(self) -> str:
@@ -32,15 +34,22 @@ class Answer:
     request_id: str
     model: str
     passages: list[Passage]  # offered to the prompt, best first
+    index: int = 0  # of its prompt among the request's
     warning: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     pieces: list[str] = field(default_factory=list)
     finish: FinishReason = FINISH_NONE
     usage: Usage = field(default_factory=Usage)
     plan: PromptPlan = field(default_factory=PromptPlan)
+    arrived: float = 0.0  # the last of it, monotonic seconds; 0: nothing yet
 
-    def add(self, deltas: list[TextDelta]) -> int:
-        """Takes in what arrived; returns how many tokens that were."""
+    def add(self, deltas: list[TextDelta]) -> tuple[int, float]:
+        """Takes in what arrived; returns how many tokens that were, and the seconds since the
+        arrival before, 0 for the first.
+        """
+        now = time.monotonic()
+        gap_s = now - self.arrived if self.arrived else 0.0
+        self.arrived = now
         tokens = 0
         for delta in deltas:
             tokens += delta.tokens
@@ -50,7 +59,7 @@ class Answer:
                 self.finish, self.usage = delta.finish, delta.usage
             if delta.HasField("plan"):
                 self.plan = delta.plan
-        return tokens
+        return tokens, gap_s
 
     @property
     def text(self) -> str:
@@ -60,3 +69,12 @@ class Answer:
     def passages_used(self) -> list[Passage]:
         """Those that the prompt holds; the answer cites them as [1], [2], …"""
         return self.passages[: self.plan.passages_used]
+
+
+def total_usage(answers: Sequence[Answer]) -> Usage:
+    """Of one request, whose prompts each have an answer."""
+    return Usage(
+        prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
+        cached_tokens=sum(answer.usage.cached_tokens for answer in answers),
+        completion_tokens=sum(answer.usage.completion_tokens for answer in answers),
+    )

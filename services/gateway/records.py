@@ -30,20 +30,18 @@ class Journal:
         self.first_text_s = 0.0  # since the start; 0: none yet
         self.duration_s = 0.0
         self.tokens = 0  # that arrived
-        self._began = self._last = time.monotonic()
+        self._began = time.monotonic()
 
     def decide(self, subject: str, choice: str, **reasons: Any) -> None:
         self.decisions.append(decision("gateway", subject, choice, reasons))
 
-    def arrived(self, tokens: int) -> float:
-        """Notes an arrival; returns the seconds per token since the one before, 0 at the first."""
-        now = time.monotonic()
-        gap, self._last = now - self._last, now
+    def arrived(self, tokens: int) -> bool:
+        """Notes an arrival; returns whether it was the first."""
         first = not self.first_text_s
         if first:
-            self.first_text_s = now - self._began
+            self.first_text_s = time.monotonic() - self._began
         self.tokens += tokens
-        return 0.0 if first or not tokens else gap / tokens
+        return first
 
     def close(self, record: common_pb2.Record) -> None:
         self.duration_s = time.monotonic() - self._began

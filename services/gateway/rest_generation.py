@@ -1,5 +1,7 @@
 """POST /v1/chat/completions and /v1/completions, streamed or whole."""
 
+import asyncio
+
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
@@ -24,26 +26,27 @@ class RestFront:
         self._chat = chat
         self._stream = False
         self._include_usage = False
-        self._chunks: Chunks | None = None
+        self._chunks: dict[int, Chunks] = {}  # by the answer's index
+        self._writing = asyncio.Lock()  # answers come side by side, events one after the other
 
-    async def read(self, place: Place) -> Prompt:
+    async def read(self, place: Place) -> list[Prompt]:
         self._exchange.place = place
         body = await self._exchange.json_body()
-        prompt = await read_aside(body, lambda: self._understand(body))
+        prompts = await read_aside(body, lambda: self._understand(body))
         self._exchange.watch_client()
-        return prompt
+        return prompts
 
-    def _understand(self, body: bytes) -> Prompt:
+    def _understand(self, body: bytes) -> list[Prompt]:
         request: ChatCompletionRequest | CompletionRequest
         if self._chat:
             request = parse(ChatCompletionRequest, body)
-            prompt = request.prompt(self._settings.retrieval.top_k)
+            prompts = [request.prompt(self._settings.retrieval.top_k)]
         else:
             request = parse(CompletionRequest, body)
-            prompt = request.prompt(self._settings.gateway.max_prompt_tokens)
+            prompts = request.prompts(self._settings.gateway)
         self._stream = bool(request.stream)
         self._include_usage = request.include_usage
-        return prompt
+        return prompts
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """All events that are ready leave in one write, still one event for each delta.
@@ -52,23 +55,26 @@ class RestFront:
         """
         if not self._stream:
             return
-        chunks = self._chunks or await self._open(answer)
-        events = b"".join([chunks.text(delta.text) for delta in deltas if delta.text])
-        if events:
-            await self._exchange.write(events)
+        async with self._writing:
+            chunks = self._chunks.get(answer.index) or await self._open(answer)
+            events = b"".join([chunks.text(delta.text) for delta in deltas if delta.text])
+            if events:
+                await self._exchange.write(events)
 
-    async def finish(self, answer: Answer) -> None:
+    async def finish(self, answers: list[Answer]) -> None:
         if self._stream:
-            chunks = self._chunks or await self._open(answer)
-            await self._exchange.end_events(chunks.closing())
+            chunks = [self._chunks.get(a.index) or await self._open(a) for a in answers]
+            events = b"".join([of_one.closing() for of_one in chunks])
+            await self._exchange.end_events(events + chunks[0].ending(answers))
         else:
-            whole = chat_completion(answer) if self._chat else text_completion(answer)
+            whole = chat_completion(*answers) if self._chat else text_completion(answers)
             await self._exchange.reply_json(whole)
 
     async def _open(self, answer: Answer) -> Chunks:
         chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)
-        self._chunks = chunks
-        await self._exchange.start_events()
+        if not self._chunks:
+            await self._exchange.start_events()
+        self._chunks[answer.index] = chunks
         if self._chat:
             await self._exchange.write(chunks.opening())
         return chunks

@@ -120,6 +120,71 @@ async def test_an_error_in_mid_stream_is_told_and_ends_it(rig):
     assert record["error"]["stage"] == "worker"
 
 
+# ---- several prompts in one request -------------------------------------------------------------
+
+
+async def echo(call: LinkCall, request: Any) -> None:
+    """Says the prompt, letter by letter; a `!` in it fails."""
+    for index, letter in enumerate(request.text):
+        if letter == "!":
+            raise invalid("no exclamations", "prompt", reason="loud")
+        send(call, letter, **({"plan": plan(request)} if index == 0 else {}))
+        await asyncio.sleep(0.001)
+    finish(call, len(request.text))
+
+
+async def test_several_prompts_stream_side_by_side(rig):
+    rig.tokenizer.script = echo
+    http = await rig.http()
+    prompts = ["a" * 30, "b" * 20, "c"]
+    body = {"model": MODEL, "prompt": prompts, "stream": True}
+    answer = await http.post(
+        "/v1/completions", json={**body, "stream_options": {"include_usage": True}}
+    )
+    told = events(answer.text)
+    assert told.pop() == "[DONE]"
+    chunks = [json.loads(chunk) for chunk in told]
+    last = chunks.pop()
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 51)
+    assert last["usage"]["prompt_tokens"] == 24
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    choices = [chunk["choices"][0] for chunk in chunks]
+    order = [choice["index"] for choice in choices]
+    for index, prompt in enumerate(prompts):
+        mine = [choice for choice in choices if choice["index"] == index]
+        assert "".join(choice["text"] for choice in mine) == prompt
+        assert [choice["finish_reason"] for choice in mine][-2:] == [None, "stop"]
+    assert order.index(1) < len(order) - 1 - order[::-1].index(0), "they do not wait in line"
+    await until(lambda: rig.gateway.intake.running == 0, 5)
+
+
+async def test_one_prompt_that_fails_ends_the_request_and_is_named(rig):
+    rig.tokenizer.script = echo
+    http = await rig.http()
+    body = {"model": MODEL, "prompt": ["a" * 4000, "!"]}
+    answer = await http.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt[1]"
+    await until(lambda: rig.tokenizer.cancelled == 1, 5, "the other is cancelled")
+    answer = await http.post("/v1/completions", json={"model": MODEL, "prompt": "!"})
+    assert answer.json()["error"]["param"] == "prompt"
+    body["prompt"] = ["a"] * (rig.settings.gateway.max_prompts + 1)
+    answer = await http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_a_client_that_goes_away_cancels_all_its_prompts(rig):
+    rig.tokenizer.script = silent
+    http = await rig.http()
+    request = asyncio.create_task(
+        http.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b", "c"]})
+    )
+    await until(lambda: len(rig.tokenizer.requests) == 3, 5)
+    request.cancel()
+    await until(lambda: rig.tokenizer.cancelled == 3, 5)
+    await until(lambda: rig.gateway.intake.running == 0, 5)
+
+
 # ---- errors before the stream -------------------------------------------------------------------
 
 
@@ -207,13 +272,13 @@ async def test_bodies_that_are_none(rig, content, headers, status, code):
 
 async def test_a_large_prompt_is_read_beside_the_event_loop(rig, monkeypatch):
     read_by = []
-    as_ever = CompletionRequest.prompt
+    as_ever = CompletionRequest.prompts
 
-    def watched(self: CompletionRequest, max_ids: int) -> Any:
+    def watched(self: CompletionRequest, limits: Any) -> Any:
         read_by.append(threading.get_ident())
-        return as_ever(self, max_ids)
+        return as_ever(self, limits)
 
-    monkeypatch.setattr(CompletionRequest, "prompt", watched)
+    monkeypatch.setattr(CompletionRequest, "prompts", watched)
     http = await rig.http()
     large = {"model": MODEL, "prompt": [77] * 25_000}
     assert (await http.post("/v1/completions", json=large)).status_code == 200

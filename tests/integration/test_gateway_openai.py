@@ -9,7 +9,16 @@ import pytest
 
 from services.gateway import vector_stores
 from services.gateway.turns import Turns
-from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, say
+from tests.support.gateway_rig import (
+    EMBEDDING_MODEL,
+    MODEL,
+    Rig,
+    finish,
+    gateway_rig,
+    plan,
+    say,
+    send,
+)
 
 QUESTION = [{"role": "user", "content": "When does the harbour open?"}]
 
@@ -74,6 +83,29 @@ async def test_plain_completions_whole_and_streamed(rig):
     chunks = [chunk async for chunk in stream]
     assert "".join(c.choices[0].text for c in chunks) == "Hello world"
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_a_list_of_prompts_has_a_choice_for_each(rig):
+    async def echo(call, request):
+        send(call, f"<{request.text or list(request.token_ids.ids)}>", plan=plan(request))
+        finish(call)
+
+    rig.tokenizer.script = echo
+    client = await rig.openai()
+    whole = await client.completions.create(model=MODEL, prompt=["one", "two", "three"])
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert [choice.text for choice in whole.choices] == ["<one>", "<two>", "<three>"]
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (24, 9)
+    assert [told["window"] for told in whole.penstock["plans"]] == [512] * 3
+    ids = await client.completions.create(model=MODEL, prompt=[[1, 2], [3]])
+    assert [choice.text for choice in ids.choices] == ["<[1, 2]>", "<[3]>"]
+    stream = await client.completions.create(model=MODEL, prompt=["one", "two"], stream=True)
+    texts = {0: "", 1: ""}
+    async for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: "<one>", 1: "<two>"}
+    record = await rig.record(whole.penstock["request_id"])
+    assert len([span for span in record["spans"] if span["name"] == "prompt"]) == 3
 
 
 async def test_models(rig):

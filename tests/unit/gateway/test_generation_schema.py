@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.schema import parse, validated
@@ -155,14 +156,52 @@ def test_tool_choice_none_searches_nothing():
     assert chat(tools=tools, tool_choice="none").prompt(4).stores == ()
 
 
+def limits(ids: int = 9, prompts: int = 3) -> GatewaySettings:
+    return GatewaySettings(max_prompt_tokens=ids, max_prompts=prompts)
+
+
 @pytest.mark.parametrize("prompt", ["x", ["x"]])
 def test_a_text_prompt(prompt):
-    assert completion(prompt=prompt).prompt(9).request.text == "x"
+    (asked,) = completion(prompt=prompt).prompts(limits())
+    assert (asked.request.text, asked.param) == ("x", "")
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])
 def test_a_prompt_of_token_ids(prompt):
-    assert list(completion(prompt=prompt).prompt(2).request.token_ids.ids) == [1, 2]
+    (asked,) = completion(prompt=prompt).prompts(limits(ids=2))
+    assert list(asked.request.token_ids.ids) == [1, 2]
+
+
+def test_a_list_of_prompts_is_one_request_each():
+    asked = completion(prompt=["a", "b", "a"], max_tokens=5, user="u").prompts(limits())
+    assert [one.request.text for one in asked] == ["a", "b", "a"]
+    assert [one.param for one in asked] == ["prompt[0]", "prompt[1]", "prompt[2]"]
+    assert {one.request.sampling.max_tokens for one in asked} == {5}
+    assert all(one.tags == {"user": "u"} for one in asked)
+    assert len({one.request.sampling.seed for one in asked}) == 3, "each has a seed of its own"
+    seeded = completion(prompt=["a", "a"], seed=7).prompts(limits())
+    assert [one.request.sampling.seed for one in seeded] == [7, 7]
+    ids = completion(prompt=[[1], [2, 3]]).prompts(limits(ids=3))
+    assert [list(one.request.token_ids.ids) for one in ids] == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (["a"] * 4, "prompt"),
+        ([[1, 2], [3, 4]], "prompt"),
+        (["a", ""], "prompt[1]"),
+        (["a", 3], "prompt[1]"),
+        ([[1], []], "prompt[1]"),
+        ([[1], ["x"]], "prompt[1]"),
+        ([[1], [2**32]], "prompt[1]"),
+    ],
+)
+def test_of_several_prompts_the_one_at_fault_is_named(prompt, param):
+    with pytest.raises(PenstockError) as refused:
+        completion(prompt=prompt).prompts(limits(ids=3))
+    assert refused.value.param == param
+    assert param in refused.value.message
 
 
 def test_more_token_ids_than_may_be_are_refused_unseen():
@@ -170,18 +209,19 @@ def test_more_token_ids_than_may_be_are_refused_unseen():
         def __iter__(self) -> Any:
             raise AssertionError("an id was looked at")
 
-    request = validated(CompletionRequest, {"model": "m", "prompt": Unseen([1, 2, 3])})
-    with pytest.raises(PenstockError) as refused:
-        request.prompt(2)
-    assert (refused.value.param, refused.value.reason) == ("prompt", "invalid_value")
+    for prompt in (Unseen([1, 2, 3]), [Unseen([1, 2]), Unseen([3])]):
+        request = validated(CompletionRequest, {"model": "m", "prompt": prompt})
+        with pytest.raises(PenstockError) as refused:
+            request.prompts(limits(ids=2))
+        assert (refused.value.param, refused.value.reason) == ("prompt", "invalid_value")
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], ["a", "b"], [[1], [2]], [1, "a"], [-1], [2**32], [True], [1.5], 3, {}]
+    "prompt", ["", [], [[]], [1, "a"], [-1], [2**32], [True], [1.5], 3, {}, [{}], [None]]
 )
 def test_other_prompts_are_refused(prompt):
     with pytest.raises(PenstockError) as refused:
-        completion(prompt=prompt).prompt(9)
+        completion(prompt=prompt).prompts(limits())
     assert refused.value.param == "prompt"
 
 
@@ -209,8 +249,13 @@ FIELDS = sorted(
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.booleans())
 def test_any_fields_are_a_request_or_a_refusal(fields, is_chat):
     with contextlib.suppress(PenstockError):
-        request = (chat if is_chat else completion)(**fields)
-        assert request.prompt(9).request.model == request.model
+        if is_chat:
+            asked = chat(**fields)
+            prompts = [asked.prompt(9)]
+        else:
+            asked = completion(**fields)
+            prompts = asked.prompts(limits())
+        assert {prompt.request.model for prompt in prompts} == {asked.model}
 
 
 @given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
