@@ -118,7 +118,11 @@ class RouterSettings(Section):
         128, ge=0, description="auto: uncached prompt tokens below which splitting is not weighed"
     )
     max_failovers: int = Field(3, ge=0, description="per request")
-    stall_timeout_s: float = Field(30.0, gt=0, description="a worker with work must step within")
+    stall_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="a worker with work must step within; longer by what a long step takes",
+    )
     worker_patience_s: float = Field(
         10.0, ge=0, description="how long a request waits while no worker of its model is ready"
     )

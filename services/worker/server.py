@@ -10,7 +10,7 @@ import grpc
 from services.common.checkpoint import chosen, locate
 from services.common.config import Settings
 from services.common.errors import unavailable
-from services.common.link import LinkCall, LinkServer
+from services.common.link import LinkCall, LinkServer, Vitals
 from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
@@ -48,13 +48,18 @@ class WorkerService(Service):
         self._steps = 0
         self._pending = 0  # requests that the engine owes a step, as of its last one
         self._moved_at = time.monotonic()
+        self._step_s = 0.0  # expected of the step under way, if that is long
         self._engine: EngineClient | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, server: grpc.aio.Server) -> None:
         """Loads the model in the engine's own process; returns when it can compute."""
         folder = await asyncio.to_thread(locate, self._model)
-        self._engine = EngineClient(self._engine_config(str(folder)), on_step=self._on_step)
+        self._engine = EngineClient(
+            self._engine_config(str(folder)),
+            on_step=self._on_step,
+            on_long_step=self._on_long_step,
+        )
         self._info: ModelInfo = await self._engine.start()
         self._news = News(self._info, self.settings.worker.max_running)
         self._sequences = Sequences(self._engine)
@@ -95,9 +100,10 @@ class WorkerService(Service):
         """Raises when the engine is gone, or owes a step for too long."""
         if self._engine is None or not self._engine.running:
             raise unavailable("the engine process ended", stage="worker", reason="engine_died")
-        _, pending = self._vitals()
+        vitals = self._vitals()
         silent_s = time.monotonic() - max(self._moved_at, self._sequences.last_added)
-        if pending and silent_s > self.settings.router.stall_timeout_s:
+        patience_s = vitals.patience_s(self.settings.router.stall_timeout_s)
+        if vitals.pending and silent_s > patience_s:
             raise unavailable(
                 f"the engine made no step for {silent_s:.0f} s with work pending",
                 stage="worker",
@@ -128,16 +134,20 @@ class WorkerService(Service):
             threads=options.threads,
         )
 
-    def _vitals(self) -> tuple[int, int]:
-        """Steps so far, and the requests that the next step must move."""
-        return self._steps, self._pending + self._sequences.unseen
+    def _vitals(self) -> Vitals:
+        """`pending` are the requests that the next step must move."""
+        return Vitals(self._steps, self._pending + self._sequences.unseen, self._step_s)
 
     async def _handle(self, call: LinkCall) -> None:
         await pipeline.serve(self._stage, call)
 
+    def _on_long_step(self, expected_s: float) -> None:
+        self._step_s = expected_s
+
     def _on_step(self, step: StepOutput) -> None:
         """Hands on all that one step made in one loop turn, so that a link sends one frame."""
         self._steps, self._pending, self._moved_at = step.step, step.pending, time.monotonic()
+        self._step_s = 0.0
         for orphan in self._sequences.deliver(step):
             kv_payload.discard(orphan.data)
         for reserved in step.kv_reserved:

@@ -10,7 +10,7 @@ from protos import common_pb2, worker_pb2
 from services.common.block_hash import block_hashes, tenant_salt
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
-from services.common.link import LinkCall, LinkServer
+from services.common.link import LinkCall, LinkServer, Vitals
 from services.common.redis import Redis
 from services.common.transport import listen
 from services.common.waiting import first_done
@@ -77,6 +77,7 @@ class FakeWorker:
         self.delay_first.set()
         self.steps = 0
         self.stalled = False
+        self.step_s = 0.0  # expected of the step under way
         self.load = worker_pb2.Load(
             max_running=max_running,
             free_blocks=1000,
@@ -136,10 +137,10 @@ class FakeWorker:
                 news.events.add(stored=stored, hashes=b"".join(hashes))
         return news.SerializeToString()
 
-    def _vitals(self) -> tuple[int, int]:
+    def _vitals(self) -> Vitals:
         if not self.stalled:
             self.steps += 1
-        return self.steps, self.running
+        return Vitals(self.steps, self.running, self.step_s)
 
     async def _serve(self, call: LinkCall) -> None:
         work = worker_pb2.WorkRequest.FromString(call.payload)

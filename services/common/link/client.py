@@ -60,7 +60,7 @@ class LinkOptions:
     connect_timeout_s: float = 5.0  # until the peer's first frame
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 5.0  # without any frame
-    stall_timeout_s: float = 10.0  # `steps` unmoved while `pending` is not 0
+    stall_timeout_s: float = 10.0  # `steps` unmoved while `pending` is not 0; see Vitals.patience_s
     backoff_s: float = 0.1  # before the second attempt; doubles, with jitter
     backoff_max_s: float = 5.0
     max_pending_bytes: int = MAX_PENDING_BYTES
@@ -341,7 +341,8 @@ class LinkClient:
             if self._silent_s > self._options.heartbeat_timeout_s:
                 raise LinkLostError(f"silent for {self._silent_s:.1f} s")
             self._unmoved_s += beat_s if self.vitals.pending else 0.0
-            if self._unmoved_s > self._options.stall_timeout_s and self._stalled_at is None:
+            patience_s = self.vitals.patience_s(self._options.stall_timeout_s)
+            if self._unmoved_s > patience_s and self._stalled_at is None:
                 self._give_up_stalled()
             self._outbox.frame.ping = 1
             self._outbox.mark()
@@ -383,7 +384,8 @@ class LinkClient:
             else:
                 request._finish(end)
         if frame.HasField("vitals"):
-            self._observe(Vitals(frame.vitals.steps, frame.vitals.pending))
+            told = frame.vitals
+            self._observe(Vitals(told.steps, told.pending, told.step_ms / 1000))
         if frame.draining and self.state is LinkState.READY:
             self._set_state(LinkState.DRAINING)
 

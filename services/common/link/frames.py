@@ -11,6 +11,7 @@ from protos.common_pb2 import End, LinkDown, LinkUp, Record, Status
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_PENDING_BYTES = 32 * 2**20  # half a frame: what is gathered always fits in one
+STEP_PATIENCE = 3.0
 ENTRY_BYTES = 64  # charged for each entry beside its payload, so that empty ones count too
 
 Frame = TypeVar("Frame", LinkUp, LinkDown)
@@ -21,6 +22,12 @@ class Vitals(NamedTuple):
 
     steps: int
     pending: int
+    step_s: float = 0.0  # what the step under way is expected to take; 0: not worth mentioning
+
+    def patience_s(self, stall_timeout_s: float) -> float:
+        """How long `steps` may stand still. A long step is given a multiple of its time, so that a
+        slow machine is not taken for a hung one; a hung one is found out that much later."""
+        return stall_timeout_s + STEP_PATIENCE * self.step_s
 
 
 class LinkLostError(Exception):

@@ -17,6 +17,7 @@ from services.common.link.frames import (
     Outbox,
     Record,
     Status,
+    Vitals,
     stage_of,
     status,
 )
@@ -98,8 +99,8 @@ class LinkServer:
     PenstockError with its status, any other exception with INTERNAL, unless `end` was called
     before. When the request is cancelled, so is the task; the request ends when it has unwound.
 
-    `vitals` is asked for (steps, pending) with each frame: `pending` counts work that only this
-    replica can move, and `steps` must move while there is any; (0, 0) claims nothing.
+    `vitals` is asked for with each frame: `pending` counts work that only this replica can move,
+    and `steps` must move while there is any; (0, 0) claims nothing.
     `snapshot` is asked at each attach for the news that bring a new peer up to date.
     `max_requests` bounds the requests of all links together; more are refused.
     """
@@ -109,7 +110,7 @@ class LinkServer:
         method: str,
         handler: Callable[[LinkCall], Awaitable[None]],
         *,
-        vitals: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        vitals: Callable[[], Vitals] = lambda: Vitals(0, 0),
         snapshot: Callable[[], list[bytes]] | None = None,
         max_requests: int = 4096,
         max_pending_bytes: int = MAX_PENDING_BYTES,
@@ -252,7 +253,9 @@ class _Attachment:
     async def write(self) -> None:
         while True:
             frame = await self.outbox.take()
-            frame.vitals.steps, frame.vitals.pending = self._server.vitals()
+            vitals = self._server.vitals()
+            frame.vitals.steps, frame.vitals.pending = vitals.steps, vitals.pending
+            frame.vitals.step_ms = min(round(vitals.step_s * 1000), 2**32 - 1)
             frame.draining = self._server.draining
             await self._context.write(frame.SerializeToString())
 

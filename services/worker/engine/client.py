@@ -30,8 +30,9 @@ class EngineDied(Exception):
 class EngineClient:
     """Starts an engine process and talks to it. Use it from one event loop.
 
-    `on_step` is called on the loop for every StepOutput, in order; an exception from it ends the
-    client as if the engine had died. `KvBlocks`s in it belong to the callee (see kv_payload.py).
+    `on_step` is called on the loop for every StepOutput, in order, and `on_long_step` before one
+    that is expected to take long; an exception from them ends the client as if the engine had died.
+    `KvBlocks`s in a StepOutput belong to the callee (see kv_payload.py).
 
     Commands return at once and are carried out between steps, in order; only `write_kv` and
     `start_decode`, in order among themselves, may be overtaken by the others: a cancel waits for no
@@ -40,11 +41,17 @@ class EngineClient:
     unknown ids are ignored. After the process ended, commands raise EngineDied.
     """
 
-    def __init__(self, config: EngineConfig, on_step: Callable[[StepOutput], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_step: Callable[[StepOutput], None],
+        on_long_step: Callable[[float], None] = lambda expected_s: None,
+    ) -> None:
         self.config = config
         self.info: ModelInfo | None = None
         """Set once the model is loaded."""
         self._on_step = on_step
+        self._on_long_step = on_long_step
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._transfers: asyncio.StreamWriter | None = None
@@ -179,6 +186,8 @@ class EngineClient:
                             output.request_id for output in message.outputs if output.finish_reason
                         )
                         self._on_step(message)
+                    case wire.LongStep():
+                        self._on_long_step(message.expected_s)
                     case wire.Snapshot():
                         answer = self._snapshots.pop(message.number)
                         if not answer.done():

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -30,6 +31,8 @@ from services.worker.engine.scheduler import Chunk, Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
 
 log = logging.getLogger(__name__)
+
+LONG_STEP_S = 1.0
 
 MAX_FAILED_STEPS = 3
 """In a row, in which every request failed; then it is the engine that is broken."""
@@ -64,7 +67,9 @@ class Engine:
         )
         self._eos_token_ids = frozenset(self.info.eos_token_ids)
         self._arrivals = itertools.count()
-        self._meter = LoadMeter()
+        self._meter = LoadMeter(self.info.num_parameters, self.info.device)
+        self.on_long_step: Callable[[float], None] = lambda expected_s: None
+        """Called before a step that is expected to take LONG_STEP_S or more."""
         self._steps = 0
         self._failed_steps = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
@@ -132,6 +137,7 @@ class Engine:
         output, started = self._now, now_ns()
         step = self.scheduler.schedule()
         self._report_schedule(step, started)
+        self._announce(step.chunks)
         outcomes = self._run(step.chunks)
         self._raise_if_broken(outcomes)
         ended = now_ns()
@@ -143,7 +149,7 @@ class Engine:
         output.duration_ns = now_ns() - started
         output.prefill_tokens = sum(c.count for c in step.chunks if not c.is_decode)
         output.decode_tokens = sum(c.count for c in step.chunks if c.is_decode)
-        self._meter.add(output.prefill_tokens, output.decode_tokens, output.duration_ns)
+        self._meter.add(output.prefill_tokens, output.decode_tokens, started, output.duration_ns)
         output.kv_events = self.pool.take_events()
         output.pending = self.scheduler.num_pending
         output.load = self.load()
@@ -171,6 +177,12 @@ class Engine:
     def check(self) -> None:
         """Raises IntegrityError if a block leaked. For idle moments: it looks at every block."""
         self.scheduler.check()
+
+    def _announce(self, chunks: list[Chunk]) -> None:
+        tokens = sum(chunk.count for chunk in chunks if not chunk.is_decode)
+        expected_s = self._meter.expected_s(tokens, len(chunks))
+        if expected_s >= LONG_STEP_S:
+            self.on_long_step(expected_s)
 
     def _report_schedule(self, step: Step, started_ns: int) -> None:
         for sequence in [*step.reserved, *(chunk.sequence for chunk in step.chunks)]:

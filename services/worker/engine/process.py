@@ -98,6 +98,7 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
         operation, *arguments = source.receive()
         commands[operation](*arguments)
 
+    engine.on_long_step = lambda expected_s: channel.send(wire.LongStep(expected_s))
     poll = select.poll()
     for source in (channel, transfers):
         poll.register(source, select.POLLIN)

@@ -7,7 +7,7 @@ KV data travels as an out-of-band buffer: it is not copied into the pickle nor o
 are one program that trusts itself, hence pickle; nothing from the network is ever unpickled.
 
 To the engine: (operation, *arguments), see process.py. From it: `ModelInfo` first, then
-`StepOutput`, `Snapshot` and, as the last, `Failure`.
+`StepOutput`, `LongStep`, `Snapshot` and, as the last, `Failure`.
 """
 
 import pickle
@@ -25,6 +25,13 @@ class Snapshot:
 
     number: int
     hashes: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LongStep:
+    """A step begins that is expected to take so long that it is worth telling."""
+
+    expected_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from link_peers import METHOD, QUICK, STILL, Seen, client, grpc_server, linked, 
 from protos import router_pb2_grpc
 from protos.common_pb2 import Decision, Record
 from services.common.errors import PenstockError, invalid
-from services.common.link import LinkCall, LinkClient, LinkServer, LinkState
+from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
 from tests.support.transport import TRANSPORT
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
@@ -77,7 +77,7 @@ async def test_a_request_carries_its_parts_and_gives_items_in_order_then_its_end
 
 async def test_one_loop_turn_makes_one_frame() -> None:
     held = Held()
-    server = LinkServer(METHOD, held, vitals=lambda: (7, 64))
+    server = LinkServer(METHOD, held, vitals=lambda: Vitals(7, 64, 1.5))
     seen = Seen()
     async with linked(server, seen, STILL) as link:
         requests = [link.open(b"", deadline=soon(), on_item=seen.items.append) for _ in range(64)]
@@ -97,7 +97,7 @@ async def test_one_loop_turn_makes_one_frame() -> None:
         assert link.counters.frames == frames + 11
         assert seen.items[-64:] == [b"last"] * 64
         assert seen.news == [b"news %d" % step for step in range(10)]
-        assert link.vitals == (7, 64)
+        assert link.vitals == Vitals(7, 64, 1.5)
 
 
 async def test_a_hop_in_the_middle_keeps_one_frame_per_step() -> None:
@@ -362,7 +362,7 @@ async def test_drain_ends_what_outlives_its_grace_and_flushes_it() -> None:
         end = await request.ended()
         assert (end.status.code, end.status.reason) == (UNAVAILABLE, "draining")
         assert [len(item) for item in items] == [2**20]
-        assert not server.tasks or await asyncio.wait(server.tasks, timeout=5)
+        await until(lambda: not server.tasks)
         assert server.running == 0
 
 

@@ -32,9 +32,11 @@ from protos.common_pb2 import (
     LinkUp,
     Open,
     Status,
-    Vitals,
 )
-from services.common.link import LinkCall, LinkOptions, LinkServer, LinkState
+from protos.common_pb2 import (
+    Vitals as VitalsFrame,
+)
+from services.common.link import LinkCall, LinkOptions, LinkServer, LinkState, Vitals
 from tests.support.transport import TRANSPORT
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -157,7 +159,7 @@ async def test_a_peer_whose_steps_stand_still_is_stalled_until_they_move() -> No
         running.append(call)
         await asyncio.Event().wait()
 
-    server = LinkServer(METHOD, handler, vitals=lambda: (steps, pending))
+    server = LinkServer(METHOD, handler, vitals=lambda: Vitals(steps, pending))
     seen = Seen()
     async with linked(server, seen) as link:
         request = link.open(b"", deadline=soon(), on_item=ignore)
@@ -186,7 +188,9 @@ async def test_a_stalled_peer_is_not_ready_again_by_reconnecting() -> None:
         await context.read()
         for _ in range(100):
             steps = 6 if moved.is_set() else 5
-            await context.write(LinkDown(vitals=Vitals(steps=steps, pending=1)).SerializeToString())
+            await context.write(
+                LinkDown(vitals=VitalsFrame(steps=steps, pending=1)).SerializeToString()
+            )
             await asyncio.sleep(0.01)
 
     seen = Seen()
@@ -199,7 +203,7 @@ async def test_a_stalled_peer_is_not_ready_again_by_reconnecting() -> None:
 
 async def test_a_peer_that_works_and_idles_is_never_taken_for_stalled() -> None:
     steps, pending = 0, 1
-    server = LinkServer(METHOD, hold, vitals=lambda: (steps, pending))
+    server = LinkServer(METHOD, hold, vitals=lambda: Vitals(steps, pending))
     seen = Seen()
     async with linked(server, seen) as link:
         for phase in range(4):
@@ -210,6 +214,19 @@ async def test_a_peer_that_works_and_idles_is_never_taken_for_stalled() -> None:
                 await asyncio.sleep(0.01)
         assert seen.states == [LinkState.READY]
         assert link.state is LinkState.READY
+
+
+async def test_a_peer_in_a_long_step_is_given_the_time_that_it_takes() -> None:
+    step_s = 2.0
+    server = LinkServer(METHOD, hold, vitals=lambda: Vitals(5, 1, step_s))
+    seen = Seen()
+    async with linked(server, seen) as link:
+        request = link.open(b"", deadline=soon(), on_item=ignore)
+        frames = link.counters.frames
+        await until(lambda: link.counters.frames > frames + 8)  # longer than `stall_timeout_s`
+        assert seen.states == [LinkState.READY]
+        step_s = 0.01  # and no longer: it hangs
+        assert (await request.ended()).status.reason == "peer_stalled"
 
 
 async def test_unknown_ids_and_double_ends_are_counted_and_harm_nobody() -> None:
