@@ -7,6 +7,7 @@ against the interference that it avoids. docs/decisions/0003-placement.md explai
 Pure functions over the workers' views: no I/O, nothing remembered.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,6 +20,11 @@ SplitMode = Literal["auto", "always", "never"]
 # Until a worker of the model has measured its own.
 PRIOR_PREFILL_TOKENS_PER_S = 2000.0
 PRIOR_STEP_S = 0.03
+# A rate is trusted for so long after it last moved, and then less and less: a worker that once was
+# slow, and so gets nothing to measure itself by, is tried again.
+TRUSTED_S = 30.0
+FORGOTTEN_S = 120.0
+OPTIMISM = 1.05  # a rate that is not known is taken for a little better than the best that is
 # Share by which a full batch slows a step. Real steps may stay flat; this also keeps room free on
 # every worker, so it is not zero even then.
 FULL_BATCH_SLOWDOWN = 0.5
@@ -93,9 +99,12 @@ class Placement:
         return costs
 
 
-def place(ask: Ask, workers: Sequence[Worker]) -> Placement:
-    """The best placement on these workers (all ready, all of one model, at least one)."""
-    rates = rates_of(workers)
+def place(ask: Ask, workers: Sequence[Worker], now: float | None = None) -> Placement:
+    """The best placement on these workers (all ready, all of one model, at least one).
+
+    `now`: monotonic seconds, the clock's by default.
+    """
+    rates = rates_of(workers, time.monotonic() if now is None else now)
     decoding = [w for w in workers if w.role in DECODE_ROLES]
     prefilling = [w for w in workers if w.role in PREFILL_ROLES]
     # With no decode worker left, a prefill worker is better than an error.
@@ -119,18 +128,32 @@ def reasons(placement: Placement) -> dict[str, str]:
     return told
 
 
-def rates_of(workers: Sequence[Worker]) -> dict[Worker, Rates]:
-    """Measured rates. A worker that has measured nothing is given the best of its peers', so that
-    it is tried, and the priors when there are none."""
-    fastest = max((w.load.prefill_tokens_per_s for w in workers), default=0.0)
+def rates_of(workers: Sequence[Worker], now: float) -> dict[Worker, Rates]:
+    """Measured rates, as far as they are to be trusted.
+
+    What a worker has not measured, or not for long, is taken for a little better than its peers'
+    best, so that the worker is tried; between, for something between the two. Without any
+    measurement the priors stand.
+    """
+    speeds = [w.load.prefill_tokens_per_s for w in workers if w.load.prefill_tokens_per_s > 0]
     steps = [w.load.decode_step_ms / 1000 for w in workers if w.load.decode_step_ms > 0]
+    fastest = max(speeds, default=PRIOR_PREFILL_TOKENS_PER_S) * OPTIMISM
+    shortest_s = min(steps, default=PRIOR_STEP_S) / OPTIMISM
     return {
         w: Rates(
-            w.load.prefill_tokens_per_s or fastest or PRIOR_PREFILL_TOKENS_PER_S,
-            w.load.decode_step_ms / 1000 or min(steps, default=PRIOR_STEP_S),
+            _faded(w.load.prefill_tokens_per_s, fastest, now - w.prefill_measured_s),
+            _faded(w.load.decode_step_ms / 1000, shortest_s, now - w.step_measured_s),
         )
         for w in workers
     }
+
+
+def _faded(own: float, best: float, age_s: float) -> float:
+    """From `own` (0: not known) to `best`, by its age."""
+    if not own:
+        return best
+    trust = min(1.0, max(0.0, (FORGOTTEN_S - age_s) / (FORGOTTEN_S - TRUSTED_S)))
+    return float(best * (own / best) ** trust)
 
 
 def _weigh_split(

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class Worker:
     load: worker_pb2.Load
     unseen: list[Sent] = field(default_factory=list)
     events: deque[tuple[bool, bytes]] = field(default_factory=deque)  # not yet in the index
+    prefill_measured_s: float = field(default_factory=time.monotonic)  # when its rates last moved
+    step_measured_s: float = field(default_factory=time.monotonic)
     breaker: Breaker = field(default_factory=Breaker)
     peers: Callable[[], "list[Worker]"] = list  # the model's other workers
 
@@ -70,6 +73,15 @@ class Worker:
     @property
     def max_running(self) -> int:
         return int(self.replica.facts.get("max_running", "0")) or self.load.max_running or 1
+
+    def learn(self, load: worker_pb2.Load) -> None:
+        """Takes its load as it is now."""
+        now = time.monotonic()
+        if load.prefill_tokens_per_s != self.load.prefill_tokens_per_s:
+            self.prefill_measured_s = now
+        if load.decode_step_ms != self.load.decode_step_ms:
+            self.step_measured_s = now
+        self.load = load
 
     def sent(self, prefill_tokens: int, until_answered: bool = False) -> Sent:
         """Notes a request that is opened on this worker now.
@@ -188,7 +200,7 @@ class Workers:
         news = worker_pb2.WorkerNews.FromString(payload)
         worker = self._of(peer)
         if news.HasField("load"):
-            worker.load = news.load
+            worker.learn(news.load)
         for sent in worker.unseen:
             sent.news_left -= 1
         worker.unseen = [sent for sent in worker.unseen if sent.news_left > 0]

@@ -9,7 +9,17 @@ import pytest
 from protos import worker_pb2
 from services.common.discovery import Replica
 from services.router.block_index import Holder
-from services.router.placement import TOLD, Ask, place, rates_of, reasons
+from services.router.placement import (
+    FORGOTTEN_S,
+    OPTIMISM,
+    TOLD,
+    TRUSTED_S,
+    Ask,
+    Rates,
+    place,
+    rates_of,
+    reasons,
+)
 from services.router.workers import Worker
 
 
@@ -30,6 +40,7 @@ def worker(number: int, role: str = "both", host: str = "host", **load: float) -
     return Worker(peer, Holder(1 << number), worker_pb2.Load(**figures))  # type: ignore[arg-type]
 
 
+NOW = 10_000.0
 ASK = Ask(prompt_tokens=1000, max_tokens=100, matched={}, split="auto", split_min_tokens=128)
 
 
@@ -90,12 +101,62 @@ def test_a_full_batch_and_full_memory_are_avoided():
     )
 
 
-def test_an_unmeasured_worker_is_given_its_peers_rates():
-    known = worker(0)
+def aged(worker: Worker, age_s: float) -> Worker:
+    """Its rates last moved so long before NOW."""
+    worker.prefill_measured_s = worker.step_measured_s = NOW - age_s
+    return worker
+
+
+def test_an_unmeasured_worker_is_tried():
+    known = aged(worker(0), 0)
     new = worker(1, prefill_tokens_per_s=0, decode_step_ms=0)
-    rates = rates_of([known, new])
-    assert rates[known] == rates[new]
-    assert rates_of([new])[new].prefill_tokens_per_s > 0
+    rates = rates_of([known, new], NOW)
+    assert rates[known] == Rates(2000, pytest.approx(0.01))
+    assert rates[new].prefill_tokens_per_s == pytest.approx(2000 * OPTIMISM)
+    assert rates[new].step_s == pytest.approx(0.01 / OPTIMISM)
+    assert place(ASK, [known, new], NOW).plan.decode is new
+    assert rates_of([new], NOW)[new].prefill_tokens_per_s > 0
+
+
+def test_a_worker_that_was_slow_once_is_tried_again():
+    """Its first step took 20 s; while it gets nothing it measures nothing."""
+    quick = aged(worker(0), 0)
+    slow = worker(1, prefill_tokens_per_s=25, decode_step_ms=500)
+    seen = []
+    for age_s in (0, TRUSTED_S, 60, 90, FORGOTTEN_S):
+        seen.append(rates_of([quick, aged(slow, age_s)], NOW)[slow].prefill_tokens_per_s)
+    assert seen[0] == seen[1] == pytest.approx(25)
+    assert seen == sorted(seen)
+    assert seen[-1] == pytest.approx(2000 * OPTIMISM)
+    assert place(ASK, [quick, aged(slow, 0)], NOW).plan.decode is quick
+    assert place(ASK, [quick, aged(slow, FORGOTTEN_S)], NOW).plan.decode is slow
+
+
+def test_every_worker_is_tried_now_and_then():
+    """One after the other, each on an idle pool whose first worker is the quickest."""
+    pool = [aged(worker(n, prefill_tokens_per_s=2000 - 300 * n), 0) for n in range(3)]
+    tried = []
+    for now in range(int(NOW), int(NOW) + 300, 2):
+        chosen = place(ASK, pool, now).plan.decode
+        chosen.prefill_measured_s = chosen.step_measured_s = now
+        tried.append(chosen.id)
+    assert min(tried.count(w.id) for w in pool) >= 2
+    assert tried.count("w0") > 100
+
+
+def test_news_that_move_a_rate_refresh_it():
+    seen = aged(worker(0), 50)
+    same = worker_pb2.Load()
+    same.CopyFrom(seen.load)
+    same.running = 5
+    seen.learn(same)
+    assert (seen.load.running, seen.prefill_measured_s) == (5, NOW - 50)
+    moved = worker_pb2.Load()
+    moved.CopyFrom(same)
+    moved.decode_step_ms = 11
+    seen.learn(moved)
+    assert seen.prefill_measured_s == NOW - 50
+    assert seen.step_measured_s != NOW - 50
 
 
 def test_split_when_it_spares_the_decoding():
