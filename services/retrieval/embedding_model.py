@@ -6,11 +6,11 @@ states become one vector), `sentence_bert_config.json` (its window), and
 that needs more than that is refused at load, because half-applied it would give vectors that look
 right and are not.
 
-Everything here blocks; torch and transformers are imported at load.
+Everything here blocks; torch is imported at load.
 """
 
 import json
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from importlib.resources import files
 from pathlib import Path
 
@@ -26,19 +26,15 @@ class EmbeddingModel:
     """`load` it; `reader` is safe from any thread, `encode` from one at a time."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        from transformers import AutoModel
-        from transformers.utils import logging
+        from services.retrieval.encoder import Encoder
 
-        logging.disable_progress_bar()
         _refuse_unknown_stages(folder)
         self.folder = folder
         self.reader = TextReader(folder)
-        self._model = AutoModel.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, dtype="float32"
-        ).eval()
+        self._encoder = Encoder(folder)
         self._pooling = _pooling(folder)
         self.name = name
-        self.dimension = int(self._model.config.hidden_size)
+        self.dimension = self._encoder.dimension
         self.fingerprint = self._digest()
 
     @classmethod
@@ -64,21 +60,19 @@ class EmbeddingModel:
         """Token ids, one list per text, to float32 [texts, dimension] of unit length."""
         import torch
 
-        longest = max(map(len, batch))
-        ids = torch.full((len(batch), longest), self.reader.pad, dtype=torch.long)
-        mask = torch.zeros((len(batch), longest), dtype=torch.long)
+        shape = (len(batch), max(map(len, batch)))
+        ids = torch.full(shape, self.reader.pad, dtype=torch.long)
+        mask = torch.zeros(shape, dtype=torch.bool)
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = torch.tensor(tokens)
-            mask[row, : len(tokens)] = 1
-        with torch.inference_mode():
-            states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-            if self._pooling == "mean":
-                weights = mask.unsqueeze(-1).to(states.dtype)
-                pooled = (states * weights).sum(1) / weights.sum(1)
-            else:
-                at = 0 if self._pooling == "cls" else mask.sum(1) - 1
-                pooled = states[torch.arange(len(batch)), at]
-            return torch.nn.functional.normalize(pooled, dim=1).numpy()
+            mask[row, : len(tokens)] = True
+        states = self._encoder.encode(ids, mask)
+        if self._pooling == "mean":
+            pooled = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        else:
+            at = 0 if self._pooling == "cls" else mask.sum(1) - 1
+            pooled = states[torch.arange(len(batch)), at]
+        return torch.nn.functional.normalize(pooled, dim=1).numpy()
 
     def _digest(self) -> str:
         """Tells models apart whatever their folders are called: weights, pooling, instructions."""
@@ -86,9 +80,9 @@ class EmbeddingModel:
         digest.update(
             json.dumps([self._pooling, self.reader.instructions], sort_keys=True).encode()
         )
-        for name, weight in sorted(self._model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(weight.numpy()).data)
+        for path in sorted(self.folder.glob("*.safetensors")):
+            with path.open("rb") as file:
+                digest.update(file_digest(file, "blake2b").digest())
         return digest.hexdigest()
 
 

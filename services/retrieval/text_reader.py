@@ -96,13 +96,21 @@ def _token_id(tokenizer: Tokenizer, token: Any) -> int:
 def _window(folder: Path, tokenizer_config: dict[str, Any]) -> int:
     limits = (
         read_json(folder, "sentence_bert_config.json").get("max_seq_length"),
-        read_json(folder, "config.json").get("max_position_embeddings"),
+        _positions(read_json(folder, "config.json")),
         tokenizer_config.get("model_max_length"),
     )
     found = [int(limit) for limit in limits if limit]
     if not found:
         raise ValueError(f"embedding model {folder}: no file says how many tokens it takes")
     return min(found)
+
+
+def _positions(config: dict[str, Any]) -> int | None:
+    """How many tokens there are positions for; RoBERTa's begin behind the padding's."""
+    count: int | None = config.get("max_position_embeddings")
+    if count and "roberta" in config.get("model_type", ""):
+        count -= 1 + (config.get("pad_token_id") or 0)
+    return count
 
 
 def _instructions(folder: Path) -> dict[str, str]:

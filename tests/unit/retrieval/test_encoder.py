@@ -1,0 +1,97 @@
+"""Our encoder beside transformers', and checkpoints that it must refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, RobertaModel
+
+from services.retrieval.encoder import Encoder
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 20,
+    "type_vocab_size": 2,
+    "initializer_range": 0.5,  # so large that a wrong detail shows
+}
+
+
+def reference(family: str) -> PreTrainedModel:
+    torch.manual_seed(3)
+    if family == "bert":
+        return BertModel(BertConfig(**SIZES, pad_token_id=0)).eval()
+    return RobertaModel(RobertaConfig(**SIZES, pad_token_id=1)).eval()
+
+
+def written(folder: Path, **config: Any) -> Path:
+    """A tiny BERT's checkpoint with some fields of its config.json replaced."""
+    reference("bert").save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_equals_transformers_with_padding_too(family: str, tmp_path: Path) -> None:
+    model = reference(family)
+    for parameter in model.parameters():  # biases and norms of fresh models are all 0 and 1
+        torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(tmp_path)
+    ids = torch.randint(5, 50, (3, 18))
+    mask = torch.arange(18) < torch.tensor([[18], [7], [1]])
+    ids[~mask] = model.config.pad_token_id
+    with torch.inference_mode():
+        wanted = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    found = Encoder(tmp_path).encode(ids, mask)
+    assert torch.allclose(found[mask], wanted[mask], atol=1e-4)
+    assert found.dtype == torch.float32
+
+
+def test_names_below_a_prefix_are_found_and_half_precision_is_widened(tmp_path: Path) -> None:
+    plain = Encoder(written(tmp_path / "plain"))
+    other = written(tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    save_file({f"bert.{n}": t.bfloat16() for n, t in tensors.items()}, other / "model.safetensors")
+    ids, mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.bool)
+    found = Encoder(other).encode(ids, mask)
+    assert torch.allclose(found, plain.encode(ids, mask), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "mpnet"}, "model_type 'mpnet'"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"intermediate_size": 64}, r"intermediate.dense.weight is \[48, 32\]"),
+        ({"num_hidden_layers": 3}, "encoder.layer.2.attention.self.query.weight is missing"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"intermediate_size": None}, "intermediate_size is missing"),
+    ],
+)
+def test_what_it_cannot_compute_is_refused(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Encoder(written(tmp_path, **config))
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"model\.safetensors: broken, or cut short"):
+        Encoder(folder)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match="has no"):
+        Encoder(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        Encoder(folder)
