@@ -30,8 +30,8 @@ from services.common.redis import connect
 from services.common.service import Host, Service
 from services.gateway.keys import KeyStore
 
-DELTA = TextDelta(text=" token", tokens=1).SerializeToString()
-FIRST = TextDelta(text="A", tokens=1, plan=PromptPlan(window=512)).SerializeToString()
+DELTA = TextDelta(text=" token", token_ids=[17]).SerializeToString()
+FIRST = TextDelta(text="A", token_ids=[17], plan=PromptPlan(window=512)).SerializeToString()
 LAST = TextDelta(finish=FINISH_LENGTH, usage=Usage(completion_tokens=1)).SerializeToString()
 
 

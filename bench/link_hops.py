@@ -58,7 +58,7 @@ def ids_to_key(ids: list[int]) -> int:
 
 def to_text(delta: bytes) -> bytes:
     tokens = len(TokenDelta.FromString(delta).token_ids)
-    return TextDelta(text=TEXT * tokens, tokens=tokens).SerializeToString()
+    return TextDelta(text=TEXT * tokens, token_ids=[300] * tokens).SerializeToString()
 
 
 def to_event(text: bytes) -> bytes:

@@ -39,3 +39,6 @@ auth_failures = Counter("penstock_gateway_auth_failures_total", "Refused or unch
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]
 )
+tokenizer_losses = Counter(
+    "penstock_gateway_tokenizer_losses_total", "Tokenizers lost under a request", ["why"]
+)

@@ -124,7 +124,8 @@ async def _answer(
     """One prompt's answer, from a tokenizer to the front."""
     stream = TextStream(
         gateway.tokenizers,
-        prompt.request.SerializeToString(),
+        prompt.request,
+        patience_s=gateway.settings.gateway.tokenizer_patience_s,
         deadline=way.deadline,
         traceparent=way.traceparent,
     )
@@ -135,17 +136,18 @@ async def _answer(
                 await front.write(answer, deltas)
     finally:
         stream.cancel()
-        way.journal.below.MergeFrom(stream.end.record)
+        way.journal.below.MergeFrom(stream.record)
     if len(stream.attempts) > 1:
         lost = ", ".join(stream.attempts[:-1])
         way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
+    if stream.finished:
+        return
     if stream.end.status.code:
         error = PenstockError.from_status(stream.end.status)
         if prompt.param and error.param.startswith("prompt"):
             error.param = prompt.param + error.param.removeprefix("prompt")
         raise error
-    if not answer.finish:
-        raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
+    raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
 
 
 async def _all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -52,7 +52,7 @@ class Answer:
         self.arrived = now
         tokens = 0
         for delta in deltas:
-            tokens += delta.tokens
+            tokens += len(delta.token_ids)
             if delta.text:
                 self.pieces.append(delta.text)
             if delta.finish:

@@ -1,43 +1,60 @@
 """One generation on a tokenizer link, seen from the gateway: deltas in batches, then the end."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 
 import grpc
 
-from protos.tokenizer_pb2 import TextDelta
+from protos.common_pb2 import Record
+from protos.tokenizer_pb2 import PromptRequest, Resume, TextDelta
 from services.common.errors import PenstockError
 from services.common.link import End, LinkRequest
 from services.common.peers import Peers
+from services.gateway import metrics
 
-PATIENCE_S = 5.0  # for a tokenizer to appear: a restart, an upgrade
+log = logging.getLogger(__name__)
+
 MAX_UNREAD_BYTES = 4 * 2**20  # of a stream whose client does not read
-_ATTEMPTS = 3
+MAX_LOSSES = 3  # of tokenizers under one request; it may be the request that they die of
 _LOST = frozenset({"peer_lost", "peer_stalled", "draining"})
 
 
 class TextStream:
     """Opens the request on the least loaded tokenizer, and gathers what comes.
 
-    When a tokenizer is lost before anything came of it, the request goes to another one: the seed
-    is in the request, so nothing differs. After the first delta the loss is the request's end.
+    When a tokenizer is lost, another one, or the next after a restart, goes on: the seed is in the
+    request, and the deltas tell the tokens that their text stands for. So nothing differs.
     """
 
     def __init__(
-        self, tokenizers: Peers, payload: bytes, *, deadline: float, traceparent: str
+        self,
+        tokenizers: Peers,
+        request: PromptRequest,
+        *,
+        patience_s: float,
+        deadline: float,
+        traceparent: str,
     ) -> None:
-        """`payload` is a serialized PromptRequest, `deadline` in time.monotonic() seconds."""
+        """`patience_s`: for a tokenizer to appear. `deadline` in time.monotonic() seconds."""
         self._tokenizers = tokenizers
-        self._payload = payload
+        self._request = request
+        self._patience_s = patience_s
         self._deadline = deadline
         self._traceparent = traceparent
-        self._request: LinkRequest | None = None
+        self._so_far = Resume()
+        self._link_request: LinkRequest | None = None
         self._inbox: list[bytes] = []
         self._unread_bytes = 0
         self._overrun = False
         self._wake = asyncio.Event()
+        self._losses = 0
+        self.finished = (
+            False  # the last delta has come: whatever ends the link then, ends no answer
+        )
         self.end = End()
-        self.attempts: list[str] = []  # ids of the tokenizers asked
+        self.record = Record()  # what all tokenizers asked told of it
+        self.attempts: list[str] = []  # their ids
 
     async def batches(self) -> AsyncGenerator[list[TextDelta], None]:
         """What has arrived since the last look, never empty. `end` is set after the last.
@@ -63,30 +80,31 @@ class TextStream:
                     reason="client_too_slow",
                 )
             self.end = ended.result()
-            if not self._worth_another():
+            self.record.MergeFrom(self.end.record)
+            if self.finished or not self._may_go_on():
                 return
 
     def cancel(self) -> None:
         """Frees everything downstream; free when it has ended."""
-        if self._request is not None:
-            self._request.cancel()
+        if self._link_request is not None:
+            self._link_request.cancel()
 
     async def _open(self) -> "asyncio.Task[End]":
-        peer = await self._tokenizers.pick_least_loaded(PATIENCE_S)
+        peer = await self._tokenizers.pick_least_loaded(self._patience_s)
         self.attempts.append(peer.id)
-        self._began = False
-        self._request = peer.link.open(
-            self._payload,
+        if self._so_far.token_ids:
+            self._request.resume.CopyFrom(self._so_far)
+        self._link_request = peer.link.open(
+            self._request.SerializeToString(),
             deadline=self._deadline,
             traceparent=self._traceparent,
             on_item=self._on_item,
         )
-        ended = asyncio.create_task(self._request.ended())
+        ended = asyncio.create_task(self._link_request.ended())
         ended.add_done_callback(lambda _: self._wake.set())
         return ended
 
     def _on_item(self, payload: bytes) -> None:
-        self._began = True
         self._inbox.append(payload)
         self._unread_bytes += len(payload)
         self._wake.set()
@@ -96,9 +114,33 @@ class TextStream:
 
     def _take(self) -> list[TextDelta]:
         inbox, self._inbox, self._unread_bytes = self._inbox, [], 0
-        return [TextDelta.FromString(payload) for payload in inbox]
+        deltas = [TextDelta.FromString(payload) for payload in inbox]
+        for delta in deltas:
+            self._note(delta)
+        return deltas
 
-    def _worth_another(self) -> bool:
+    def _note(self, delta: TextDelta) -> None:
+        """Keeps what another tokenizer would have to know."""
+        self._so_far.token_ids.extend(delta.token_ids)
+        self._so_far.characters += len(delta.text)
+        if delta.HasField("plan"):
+            self._so_far.plan.CopyFrom(delta.plan)
+            self._so_far.prompt_digest = delta.prompt_digest
+            self._so_far.cached_tokens = delta.usage.cached_tokens
+        if delta.finish:
+            self.finished = True
+            if self._link_request is not None:
+                self._link_request.settle()
+
+    def _may_go_on(self) -> bool:
+        """Whether it was a tokenizer that was lost, and not one too many.
+
+        A tokenizer that says so of its routers, or they of their workers, has tried others itself.
+        """
         status = self.end.status
-        lost = status.stage == "tokenizer" and status.reason in _LOST
-        return lost and not self._began and len(self.attempts) < _ATTEMPTS
+        if status.stage != "tokenizer" or status.reason not in _LOST:
+            return False
+        self._losses += status.reason != "draining"
+        metrics.tokenizer_losses.labels(status.reason).inc()
+        log.warning("tokenizer %s was lost (%s)", self.attempts[-1], status.reason)
+        return self._losses <= MAX_LOSSES

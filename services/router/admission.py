@@ -50,10 +50,11 @@ class Ticket:
     lane: int  # 1 high, 2 normal, 3 low
     cost: float  # tokens, as expected
     weight: float  # the tenant's share, > 0
+    resumed: bool = False  # it held a slot at a router that was lost, and has it still
     entered_s: float = field(default_factory=time.monotonic)
     before: int = 0  # requests that waited already when it came
     queued: bool = False  # it was not admitted at once
-    order: str = "redis"  # or "local": which order granted it
+    order: str = "redis"  # or "local": which order granted it; "before": it was resumed
     left: bool = False
     used: float | None = None  # tokens, known once it leaves
     granted: "asyncio.Future[None]" = field(
@@ -135,7 +136,11 @@ class Admission:
         """
         self._tickets[ticket.id] = ticket
         lane = LANE_NAMES[ticket.lane]
-        await self._wait(ticket)
+        if ticket.resumed:
+            self._grant(ticket, "before")
+            self.poke()  # the renewal tells Redis of it, as of any slot that it has lost
+        else:
+            await self._wait(ticket)
         metrics.wait.observe(ticket.waited_s)
         metrics.grants.labels(lane, ticket.order).inc()
 
@@ -311,7 +316,8 @@ class Admission:
         """Tells Redis in the background; all that leave in one turn of the loop go together."""
         if not self._leaving:
             self._spawn(self._tell_leaving(), "admission leave")
-        if ticket and ticket.order == "redis":  # it settles what it charged, and no other's
+        # Redis settles what it charged, and what nobody has charged yet.
+        if ticket and ticket.order != "local":
             self._leaving[model].append((id, ticket.tenant, ticket.missed))
         else:
             self._leaving[model].append((id, "", 0.0))

@@ -18,10 +18,14 @@ class Answer:
     Deltas pass as they are; only the first and the last are rewritten, because their usage is of
     the whole request and a worker knows of its own part alone. The first has it for a tokenizer
     that ends the request itself, at a stop string.
+
+    What another router gave out before it was lost is part of the request's prompt, and counts as
+    output (`before`); `tokens` are those made here.
     """
 
     def __init__(self, request: router_pb2.GenerateRequest, call: LinkCall) -> None:
         self.request = request
+        self.before = int(request.generated_prefix)
         self.tokens: list[int] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cached_tokens = 0  # of the prompt, where it was first computed
@@ -45,6 +49,12 @@ class Answer:
     def tokens_left(self) -> int:
         """How many more tokens the client wants at most."""
         return int(self.request.sampling.max_tokens) - len(self.tokens)
+
+    @property
+    def used(self) -> int:
+        """Tokens that are charged here: those before were charged where they were made."""
+        prompt = 0 if self.before else len(self.request.prompt_token_ids)
+        return prompt + len(self.tokens)
 
     def take(self, delta: worker_pb2.TokenDelta, payload: bytes) -> None:
         """Sends one delta on; `payload` is the same, serialized."""
@@ -72,9 +82,9 @@ class Answer:
     def usage(self) -> common_pb2.Usage:
         """Of the whole request, up to now."""
         return common_pb2.Usage(
-            prompt_tokens=len(self.request.prompt_token_ids),
+            prompt_tokens=len(self.request.prompt_token_ids) - self.before,
             cached_tokens=self.cached_tokens,
-            completion_tokens=len(self.tokens),
+            completion_tokens=self.before + len(self.tokens),
         )
 
     def _measure(self, count: int) -> None:
@@ -83,5 +93,6 @@ class Answer:
             metrics.itl.observe((now - self._last_s) / count)
         else:
             self.first_token_s = now
-            metrics.ttft.observe(self.ttft_s)
+            if not self.before:
+                metrics.ttft.observe(self.ttft_s)
         self._last_s = now

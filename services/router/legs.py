@@ -309,7 +309,7 @@ def _work(
         caller=request.caller,
         model=request.model,
         prompt_token_ids=request.prompt_token_ids,
-        generated_prefix=len(answer.tokens),
+        generated_prefix=answer.before + len(answer.tokens),
         sampling=request.sampling,
         mode=mode,
         transfer_id=transfer_id,

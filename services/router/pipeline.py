@@ -71,7 +71,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     """Admits, places, runs; goes on elsewhere when a worker is lost. Raises PenstockError."""
     request = parse(call.payload)
     answer = Answer(request, call)
-    ticket = _ticket(request)
+    ticket = _ticket(answer)
     case = router.quarantine.case(request)
     split = router.settings.router.split
     lost: list[WorkerLostError] = []
@@ -102,8 +102,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
                     lost.append(loss)
                     split = _after_loss(router, loss, split, len(lost), case)
     finally:
-        used = len(request.prompt_token_ids) + len(answer.tokens)
-        ticket.used = used if ticket.holds else 0
+        ticket.used = answer.used if ticket.holds else 0
         router.admission.leave(ticket)
         _account(span, answer)
 
@@ -144,6 +143,7 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
         "caller.priority": caller.priority not in LANE_NAMES,
         "caller.weight": not 0 < caller.weight < float("inf"),
         "prompt_token_ids": not request.prompt_token_ids,
+        "generated_prefix": request.generated_prefix >= max(1, len(request.prompt_token_ids)),
         "sampling.max_tokens": not request.sampling.max_tokens,
     }
     for param, wrong in faults.items():
@@ -152,7 +152,8 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
     return request
 
 
-def _ticket(request: router_pb2.GenerateRequest) -> Ticket:
+def _ticket(answer: Answer) -> Ticket:
+    request = answer.request
     # Of the output only what is expected: max_tokens may well be all that the window has left.
     output = min(request.sampling.max_tokens, EXPECTED_OUTPUT_TOKENS)
     return Ticket(
@@ -160,8 +161,9 @@ def _ticket(request: router_pb2.GenerateRequest) -> Ticket:
         model=request.model,
         tenant=request.caller.tenant,
         lane=request.caller.priority,
-        cost=len(request.prompt_token_ids) + output,
+        cost=0 if answer.before else answer.used + output,
         weight=request.caller.weight,
+        resumed=answer.before > 0,
     )
 
 
@@ -243,7 +245,7 @@ def _after_loss(
 def _note_admission(journal: Journal, ticket: Ticket) -> None:
     journal.decide(
         "admission",
-        ("queued" if ticket.queued else "at once") if ticket.holds else "refused",
+        _admitted(ticket),
         waited_ms=ticket.waited_s * 1000,
         waiting_before=ticket.before,
         lane=LANE_NAMES[ticket.lane],
@@ -251,6 +253,14 @@ def _note_admission(journal: Journal, ticket: Ticket) -> None:
         weight=ticket.weight,
         order=ticket.order,
     )
+
+
+def _admitted(ticket: Ticket) -> str:
+    if not ticket.holds:
+        return "refused"
+    if ticket.resumed:
+        return "went on"
+    return "queued" if ticket.queued else "at once"
 
 
 def _note_placement(
@@ -282,7 +292,7 @@ def _note_placement(
         **{f"{kind}_cost_s": cost for kind, cost in placement.best_costs().items()},
     )
     metrics.placements.labels("split" if plan.prefill else "unsplit").inc()
-    if not lost:
+    if not lost and not answer.before:
         metrics.prompt_tokens.inc(plan.cached_tokens + plan.uncached_tokens)
         metrics.hit_tokens.inc(plan.cached_tokens)
 
@@ -296,7 +306,7 @@ def _note_breakers(journal: Journal, workers: Sequence[Worker]) -> None:
 def _account(span: Span, answer: Answer) -> None:
     metrics.output_tokens.inc(len(answer.tokens))
     span.set_attribute("model", answer.request.model)
-    span.set_attribute("prompt_tokens", len(answer.request.prompt_token_ids))
+    span.set_attribute("prompt_tokens", answer.usage().prompt_tokens)
     span.set_attribute("cached_tokens", answer.cached_tokens)
     span.set_attribute("output_tokens", len(answer.tokens))
     if answer.first_token_s:

@@ -14,7 +14,9 @@ So passages go before history, but the best one stays to the end: a long convers
 retrieval off. No more is cut than necessary. If (1) alone is too long, the request is refused.
 """
 
+import hashlib
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,6 +42,7 @@ class Prompt:
     token_ids: list[int]
     max_tokens: int  # of the output, > 0
     plan: PromptPlan
+    digest: bytes  # of the token ids
 
     @property
     def was_cut(self) -> bool:
@@ -152,7 +155,8 @@ def _check_window(model: ServedModel, prompt: int, max_tokens: int, param: str) 
 def _prompt(model: ServedModel, token_ids: list[int], max_tokens: int, plan: PromptPlan) -> Prompt:
     max_tokens = max_tokens or model.window - len(token_ids)
     plan.window, plan.reserved_output = model.window, max_tokens
-    return Prompt(token_ids, max_tokens, plan)
+    digest = hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=16).digest()
+    return Prompt(token_ids, max_tokens, plan, digest)
 
 
 # ---- what may be cut ----------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What the tokenizer counts. Labels are configured names only."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -29,3 +29,5 @@ CUT = Counter(
 REQUESTS = Counter(
     "penstock_tokenizer_requests", "Requests by how they ended: ok or an error's code", ["outcome"]
 )
+RUNNING = Gauge("penstock_tokenizer_running_requests", "Requests under way")
+ROUTER_LOSSES = Counter("penstock_tokenizer_router_losses", "Routers lost under a request", ["why"])

@@ -1,27 +1,36 @@
 """One request's way out: token ids to text, up to the end or the first stop string."""
 
+from array import array
 from collections.abc import Sequence
 
 from protos.common_pb2 import FINISH_NONE, FINISH_STOP, Usage
-from protos.tokenizer_pb2 import PromptPlan, TextDelta
+from protos.tokenizer_pb2 import Resume, TextDelta
 from protos.worker_pb2 import TokenDelta
+from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import Detokenizer
 from services.tokenizer.stop import StopStrings
 
 
-class Output:
-    """Turns a request's TokenDeltas into TextDeltas. Plain calls, a few µs per token."""
+class CannotResumeError(Exception):
+    """The answer was begun otherwise than this tokenizer would have."""
 
-    def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], plan: PromptPlan, prompt_tokens: int
-    ) -> None:
+
+class Output:
+    """Turns a request's TokenDeltas into TextDeltas. Plain calls, a few µs per token.
+
+    What is given out depends on the tokens alone, not on the portions in which they come. So the
+    tokens given out with a text are all that another tokenizer needs to go on behind it.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], prompt: Prompt) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._one_by_one = bool(stops)
-        self._plan: PromptPlan | None = plan  # until it has gone out
-        self._unsent = 0  # tokens that gave no text yet
-        self._usage = Usage(prompt_tokens=prompt_tokens)
-        self.tokens = 0
+        self._prompt = prompt
+        self._begun = False  # something has gone out, the plan with it
+        self._sent = 0  # of `token_ids`: the others gave no text yet
+        self._cached_tokens: int | None = None  # as told first: later routers know of their own
+        self.token_ids = array("I")
         self.finish = FINISH_NONE
 
     @property
@@ -29,11 +38,22 @@ class Output:
         """The stop string that ended the output."""
         return self._stops.hit
 
+    def resume(self, so_far: Resume) -> None:
+        """Takes up what another tokenizer began; to call first. Raises CannotResumeError."""
+        told, own = so_far.plan, self._prompt.plan
+        if (told, so_far.prompt_digest) != (own, self._prompt.digest):
+            raise CannotResumeError("the prompt is not the same")
+        if len(self._text(so_far.token_ids)) != so_far.characters or self.stop is not None:
+            raise CannotResumeError("the text is not the same")
+        self._cached_tokens = so_far.cached_tokens
+        self._sent = len(self.token_ids)
+        self._begun = True
+
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """What may go out now, or None while there is nothing to say."""
         self.finish = delta.finish
-        if delta.HasField("usage"):
-            self._usage = delta.usage
+        if self._cached_tokens is None and delta.HasField("usage"):
+            self._cached_tokens = delta.usage.cached_tokens
         text = self._text(delta.token_ids)
         if self.finish and not self.stop:
             text += self._stops.push(self._detokenizer.flush())
@@ -43,29 +63,33 @@ class Output:
             text += self._stops.flush()
         if not text and not self.finish:
             return None
-        out = TextDelta(text=text, tokens=self._unsent, finish=self.finish)
-        self._unsent = 0
-        if self._plan is not None:
-            out.plan.CopyFrom(self._plan)
-            self._plan = None
+        out = TextDelta(text=text, token_ids=self.token_ids[self._sent :], finish=self.finish)
+        self._sent = len(self.token_ids)
+        if not self._begun:
+            self._begun = True
+            out.plan.CopyFrom(self._prompt.plan)
+            out.prompt_digest = self._prompt.digest
+            out.usage.CopyFrom(self.usage())
         if self.finish:
-            out.usage.CopyFrom(self._usage)
-            if self.stop is not None:
-                out.usage.completion_tokens = self.tokens
+            out.usage.CopyFrom(self.usage())
         return out
+
+    def usage(self) -> Usage:
+        """Of the whole request, up to now."""
+        return Usage(
+            prompt_tokens=len(self._prompt.token_ids),
+            cached_tokens=self._cached_tokens or 0,
+            completion_tokens=len(self.token_ids),
+        )
 
     def _text(self, token_ids: Sequence[int]) -> str:
         if not self._one_by_one:
-            self._count(len(token_ids))
+            self.token_ids.extend(token_ids)
             return self._detokenizer.push(token_ids)
         text = ""
         for id in token_ids:  # so that the tokens behind a stop string are not counted
-            self._count(1)
+            self.token_ids.append(id)
             text += self._stops.push(self._detokenizer.push((id,)))
             if self.stop is not None:
                 break
         return text
-
-    def _count(self, tokens: int) -> None:
-        self.tokens += tokens
-        self._unsent += tokens

@@ -63,6 +63,8 @@ class TokenizerService(Service):
             "/penstock.v1.Tokenizer/Link", self._serve, max_requests=settings.max_requests
         )
         self._links.add_to(server)
+        links = self._links
+        metrics.RUNNING.set_function(lambda: links.running)
 
     def _load_models(self) -> list[ServedModel]:
         if not self.settings.models:
@@ -113,6 +115,8 @@ def _parse(payload: bytes) -> PromptRequest:
         raise invalid("not a PromptRequest", "") from None
     if len(request.stop) > 4 or not all(request.stop):
         raise invalid("at most 4 stop strings, none of them empty", "stop")
+    if request.HasField("resume") and not request.resume.token_ids:
+        raise invalid("nothing of the answer is there to go on behind", "resume.token_ids")
     return request
 
 

@@ -1,6 +1,7 @@
 """Parts of a running system are killed in the middle of streams."""
 
 import asyncio
+import re
 import signal
 from contextlib import suppress
 from typing import Any
@@ -104,20 +105,65 @@ async def test_without_redis_streams_finish_and_new_requests_are_served(
         assert await complete(api, GREEDY) == expected[0]
 
 
-async def test_a_lost_router_ends_streams_with_an_error_that_names_it(cluster: Cluster) -> None:
+RUNNING = {
+    "router": "penstock_router_admitted_requests",
+    "tokenizer": "penstock_tokenizer_running_requests",
+}
+
+
+async def usage_of(api: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    usage: dict[str, Any] = (await api.post("/v1/completions", json=body)).json()["usage"]
+    return usage
+
+
+async def busy(cluster: Cluster, service: str) -> Process:
+    """A process of the service that carries some of the streams now."""
+    for process in cluster.of(service):
+        assert process.replica is not None
+        async with httpx.AsyncClient() as http:
+            told = (await http.get(process.replica.metrics_url)).text
+        found = re.search(rf"^{RUNNING[service]} (\S+)$", told, re.MULTILINE)
+        if found and float(found[1]):
+            return process
+    raise AssertionError(f"no {service} is busy")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize("service", ["router", "tokenizer"])
+async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else(
+    cluster: Cluster, service: str, how: signal.Signals
+) -> None:
+    cluster.environment["PENSTOCK_DRAIN_GRACE_S"] = "0"  # SIGTERM: streams must move, not finish
+    await cluster.start(workers=["both"], routers=2, tokenizers=2)
+    async with cluster.api() as api:
+        expected = await undisturbed(api)
+        usages = [await usage_of(api, body) for body in (GREEDY, SEEDED)]  # the prompts cached
+        streams = [Stream(api, body) for body in (GREEDY, SEEDED) * 2]
+        await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
+        (await busy(cluster, service)).signal(how)
+        assert [await stream.finished() for stream in streams] == expected * 2
+        assert [stream.usage for stream in streams] == usages * 2
+        records = [await stream.record() for stream in streams]
+        went_on = [d for r in records for d in r["decisions"] if d["subject"] == service]
+        assert went_on, "the why-record tells of it"
+
+
+@pytest.mark.parametrize("service", ["router", "tokenizer"])
+async def test_the_only_router_or_tokenizer_lost_is_a_pause_until_it_is_back(
+    cluster: Cluster, service: str
+) -> None:
     await cluster.start(workers=["both"])
     async with cluster.api() as api:
-        stream = Stream(api, GREEDY)
-        await stream.reached(chunks=20)
-        cluster.of("router")[0].kill()
-        error: dict[str, Any] = await stream.error()
-        assert "router" in error["message"]
-        await cluster.up(cluster.spawn("router"))
+        expected = await undisturbed(api)
+        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
+        for chunks in (20, 60):  # the restarted one too
+            await asyncio.gather(*(stream.reached(chunks) for stream in streams))
+            cluster.of(service)[-1].kill()
+            await cluster.up(cluster.spawn(service))
+        assert [await stream.finished() for stream in streams] == expected
 
-        async def served_again() -> bool:
-            answer = await api.post("/v1/completions", json={**GREEDY, "max_tokens": 5})
-            return answer.status_code == 200
+        async def all_is_free() -> bool:  # a dead router's slots too
+            status = await cluster.router_status_of(cluster.of("router")[-1])
+            return status.admitted == sum(w.running for w in status.workers) == 0
 
-        await until(served_again, 20)
-        status = await cluster.router_status_of(cluster.of("router")[1])
-        assert sum(w.running for w in status.workers) == 0, "the lost router's requests were ended"
+        await until(all_is_free, 30)

@@ -1,187 +1,26 @@
 """The tokenizer service over its links: gateway's end in front, a scripted router behind."""
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import grpc
 import pytest
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
-from protos.common_pb2 import (
-    FINISH_LENGTH,
-    FINISH_NONE,
-    FINISH_STOP,
-    Caller,
-    Message,
-    Passage,
-    Sampling,
-    Usage,
-)
+from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from protos.router_pb2 import GenerateRequest
-from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta, TokenIds
+from protos.tokenizer_pb2 import PromptRequest, TokenIds
 from protos.worker_pb2 import TokenDelta
 from services.common.config import ModelSpec, PolicyRule, Settings, TokenizerSettings
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
-from services.common.link import End, LinkCall, LinkClient, LinkServer
-from services.common.service import Host, Service
-from services.common.telemetry import decision, remote_parent
+from services.common.link import LinkCall
+from services.common.service import Host
 from services.tokenizer.server import TokenizerService
-from tests.support.tokenizers import byte_level, write_tokenizer
+from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, says
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
-
-TOKENIZER = byte_level()
-METHOD = "/penstock.v1.Tokenizer/Link"
-Script = Callable[[LinkCall, GenerateRequest], Awaitable[None]]
-
-
-def ids(text: str) -> list[int]:
-    found: list[int] = TOKENIZER.encode(text).ids
-    return found
-
-
-class ScriptedRouter(Service):
-    """Answers each GenerateRequest as `script` does; keeps the requests and counts the cancels."""
-
-    name = "router"
-    grpc_services = ("penstock.v1.Router",)
-    script: ClassVar[Script]
-
-    async def start(self, server: grpc.aio.Server) -> None:
-        self.requests: list[GenerateRequest] = []
-        self.cancelled = 0
-        self.links = LinkServer("/penstock.v1.Router/Link", self._serve)
-        self.links.add_to(server)
-
-    async def _serve(self, call: LinkCall) -> None:
-        request = GenerateRequest.FromString(call.payload)
-        self.requests.append(request)
-        call.on_cancel(self._count)
-        with self.telemetry.span("router", remote_parent(call.traceparent)) as span:
-            await type(self).script(call, request)
-        record = self.telemetry.record(span, [decision("router", "placement", "here")])
-        call.end(None, record)
-
-    def _count(self) -> None:
-        self.cancelled += 1
-
-    async def stop(self) -> None:
-        await self.links.drain(0)
-
-
-def says(text: str, pause_before_finish: asyncio.Event | None = None) -> Script:
-    """Streams the text's tokens one by one, then finishes with LENGTH."""
-
-    async def script(call: LinkCall, request: GenerateRequest) -> None:
-        prompt = len(request.prompt_token_ids)
-        for count, id in enumerate(ids(text)):
-            delta = TokenDelta(token_ids=[id])
-            if count == 0:
-                delta.usage.CopyFrom(Usage(prompt_tokens=prompt, cached_tokens=3))
-            call.send(delta.SerializeToString())
-            await asyncio.sleep(0)
-        if pause_before_finish is not None:
-            await pause_before_finish.wait()
-        usage = Usage(prompt_tokens=prompt, cached_tokens=3, completion_tokens=len(ids(text)))
-        call.send(TokenDelta(finish=FINISH_LENGTH, usage=usage).SerializeToString())
-
-    return script
-
-
-def router_class(script: Script) -> type[ScriptedRouter]:
-    return type("Router", (ScriptedRouter,), {"script": staticmethod(script)})
-
-
-@dataclass
-class Bed:
-    """A tokenizer, its routers, and the link of a gateway."""
-
-    settings: Settings
-    tokenizer: Host
-    routers: list[Host]
-    link: LinkClient
-    deltas: list[TextDelta] = field(default_factory=list)
-
-    def router(self, index: int = 0) -> ScriptedRouter:
-        service = self.routers[index].service
-        assert isinstance(service, ScriptedRouter)
-        return service
-
-    def open(self, request: PromptRequest, timeout_s: float = 20.0):  # type: ignore[no-untyped-def]
-        self.deltas = []
-        return self.link.open(
-            request.SerializeToString(),
-            deadline=time.monotonic() + timeout_s,
-            on_item=lambda payload: self.deltas.append(TextDelta.FromString(payload)),
-            traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-        )
-
-    async def ask(self, request: PromptRequest) -> End:
-        return await self.open(request).ended()
-
-    async def refused(self, request: PromptRequest) -> PenstockError:
-        end = await self.ask(request)
-        assert end.status.code
-        return PenstockError.from_status(end.status)
-
-    @property
-    def text(self) -> str:
-        return "".join(delta.text for delta in self.deltas)
-
-
-@asynccontextmanager
-async def bed(
-    folder: Path, redis_url: str, namespace: str, *scripts: Script, patience_s: float = 5.0
-) -> AsyncIterator[Bed]:
-    write_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
-    settings = Settings(
-        redis_url=redis_url,
-        namespace=namespace,
-        models=[ModelSpec(name="tiny", path=str(folder))],
-        drain_grace_s=5.0,
-        tokenizer=TokenizerSettings(
-            policy_rules=[PolicyRule(name="secret", pattern="top secret")],
-            router_patience_s=patience_s,
-        ),
-    )
-    routers = [Host(router_class(script), settings) for script in scripts]
-    for router in routers:
-        await router.start()
-    tokenizer = Host(TokenizerService, settings)
-    replica = await tokenizer.start()
-    link = LinkClient(replica.address, METHOD, transport=TRANSPORT, peer_id="gateway-test")
-    await link.start()
-    try:
-        await link.wait_ready(10.0)
-        service = tokenizer.service
-        assert isinstance(service, TokenizerService)
-        assert service._routers is not None
-        await until(lambda: len(service._routers.ready()) == len(routers), what="routers linked")
-        yield Bed(settings, tokenizer, routers, link)
-    finally:
-        await link.close()
-        for host in (tokenizer, *routers):
-            await host.stop(grace_s=0)
-
-
-def question(text: str = "What is it?", **fields: object) -> PromptRequest:
-    messages = [Message(role="system", content="Be brief."), Message(role="user", content=text)]
-    passages = [Passage(title="T", text="It is water.")]
-    return PromptRequest(
-        caller=Caller(request_id="r1", tenant="t"),
-        model="tiny",
-        chat=Chat(messages=messages, passages=passages),
-        sampling=Sampling(max_tokens=40, temperature=0.5, seed=7, stop_token_ids=[9]),
-        **fields,  # type: ignore[arg-type]
-    )
 
 
 async def test_a_question_goes_through_and_text_comes_back(
@@ -193,7 +32,7 @@ async def test_a_question_goes_through_and_text_comes_back(
         assert end.status.code == 0
         assert b.text == answer
         assert not any("\ufffd" in delta.text for delta in b.deltas)
-        assert sum(delta.tokens for delta in b.deltas) == len(ids(answer))
+        assert sum(len(delta.token_ids) for delta in b.deltas) == len(ids(answer))
         assert [d.finish for d in b.deltas] == [FINISH_NONE] * (len(b.deltas) - 1) + [FINISH_LENGTH]
         (sent,) = b.router().requests
         plan = b.deltas[0].plan
@@ -296,7 +135,7 @@ async def test_a_stop_string_ends_the_generation(
             n for n in range(len(all_ids)) if "\n\nUser" in TOKENIZER.decode(all_ids[:n])
         )
         assert last.usage.completion_tokens == until_stop
-        assert sum(delta.tokens for delta in b.deltas) == until_stop
+        assert sum(len(delta.token_ids) for delta in b.deltas) == until_stop
         assert last.usage.cached_tokens == 3
         await until(lambda: b.router().cancelled == 1, what="the router heard of it")
 
@@ -311,45 +150,6 @@ async def test_a_cancel_travels_to_the_router(
         request.cancel()
         await until(lambda: b.router().cancelled == 1)
         await until(lambda: b.router().links.running == 0)
-
-
-async def test_a_router_lost_before_the_first_token_is_replaced_by_another(
-    tmp_path: Path, redis_url: str, namespace: str
-) -> None:
-    lost: list[Host] = []
-
-    async def die(call: LinkCall, _request: GenerateRequest) -> None:
-        # Whichever gets the request first dies; the other one answers.
-        if lost:
-            await says("water")(call, _request)
-            return
-        victim = next(h for h in hosts if h.service.links.running)  # type: ignore[attr-defined]
-        lost.append(victim)
-        for link in list(victim.service.links._links):  # type: ignore[attr-defined]
-            link.close("lost")
-        await asyncio.Event().wait()
-
-    async with bed(tmp_path, redis_url, namespace, die, die) as b:
-        hosts = b.routers
-        end = await b.ask(question())
-        assert (end.status.code, b.text) == (0, "water")
-        assert sum(len(b.router(n).requests) for n in (0, 1)) == 2
-        again = next(d for d in end.record.decisions if d.subject == "router")
-        assert (again.choice, again.reasons["why"]) == ("tried again", "peer_lost")
-
-
-async def test_a_router_lost_after_the_first_token_is_an_error_that_names_it(
-    tmp_path: Path, redis_url: str, namespace: str
-) -> None:
-    never = asyncio.Event()
-    async with bed(tmp_path, redis_url, namespace, says("water", never), patience_s=0) as b:
-        request = b.open(question())
-        await until(lambda: b.text == "water")
-        for link in list(b.router().links._links):
-            link.close("lost")
-        end = await request.ended()
-        assert end.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
-        assert (end.status.stage, end.status.reason) == ("router", "peer_lost")
 
 
 @pytest.mark.parametrize("reason", ["peer_lost", "peer_stalled", "draining"])

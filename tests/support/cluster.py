@@ -117,11 +117,14 @@ class Cluster:
 
         await until(registered, timeout_s, f"registered: {waiting}")
 
-    async def start(self, *, workers: list[str], retrieval: bool = False) -> None:
-        """One of each service and a worker for each given role; returns when requests can go."""
+    async def start(
+        self, *, workers: list[str], retrieval: bool = False, routers: int = 1, tokenizers: int = 1
+    ) -> None:
+        """A gateway, the services below it, and a worker for each given role; returns when requests
+        can go."""
         started = [self.spawn("worker", WORKER__ROLE=role) for role in workers]
-        names = ["router", "tokenizer", "gateway", *(["retrieval"] if retrieval else [])]
-        started += [self.spawn(name) for name in names]
+        names = ["router"] * routers + ["tokenizer"] * tokenizers + ["retrieval"] * retrieval
+        started += [self.spawn(name) for name in [*names, "gateway"]]
         await self.up(*started)
         self.key, _ = await KeyStore(self.client, self.namespace).create(tenant="test")
 

@@ -39,7 +39,7 @@ def plan(request: PromptRequest, passages_used: int | None = None) -> PromptPlan
 
 
 def send(call: LinkCall, text: str = "", **fields: Any) -> None:
-    call.send(TextDelta(text=text, tokens=1, **fields).SerializeToString())
+    call.send(TextDelta(text=text, token_ids=[17], **fields).SerializeToString())
 
 
 def finish(call: LinkCall, tokens: int = 3, **fields: Any) -> None:

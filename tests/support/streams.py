@@ -21,7 +21,7 @@ class Stream:
 
     def __init__(self, api: httpx.AsyncClient, body: dict[str, Any]) -> None:
         self._api = api
-        self._body = {**body, "stream": True}
+        self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         self._texts: list[str] = []
         self._error: dict[str, Any] | None = None
         self._moved = asyncio.Condition()
@@ -29,6 +29,7 @@ class Stream:
         self.longest_pause_s = 0.0  # between two chunks of text
         self.request_id = ""
         self.finish_reason: str | None = None
+        self.usage: dict[str, Any] | None = None
         self._task = asyncio.create_task(self._read())
 
     async def reached(self, chunks: int, timeout_s: float = 30.0) -> None:
@@ -81,6 +82,7 @@ class Stream:
     async def _take(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
             self._error = chunk["error"]
+        self.usage = chunk.get("usage") or self.usage
         for choice in chunk.get("choices", []):
             if choice["text"]:
                 self._texts.append(choice["text"])

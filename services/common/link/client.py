@@ -41,7 +41,7 @@ CHANNEL_OPTIONS = [
 ]
 
 ACCOUNT_S = 0.1  # of a request's time, for the peer's end to travel
-STOP_TIMEOUT_S = 2.0  # for the peer's end after a stop
+STOP_TIMEOUT_S = 2.0  # for the peer's end of a request that has given all that is wanted
 EXPECTED_LOSSES = (LinkLostError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
 
 
@@ -109,6 +109,15 @@ class LinkRequest:
         """
         if not self._end.done():
             self._link._ask_to_stop(self)
+
+    def settle(self) -> None:
+        """Waits no longer than a moment for the peer's end.
+
+        For a caller that has all it wants, from a peer that is ending the request by itself: its
+        record is worth the wait for a healthy peer, and no more.
+        """
+        if not self._end.done():
+            self._link._end_soon(self)
 
     def _finish(self, end: End) -> None:
         if self._timer is not None:
@@ -242,6 +251,9 @@ class LinkClient:
         request._on_item = _drop
         self._outbox.frame.cancel.append(request.id)
         self._outbox.mark()
+        self._end_soon(request)
+
+    def _end_soon(self, request: LinkRequest) -> None:
         if request._timer is not None:
             request._timer.cancel()
         why = (grpc.StatusCode.CANCELLED, "cancelled", "cancelled")

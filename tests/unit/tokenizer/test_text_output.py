@@ -2,19 +2,22 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, Usage
-from protos.tokenizer_pb2 import PromptPlan, TextDelta
+from protos.tokenizer_pb2 import PromptPlan, Resume, TextDelta
 from protos.worker_pb2 import TokenDelta
+from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import detokenizer_factory
-from services.tokenizer.output import Output
-from tests.support.tokenizers import byte_level
+from services.tokenizer.output import CannotResumeError, Output
+from tests.support.tokenizers import byte_level, metaspace, unigram, wordpiece
 
 TOKENIZER = byte_level()
 NEW = detokenizer_factory(TOKENIZER)
 PLAN = PromptPlan(window=512, user=9)
+PROMPT = Prompt(list(range(9)), 100, PLAN, b"digest")
 
 
 def ids(text: str) -> list[int]:
@@ -23,7 +26,7 @@ def ids(text: str) -> list[int]:
 
 
 def output(*stops: str) -> Output:
-    return Output(NEW(), stops, PLAN, prompt_tokens=9)
+    return Output(NEW(), stops, PROMPT)
 
 
 def last(tokens: int, finish: int = FINISH_LENGTH) -> TokenDelta:
@@ -40,10 +43,14 @@ def test_plan_comes_first_and_usage_last() -> None:
     assert first is not None
     assert second is not None
     assert end is not None
-    assert (first.text, first.plan, first.HasField("usage")) == ("The", PLAN, False)
+    assert (first.text, first.plan, first.prompt_digest) == ("The", PLAN, b"digest")
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (9, len(ids("The")))
+    assert not second.HasField("usage")
     assert (second.text, second.HasField("plan"), second.finish) == (" water", False, FINISH_NONE)
     assert (end.text, end.finish, end.usage.cached_tokens) == ("", FINISH_LENGTH, 4)
-    assert first.tokens + second.tokens + end.tokens == len(ids("The")) + len(ids(" water"))
+    given = [*first.token_ids, *second.token_ids, *end.token_ids]
+    assert given == ids("The") + ids(" water")
+    assert end.usage.completion_tokens == len(given)
 
 
 def test_tokens_without_text_are_counted_with_the_next() -> None:
@@ -52,7 +59,7 @@ def test_tokens_without_text_are_counted_with_the_next() -> None:
     assert all(out.push(TokenDelta(token_ids=[id])) is None for id in tap[:-1])
     delta = out.push(TokenDelta(token_ids=tap[-1:]))
     assert delta is not None
-    assert (delta.text, delta.tokens, delta.plan) == ("🚰", len(tap), PLAN)
+    assert (delta.text, list(delta.token_ids), delta.plan) == ("🚰", tap, PLAN)
 
 
 def test_what_is_held_comes_with_the_finish() -> None:
@@ -87,7 +94,7 @@ def test_a_stop_string_ends_it_at_the_token_that_completed_it(
         if out.stop is not None:
             break
     assert "".join(delta.text for delta in deltas) == "The water is here."
-    assert sum(delta.tokens for delta in deltas) == until
+    assert sum(len(delta.token_ids) for delta in deltas) == until
     assert [delta.finish for delta in deltas[:-1]] == [FINISH_NONE] * (len(deltas) - 1)
     assert deltas[-1].finish == FINISH_STOP
     assert (deltas[-1].usage.prompt_tokens, deltas[-1].usage.completion_tokens) == (9, until)
@@ -99,3 +106,108 @@ def test_early_usage_tells_the_cached_tokens_of_a_stop() -> None:
     delta = out.push(TokenDelta(token_ids=ids(" stop")))
     assert delta is not None
     assert delta.usage.cached_tokens == 8
+
+
+# ---- going on behind another tokenizer -----------------------------------------------------
+
+FACTORIES = {make.__name__: make() for make in (byte_level, metaspace, unigram, wordpiece)}
+WORDS = ["The water", "京都 🚰🌊é", "\n\nUser:", "##", "U", "\n", " a b"]
+
+
+def played(out: Output, deltas: list[TokenDelta]) -> list[TextDelta]:
+    """What comes out, up to the stop string or the finish."""
+    told = []
+    for delta in deltas:
+        text = out.push(delta)
+        told += [text] if text is not None else []
+        if out.finish:
+            break
+    return told
+
+
+def so_far(told: list[TextDelta]) -> Resume:
+    """What a gateway knows of an answer that began so."""
+    return Resume(
+        plan=told[0].plan,
+        prompt_digest=told[0].prompt_digest,
+        token_ids=[id for delta in told for id in delta.token_ids],
+        cached_tokens=told[0].usage.cached_tokens,
+        characters=sum(len(delta.text) for delta in told),
+    )
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_text_before_and_after_a_loss_is_the_text_undisturbed(
+    kind: str, data: st.DataObject
+) -> None:
+    tokenizer = FACTORIES[kind]
+    new = detokenizer_factory(tokenizer)
+    words = data.draw(st.lists(st.sampled_from(WORDS), max_size=6))
+    noise = st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=6)
+    all_ids = [id for w in words for id in [*tokenizer.encode(w).ids, *data.draw(noise)]]
+    stops = data.draw(st.lists(st.sampled_from(["\n\nUser", "##", "🌊", "er\n"]), max_size=2))
+    # In portions, as engine steps bring them; the tokens of the last come with the finish.
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(all_ids)), max_size=8)))
+    bounds = [0, *cuts, len(all_ids)]
+    deltas = [TokenDelta(token_ids=all_ids[a:b]) for a, b in pairwise(bounds)]
+    deltas[0].usage.cached_tokens = 4
+    deltas[-1].finish = FINISH_LENGTH
+
+    undisturbed = played(Output(new(), stops, PROMPT), deltas)
+    lost_after = data.draw(st.integers(0, len(undisturbed) - 1))
+    before = undisturbed[:lost_after]
+    second = Output(new(), stops, PROMPT)
+    known = 0
+    if before:
+        second.resume(so_far(before))
+        known = len(second.token_ids)
+        assert known == sum(len(delta.token_ids) for delta in before)
+    # Tokens that gave no text yet are made again, in any portions.
+    again = [TokenDelta(token_ids=[id], usage=Usage(cached_tokens=7)) for id in all_ids[known:]]
+    again.append(TokenDelta(finish=FINISH_LENGTH, usage=Usage(cached_tokens=7)))
+    if not before:
+        again[0].usage.cached_tokens = 4
+    whole = before + played(second, again)
+
+    def told(deltas: list[TextDelta]) -> tuple[str, list[int], list[bool], int, Usage]:
+        return (
+            "".join(delta.text for delta in deltas),
+            [id for delta in deltas for id in delta.token_ids],
+            [delta.HasField("plan") for delta in deltas if delta.HasField("plan")],
+            deltas[-1].finish,
+            deltas[-1].usage,
+        )
+
+    assert told(whole) == told(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"plan": PromptPlan(window=512, user=8)}, "prompt"),
+        ({"prompt_digest": b"another"}, "prompt"),
+        ({"characters": 2}, "text"),
+        ({"characters": 4}, "text"),
+        ({"token_ids": ids("ENDE"), "characters": 0}, "text"),
+    ],
+)
+def test_an_answer_that_was_begun_otherwise_is_not_gone_on_with(
+    change: dict[str, object], what: str
+) -> None:
+    first = output("ENDE").push(TokenDelta(token_ids=ids("The")))
+    assert first is not None
+    known = so_far([first])
+    output("ENDE").resume(known)
+    other = Resume(
+        **{
+            "plan": known.plan,
+            "prompt_digest": known.prompt_digest,
+            "token_ids": known.token_ids,
+            "characters": known.characters,
+            **change,  # type: ignore[arg-type]
+        }
+    )
+    with pytest.raises(CannotResumeError, match=what):
+        output("ENDE").resume(other)

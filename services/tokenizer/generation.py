@@ -1,0 +1,110 @@
+"""One request's tokens, from whichever router is there to give them.
+
+The prompt and the tokens so far are all that a router needs to go on. So the loss of one is a
+pause: another router, or the next one after a restart, gets both and gives the rest. Sampling
+depends on the seed and the position alone, so the rest is what it would have been.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from protos.common_pb2 import FINISH_LENGTH, Record
+from protos.router_pb2 import GenerateRequest
+from protos.worker_pb2 import TokenDelta
+from services.common.link import End, LinkCall
+from services.common.peers import Peer, Peers
+from services.common.telemetry import decision
+from services.tokenizer import metrics
+from services.tokenizer.output import Output
+
+log = logging.getLogger(__name__)
+
+MAX_LOSSES = 3  # of routers under one request; it may be the request that they die of
+_LOST = ("peer_lost", "peer_stalled", "draining")
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a request takes along to each router."""
+
+    call: LinkCall
+    routers: Peers
+    patience_s: float  # for a router to appear
+    traceparent: str
+    record: Record  # what each router told of it is added here
+
+
+async def generate(request: GenerateRequest, output: Output, way: Way) -> End:
+    """Gives the tokens to `output` and its text to the call, until it is finished or cannot be.
+
+    `request` is the prompt alone, whatever `output` holds already. Raises UNAVAILABLE when no
+    router appears.
+    """
+    losses = 0
+    while True:
+        rest = _rest(request, output)
+        if not rest.sampling.max_tokens:  # a router was lost just before it said so
+            _forward(TokenDelta(finish=FINISH_LENGTH), output, way.call)
+            return End()
+        router = await way.routers.pick_least_loaded(way.patience_s)
+        end = await _ask(router, rest, output, way)
+        way.record.MergeFrom(end.record)
+        if output.finish or not _was_lost(end):
+            return end
+        losses += end.status.reason != "draining"
+        if losses > MAX_LOSSES:
+            return end
+        _note(way.record, router.id, end.status.reason, len(output.token_ids))
+
+
+async def _ask(router: Peer, request: GenerateRequest, output: Output, way: Way) -> End:
+    """One router's part. Nothing of it comes any more after its end."""
+
+    def take(payload: bytes) -> None:
+        delta = TokenDelta.FromString(payload)
+        _forward(delta, output, way.call)
+        if delta.finish:
+            generation.settle()
+        elif output.stop is not None:
+            generation.stop()
+
+    generation = router.link.open(
+        request.SerializeToString(),
+        deadline=way.call.deadline,
+        traceparent=way.traceparent,
+        on_item=take,
+    )
+    try:
+        return await generation.ended()
+    finally:
+        generation.cancel()
+
+
+def _note(record: Record, lost: str, why: str, tokens_so_far: int) -> None:
+    reasons = {"lost": lost, "why": why, "tokens_so_far": tokens_so_far}
+    record.decisions.append(decision("tokenizer", "router", "went on", reasons))
+    metrics.ROUTER_LOSSES.labels(why).inc()
+    log.warning("router %s was lost (%s), going on", lost, why)
+
+
+def _forward(delta: TokenDelta, output: Output, call: LinkCall) -> None:
+    text = output.push(delta)
+    if text is not None:
+        call.send(text.SerializeToString())
+
+
+def _rest(request: GenerateRequest, output: Output) -> GenerateRequest:
+    """The request behind the tokens that have come."""
+    rest = GenerateRequest()
+    rest.CopyFrom(request)
+    rest.prompt_token_ids.extend(output.token_ids)
+    rest.generated_prefix = len(output.token_ids)
+    rest.sampling.max_tokens -= len(output.token_ids)
+    return rest
+
+
+def _was_lost(end: End) -> bool:
+    """A router passes on the loss of its workers in the same words, with their stage, once it has
+    tried as many as it may: no other router shall try more.
+    """
+    return end.status.stage == "router" and end.status.reason in _LOST
