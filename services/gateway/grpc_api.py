@@ -5,8 +5,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from protos import gateway_pb2_grpc
+import grpc
+from google.protobuf.message import DecodeError, Message
+
 from protos.gateway_pb2 import (
     ChatRequest,
     CompleteRequest,
@@ -14,10 +17,10 @@ from protos.gateway_pb2 import (
     PublicEmbedReply,
     PublicEmbedRequest,
     PublicListModelsReply,
-    PublicListModelsRequest,
     SamplingOptions,
 )
 from protos.tokenizer_pb2 import ModelInfo, TextDelta
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
@@ -33,6 +36,11 @@ log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext, which has no type stubs
 Reply = TypeVar("Reply")
+M = TypeVar("M", bound=Message)
+
+INFERENCE = "penstock.v1.Inference"
+MESSAGE_TIMEOUT_S = 30.0  # for a call's message to arrive
+_READS_AT_ONCE = 8  # messages of one tenant
 
 # The rules are those of REST; what they are called here.
 _PARAMS = (
@@ -47,29 +55,28 @@ _PARAMS = (
 class GrpcFront:
     """A generation over gRPC (pipeline.Front)."""
 
-    def __init__(
-        self, gateway: Gateway, request: ChatRequest | CompleteRequest, context: Context, id: str
-    ) -> None:
+    def __init__(self, gateway: Gateway, inbox: "Inbox", context: Context, id: str, route: str):
         metadata = dict(context.invocation_metadata() or ())
         self.request_id = id
-        self.route = "Chat" if isinstance(request, ChatRequest) else "Complete"
+        self.route = route
         self.authorization = metadata.get("authorization")
         self.traceparent = metadata.get("traceparent")
         self._settings = gateway.settings
-        self._request = request
+        self._inbox = inbox
         self._context = context
         self._began = False
 
     async def read(self, place: Place) -> list[Prompt]:
-        # In a thread, as a large HTTP body: to know a message's size is to serialize it.
-        return await asyncio.to_thread(self._understand)
+        message = await self._inbox.take(place, self._context)
+        # In a thread, as a large HTTP body.
+        return await asyncio.to_thread(self._understand, message)
 
-    def _understand(self) -> list[Prompt]:
-        if isinstance(self._request, ChatRequest):
-            chat = validated(ChatCompletionRequest, _chat_fields(self._request))
+    def _understand(self, message: bytes) -> list[Prompt]:
+        if self.route == "Chat":
+            chat = validated(ChatCompletionRequest, _chat_fields(decoded(ChatRequest, message)))
             return [chat.prompt(self._settings.retrieval.top_k)]
         limits = self._settings.gateway
-        fields = _completion_fields(self._request, limits.max_prompt_tokens)
+        fields = _completion_fields(decoded(CompleteRequest, message), limits.max_prompt_tokens)
         return validated(CompletionRequest, fields).prompts(limits)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
@@ -120,34 +127,66 @@ def _completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]
     return {**fields, "prompt": request.text}
 
 
-class Inference(gateway_pb2_grpc.InferenceServicer):
+class Inbox:
+    """Where calls' messages come in: after their callers are known, a few of a tenant at a time.
+
+    How large a message is shows when it is here, so each has the place of the largest until then.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._limit = settings.body_limit_bytes
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def take(self, place: Place, context: Context) -> bytes:
+        """The call's one message. Raises RESOURCE_EXHAUSTED ("too_many_bytes") or
+        INVALID_ARGUMENT ("body_timeout"); CancelledError when the client goes away before."""
+        turn = self._turns.setdefault(place.tenant, asyncio.Semaphore(_READS_AT_ONCE))
+        try:
+            async with asyncio.timeout(MESSAGE_TIMEOUT_S), turn:
+                place.hold(self._limit)
+                message = await context.read()
+        except TimeoutError:
+            text = f"The message did not arrive within {MESSAGE_TIMEOUT_S:.0f} s."
+            raise invalid(text, "", reason="body_timeout") from None
+        if message is grpc.aio.EOF:
+            raise invalid("The call has no message.", "", reason="no_message")
+        place.release(self._limit - len(message))
+        return bytes(message)
+
+
+def decoded(kind: type[M], message: bytes) -> M:
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise invalid(f"This is not a {kind.DESCRIPTOR.name}.", "") from None
+
+
+class Inference:
     """penstock.v1.Inference."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._inbox = Inbox(gateway.settings.gateway)
 
-    async def Chat(self, request: ChatRequest, context: Context) -> None:
-        await self._generate(request, context)
+    async def chat(self, _: object, context: Context) -> None:
+        await self._generate("Chat", context)
 
-    async def Complete(self, request: CompleteRequest, context: Context) -> None:
-        await self._generate(request, context)
+    async def complete(self, _: object, context: Context) -> None:
+        await self._generate("Complete", context)
 
-    async def Embed(self, request: PublicEmbedRequest, context: Context) -> PublicEmbedReply:
+    async def embed(self, _: object, context: Context) -> PublicEmbedReply:
         async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
             identity = await self._gateway.auth.identify(metadata.get("authorization"))
-            one_more = MAX_TEXTS + 1  # is enough to be refused
-            fields = {"model": request.model, "input": list(request.texts[:one_more])}
-            body = await asyncio.to_thread(validated, EmbeddingsRequest, fields)
             trace = metadata.get("traceparent")
-            with self._gateway.intake.slot(identity.tenant):
+            with self._gateway.intake.slot(identity.tenant) as place:
+                message = await self._inbox.take(place, context)
+                body = await asyncio.to_thread(_embeddings_request, message)
                 reply = await embed(self._gateway, identity, id, trace, body.model, body.input)
             return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
 
         return await _answered("Embed", context, answer)
 
-    async def ListModels(
-        self, request: PublicListModelsRequest, context: Context
-    ) -> PublicListModelsReply:
+    async def list_models(self, _: object, context: Context) -> PublicListModelsReply:
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
             identity = await self._gateway.auth.identify(metadata.get("authorization"))
             models = await self._gateway.models.all()
@@ -158,11 +197,34 @@ class Inference(gateway_pb2_grpc.InferenceServicer):
 
         return await _answered("ListModels", context, answer)
 
-    async def _generate(self, request: ChatRequest | CompleteRequest, context: Context) -> None:
+    async def _generate(self, route: str, context: Context) -> None:
         async def answer(id: str, metadata: dict[str, str]) -> None:
-            await serve(self._gateway, GrpcFront(self._gateway, request, context, id))
+            await serve(self._gateway, GrpcFront(self._gateway, self._inbox, context, id, route))
 
-        await _answered(type(request).__name__.removesuffix("Request"), context, answer)
+        await _answered(route, context, answer)
+
+
+def inference(gateway: Gateway) -> Any:
+    """The service's handlers, all of them for streams of requests: so gRPC leaves a call's message
+    unread until it is asked for it. On the wire one request is a stream of one."""
+    service = Inference(gateway)
+    events = GenerateEvent.SerializeToString
+    streaming, single = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+    embedding, models = PublicEmbedReply.SerializeToString, PublicListModelsReply.SerializeToString
+    methods = {
+        "Chat": streaming(service.chat, response_serializer=events),
+        "Complete": streaming(service.complete, response_serializer=events),
+        "Embed": single(service.embed, response_serializer=embedding),
+        "ListModels": single(service.list_models, response_serializer=models),
+    }
+    return grpc.method_handlers_generic_handler(INFERENCE, methods)
+
+
+def _embeddings_request(message: bytes) -> EmbeddingsRequest:
+    request = decoded(PublicEmbedRequest, message)
+    one_more = MAX_TEXTS + 1  # is enough to be refused
+    fields = {"model": request.model, "input": list(request.texts[:one_more])}
+    return validated(EmbeddingsRequest, fields)
 
 
 async def _answered(

@@ -45,8 +45,10 @@ _STATUS = {
 _STATUS_OF_REASON = {
     "method_not_allowed": 405,
     "body_timeout": 408,
+    "head_timeout": 408,
     "body_too_large": 413,
     "unsupported_media_type": 415,
+    "head_too_large": 431,
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _WORDS = {"unavailable": "unavailable", "deadline_exceeded": "timeout"}

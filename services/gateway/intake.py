@@ -21,7 +21,7 @@ class Place:
     """One request of a tenant, and the bytes of it that the gateway has in memory."""
 
     def __init__(self, tenant: str, memory: Shares) -> None:
-        self._tenant = tenant
+        self.tenant = tenant
         self._memory = memory
         self._held = 0
 
@@ -30,17 +30,17 @@ class Place:
 
         Raises RESOURCE_EXHAUSTED ("too_many_bytes").
         """
-        if not self._memory.take(self._tenant, size):
+        if not self._memory.take(self.tenant, size):
             raise refused(
                 "too_many_bytes",
-                f"this gateway holds {self._memory.held(self._tenant)} bytes of your requests; "
+                f"this gateway holds {self._memory.held(self.tenant)} bytes of your requests; "
                 "try again when some have ended",
             )
         self._held += size
 
     def release(self, size: int) -> None:
         """Of those held."""
-        self._memory.give_back(self._tenant, size)
+        self._memory.give_back(self.tenant, size)
         self._held -= size
 
     def leave(self) -> None:

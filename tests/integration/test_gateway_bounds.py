@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from services.common.link import LinkCall
-from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, say
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, plan, say, send
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -185,3 +185,151 @@ async def test_more_values_than_any_prompt_has_are_refused_unparsed(rig):
     answer = await http.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 2002})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
     assert "commas" in answer.json()["error"]["message"]
+
+
+# ---- connections --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def door(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
+    async with gateway_rig(
+        redis_url, namespace, max_connections=8, head_timeout_s=0.4, write_timeout_s=0.4
+    ) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 2 + b"GET",
+    ],
+)
+async def test_a_head_that_does_not_come_ends_the_connection(door, sent):
+    async with raw(door) as client:
+        await client.send(sent)
+        for _ in range(sent.count(b"\r\n\r\n")):
+            assert (await client.answer())[0] == 200
+        status, code, headers = await client.error()
+        assert (status, code, headers["connection"]) == (408, "head_timeout", "close")
+        await client.closed()
+
+
+async def test_time_spent_on_an_answer_is_not_the_clients(door):
+    """Neither a slow answer nor a pause between requests counts as a head that does not come."""
+    go_on = asyncio.Event()
+
+    async def waits(call: LinkCall, request: Any) -> None:
+        await go_on.wait()
+        await say("ok")(call, request)
+
+    door.tokenizer.script = waits
+    body = json.dumps(chat()).encode()
+    async with raw(door) as client, raw(door) as stale:
+        await client.send(head(door.key, len(body)) + body + b"GET /healthz HTTP/1.1\r\nHo")
+        await stale.closed()  # by now a head that was awaited from the start is overdue
+        go_on.set()
+        assert (await client.answer())[0] == 200
+        await client.send(b"st: x\r\n\r\n")
+        assert (await client.answer())[0] == 200
+        async with raw(door) as stale:
+            await stale.closed()
+        await client.send(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * 40_000,
+        b"GET / HTTP/1.1\r\nA: " + b"a" * 40_000,
+        b"GET / HTTP/1.1\r\n" + b"A: a\r\n" * 129 + b"\r\n",
+        b"GET / HTTP/1.1\r\nA: " + b"a" * 40_000 + b"\r\n\r\n",
+    ],
+)
+async def test_a_head_is_bounded(rig, sent):
+    async with raw(rig) as client:
+        await client.send(sent)
+        status, code, headers = await client.error()
+        assert (status, code, headers["connection"]) == (431, "head_too_large", "close")
+        await client.closed()
+
+
+@pytest.mark.parametrize("framing", [b"1;" + b"x" * 2**20, b"0\r\nA: " + b"x" * 2**20])
+async def test_what_frames_a_body_is_bounded_too(rig, framing):
+    async with raw(rig) as client:
+        await client.send(head(rig.key, None) + b"1\r\n{\r\n")
+        await until(lambda: rig.gateway.intake.running == 1, SOON_S)
+        client.writer.write(framing)
+        await client.closed()
+    await until(lambda: rig.gateway.intake.running == 0, SOON_S)
+
+
+async def test_trailers_are_no_headers(rig):
+    body = json.dumps(chat()).encode()
+    chunk = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\nAuthorization: x\r\n" + b"\r\n"
+    async with raw(rig) as client:
+        await client.send(head(rig.key, None) + chunk)
+        assert (await client.answer())[0] == 200
+
+
+async def test_one_address_leaves_room_for_others(door):
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(raw(door))
+        fifth = await stack.enter_async_context(raw(door))
+        status, code, headers = await fifth.error()
+        assert (status, code, headers["retry-after"]) == (429, "too_many_connections", "1")
+        await fifth.closed()
+        host, _, port = door.url.removeprefix("http://").rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+        stack.callback(writer.transport.abort)
+        other = Raw(_, writer)
+        await other.send(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await other.answer())[0] == 200
+
+    async def let_in() -> bool:
+        async with raw(door) as client:
+            await client.send(b"GET /healthz HTTP/1.1\r\n\r\n")
+            return (await client.answer())[0] == 200
+
+    await until(let_in, SOON_S, "the first ones' places have come back")
+
+
+# ---- clients that do not read -------------------------------------------------------------------
+
+
+async def test_a_stream_that_nobody_reads_is_cut_and_its_place_comes_back(door):
+    async def pours(call: LinkCall, request: Any) -> None:
+        send(call, "x", plan=plan(request))
+        while True:
+            send(call, "x" * 50_000)
+            await asyncio.sleep(0.001)
+
+    door.tokenizer.script = pours
+    body = json.dumps(chat(stream=True)).encode()
+    async with raw(door) as client:
+        client.writer.transport.pause_reading()
+        await client.send(head(door.key, len(body)) + body)
+        await until(lambda: door.tokenizer.requests, SOON_S)
+        await until(lambda: door.tokenizer.cancelled == 1, SOON_S)
+        await until(lambda: door.gateway.intake.running == 0, SOON_S)
+        client.writer.transport.resume_reading()
+        await client.closed()
+
+
+async def test_a_file_that_nobody_reads_is_not_held(door):
+    http = await door.http()
+    form = {"files": {"file": ("a.txt", b"x" * 8_000_000)}, "data": {"purpose": "assistants"}}
+    file = (await http.post("/v1/files", **form)).json()["id"]
+    assert (await http.get(f"/v1/files/{file}/content")).content == b"x" * 8_000_000
+    async with raw(door) as client:
+        client.writer.transport.pause_reading()
+        ask = f"GET /v1/files/{file}/content HTTP/1.1\r\nAuthorization: Bearer {door.key}\r\n\r\n"
+        await client.send(ask.encode())
+        await until(lambda: door.gateway.intake.bytes_held == 8_000_000, SOON_S)
+        await until(lambda: door.gateway.intake.bytes_held == 0, SOON_S)
+        client.writer.transport.resume_reading()
+        await client.closed()

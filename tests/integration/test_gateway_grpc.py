@@ -21,6 +21,7 @@ from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import TokenIds
 from services.common.errors import PenstockError
 from services.common.service import Host
+from services.gateway import grpc_api
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.transport import TRANSPORT
@@ -195,16 +196,86 @@ async def test_its_address_is_its_own_and_as_configured(rig):
     assert second.replica.facts["grpc"] == replica.facts["grpc"]
 
 
-async def test_a_message_over_the_limit_is_refused_before_any_key(redis_url, namespace):
+async def test_a_message_over_the_limit_is_refused_to_those_who_may_send_one(redis_url, namespace):
     async with gateway_rig(redis_url, namespace, body_limit_bytes=10_000) as rig:
         service = await stub(rig)
         large = CompleteRequest(model=MODEL, text="x" * 10_001)
-        code, trailers = await refusal(service.Complete(large))
+        code, _ = await refusal(service.Complete(large))
+        assert code == grpc.StatusCode.UNAUTHENTICATED
+        code, _ = await refusal(service.Complete(large, metadata=signed(rig)))
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "x-request-id" not in trailers  # it never came to a handler
+        await until(lambda: rig.gateway.intake.running == rig.gateway.intake.bytes_held == 0, 5)
         fits = CompleteRequest(model=MODEL, text="x" * 9_000)
         events = [event async for event in service.Complete(fits, metadata=signed(rig))]
         assert events[-1].finish == FINISH_STOP
+
+
+async def test_a_message_stays_unread_until_its_caller_is_known(rig):
+    """A stranger's message waits on the stranger's side, and holds neither place nor bytes."""
+    known = asyncio.Event()
+    identify = rig.gateway.auth.identify
+
+    async def slowly(authorization: str | None) -> Any:
+        await known.wait()
+        return await identify(authorization)
+
+    rig.gateway.auth.identify = slowly
+    channel = await rig.channel()
+    call = channel.stream_stream("/penstock.v1.Inference/Complete")(
+        metadata=(("authorization", "Bearer psk-" + "a" * 43),)
+    )
+    sending = asyncio.create_task(call.write(b"x" * 4_000_000))
+    await asyncio.wait([sending], timeout=0.3)
+    assert not sending.done()  # no more than a window of it has left
+    assert (rig.gateway.intake.running, rig.gateway.intake.bytes_held) == (0, 0)
+    known.set()
+    assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+    await asyncio.wait([sending])
+
+
+async def test_a_call_that_withholds_its_message_ends_and_leaves_the_others_their_turns(
+    rig, monkeypatch
+):
+    monkeypatch.setattr(grpc_api, "MESSAGE_TIMEOUT_S", 1.0)
+    channel = await rig.channel()
+    open_call = channel.stream_stream("/penstock.v1.Inference/Complete")
+    withheld = [open_call(metadata=signed(rig)) for _ in range(12)]
+    await until(lambda: rig.gateway.intake.running == 12, 5)
+    other, _ = await rig.keys.create("rival", "other")
+    request = CompleteRequest(model=MODEL, text="x")
+    call = (await stub(rig)).Complete(request, metadata=(("authorization", f"Bearer {other}"),))
+    assert [event async for event in call][-1].finish == FINISH_STOP
+    for call in withheld:
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert (rig.gateway.intake.running, rig.gateway.intake.bytes_held) == (0, 0)
+
+
+async def test_what_is_no_message_is_refused(rig):
+    channel = await rig.channel()
+    for method in ("Chat", "Complete", "Embed"):
+        for sent in (b"\xff\xff", None):
+            call = channel.stream_stream(f"/penstock.v1.Inference/{method}")(metadata=signed(rig))
+            if sent is not None:
+                await call.write(sent)
+            await call.done_writing()
+            assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_tenants_calls_are_bounded_like_its_requests(redis_url, namespace):
+    async def waits(call: Any, request: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with gateway_rig(redis_url, namespace, max_requests=4) as rig:
+        rig.tokenizer.script = waits
+        service = await stub(rig)
+        request = ChatRequest(model=MODEL, messages=MESSAGES)
+        running = [service.Chat(request, metadata=signed(rig)) for _ in range(2)]
+        await until(lambda: len(rig.tokenizer.requests) == 2, 5)
+        code, trailers = await refusal(service.Chat(request, metadata=signed(rig)))
+        assert (code, trailers["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1")
+        for call in running:
+            call.cancel()
+        await until(lambda: rig.gateway.intake.running == 0, 5)
 
 
 async def test_drain_lets_a_call_finish_and_refuses_new_ones(rig):

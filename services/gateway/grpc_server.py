@@ -1,0 +1,59 @@
+"""The public gRPC server: the Inference service with its health and reflection, within bounds.
+
+Apart from the Host's server, whose port is internal and which takes the large messages of peers.
+"""
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common.config import GatewaySettings
+from services.common.transport import listen
+from services.gateway.grpc_api import INFERENCE, inference
+from services.gateway.pipeline import Gateway
+
+_CLOSE_S = 2  # for the last bytes of calls when the server ends
+
+
+def _options(own: GatewaySettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a port already taken is an error
+        ("grpc.max_receive_message_length", own.body_limit_bytes),
+        # What a stranger sends beyond 64 KiB stays on its side: without the probe, a stream's
+        # window grows only when its handler asks for the message.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_allowed_incoming_connections", own.max_connections),
+        ("grpc.max_concurrent_streams", own.max_requests),  # of one connection
+        ("grpc.server_handshake_timeout_ms", round(own.head_timeout_s * 1000)),
+        ("grpc.max_connection_idle_ms", 300_000),  # without a call
+        ("grpc.keepalive_time_ms", 30_000),  # then a ping, which a dead peer does not answer
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]
+
+
+class GrpcServer:
+    def __init__(self, gateway: Gateway) -> None:
+        own = gateway.settings.gateway
+        self._health = health.aio.HealthServicer()
+        # Calls beyond their tenants' places end at once, so this bounds the strangers.
+        most = 2 * own.max_requests
+        self._server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=most)
+        self._server.add_generic_rpc_handlers((inference(gateway),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Returns the port. Raises RuntimeError when it is taken."""
+        port = listen(self._server, host, port)
+        await self._server.start()
+        for name in ("", INFERENCE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def drain(self) -> None:
+        """Health says that it ends; the intake refuses new requests."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        await self._server.stop(_CLOSE_S)

@@ -1,0 +1,111 @@
+"""The HTTP server: uvicorn within our bounds, on the service's event loop."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+
+from services.gateway.connections import Connection, Door
+from services.gateway.pipeline import Gateway
+from services.gateway.routes import application
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+_CLOSE_S = 2  # for the last bytes of connections when the server ends
+_OTHER_FILES = 512  # open at once, beside the connections
+
+
+class HttpServer:
+    """Binds on construction, so that port 0 is known before it serves; a taken port is OSError."""
+
+    def __init__(self, gateway: Gateway, host: str, port: int) -> None:
+        own = gateway.settings.gateway
+        self._listener = _listen(host, port)
+        self._door = Door(own)
+        self._connections = own.max_connections
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                application(gateway),
+                http=cast(Any, functools.partial(Connection, self._door)),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # nothing here believes in the client's address
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_CLOSE_S,
+            )
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    async def start(self) -> None:
+        _allow_files(2 * self._connections + _OTHER_FILES)  # gRPC has as many
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line per bad request
+        serving = asyncio.create_task(
+            self._server.serve(sockets=[self._listener]), name="http server"
+        )
+        self._tasks = [serving, asyncio.create_task(self._door.watch(), name="http connections")]
+        while not self._server.started:
+            if serving.done():
+                await serving  # raises what it failed of
+                raise RuntimeError("the HTTP server ended at its start")
+            await asyncio.sleep(0.005)
+
+    def check(self) -> None:
+        if not self._tasks or any(task.done() for task in self._tasks):
+            raise RuntimeError("the HTTP server is down")
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._tasks:
+            serving, watching = self._tasks
+            await asyncio.gather(serving, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        self._listener.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers: the host decides when to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only where the protocol is named: without it the first events of an
+    # answer wait up to 40 ms for the client's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _allow_files(needed: int) -> None:
+    """Raises this process's limit of open files to `needed`, or as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        log.warning("max_connections want %d open files, %d are allowed", needed, allowed)
