@@ -7,6 +7,8 @@ when it comes back empty, replicas have one lease's time to appear again before 
 import asyncio
 import json
 import logging
+import re
+import secrets
 import time
 import uuid
 from collections.abc import Callable
@@ -45,6 +47,15 @@ return 1
 # Whatever Redis answers, these loops must go on: a lease that is no longer renewed takes a healthy
 # replica away, and a view that is no longer looked at grows stale without a word.
 _NOT_NOW = (*RedisAway, RedisError)
+
+
+SERVICES = ("gateway", "retrieval", "tokenizer", "router", "worker")
+REPLICA_ID = re.compile(rf"\b({'|'.join(SERVICES)})-[0-9a-f]{{8}}\b")
+
+
+def new_replica_id(service: str) -> str:
+    """Of one replica's life; REPLICA_ID is the shape."""
+    return f"{service}-{secrets.token_hex(4)}"
 
 
 def host_id() -> str:

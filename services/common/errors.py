@@ -14,9 +14,10 @@ _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 class PenstockError(Exception):
     """A request failed, and this is what its caller is told.
 
-    `message` is for the user and holds no prompt text; `param` is the path of the request field at
-    fault ("messages[1].content"); `reason` is a stable word for programs ("queue_full");
-    `retry_after_s` advises when trying again makes sense.
+    `message` is for the user: it holds no prompt text, and nothing of the inside (addresses, ids of
+    replicas, paths, names of settings, other exceptions' texts), which goes into the log; `param`
+    is the path of the request field at fault ("messages[1].content"); `reason` is a stable word for
+    programs ("queue_full"); `retry_after_s` advises when trying again makes sense.
     """
 
     def __init__(

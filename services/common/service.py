@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from services.common.config import Settings, unknown_names
-from services.common.discovery import Registration, Replica, host_id
+from services.common.discovery import Registration, Replica, host_id, new_replica_id
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
 from services.common.transport import MESSAGE_LIMITS, Transport, host_port, listen
@@ -69,7 +68,7 @@ class Host:
 
     def __init__(self, service_class: type[Service], settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self.id = f"{service_class.name}-{uuid.uuid4().hex[:8]}"
+        self.id = new_replica_id(service_class.name)
         configure_logging(service_class.name, self.settings.log_level)
         for name in unknown_names(os.environ):
             log.warning("%s is set, but there is no such setting", name)

@@ -20,6 +20,7 @@ from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
 from services.gateway.auth import Authenticator, Identity
 from services.gateway.files import Files
+from services.gateway.http import internal
 from services.gateway.intake import Intake, Place
 from services.gateway.models import ModelCatalog
 from services.gateway.prompt import Answer, Prompt, total_usage
@@ -233,10 +234,8 @@ async def serve(gateway: Gateway, front: Front) -> None:
             grpc.StatusCode.CANCELLED, "the client went away", stage="client", reason="cancelled"
         )
         raise
-    except Exception as error:
-        journal.error = PenstockError(
-            grpc.StatusCode.INTERNAL, type(error).__name__, stage="gateway", reason="internal"
-        )
+    except Exception:
+        journal.error = internal()
         raise
     finally:
         if root is not None:

@@ -1,5 +1,12 @@
-"""A request's record: its waterfall over all services, and why each decision fell as it did."""
+"""A request's record: its waterfall over all services, and why each decision fell as it did.
 
+A tenant sees stages, decisions and their figures, and of the installation no more: a replica has a
+label that is the same in all of the tenant's records, in place of its id. Traces and logs, which
+are the operator's, have the ids.
+"""
+
+import hashlib
+import re
 import time
 from collections import OrderedDict
 from typing import Any
@@ -7,6 +14,7 @@ from typing import Any
 from opentelemetry.context import Context
 
 from protos import common_pb2
+from services.common.discovery import REPLICA_ID
 from services.common.errors import PenstockError
 from services.common.telemetry import decision, remote_parent
 from services.gateway.auth import Identity
@@ -48,6 +56,8 @@ class Journal:
         self.record = record
 
     def as_json(self) -> dict[str, Any]:
+        """As its tenant may see it."""
+        outside = _Labels(self.identity.tenant if self.identity else "").outside
         told: dict[str, Any] = {
             "id": self.request_id,
             "object": "request",
@@ -59,16 +69,18 @@ class Journal:
             "duration_ms": round(self.duration_s * 1000, 3),
             "time_to_first_token_ms": round(self.first_text_s * 1000, 3) or None,
             "tokens": self.tokens,
-            "spans": _waterfall(self.record.spans),
-            "decisions": [
-                {
-                    "stage": made.stage,
-                    "subject": made.subject,
-                    "choice": made.choice,
-                    "reasons": dict(made.reasons),
-                }
-                for made in self.record.decisions
-            ],
+            "spans": outside(_waterfall(self.record.spans)),
+            "decisions": outside(
+                [
+                    {
+                        "stage": made.stage,
+                        "subject": made.subject,
+                        "choice": made.choice,
+                        "reasons": dict(made.reasons),
+                    }
+                    for made in self.record.decisions
+                ]
+            ),
         }
         if self.error is not None:
             told["error"] = {
@@ -77,6 +89,27 @@ class Journal:
                 "message": self.error.message,
             }
         return told
+
+
+class _Labels:
+    """What stands for replicas in what one tenant sees: "worker 5c1f"."""
+
+    def __init__(self, tenant: str) -> None:
+        self._key = hashlib.blake2b(tenant.encode(), digest_size=32).digest()
+
+    def outside(self, told: Any) -> Any:
+        """`told`, JSON, with labels for the ids of replicas in all of its texts."""
+        if isinstance(told, str):
+            return REPLICA_ID.sub(self._label, told)
+        if isinstance(told, list):
+            return [self.outside(one) for one in told]
+        if isinstance(told, dict):
+            return {self.outside(name): self.outside(value) for name, value in told.items()}
+        return told
+
+    def _label(self, id: re.Match[str]) -> str:
+        digest = hashlib.blake2b(id.group().encode(), digest_size=2, key=self._key).hexdigest()
+        return f"{id.group(1)} {digest}"
 
 
 def _waterfall(spans: Any) -> list[dict[str, Any]]:

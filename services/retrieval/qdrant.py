@@ -33,6 +33,16 @@ _SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so i
 T = TypeVar("T")
 
 
+class StoreUnusableError(Exception):
+    """As this service is set up, it cannot use the store. The text is the operator's, and says what
+    to change; `reason` is a word for programs.
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 class Qdrant:
     """Runs functions of a client whose collection `name` exists and was made by this `model`."""
 
@@ -57,14 +67,12 @@ class Qdrant:
     async def open(self) -> None:
         """Makes the collection, or checks that the one there was made by the same model.
 
-        A server that is away is not an error yet: each call tries again. Raises PenstockError
-        FAILED_PRECONDITION (another model's vectors, a local store in use by another process).
+        A server that is away is not an error yet: each call tries again. Raises StoreUnusableError
+        (another model's vectors, a local store in use by another process).
         """
         try:
-            await self.run("open", lambda client: None)
+            await self._run("open", lambda client: None)
         except PenstockError as error:
-            if error.code != grpc.StatusCode.UNAVAILABLE:
-                raise
             log.warning("the vector store is away, the service starts without it: %s", error)
 
     async def close(self) -> None:
@@ -76,7 +84,17 @@ class Qdrant:
         self._threads.shutdown(wait=False)
 
     async def run(self, operation: str, work: Callable[[QdrantClient], T]) -> T:
-        """Runs `work` in a store thread, within the deadline."""
+        """Runs `work` in a store thread, within the deadline. Raises PenstockError."""
+        try:
+            return await self._run(operation, work)
+        except StoreUnusableError as unusable:
+            log.error("%s", unusable)
+            metrics.STORE_FAILURES.labels(operation, unusable.reason).inc()
+            raise unavailable(
+                "the vector store cannot be used now", stage="retrieval", reason=unusable.reason
+            ) from None
+
+    async def _run(self, operation: str, work: Callable[[QdrantClient], T]) -> T:
         if self._calls >= MAX_WAITING_CALLS:
             raise PenstockError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -151,12 +169,10 @@ class Qdrant:
         try:
             return QdrantClient(path=str(self._folder))
         except RuntimeError as error:
-            raise PenstockError(
-                grpc.StatusCode.FAILED_PRECONDITION,
+            raise StoreUnusableError(
                 f"the local vector store in {self._folder} is in use by another process: stop it, "
                 "set another PENSTOCK_DATA_DIR, or run a Qdrant server and set QDRANT_URL",
-                stage="retrieval",
-                reason="store_locked",
+                "store_locked",
             ) from error
 
     def _create(self, client: QdrantClient) -> None:
@@ -184,12 +200,10 @@ class Qdrant:
         if found.get("fingerprint") == self._made_by["fingerprint"]:
             return
         theirs = found.get("embedding_model", "an unknown model (Qdrant 1.16 or newer is needed)")
-        raise PenstockError(
-            grpc.StatusCode.FAILED_PRECONDITION,
+        raise StoreUnusableError(
             f"the vectors in {self.name} were made by {theirs}, this service runs "
             f"{self._made_by['embedding_model']}: their scores would mean nothing. Set "
             "PENSTOCK_RETRIEVAL__EMBEDDING_MODEL back, or choose another PENSTOCK_NAMESPACE and "
             "index the documents again",
-            stage="retrieval",
-            reason="embedding_model_changed",
+            "embedding_model_changed",
         )

@@ -5,6 +5,7 @@ engine made them in the right form (`Request.export_kv`), so nothing is copied h
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
 from services.common.transport import MESSAGE_LIMITS, Transport
 from services.worker.engine import KvBlocks, SharedRef, kv_payload
+
+log = logging.getLogger(__name__)
 
 _CHANNEL_OPTIONS = [
     *MESSAGE_LIMITS,
@@ -174,7 +177,8 @@ async def _failures() -> AsyncIterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise _failed(error.details() or error.code().name) from error
+        log.warning("handing KV blocks over: %s %s", error.code().name, error.details())
+        raise _failed("the stream broke off") from error
     except asyncio.InvalidStateError as error:  # written to after its end
         raise _failed("the stream broke off") from error
 

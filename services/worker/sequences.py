@@ -28,6 +28,11 @@ _CODES = {
     "context_length_exceeded": grpc.StatusCode.INVALID_ARGUMENT,
     "kv_transfer": grpc.StatusCode.UNAVAILABLE,
 }
+# No mistakes of the client: what exactly failed is for the log.
+_TOLD = {
+    "kv_transfer": "handing KV blocks over failed",
+    "internal": "the engine failed on this request",
+}
 
 
 class Running:
@@ -136,9 +141,11 @@ class Sequences:
 
 
 def _request_failed(error: RequestError) -> PenstockError:
+    if error.code in _TOLD:
+        log.warning("a request failed in the engine, %s: %s", error.code, error.message)
     return PenstockError(
         _CODES.get(error.code, grpc.StatusCode.INTERNAL),
-        error.message,
+        _TOLD.get(error.code, error.message),
         stage="worker",
         param=error.param,
         reason=error.code,
@@ -146,4 +153,5 @@ def _request_failed(error: RequestError) -> PenstockError:
 
 
 def _engine_died(death: EngineDied) -> PenstockError:
-    return unavailable(f"the worker's engine ended: {death}", stage="worker", reason="engine_died")
+    log.warning("a request's engine died: %s", death)
+    return unavailable("the worker's engine ended", stage="worker", reason="engine_died")

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from tests.support.cluster import Cluster
+from tests.support.inside import check
 from tests.support.streams import Stream
 from tests.support.waiting import until
 
@@ -133,6 +134,39 @@ async def test_documents_reach_the_prompt_and_the_record_shows_every_stage(
     roots = [s for s in record["spans"] if s["parent"] not in known]
     assert len(roots) == 1, "one trace, one root"
     assert {"admission", "placement"} <= {d["subject"] for d in record["decisions"]}
+    check(raw.text + json.dumps(record), *(p.replica for p in penstock.processes if p.replica))
+
+
+async def test_nothing_of_the_inside_is_told(penstock: Cluster) -> None:
+    """Neither by answers nor by refusals, of every stage and every path."""
+    odd = [
+        ("GET", "/v1/models", None),
+        ("GET", "/v1/models/none", None),
+        ("GET", "/v1/files/x", None),
+        ("GET", "/v1/requests/x", None),
+        ("GET", "/health", None),
+        ("GET", "/readyz", None),
+        ("GET", "/nowhere", None),
+        ("PUT", "/v1/files", None),
+        ("POST", "/v1/completions", {"model": "tiny", "prompt": "x " * 9000}),
+        ("POST", "/v1/completions", {"model": "tiny", "prompt": [9_999_999]}),
+        ("POST", "/v1/completions", {"model": "none", "prompt": "x"}),
+        ("POST", "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 2**31 - 1}),
+        ("POST", "/v1/chat/completions", {"model": "tiny", "messages": [{"role": "x"}]}),
+        ("POST", "/v1/embeddings", {"model": "none", "input": "x"}),
+        ("POST", "/v1/vector_stores/vs_0/search", {"query": "x"}),
+    ]
+    split = {"model": "tiny", "prompt": "the water " * 60, "max_tokens": 8, "ignore_eos": True}
+    replicas = [p.replica for p in penstock.processes if p.replica]
+    async with penstock.api() as http:
+        for method, path, body in odd:
+            answer = await http.request(method, path, json=body)
+            check(answer.text + str(dict(answer.headers)), *replicas)
+        answer = await http.post("/v1/completions", json=split)
+        record = (await http.get(f"/v1/requests/{answer.headers['x-request-id']}")).json()
+    check(answer.text + json.dumps(record), *replicas)
+    (placed,) = [d["choice"] for d in record["decisions"] if d["subject"] == "placement"]
+    assert placed.count("worker ") == 2, "a prefill and a decode worker, by their labels"
 
 
 async def test_a_client_that_goes_away_frees_its_blocks(penstock: Cluster) -> None:

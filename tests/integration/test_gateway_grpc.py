@@ -24,6 +24,7 @@ from services.common.service import Host
 from services.gateway import grpc_api
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
+from tests.support.inside import check
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
@@ -154,6 +155,29 @@ async def test_errors_from_below_keep_code_and_advice(rig):
     code, trailers = await refusal((await stub(rig)).Chat(request, metadata=signed(rig)))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert trailers["retry-after"] == "2"
+
+
+async def test_what_breaks_inside_is_told_without_whereabouts(rig):
+    async def breaks(call: Any, request: Any) -> None:
+        raise FileNotFoundError(f"/tmp/secret of {rig.tokenizer_host.id} at 10.1.2.3:4567")
+
+    async def one_word(call: Any, request: Any) -> None:
+        send(call, "word", plan=plan(request))
+        await asyncio.Event().wait()
+
+    service = await stub(rig)
+    rig.tokenizer.script = breaks
+    broken = service.Chat(ChatRequest(model=MODEL, messages=MESSAGES), metadata=signed(rig))
+    rig.tokenizer.script = breaks
+    await refusal(broken)
+    rig.tokenizer.script = one_word
+    lost = service.Chat(ChatRequest(model=MODEL, messages=MESSAGES), metadata=signed(rig))
+    assert (await lost.read()).text == "word"
+    await rig.tokenizer_host._server.stop(None)  # as if it were killed
+    await refusal(lost)
+    for call in (broken, lost):
+        told = [await call.details(), *(await call.trailing_metadata())]
+        check(repr(told), rig.host.replica, rig.tokenizer_host.replica)
 
 
 async def test_a_cancelled_call_cancels_the_work(rig):

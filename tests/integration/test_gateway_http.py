@@ -30,6 +30,7 @@ from tests.support.gateway_rig import (
     say,
     send,
 )
+from tests.support.inside import check
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -183,6 +184,51 @@ async def test_a_client_that_goes_away_cancels_all_its_prompts(rig):
     request.cancel()
     await until(lambda: rig.tokenizer.cancelled == 3, 5)
     await until(lambda: rig.gateway.intake.running == 0, 5)
+
+
+# ---- nothing of the inside is told --------------------------------------------------------------
+
+
+async def test_what_breaks_inside_is_told_without_whereabouts(rig):
+    http = await rig.http()
+    replicas = [h.replica for h in (rig.host, rig.tokenizer_host, rig.retrieval_host)]
+
+    async def seen(answer: httpx.Response, stage: str) -> None:
+        error = json.loads(events(answer.text)[-1]) if answer.status_code == 200 else answer.json()
+        assert error["error"]["stage"] == stage
+        record = await rig.record(answer.headers["x-request-id"])
+        assert record["error"]["stage"] == stage
+        check(answer.text + json.dumps(record), *replicas)
+
+    async def breaks(call: LinkCall, request: Any) -> None:
+        raise FileNotFoundError(f"/tmp/secret of {rig.tokenizer_host.id} at 10.1.2.3:4567")
+
+    rig.tokenizer.script = breaks
+    await seen(await http.post(CHAT, json=ask()), "tokenizer")
+    await seen(await http.post(CHAT, json=ask(stream=True)), "tokenizer")
+
+    async def one_word(call: LinkCall, request: Any) -> None:
+        send(call, "word", plan=plan(request))
+        await asyncio.Event().wait()
+
+    rig.tokenizer.script = one_word
+    streaming = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
+    await until(lambda: rig.tokenizer.requests, 5)
+    await rig.tokenizer_host._server.stop(None)  # as if it were killed
+    await seen(await streaming, "tokenizer")
+
+
+async def test_a_fault_of_the_gateway_is_told_without_its_text(rig, monkeypatch):
+    async def breaks(*_: Any) -> None:
+        raise ValueError(f"bad thing in /tmp/x of {rig.host.id}")
+
+    monkeypatch.setattr(rig.gateway.models, "find", breaks)
+    http = await rig.http()
+    answer = await http.post(CHAT, json=ask())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+    record = await rig.record(answer.headers["x-request-id"])
+    assert record["error"]["message"] == answer.json()["error"]["message"]
+    check(answer.text + json.dumps(record))
 
 
 # ---- errors before the stream -------------------------------------------------------------------
@@ -435,7 +481,10 @@ async def test_a_tokenizer_lost_before_the_first_word_is_replaced(rig):
     answer = await request
     assert answer.json()["choices"][0]["message"]["content"] == "still here"
     record = await rig.record(answer.headers["x-request-id"])
-    assert [d["choice"] for d in record["decisions"] if d["subject"] == "tokenizer"] == [spare.id]
+    (moved,) = [d for d in record["decisions"] if d["subject"] == "tokenizer"]
+    assert moved["choice"].startswith("tokenizer ")
+    assert moved["choice"] != moved["reasons"]["lost"]
+    check(json.dumps(record), spare.replica, asked.replica)
 
 
 async def test_drain_lets_streams_finish_and_refuses_new_ones(rig):

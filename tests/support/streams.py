@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.inside import check
+
 
 async def complete(api: httpx.AsyncClient, body: dict[str, Any]) -> str:
     """The text of one completion, not streamed; fails the test on an error."""
@@ -49,12 +51,14 @@ class Stream:
         """The error that ended the stream; fails the test if there was none."""
         await asyncio.wait_for(asyncio.shield(self._task), timeout_s)
         assert self._error is not None, "the stream ended without an error"
+        check(json.dumps(self._error))
         return self._error
 
     async def record(self) -> dict[str, Any]:
         """The request's record."""
         answer = await self._api.get(f"/v1/requests/{self.request_id}")
         assert answer.status_code == 200, answer.text
+        check(answer.text)
         record: dict[str, Any] = answer.json()
         return record
 

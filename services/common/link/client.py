@@ -312,9 +312,10 @@ class LinkClient:
                 call.cancel()
 
     def _lose(self, why: str) -> None:
+        """`why` is for the log alone: it names the peer's address."""
         log.info("lost %s at %s: %s", self.stage, self.address, why)
         self._set_state(LinkState.DEAD)
-        self._end_all(f"lost {self.stage}: {why}", "peer_lost")
+        self._end_all(f"the {self.stage} was lost", "peer_lost")
 
     async def _attach(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
         """Says hello; the peer's first frame makes the link READY."""

@@ -14,7 +14,7 @@ from services.common.errors import PenstockError
 from services.retrieval import qdrant as qdrant_module
 from services.retrieval import store as store_module
 from services.retrieval.chunking import Chunk
-from services.retrieval.qdrant import Qdrant
+from services.retrieval.qdrant import Qdrant, StoreUnusableError
 from services.retrieval.store import Store
 
 DIMENSION = 8
@@ -162,9 +162,14 @@ async def test_documents_outlive_the_process_and_one_process_holds_them(
     await first.open()
     await Store(first).replace("t", "c", "doc", *document("kept"))
     second = make(tmp_path)
-    with pytest.raises(PenstockError, match="in use by another process") as raised:
+    with pytest.raises(StoreUnusableError, match="in use by another process") as raised:
         await second.open()
     assert raised.value.reason == "store_locked"
+    with pytest.raises(PenstockError) as told:  # a client learns nothing of how it is set up
+        await texts(Store(second), "t", "c")
+    assert (told.value.code, told.value.reason) == (grpc.StatusCode.UNAVAILABLE, "store_locked")
+    assert str(tmp_path) not in told.value.message
+    assert "PENSTOCK" not in told.value.message
     await second.close()
     await first.close()
     third = make(tmp_path)
@@ -179,9 +184,9 @@ async def test_another_models_vectors_are_refused(tmp_path: Path, dimension: int
     await first.open()
     await first.close()
     second = make(tmp_path, fingerprint="f2", dimension=dimension)
-    with pytest.raises(PenstockError, match=r"made by model-f1.*runs model-f2") as raised:
+    with pytest.raises(StoreUnusableError, match=r"made by model-f1.*runs model-f2") as raised:
         await second.open()
-    assert raised.value.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert raised.value.reason == "embedding_model_changed"
     await second.close()
 
 

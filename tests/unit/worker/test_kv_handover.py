@@ -114,7 +114,7 @@ async def test_what_was_confirmed_is_left_to_its_new_owner(
 
 
 async def test_a_decode_request_that_ends_meanwhile_leaves_no_segment(
-    channels: Channels, decode: DecodeWorker, folder: Path
+    channels: Channels, decode: DecodeWorker, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Pushes on their way when it ends are dropped unread."""
     async with channels.sender(decode.address) as sender:
@@ -128,8 +128,9 @@ async def test_a_decode_request_that_ends_meanwhile_leaves_no_segment(
             await until(lambda: sender.bytes_sent == 400 and decode.engine.written == [0])
         decode.engine.ready.set()
         sender.commit(77)
-        with pytest.raises(PenstockError, match="the request was ended") as failure:
+        with pytest.raises(PenstockError, match="the stream broke off") as failure:
             await push
+        assert "the request was ended" in caplog.text
         assert failure.value.reason == "kv_transfer"
     assert not list(folder.iterdir())
 
