@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +19,8 @@ from typing import Any
 
 # Local only; see the README on Ray's settings.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 

@@ -9,10 +9,12 @@ from importlib import import_module
 from typing import Any
 
 from ray import serve
+from ray.serve._private import replica as serve_replica
 
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica as Registered
 from services.common.service import Host, Service
+from services.common.transport import host_port
 
 APPLICATION = "penstock"
 _SERVICES = {
@@ -39,6 +41,7 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, service: str, settings: Settings, *_next: Any
     ) -> None:
+        _bind_serve(settings.bind_host)
         self._host = Host(service_class(service), settings)
         await self._host.start()
 
@@ -52,6 +55,13 @@ class Replica:
 
     async def __del__(self) -> None:
         await self._host.stop()
+
+
+def _bind_serve(host: str) -> None:
+    """Serve opens a server of its own in each replica once it is initialized, for calls between
+    deployments, which nobody here makes; on all interfaces, and no setting says otherwise."""
+    bind = serve_replica.add_port_to_grpc_server
+    serve_replica.add_port_to_grpc_server = lambda server, _: bind(server, host_port(host, 0))
 
 
 def _deployment(name: str, service: str, settings: Settings, replicas: int, *following: Any) -> Any:

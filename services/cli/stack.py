@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import socket
 import time
@@ -12,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from services.cli.ray_cluster import RayCluster
 from services.cli.running import Running, find_running, state_file
 from services.common.config import ModelSpec, Settings, unknown_names
 from services.common.discovery import Directory, Replica
@@ -86,27 +86,14 @@ class Stack:
         return self._settings.model_copy(update={"redis_url": redis.url})
 
     def _start_ray(self) -> None:
-        # Before the import: 127.0.0.1 only, no token as nobody else can connect, no phoning home.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-        import ray
+        self._report("ray: starting")
+        cluster = RayCluster(self._settings.data_dir)
+        self._undo.callback(cluster.stop)
+        cluster.start()
         from ray import serve
 
         from services.app import APPLICATION
 
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # progress is told here
-        self._report("ray: starting")
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            configure_logging=False,
-            log_to_driver=False,
-            namespace="penstock",
-        )
-        self._undo.callback(ray.shutdown)
-        serve.start(proxy_location="Disabled")
         # Drains the replicas; what remains of Serve goes with Ray.
         self._undo.callback(serve.delete, APPLICATION)
 

@@ -165,7 +165,7 @@ class Qdrant:
                 url=self._url, api_key=self._api_key, timeout=timeout, check_compatibility=False
             )
         private_folder(self._folder.parent)
-        self._folder.mkdir(exist_ok=True)
+        private_folder(self._folder)
         try:
             return QdrantClient(path=str(self._folder))
         except RuntimeError as error:

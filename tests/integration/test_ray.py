@@ -1,20 +1,28 @@
-"""`penstock up`: the graph on a real Ray, its controller killed, and a drain by Ctrl-C."""
+"""`penstock up`: the graph on a real Ray, what strangers can do to it, what it does when its parts
+are killed, and a drain by Ctrl-C. One stack for all tests, in this order."""
 
 import asyncio
-import json
 import os
-import signal
-import subprocess
-import sys
+import pickle
+import stat
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
 import psutil
+import pytest
+import pytest_asyncio
+from google.protobuf.wrappers_pb2 import BytesValue
 
 from tests.support.checkpoint import write_checkpoint
+from tests.support.laptop import Laptop
 from tests.support.streams import Stream, complete
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 GREEDY = {
     "model": "tiny",
     "prompt": "the water at the end of the penstock",
@@ -22,75 +30,142 @@ GREEDY = {
     "ignore_eos": True,
     "temperature": 0,
 }
+SERVE = "/ray.serve.ASGIService/"
 
 
-def descendants(up: subprocess.Popen[bytes], name: str = "") -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process(up.pid).children(recursive=True):
-        try:
-            if name in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def laptop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
+    folder = tmp_path_factory.mktemp("laptop")
+    write_checkpoint(folder / "tiny", window=1024)
+    # The secret is its own, which its data directory keeps.
+    async with Laptop(folder, "--model", str(folder / "tiny"), INTERNAL_SECRET="") as laptop:
+        yield laptop
 
 
-async def test_up_survives_its_controller_and_drains_on_ctrl_c(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "tiny", window=1024)
-    command = [
-        sys.executable,
-        "-m",
-        "services.cli",
-        "up",
-        "--port",
-        "0",
-        "--model",
-        str(tmp_path / "tiny"),
+def everything(laptop: Laptop) -> list[psutil.Process]:
+    """All processes of the stack, whatever they call themselves."""
+    main = psutil.Process(laptop.up.pid)
+    return [main, *main.children(recursive=True)]
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    with suppress(psutil.NoSuchProcess):
+        sockets = process.net_connections("inet")
+        return {tuple(s.laddr) for s in sockets if s.status == psutil.CONN_LISTEN}
+    return set()
+
+
+async def test_all_that_listens_is_on_the_loopback(laptop: Laptop) -> None:
+    found = {
+        f"{address}:{port} of {process.name()}": address
+        for process in everything(laptop)
+        for address, port in listening(process)
+    }
+    assert len(found) > 20, "those of Redis, GCS, raylet, agents and seven replicas"
+    outside = [
+        socket
+        for socket, address in found.items()
+        if address not in ("127.0.0.1", "::ffff:127.0.0.1")
     ]
-    log = tmp_path / "up.log"
-    with log.open("wb") as sink:
-        up = subprocess.Popen(
-            command,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={
-                **os.environ,
-                "PENSTOCK_DATA_DIR": str(tmp_path / "data"),
-                "PENSTOCK_INTERNAL_SECRET": "",  # its own, which its data directory keeps
-            },
-        )
-    everything: list[psutil.Process] = []
-    try:
+    assert not outside
 
-        def is_up() -> bool:
-            assert up.poll() is None, log.read_text()
-            return "Penstock is up." in log.read_text()
 
-        await until(is_up, 240, "penstock up")
-        running = json.loads((tmp_path / "data" / "running.json").read_text())
-        headers = {"Authorization": f"Bearer {running['key']}"}
-        async with httpx.AsyncClient(base_url=running["url"], headers=headers, timeout=60) as api:
-            expected = await complete(api, GREEDY)
+class Harm:
+    """Makes a folder where it is unpickled."""
 
-            stream = Stream(api, GREEDY)
-            await stream.reached(chunks=5)
-            (controller,) = descendants(up, "ray::ServeController")
-            controller.kill()
-            assert await stream.finished() == expected, "it never noticed"
-            assert await complete(api, GREEDY) == expected, "nor do new requests"
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
 
-            await until(lambda: bool(descendants(up, "ray::ServeController")), 60, "a new one")
-            stream = Stream(api, GREEDY)
-            await stream.reached(chunks=5)
-            everything = descendants(up)
-            up.send_signal(signal.SIGINT)
-            assert await stream.finished() == expected, "a drain lets it finish"
-        assert await asyncio.to_thread(up.wait, 90) == 0, log.read_text()
-        _, left = psutil.wait_procs(everything, timeout=10)
-        assert not left, "nothing is left running"
-    finally:
-        for process in [*everything, *([psutil.Process(up.pid)] if up.poll() is None else [])]:
-            if process.is_running():
-                process.kill()
-        up.wait()
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._path,)
+
+
+async def test_a_pickle_from_a_stranger_does_nothing(laptop: Laptop, tmp_path: Path) -> None:
+    """Serve's server in each replica unpickles what it is sent, once it knows who sent it."""
+    refused = 0
+    for process in everything(laptop):
+        for _, port in listening(process):
+            mark = tmp_path / f"harm-{port}"
+            harm = BytesValue(value=pickle.dumps(Harm(mark)))  # as ASGIRequest is on the wire
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                for method in ("HandleRequest", "HandleRequestWithRejection"):
+                    call = channel.unary_unary(SERVE + method)
+                    with pytest.raises(grpc.aio.AioRpcError) as error:
+                        await call(harm.SerializeToString(), timeout=5)
+                    refused += error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert not mark.exists(), f"it ran code: {process.name()}, port {port}"
+    assert refused >= 2 * 2 * 6, "Serve's server and the service's own, in each replica"
+
+
+async def test_ray_knows_its_callers(laptop: Laptop) -> None:
+    async def refused(port: int, method: str) -> grpc.StatusCode:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await channel.unary_unary(method)(b"", timeout=5)
+            return error.value.code()
+
+    def ports(named: str) -> list[int]:
+        found = [p for p in everything(laptop) if named in " ".join(p.cmdline())]
+        assert found
+        return [port for process in found for _, port in listening(process)]
+
+    (gcs,) = ports("gcs_server")
+    for method in (
+        "InternalKVGcsService/InternalKVGet",
+        "ActorInfoGcsService/RegisterActor",
+        "JobInfoGcsService/AddJob",
+    ):
+        assert await refused(gcs, f"/ray.rpc.{method}") is grpc.StatusCode.UNAUTHENTICATED
+    raylet = [
+        await refused(port, "/ray.rpc.NodeManagerService/RequestWorkerLease")
+        for port in ports("raylet/raylet")
+    ]
+    assert grpc.StatusCode.UNAUTHENTICATED in raylet
+    job = {"entrypoint": "true", "submission_id": "stranger"}
+    answers = []
+    for port in ports("ray::DashboardAgent"):
+        url = f"http://127.0.0.1:{port}/api/job_agent/jobs/"
+        async with httpx.AsyncClient() as http:
+            with suppress(httpx.HTTPError):  # another protocol's port
+                answers.append((await http.post(url, json=job, timeout=5)).status_code)
+    assert set(answers) <= {401, 405}, "405: a page of metrics, which takes no POST"
+
+
+async def test_secrets_are_kept_and_not_shown(laptop: Laptop) -> None:
+    files = [laptop.data_dir, *laptop.data_dir.iterdir()]
+    for path in files:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    names = ("internal-secret", "ray-token", "redis/password", "key")
+    kept = {name: (laptop.data_dir / name).read_text() for name in names}
+    assert len(set(kept.values())) == len(names)
+    told = [" ".join(process.cmdline()) for process in everything(laptop)]
+    told.append(laptop.log.read_text().replace(kept["key"], "", 1))  # which is for the user
+    for name, secret in kept.items():
+        assert not any(secret in text for text in told), f"{name} is shown"
+
+
+async def test_up_survives_its_controller_and_drains_on_ctrl_c(laptop: Laptop) -> None:
+    def controllers() -> list[psutil.Process]:
+        found = [p for p in everything(laptop) if "ray::ServeController" in " ".join(p.cmdline())]
+        return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
+
+    async with laptop.api() as api:
+        expected = await complete(api, GREEDY)
+
+        stream = Stream(api, GREEDY)
+        await stream.reached(chunks=5)
+        (controller,) = controllers()
+        controller.kill()
+        assert await stream.finished() == expected, "it never noticed"
+        assert await complete(api, GREEDY) == expected, "nor do new requests"
+
+        await until(lambda: bool(controllers()), 60, "a new one")
+        stream = Stream(api, GREEDY)
+        await stream.reached(chunks=5)
+        before = everything(laptop)
+        left = asyncio.create_task(laptop.stop(timeout_s=90))
+        assert await stream.finished() == expected, "a drain lets it finish"
+        assert not await left
+    assert laptop.up.returncode == 0, laptop.log.read_text()
+    _, alive = psutil.wait_procs(before, timeout=10)
+    assert not alive, "nothing is left running"
