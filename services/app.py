@@ -60,8 +60,9 @@ class Replica:
 def _bind_serve(host: str) -> None:
     """Serve opens a server of its own in each replica once it is initialized, for calls between
     deployments, which nobody here makes; on all interfaces, and no setting says otherwise."""
-    bind = serve_replica.add_port_to_grpc_server
-    serve_replica.add_port_to_grpc_server = lambda server, _: bind(server, host_port(host, 0))
+    module: Any = serve_replica
+    bind = module.add_port_to_grpc_server
+    module.add_port_to_grpc_server = lambda server, _: bind(server, host_port(host, 0))
 
 
 def _deployment(name: str, service: str, settings: Settings, replicas: int, *following: Any) -> Any:
