@@ -85,6 +85,12 @@ class RetrievalSettings(Section):
     )
     max_document_chars: int = Field(1_000_000, gt=0)
     max_document_chunks: int = Field(8192, gt=0)
+    chunking_cpu_s: int = Field(
+        30, gt=0, description="CPU time for cutting one document; its process is killed after"
+    )
+    chunking_memory_bytes: int = Field(
+        2**30, ge=2**28, description="address space of a process that cuts documents"
+    )
     top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
 
 

@@ -9,21 +9,28 @@ What must hold for the chunks of any text:
 - each is a slice of it: chunk.text == text[chunk.start : chunk.end];
 - every character that is not white space lies in at least one of them;
 - none is larger than the limit, starts rise, and no chunk lies within another.
+
+The time is in proportion to the text, whatever stands in it: no pattern here can start anew
+within what it has read already.
 """
 
 import re
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from tokenizers import Encoding
+
+from services.retrieval.chunks import Chunk
+from services.retrieval.sections import sections
 
 # A token stands for about 4 characters; text that is far denser (one unknown word of 10,000
 # characters is one token) counts by its characters, so that no chunk is huge.
 _CHARS_PER_TOKEN = 8
 
-_HEADING = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t#]*$")
-_FENCE = re.compile(r"[ ]{0,3}(```|~~~)")
+_TOKENIZED_AT_ONCE = 50_000  # characters; an encoding takes some 500 bytes a token
+
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n\s*")
 _SENTENCE_END = re.compile(
     r"[.!?…][\"')\]»”’]*\s+|[。！？]\s*"
@@ -31,19 +38,7 @@ _SENTENCE_END = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """text[start:end] of the document, in characters; `title` is "Document › Heading › …"."""
-
-    title: str
-    text: str
-    start: int
-    end: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A sentence, or part of a long one; pieces tile their section."""
 
     start: int
@@ -54,8 +49,11 @@ class _Piece:
 class _Ruler:
     """Measures slices of a text by the tokens that start in them."""
 
-    def __init__(self, encoding: Encoding) -> None:
-        self._starts = [start for start, _ in encoding.offsets]
+    def __init__(self, text: str, encode: Callable[[str], Encoding]) -> None:
+        self._starts = array("I")
+        for start, end in _stretches(text):
+            offsets = encode(text[start:end]).offsets
+            self._starts.extend(start + offset for offset, _ in offsets)
 
     def tokens(self, start: int, end: int) -> int:
         return bisect_left(self._starts, end) - bisect_left(self._starts, start)
@@ -75,47 +73,34 @@ class _Ruler:
         return max(end, start + 1)
 
 
-def chunk(text: str, encoding: Encoding, title: str, limit: int, overlap: int) -> list[Chunk]:
-    """`encoding`: the whole text without special tokens. `limit`, `overlap`: tokens a chunk.
+def chunk(
+    text: str, encode: Callable[[str], Encoding], title: str, limit: int, overlap: int
+) -> Iterator[Chunk]:
+    """`encode`: without special tokens. `limit`, `overlap`: tokens a chunk.
 
     Raises ValueError unless 0 <= overlap < limit.
     """
     if not 0 <= overlap < limit:
         raise ValueError(f"overlap {overlap} must be below the chunk size {limit}")
-    ruler = _Ruler(encoding)
-    chunks = []
-    for headings, start, end in _sections(text):
+    ruler = _Ruler(text, encode)
+    for headings, start, end in sections(text):
         full_title = " › ".join(part for part in (title, *headings) if part)
         pieces = list(_pieces(text, start, end, ruler, limit))
         for first, last in _pack(pieces, ruler, limit, overlap):
             a, b = _strip(text, first, last)
             if a < b:
-                chunks.append(Chunk(full_title, text[a:b], a, b, ruler.tokens(a, b)))
-    return chunks
+                yield Chunk(full_title, text[a:b], a, b, ruler.tokens(a, b))
 
 
-def _sections(text: str) -> Iterator[tuple[list[str], int, int]]:
-    """(heading path, start, end), tiling the text. A heading without a body of its own opens the
-    section of the heading that follows.
-    """
-    path: list[tuple[int, str]] = []
-    start, at, fenced, has_body = 0, 0, "", False
-    for line in text.splitlines(keepends=True):
-        fence = _FENCE.match(line)
-        if fence and fenced in ("", fence[1]):
-            fenced = "" if fenced else fence[1]
-        heading = None if fenced or fence else _HEADING.match(line.rstrip())
-        if heading:
-            if has_body:
-                yield [name for _, name in path], start, at
-                start, has_body = at, False
-            level = len(heading[1])
-            path = [(depth, name) for depth, name in path if depth < level]
-            path.append((level, heading[2]))
-        elif line.strip():
-            has_body = True
-        at += len(line)
-    yield [name for _, name in path], start, len(text)
+def _stretches(text: str) -> Iterator[tuple[int, int]]:
+    """Tiles the text so that each can be tokenized on its own, with borders between words."""
+    start = 0
+    while start < len(text):
+        end = min(start + _TOKENIZED_AT_ONCE, len(text))
+        if end < len(text):
+            end = _word_border(text, start, end)
+        yield start, end
+        start = end
 
 
 def _pieces(text: str, start: int, end: int, ruler: _Ruler, limit: int) -> Iterator[_Piece]:

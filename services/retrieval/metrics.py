@@ -10,6 +10,14 @@ REQUESTS = Counter(
 REQUEST_SECONDS = Histogram(
     "penstock_retrieval_request_seconds", "Duration of a call", ["method"], buckets=_SECONDS
 )
+CHUNKING_SECONDS = Histogram(
+    "penstock_retrieval_chunking_seconds", "Duration of cutting a document", buckets=_SECONDS
+)
+CHUNKERS_LOST = Counter(
+    "penstock_retrieval_chunkers_lost_total",
+    "Chunking processes that a document ended, by the limit it passed",
+    ["cause"],
+)
 EMBED_BATCH_TEXTS = Histogram(
     "penstock_retrieval_embed_batch_texts",
     "Texts in one forward pass of the embedding model",

@@ -1,33 +1,42 @@
 """What retrieval does for each of its four calls, step by step; each step is a span."""
 
 import asyncio
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
+import numpy as np
 from opentelemetry.trace import Span
 
+from protos import common_pb2
 from protos import retrieval_pb2 as pb
 from services.common.config import RetrievalSettings
 from services.common.errors import invalid
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
-from services.retrieval.chunking import Chunk, chunk
+from services.retrieval.chunkers import Chunkers
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.qdrant import Qdrant
 from services.retrieval.store import Store
-from services.retrieval.text_reader import Tokens
+
+_EMBED_AT_ONCE = 256  # of a document's texts: what waits for the model is bounded over all callers
+_MAX_PASSAGE_BYTES = 256 * 2**10  # in one answer
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the calls work with. Tokenizing and chunking run in threads, off the event loop."""
+    """What the calls work with."""
 
     settings: RetrievalSettings
     telemetry: Telemetry
     model: EmbeddingModel
+    chunkers: Chunkers
     embedder: Embedder
     qdrant: Qdrant
     store: Store
+    questions: ThreadPoolExecutor = field(  # nothing but a search's question is tokenized here
+        default_factory=lambda: ThreadPoolExecutor(2, "question")
+    )
 
 
 async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedReply:
@@ -55,16 +64,20 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
     """A question longer than the window is embedded by its two ends; the span says so."""
     requests.check_search(request)
     with parts.telemetry.span("embed", span) as step:
-        query = await asyncio.to_thread(parts.model.reader.query, request.query)
+        query = await asyncio.get_running_loop().run_in_executor(
+            parts.questions, parts.model.reader.query, request.query
+        )
         step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
         (vector,) = await parts.embedder.embed([query.ids])
     with parts.telemetry.span("store", span, kind=parts.qdrant.kind) as step:
-        passages = await parts.store.search(
-            request.caller.tenant,
-            request.collections,
-            vector,
-            request.limit,
-            request.score_threshold,
+        passages = _bounded(
+            await parts.store.search(
+                request.caller.tenant,
+                request.collections,
+                vector,
+                request.limit,
+                request.score_threshold,
+            )
         )
         step.set_attribute("passages", len(passages))
         if passages:
@@ -77,24 +90,24 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
     """Until the last step is done, searches find the document's earlier text."""
     requests.check_index(request, parts.settings.max_document_chars)
     with parts.telemetry.span("chunk", span) as step:
-        chunks, texts = await asyncio.to_thread(_chunk, parts, request)
-        if len(chunks) > parts.settings.max_document_chunks:
-            raise invalid(
-                f"text makes {len(chunks)} chunks, at most {parts.settings.max_document_chunks} "
-                "are taken",
-                "text",
-                stage="retrieval",
-            )
-        step.set_attributes({"chunks": len(chunks), "chunks_cut": sum(t.cut > 0 for t in texts)})
-    tokens = sum(len(text.ids) for text in texts)
-    with parts.telemetry.span("embed", span, texts=len(texts), tokens=tokens):
-        vectors = await parts.embedder.embed([text.ids for text in texts])
+        document = await parts.chunkers.cut(request.title, request.text)
+        step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
+    tokens = sum(map(len, document.texts))
+    with parts.telemetry.span("embed", span, texts=len(document.texts), tokens=tokens):
+        vectors = [
+            await parts.embedder.embed(document.texts[at : at + _EMBED_AT_ONCE])
+            for at in range(0, len(document.texts), _EMBED_AT_ONCE)
+        ]
     with parts.telemetry.span("store", span, kind=parts.qdrant.kind):
         await parts.store.replace(
-            request.caller.tenant, request.collection, request.source_id, chunks, vectors
+            request.caller.tenant,
+            request.collection,
+            request.source_id,
+            document.chunks,
+            np.concatenate(vectors),
         )
-    metrics.INDEXED_CHUNKS.inc(len(chunks))
-    return pb.IndexReply(chunks=len(chunks), tokens=tokens)
+    metrics.INDEXED_CHUNKS.inc(len(document.chunks))
+    return pb.IndexReply(chunks=len(document.chunks), tokens=tokens)
 
 
 async def remove(parts: Parts, request: pb.RemoveRequest, span: Span) -> pb.RemoveReply:
@@ -107,8 +120,11 @@ async def remove(parts: Parts, request: pb.RemoveRequest, span: Span) -> pb.Remo
     return pb.RemoveReply(chunks=chunks)
 
 
-def _chunk(parts: Parts, request: pb.IndexRequest) -> tuple[list[Chunk], list[Tokens]]:
-    size, overlap = parts.settings.chunk_tokens, parts.settings.chunk_overlap_tokens
-    encoding = parts.model.reader.plain(request.text)
-    chunks = chunk(request.text, encoding, request.title, size, overlap)
-    return chunks, [parts.model.reader.passage(one.title, one.text) for one in chunks]
+def _bounded(passages: list[common_pb2.Passage]) -> list[common_pb2.Passage]:
+    """The best ones that fit an answer; the first in any case."""
+    size = 0
+    for number, passage in enumerate(passages):
+        size += passage.ByteSize()
+        if number and size > _MAX_PASSAGE_BYTES:
+            return passages[:number]
+    return passages

@@ -15,6 +15,8 @@ from services.common.errors import PenstockError, unavailable
 from services.common.service import Service
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
+from services.retrieval.chunkers import Chunkers
+from services.retrieval.chunks import CutOptions
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.pipeline import Parts
@@ -39,10 +41,21 @@ class RetrievalService(Service):
         _refuse_odd_chunks(own.chunk_tokens, own.chunk_overlap_tokens, model)
         embedder = Embedder(model.encode)
         qdrant = Qdrant(self.settings, model.name, model.fingerprint, model.dimension)
-        self.parts = Parts(own, self.telemetry, model, embedder, qdrant, Store(qdrant))
+        chunkers = Chunkers(
+            CutOptions(
+                folder=str(model.folder),
+                chunk_tokens=own.chunk_tokens,
+                overlap_tokens=own.chunk_overlap_tokens,
+                max_chunks=own.max_document_chunks,
+                cpu_s=own.chunking_cpu_s,
+                memory_bytes=own.chunking_memory_bytes,
+            )
+        )
+        store = Store(qdrant)
+        self.parts = Parts(own, self.telemetry, model, chunkers, embedder, qdrant, store)
         embedder.start()
         await embedder.embed([model.reader.query("ready?").ids])  # the first pass is the slowest
-        await qdrant.open()
+        await asyncio.gather(qdrant.open(), chunkers.start())
         self.servicer = Servicer(self.parts)
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
 
@@ -67,9 +80,11 @@ class RetrievalService(Service):
 
     async def stop(self) -> None:
         if self.parts is not None:
+            await self.parts.chunkers.stop()
             await self.parts.embedder.stop()
             await self.parts.store.finish()
             await self.parts.qdrant.close()
+            self.parts.questions.shutdown(wait=False)
 
 
 class Servicer(retrieval_pb2_grpc.RetrievalServicer):

@@ -4,7 +4,8 @@ One Qdrant collection holds the chunks of all tenants, as Qdrant's multitenancy 
 point carries its tenant, the index is built per tenant, and every call here filters by a tenant
 that its caller must name. A document's chunks carry a revision. Replacing writes the new revision
 beside the old one and then removes what is older, so there is no moment without the document, and
-of two writers at once the newer revision remains, whole:
+of two writers at once the newer revision remains, whole. Points are written and removed in small
+batches, between which searches have their turn:
 
     revision = max(the stored one + 1, clock in µs: exact in the floats that Qdrant compares)
     write all chunks of `revision`, then remove the document's chunks of older revisions,
@@ -15,7 +16,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,15 @@ from qdrant_client import QdrantClient, models
 
 from protos import common_pb2
 from services.common.errors import PenstockError
-from services.retrieval.chunking import Chunk
+from services.retrieval.chunks import Chunk
 from services.retrieval.qdrant import Qdrant
 
 log = logging.getLogger(__name__)
 
-_POINTS_PER_WRITE = 64  # the local store commits point by point: searches get in between
+_POINTS_PER_WRITE = 64  # or removed
+_POINTS_PER_READ = 1024
+
+_Whose = tuple[str, str, str, int]  # tenant, collection, source id, revision
 
 
 class Store:
@@ -36,6 +40,7 @@ class Store:
 
     def __init__(self, qdrant: Qdrant) -> None:
         self._run = qdrant.run
+        self._write = qdrant.write
         self._name = qdrant.name
         self._cleaning: set[asyncio.Task[None]] = set()
 
@@ -84,14 +89,12 @@ class Store:
         source = {"collection": collection, "source_id": source_id}
         stored = await self._run("revision", lambda c: self._a_revision(c, tenant, source))
         revision = max(stored + 1, time.time_ns() // 1000)
-        points = [
-            self._point(tenant, collection, source_id, revision, position, chunk, vector)
-            for position, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
-        ]
+        whose = (tenant, collection, source_id, revision)
         own = _filter(tenant, **source, revision=models.MatchValue(value=revision))
         try:
-            for at in range(0, len(points), _POINTS_PER_WRITE):
-                await self._write(points[at : at + _POINTS_PER_WRITE])
+            for at in range(0, len(chunks), _POINTS_PER_WRITE):
+                to = at + _POINTS_PER_WRITE
+                await self._put(whose, at, chunks[at:to], vectors[at:to])
         except BaseException:
             self._take_back(own)
             raise
@@ -109,46 +112,33 @@ class Store:
             await self._delete(where)
         return count
 
-    def _point(
-        self,
-        tenant: str,
-        collection: str,
-        source_id: str,
-        revision: int,
-        position: int,
-        chunk: Chunk,
-        vector: np.ndarray,
-    ) -> models.PointStruct:
-        # The id follows from what the point is: a write that is repeated adds nothing.
-        named = repr((tenant, collection, source_id, revision, position))
-        return models.PointStruct(
-            id=str(uuid.uuid5(uuid.NAMESPACE_OID, named)),
-            vector=vector.tolist(),
-            payload={
-                "tenant": tenant,
-                "collection": collection,
-                "source_id": source_id,
-                "revision": revision,
-                "position": position,
-                "title": chunk.title,
-                "text": chunk.text,
-                "start": chunk.start,
-                "end": chunk.end,
-            },
-        )
-
     def _a_revision(self, client: QdrantClient, tenant: str, source: dict[str, Any]) -> int:
         points, _ = client.scroll(
             self._name, _filter(tenant, **source), limit=1, with_payload=["revision"]
         )
         return int((points[0].payload or {})["revision"]) if points else 0
 
-    async def _write(self, points: list[models.PointStruct]) -> None:
-        await self._run("write", lambda c: c.upsert(self._name, points, wait=True))
+    async def _put(
+        self, whose: _Whose, at: int, chunks: Sequence[Chunk], vectors: np.ndarray
+    ) -> None:
+        """Writes chunks from position `at` on."""
+
+        def put(client: QdrantClient) -> None:
+            each = enumerate(zip(chunks, vectors, strict=True), at)
+            points = [_point(whose, position, chunk, vector) for position, (chunk, vector) in each]
+            client.upsert(self._name, points, wait=True)
+
+        await self._write("write", put)
 
     async def _delete(self, where: models.Filter) -> None:
-        selector = models.FilterSelector(filter=where)
-        await self._run("delete", lambda c: c.delete(self._name, selector, wait=True))
+        while ids := await self._run("select", lambda client: self._ids(client, where)):
+            for at in range(0, len(ids), _POINTS_PER_WRITE):
+                batch = models.PointIdsList(points=ids[at : at + _POINTS_PER_WRITE])
+                await self._write("delete", _deletion(self._name, batch))
+
+    def _ids(self, client: QdrantClient, where: models.Filter) -> list[Any]:
+        points, _ = client.scroll(self._name, where, limit=_POINTS_PER_READ, with_payload=False)
+        return [point.id for point in points]
 
     async def _count(self, where: models.Filter) -> int:
         return (await self._run("count", lambda c: c.count(self._name, where, exact=True))).count
@@ -163,6 +153,30 @@ class Store:
         task = asyncio.create_task(delete(), name="take back an unfinished document")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)
+
+
+def _deletion(name: str, points: models.PointIdsList) -> Callable[[QdrantClient], Any]:
+    return lambda client: client.delete(name, points, wait=True)
+
+
+def _point(whose: _Whose, position: int, chunk: Chunk, vector: np.ndarray) -> models.PointStruct:
+    tenant, collection, source_id, revision = whose
+    return models.PointStruct(
+        # The id follows from what the point is: a write that is repeated adds nothing.
+        id=str(uuid.uuid5(uuid.NAMESPACE_OID, repr((*whose, position)))),
+        vector=vector.tolist(),
+        payload={
+            "tenant": tenant,
+            "collection": collection,
+            "source_id": source_id,
+            "revision": revision,
+            "position": position,
+            "title": chunk.title,
+            "text": chunk.text,
+            "start": chunk.start,
+            "end": chunk.end,
+        },
+    )
 
 
 def _filter(tenant: str, **fields: Any) -> models.Filter:

@@ -23,8 +23,10 @@ from services.common.redis import connect
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.common.unary import call
+from services.retrieval import pipeline
 from services.retrieval.server import RetrievalService
 from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 
 GUIDE = """# Harbour guide
 
@@ -208,6 +210,59 @@ async def test_texts_and_documents_are_refused_by_the_field_at_fault(
         assert await param_of(client.index("a word. " * 600)) == "text"  # too many chunks
         assert await param_of(client.index("fine", source_id="")) == "source_id"
         assert await param_of(client.index("fine", title="t" * 513)) == "title"
+
+
+async def test_a_hostile_document_holds_up_nobody(client: Client) -> None:
+    """Its heading took 36 s to match, holding the interpreter; searches failed meanwhile."""
+    await client.index(GUIDE)
+    hostile = asyncio.create_task(
+        client.of("rival").index("# a" + " " * 64_000 + "x\n" + "- a\n" * 1_000)
+    )
+    for _ in range(3):
+        (best,) = await client.search("When does the harbour open?", limit=1)
+        assert best.source_id == "guide"
+    assert (await hostile).chunks > 20
+
+
+async def test_searches_go_on_while_all_chunking_stands_still(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with hosted(redis_url, tmp_path) as (host, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        await client.index(GUIDE)
+        chunkers = host.service.parts.chunkers  # type: ignore[attr-defined]
+        (process,) = chunkers._idle
+        process._process.send_signal(signal.SIGSTOP)
+        held = [asyncio.create_task(client.index(GUIDE, f"doc {n}")) for n in range(4)]
+        await until(lambda: not chunkers._idle)
+        assert (await client.search("When does the harbour open?"))[0].source_id == "guide"
+        assert (await client.embed("a text")).tokens == 4
+        process._process.send_signal(signal.SIGCONT)
+        assert {reply.chunks for reply in await asyncio.gather(*held)} == {3}
+
+
+async def test_an_answer_is_small_whatever_the_headings(client: Client) -> None:
+    """A long heading stood in the title of each passage: one of 200 KB made answers of 9.6 MB."""
+    heading = "harbour " * 1_000
+    reply = await client.index(
+        f"# {heading}\n" + "The harbour opens at six. " * 400, title="Doc.md"
+    )
+    assert reply.chunks > 50
+    found = await client.search("When does the harbour open?", limit=50)
+    assert len(found) == 50
+    assert sum(passage.ByteSize() for passage in found) < 100_000
+    assert all(p.title.startswith("Doc.md › harbour harbour") for p in found)
+
+
+async def test_an_answer_ends_where_its_bytes_do(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.index(GUIDE)
+    whole = await client.search("When does the harbour open?")
+    monkeypatch.setattr(pipeline, "_MAX_PASSAGE_BYTES", sum(p.ByteSize() for p in whole[:2]))
+    assert list(await client.search("When does the harbour open?")) == list(whole[:2])
+    monkeypatch.setattr(pipeline, "_MAX_PASSAGE_BYTES", 1)
+    assert list(await client.search("When does the harbour open?")) == [whole[0]]
 
 
 async def test_the_host_registers_it_serves_health_and_metrics(

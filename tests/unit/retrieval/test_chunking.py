@@ -1,13 +1,15 @@
 """What must hold for the chunks of any text, and where borders fall."""
 
 import itertools
+import time
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.retrieval.chunking import Chunk, chunk
+from services.retrieval.chunking import chunk
+from services.retrieval.chunks import Chunk
 from tests.support.minilm import tokenizer
 
 
@@ -17,7 +19,7 @@ def encode(text: str):
 
 
 def cut(text: str, limit: int = 24, overlap: int = 6, title: str = "Guide") -> list[Chunk]:
-    return chunk(text, encode(text), title, limit, overlap)
+    return list(chunk(text, encode, title, limit, overlap))
 
 
 WORDS = st.sampled_from(
@@ -130,3 +132,37 @@ def test_a_line_break_ends_a_list_item_but_no_sentence() -> None:
 def test_the_overlap_must_leave_room() -> None:
     with pytest.raises(ValueError, match="overlap"):
         cut("Some text.", limit=10, overlap=10)
+
+
+HOSTILE = {
+    "a heading that does not end": lambda n: "# a" + " " * n + "x",
+    "a heading's closing": lambda n: "# a" + " #" * (n // 2) + "x",
+    "one word": lambda n: "x" * n,
+    "one accent": lambda n: "a" + "\u0301" * n,
+    "no space": lambda n: "。" * n,
+    "spaces": lambda n: "a" + " " * n + "b",
+    "blank lines": lambda n: "a" + "\n \t" * (n // 3) + "b",
+    "closing quotes": lambda n: "." + '"' * n + "x",
+    "dots": lambda n: "." * n,
+    "digits": lambda n: "\n" + "1" * n + "x",
+    "quotations": lambda n: ">" * n,
+    "lists": lambda n: "- " * (n // 2) + "x",
+    "steps": lambda n: "".join("  " * (i % 50) + "- a\n" for i in range(n // 54)),
+    "brackets": lambda n: "[" * n + "](" * n,
+    "emphasis": lambda n: "*a **b " * (n // 7),
+    "fences": lambda n: "".join("`" * (3 + i % 300) + "\n" for i in range(n // 154)),
+    "tags": lambda n: "<a " * (n // 3),
+    "references": lambda n: "[a]: b 'c\n" * (n // 10),
+    "underlines": lambda n: "a\n=\n" * (n // 4),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_text_takes_more_time_than_its_length(name: str) -> None:
+    """64,000 characters take 0.1 to 0.5 s; where the time grows as the square, half a minute."""
+    text = HOSTILE[name](64_000)
+    began = time.process_time()
+    chunks = cut(text, limit=96, overlap=16)
+    assert time.process_time() - began < 10
+    assert sum(len(c.text) for c in chunks) < 2 * len(text) + 1000
+    assert max((len(c.title) for c in chunks), default=0) < 500
