@@ -9,9 +9,13 @@ from protos.common_pb2 import Message, Passage, Sampling
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
 from services.common.config import GatewaySettings
 from services.gateway.prompt import Prompt
-from services.gateway.schema import UNSUPPORTED, Body, bad_value, refuse
+from services.gateway.schema import UNSUPPORTED, Body, at_most, bad_value, refuse
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_STOPS = 4
+MAX_DOCUMENTS = 64
+MAX_STORES = 10
+MAX_PARTS = 256  # of one message's content
 _COUNT_MAX = 2**31 - 1
 _SEED_RANGE = 2**64
 
@@ -32,7 +36,9 @@ class TextPart(Body):
     text: str
 
 
-Content = Annotated[list[TextPart], Field(min_length=1), BeforeValidator(_as_parts)]
+Content = Annotated[
+    list[TextPart], Field(min_length=1, max_length=MAX_PARTS), BeforeValidator(_as_parts)
+]
 
 
 class ChatMessage(Body):
@@ -60,7 +66,7 @@ class FileSearch(Body):
     NEUTRAL: ClassVar = {"filters": (), "ranking_options": ({},)}
 
     type: Literal["file_search"]
-    vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=10)]
+    vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_STORES)]
     max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
 
 
@@ -93,7 +99,9 @@ class Generation(Body):
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=_SEED_RANGE)] | None = None
     stop: Annotated[
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=4)]
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=MAX_STOPS)
+        ]
         | None,
         BeforeValidator(as_list),
     ] = None
@@ -151,12 +159,12 @@ class ChatCompletionRequest(Generation):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), at_most("max_messages")]
     max_completion_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
     response_format: TextFormat | None = None
     tools: Annotated[list[FileSearch], Field(max_length=1)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    documents: Annotated[list[Document], Field(max_length=64)] | None = None
+    documents: Annotated[list[Document], Field(max_length=MAX_DOCUMENTS)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":

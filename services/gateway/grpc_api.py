@@ -24,7 +24,13 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
-from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.generation_schema import (
+    MAX_DOCUMENTS,
+    MAX_STOPS,
+    MAX_STORES,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
 from services.gateway.http import CLIENT_GONE, http_status, internal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
@@ -72,10 +78,11 @@ class GrpcFront:
         return await asyncio.to_thread(self._understand, message)
 
     def _understand(self, message: bytes) -> list[Prompt]:
-        if self.route == "Chat":
-            chat = validated(ChatCompletionRequest, _chat_fields(decoded(ChatRequest, message)))
-            return [chat.prompt(self._settings.retrieval.top_k)]
         limits = self._settings.gateway
+        if self.route == "Chat":
+            fields = _chat_fields(decoded(ChatRequest, message), limits.max_messages)
+            chat = validated(ChatCompletionRequest, fields, limits)
+            return [chat.prompt(self._settings.retrieval.top_k)]
         fields = _completion_fields(decoded(CompleteRequest, message), limits.max_prompt_tokens)
         return validated(CompletionRequest, fields).prompts(limits)
 
@@ -96,26 +103,29 @@ class GrpcFront:
 
 def _sampling(options: SamplingOptions) -> dict[str, Any]:
     fields = {field.name: value for field, value in options.ListFields()}
-    return {**fields, **({"stop": list(options.stop)} if options.stop else {})}
+    return {**fields, **({"stop": list(options.stop[: MAX_STOPS + 1])} if options.stop else {})}
 
 
-def _chat_fields(request: ChatRequest) -> dict[str, Any]:
-    """The request in REST's shape, to be validated by REST's rules."""
+def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
+    """The request in REST's shape, to be validated by REST's rules. Of what is too many, one more
+    than may be: that is enough to be refused.
+    """
+    documents = request.documents[: MAX_DOCUMENTS + 1]
+    stores = list(request.vector_store_ids[: MAX_STORES + 1])
     fields: dict[str, Any] = {
         "model": request.model,
         "messages": [
-            {"role": m.role, "content": m.content, "name": m.name or None} for m in request.messages
+            {"role": m.role, "content": m.content, "name": m.name or None}
+            for m in request.messages[: max_messages + 1]
         ],
-        "documents": [{"title": d.title, "text": d.text} for d in request.documents],
+        "documents": [{"title": d.title, "text": d.text} for d in documents],
         **_sampling(request.sampling),
     }
-    for index, document in enumerate(request.documents):
+    for index, document in enumerate(documents):
         if document.score or document.source_id or document.position:
             raise invalid("A client's own document has a title and a text.", f"documents[{index}]")
-    if request.vector_store_ids:
-        fields["tools"] = [
-            {"type": "file_search", "vector_store_ids": list(request.vector_store_ids)}
-        ]
+    if stores:
+        fields["tools"] = [{"type": "file_search", "vector_store_ids": stores}]
     return fields
 
 

@@ -39,7 +39,7 @@ class RestFront:
     def _understand(self, body: bytes) -> list[Prompt]:
         request: ChatCompletionRequest | CompletionRequest
         if self._chat:
-            request = parse(ChatCompletionRequest, body)
+            request = parse(ChatCompletionRequest, body, self._settings.gateway)
             prompts = [request.prompt(self._settings.retrieval.top_k)]
         else:
             request = parse(CompletionRequest, body)

@@ -8,12 +8,21 @@ so is every unknown field.
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 
 M = TypeVar("M", bound="Body")
@@ -61,6 +70,18 @@ def refuse(field: str, message: str, reason: str = INVALID) -> PydanticCustomErr
     return PydanticCustomError(reason, "{message}", at(field, message))
 
 
+def at_most(setting: str) -> BeforeValidator:
+    """Of a list: how many entries the limits' `setting` allows; more are refused unseen."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        most = getattr(info.context, setting) if info.context is not None else math.inf
+        if isinstance(value, list) and len(value) > most:
+            raise PydanticCustomError(INVALID, "there may be at most {most}", {"most": most})
+        return value
+
+    return BeforeValidator(check)
+
+
 def _is_one_of(value: Any, accepted: tuple[Any, ...]) -> bool:
     # 1 and 1.0 are one number in JSON; true and 1 are not.
     return any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in accepted)
@@ -81,21 +102,26 @@ async def read_aside(body: bytes, read: Callable[[], T]) -> T:
     return await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
 
 
-def parse(model: type[M], body: bytes) -> M:
-    """The body as `model`. Raises INVALID_ARGUMENT that names the first field at fault."""
+def parse(model: type[M], body: bytes, limits: GatewaySettings | None = None) -> M:
+    """The body as `model`. Raises INVALID_ARGUMENT that names the first field at fault.
+
+    `limits` are those of the settings, for models that hold to some: `at_most`.
+    """
     try:
         fields = from_json(body, allow_inf_nan=False)
     except ValueError as error:  # tells the position and the kind, not the text
         raise invalid(f"The body is not valid JSON: {error}", "", reason="invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid("The body must be a JSON object.", "", reason="invalid_json")
-    return validated(model, fields)
+    return validated(model, fields, limits)
 
 
-def validated(model: type[M], fields: Mapping[str, Any]) -> M:
+def validated(
+    model: type[M], fields: Mapping[str, Any], limits: GatewaySettings | None = None
+) -> M:
     """As `parse`, for fields that came another way (gRPC, a query string)."""
     try:
-        return model.model_validate(fields)
+        return model.model_validate(fields, context=limits)
     except ValidationError as error:
         raise _explain(error.errors(include_url=False, include_input=False)[0]) from None
 

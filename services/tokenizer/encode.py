@@ -14,6 +14,7 @@ token from the first changed content to the last.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from tokenizers import Encoding, Tokenizer
 
@@ -26,27 +27,28 @@ class Encoded:
 
     def __init__(self, pieces: Sequence[str], encodings: Sequence[Encoding]) -> None:
         """The text's consecutive pieces, each with its own encoding."""
-        self._pieces = [
-            (len(piece), encoding) for piece, encoding in zip(pieces, encodings, strict=True)
-        ]
-        self._count = sum(map(len, encodings))
+        self._encodings = encodings
+        # Where each piece ends, in characters of the text and in tokens.
+        self._ends = list(accumulate(map(len, pieces)))
+        self._counts = list(accumulate(map(len, encodings)))
 
     def __len__(self) -> int:
-        return self._count
+        return self._counts[-1]
 
     @property
     def ids(self) -> list[int]:
-        return [id for _, encoding in self._pieces for id in encoding.ids]
+        return [id for encoding in self._encodings for id in encoding.ids]
 
     def tokens_before(self, character: int) -> int:
-        """How many tokens begin before this character of the text."""
-        tokens = 0
-        for length, encoding in self._pieces:
-            if character <= length:
-                return tokens + _tokens_before(encoding, character)
-            tokens += len(encoding)
-            character -= length
-        return tokens
+        """How many tokens begin before this character of the text: two binary searches, however
+        many pieces there are.
+        """
+        piece = bisect_left(self._ends, character)
+        if piece == len(self._ends):
+            return len(self)
+        before = piece - 1
+        start, tokens = (self._ends[before], self._counts[before]) if piece else (0, 0)
+        return tokens + _tokens_before(self._encodings[piece], character - start)
 
 
 class PromptEncoder:

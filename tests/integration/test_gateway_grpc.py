@@ -91,6 +91,20 @@ async def test_too_many_token_ids_are_refused(rig):
     assert (code, trailers["x-param"]) == (grpc.StatusCode.INVALID_ARGUMENT, "token_ids")
 
 
+async def test_what_is_too_many_is_refused_by_its_name(rig):
+    rig.settings.gateway.max_messages = 2
+    service = await stub(rig)
+    for more, param in (
+        ({"messages": MESSAGES * 3}, "messages"),
+        ({"documents": [Passage(text="x")] * 65}, "documents"),
+        ({"vector_store_ids": ["vs_0"] * 11}, "vector_store_ids"),
+        ({"sampling": SamplingOptions(stop=["x"] * 5)}, "sampling.stop"),
+    ):
+        request = ChatRequest(**{"model": MODEL, "messages": MESSAGES, **more})
+        code, trailers = await refusal(service.Chat(request, metadata=signed(rig)))
+        assert (code, trailers["x-param"]) == (grpc.StatusCode.INVALID_ARGUMENT, param)
+
+
 async def test_embed_and_list_models(rig):
     service = await stub(rig)
     request = PublicEmbedRequest(model=EMBEDDING_MODEL, texts=["a", "b"])

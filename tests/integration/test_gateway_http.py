@@ -346,6 +346,15 @@ async def test_the_body_limit_holds_without_a_content_length(rig):
     assert answer.status_code == 413
 
 
+async def test_a_chat_of_too_many_messages_is_refused_by_name(rig):
+    rig.settings.gateway.max_messages = 3
+    http = await rig.http()
+    assert (await http.post(CHAT, json=ask(messages=MESSAGES * 3))).status_code == 200
+    answer = await http.post(CHAT, json=ask(messages=MESSAGES * 4))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert len(rig.tokenizer.requests) == 1
+
+
 async def test_unknown_paths_methods_and_models(rig):
     http = await rig.http()
     assert (await http.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"

@@ -150,6 +150,39 @@ def test_what_is_accepted_arrives():
     assert given.tags == {"k": "v", "user": "u"}
 
 
+def test_more_messages_than_may_be_are_refused_unseen():
+    class Unseen(dict[str, Any]):
+        def keys(self) -> Any:
+            raise AssertionError("a message was looked at")
+
+        __iter__ = items = __getitem__ = get = keys
+
+    limits = GatewaySettings(max_messages=3)
+    allowed = {"model": "m", "messages": [USER] * 3}
+    assert len(validated(ChatCompletionRequest, allowed, limits).messages) == 3
+    with pytest.raises(PenstockError) as refused:
+        validated(ChatCompletionRequest, {**allowed, "messages": [Unseen(USER)] * 4}, limits)
+    assert (refused.value.param, refused.value.reason) == ("messages", "invalid_value")
+    assert "at most 3" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"documents": [{"text": "x"}] * 65}, "documents"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 257}]}, None),
+        ({"tools": [{"type": "file_search", "vector_store_ids": ["a"]}] * 2}, "tools"),
+        ({"tools": [{"type": "file_search", "vector_store_ids": ["a"] * 11}]}, None),
+    ],
+)
+def test_every_list_has_an_end(fields, param):
+    with pytest.raises(PenstockError) as refused:
+        chat(**fields)
+    ((name, _),) = fields.items()
+    assert refused.value.param.startswith(param or f"{name}[0].")
+
+
 def test_tool_choice_none_searches_nothing():
     tools = [{"type": "file_search", "vector_store_ids": ["a"]}]
     assert chat(tools=tools).prompt(4).stores == ("a",)

@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from protos.common_pb2 import Message
-from services.tokenizer.encode import PromptEncoder
+from services.tokenizer.encode import Encoded, PromptEncoder
 from services.tokenizer.template import ChatTemplate, Rendered, Span
 from tests.support import tokenizers as kinds
 
@@ -86,6 +87,40 @@ def test_only_the_template_s_own_markers_are_special(content: str) -> None:
     assert len(encoded) == len(ids)
     if "<|eos|>" not in content:
         assert ids == BYTES.encode(f"<|user|>{content}<|user|>").ids
+
+
+class Tallied:
+    """An encoding that counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+
+    def __len__(self) -> int:
+        Tallied.looks += 1
+        return len(self._encoding)
+
+    def token_to_chars(self, token: int) -> tuple[int, int] | None:
+        Tallied.looks += 1
+        return self._encoding.token_to_chars(token)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_counting_all_messages_tokens_is_linear_in_their_number(cut: bool) -> None:
+    def looks(messages: int) -> int:
+        """To count the tokens of so many messages, each in a piece of its own or all in one."""
+        texts = ["<water>" if cut else "<water>" * messages] * (messages if cut else 1)
+        encoded = Encoded(texts, [Tallied(BYTES.encode(text)) for text in texts])  # type: ignore[misc]
+        Tallied.looks = 0
+        for message in range(messages):
+            start = message * len("<water>")
+            count = encoded.tokens_before(start + 7) - encoded.tokens_before(start)
+            assert count == len(BYTES.encode("<water>"))
+        return Tallied.looks
+
+    few, many = looks(100), looks(1600)
+    assert many < 16 * few * 2, "at most the logarithm more than sixteenfold"
 
 
 @pytest.mark.parametrize("content", ["water 東京 and more", "wa<|eos|>ter 東<|eos|>京"])
