@@ -122,13 +122,16 @@ def ask(
     tenant: str = "acme",
     priority: int = common_pb2.PRIORITY_NORMAL,
     model: str = MODEL,
+    generated: int = 0,
     timeout_s: float = 30.0,
 ) -> Answered:
+    """`generated`: how many of the prompt's last tokens another router gave."""
     request = router_pb2.GenerateRequest(
         caller=common_pb2.Caller(request_id="r", tenant=tenant, priority=priority, weight=1),
         model=model,
         prompt_token_ids=prompt,
         sampling=common_pb2.Sampling(top_p=1, seed=7, max_tokens=max_tokens),
+        generated_prefix=generated,
     )
     deltas: list[worker_pb2.TokenDelta] = []
     opened = link.open(
@@ -205,6 +208,55 @@ async def test_an_answer_is_settled_by_its_length(stack):
     await running.whole()
     await asyncio.gather(*tasks)
     assert order == ["long", "short", "short", "short", "long", "long"]
+
+
+@pytest.mark.parametrize("split", ["never", "always"])
+async def test_an_answer_that_a_lost_router_began_goes_on(stack, split):
+    """What it asks of workers, its usage and its price are of the request as a whole."""
+    prefill = await stack.worker("p", "prefill")
+    decode = await stack.worker("d", "decode", max_running=1)
+    link = await stack.router(split=split)
+    whole = undisturbed()
+    decode.hold_after = 2
+    holds_the_slot = ask(link, [1] * 40)
+    await until(lambda: len(holds_the_slot.tokens) == 2)
+    decode.hold_after = None
+    waits = ask(link, [2] * 40)
+
+    answer = ask(link, PROMPT + whole[:5], max_tokens=15, generated=5)
+    await answer.whole()
+    assert answer.tokens == whole[5:]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (200, 20)
+    works = [w for w in prefill.requests + decode.requests if len(w.prompt_token_ids) == 205]
+    assert {(w.generated_prefix, w.sampling.max_tokens) for w in works} == {(5, 15)}
+    admitted = answer.decisions["admission"]
+    assert (admitted.choice, admitted.reasons["cost_tokens"]) == ("went on", "0")
+    assert waits.deltas == [], "it did not wait its turn: it had had it"
+    holds_the_slot.request.cancel()
+    assert (await waits.whole()).tokens == undisturbed([2] * 40)
+
+
+async def test_a_failover_of_an_answer_gone_on_with(stack):
+    first, second = await stack.worker("w1"), await stack.worker("w2")
+    link = await stack.router()
+    first.hold_after = second.hold_after = 3
+    answer = ask(link, PROMPT + undisturbed()[:5], max_tokens=15, generated=5)
+    await until(lambda: len(answer.tokens) == 3)
+    lost, other = (first, second) if first.running else (second, first)
+    other.hold_after = None
+    await lost.kill()
+    await answer.whole()
+    assert answer.tokens == undisturbed()[5:]
+    (work,) = other.requests
+    assert (work.generated_prefix, work.sampling.max_tokens) == (8, 12)
+    assert answer.usage.completion_tokens == 20
+
+
+async def test_a_prefix_that_leaves_no_prompt_is_refused(stack):
+    await stack.worker("w1")
+    link = await stack.router()
+    end = await ask(link, PROMPT, generated=len(PROMPT)).end()
+    assert (end.status.code, end.status.param) == (3, "generated_prefix")
 
 
 async def test_an_open_answer_is_charged_as_expected(stack):

@@ -32,7 +32,13 @@ class Stream:
         self.request_id = ""
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] | None = None
+        self.plan: dict[str, Any] | None = None
         self._task = asyncio.create_task(self._read())
+
+    @property
+    def text(self) -> str:
+        """What has come so far."""
+        return "".join(self._texts)
 
     async def reached(self, chunks: int, timeout_s: float = 30.0) -> None:
         """Returns once so many chunks of text have come; fails if the stream ended before."""
@@ -45,7 +51,7 @@ class Stream:
         await asyncio.wait_for(asyncio.shield(self._task), timeout_s)
         assert self._error is None, self._error
         assert self.finish_reason is not None, "the stream was cut"
-        return "".join(self._texts)
+        return self.text
 
     async def error(self, timeout_s: float = 60.0) -> dict[str, Any]:
         """The error that ended the stream; fails the test if there was none."""
@@ -87,6 +93,7 @@ class Stream:
         if "error" in chunk:
             self._error = chunk["error"]
         self.usage = chunk.get("usage") or self.usage
+        self.plan = chunk.get("penstock", {}).get("plan") or self.plan
         for choice in chunk.get("choices", []):
             if choice["text"]:
                 self._texts.append(choice["text"])

@@ -104,6 +104,8 @@ class Story:
         self.how = how
         self.pauses_before = pauses_before
         self.told = 0  # tokens, by all routers together
+        self.pauses = 0  # requests that came to the pause
+        self.waiting = 0  # and are there now
 
     async def __call__(self, call: LinkCall, request: GenerateRequest) -> None:
         begun = request.generated_prefix
@@ -113,7 +115,7 @@ class Story:
         for position in range(begun, most):
             await self._perhaps_die(call, position)
             if position == self.pauses_before:
-                await self.gate.wait()
+                await self._pause()
             delta = TokenDelta(token_ids=[self.ids[position]])
             if position == begun:  # what a second router found cached is its own affair
                 delta.usage.CopyFrom(Usage(prompt_tokens=prompt, cached_tokens=9 if begun else 3))
@@ -124,6 +126,14 @@ class Story:
             self.told = position + 1
             await asyncio.sleep(0)
         await self._perhaps_die(call, most)
+
+    async def _pause(self) -> None:
+        self.pauses += 1
+        self.waiting += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.waiting -= 1
 
     async def _perhaps_die(self, call: LinkCall, position: int) -> None:
         if position not in self.dies_before:
@@ -190,12 +200,17 @@ class Bed:
         return "".join(delta.text for delta in self.deltas)
 
 
+def write_model(folder: Path) -> None:
+    """What of a checkpoint a tokenizer reads."""
+    write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+
+
 @asynccontextmanager
 async def bed(
     folder: Path, redis_url: str, namespace: str, *scripts: Script, patience_s: float = 5.0
 ) -> AsyncIterator[Bed]:
-    write_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    write_model(folder)
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,

@@ -657,3 +657,42 @@ async def test_a_burst_is_no_outage(routers, redis_url):
     client = connect(redis_url)
     assert len(await client.client_list()) < 20
     await client.aclose()
+
+
+async def test_what_held_a_slot_at_a_lost_router_has_one_at_once(routers):
+    """Also past the capacity, which the dead router's leases still fill, and past the waiting."""
+    lost, end = await routers.add(), await routers.add()
+    a, b = ticket(), ticket()
+    await lost.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    again = ticket(cost=0)
+    again.resumed = True
+    await asyncio.wait_for(end.admit(again), 5)
+    assert again.holds
+    await queued(end, 2, 1)
+    lost.leave(a)  # the slots are full without it
+    await queued(end, 1, 1)
+    assert not waiting.done()
+    end.leave(again)
+    await asyncio.wait_for(waiting, 5)
+    end.leave(b)
+    await queued(end, 0, 0)
+
+
+async def test_what_goes_on_pays_when_it_leaves(routers):
+    end = await routers.add()
+    a = ticket("long", cost=0)
+    a.resumed = True
+    await end.admit(a)
+    await queued(end, 1, 0)
+    tasks = {}
+    for name in ("long", "calm"):
+        claim = ticket(name)
+        tasks[name] = asyncio.create_task(end.admit(claim))
+        await queued(end, 1, len(tasks))
+    a.used = 500  # tokens that it made here
+    end.leave(a)
+    await asyncio.wait_for(tasks["calm"], 5)
+    assert not tasks["long"].done()
+    tasks["long"].cancel()
