@@ -32,7 +32,7 @@ from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import Load, TokenDelta, WorkerNews, WorkRequest
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica, host_id
-from services.common.link import MAX_FRAME_BYTES, LinkCall, LinkClient, LinkServer
+from services.common.link import MAX_FRAME_BYTES, LinkCall, LinkClient, LinkServer, Vitals
 from services.common.redis import connect as connect_redis
 from services.common.transport import Transport, listen
 
@@ -127,7 +127,7 @@ def link_worker(server: grpc.aio.Server, steps: Steps) -> LinkServer:
     links = LinkServer(
         "/penstock.v1.Worker/Link",
         handler,
-        vitals=lambda: (steps.count, len(steps.active)),
+        vitals=lambda: Vitals(steps.count, len(steps.active)),
         snapshot=lambda: [WorkerNews(snapshot=True, load=load(steps)).SerializeToString()],
     )
     links.add_to(server)

@@ -98,7 +98,7 @@ def build(settings: Settings, *, prefill: int, decode: int) -> Any:
         for model in settings.models
         for role, replicas in pools.items()
     ]
-    router = _deployment("router", "router", settings, 1, *workers)
-    tokenizer = _deployment("tokenizer", "tokenizer", settings, 1, router)
+    router = _deployment("router", "router", settings, settings.router.count, *workers)
+    tokenizer = _deployment("tokenizer", "tokenizer", settings, settings.tokenizer.count, router)
     retrieval = _deployment("retrieval", "retrieval", settings, 1)
     return _deployment("gateway", "gateway", settings, 1, tokenizer, retrieval)

@@ -4,6 +4,7 @@ One place, so that an operator reads every knob with its unit and default here. 
 known name are refused at start. Lists and models are JSON.
 """
 
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,7 +108,20 @@ class PolicyRule(Section):
     )
 
 
-class TokenizerSettings(Section):
+class Replicated(Section):
+    """A service of which two are worth their memory: the other one goes on when one is lost."""
+
+    replicas: int = Field(
+        0, ge=0, description="of `penstock up`; 0: two where there are four cores, else one"
+    )
+
+    @property
+    def count(self) -> int:
+        """How many replicas there shall be on this machine."""
+        return self.replicas or (2 if (os.cpu_count() or 1) >= 4 else 1)
+
+
+class TokenizerSettings(Replicated):
     policy_rules: list[PolicyRule] = Field(default_factory=list)
     policy_file: Path | None = Field(None, description="JSON list of further rules")
     threads: int = Field(2, gt=0, description="threads for assembly, tokenization and policy")
@@ -117,7 +131,7 @@ class TokenizerSettings(Section):
     )
 
 
-class RouterSettings(Section):
+class RouterSettings(Replicated):
     queue_limit: int = Field(256, ge=0, description="waiting requests over all tenants")
     queue_timeout_s: float = Field(60.0, gt=0, description="longest wait for admission")
     slot_lease_s: float = Field(15.0, gt=1, description="a dead router's slots return after this")
