@@ -31,6 +31,8 @@ from protos.common_pb2 import Message, Passage
 # any template, and kept by `trim`.
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
+_SEARCHES_IN_VAIN = 32  # in one prompt
+
 
 class NotRenderableError(Exception):
     """The template does not take message `index`, or (None) cannot be pinned to one; `why` holds
@@ -185,20 +187,24 @@ def _parse(source: str) -> nodes.Template:
 def _locate(text: str, skeleton: str, fields: list[str], messages: int) -> Rendered:
     """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them.
 
-    Contents that the template trims are found, what it changes otherwise is not.
+    Contents that the template trims are found, what it changes otherwise is not; nor is what stands
+    behind many changed ones in a row, as each search in vain reads all of the text.
     """
     parts = _MARK.split(skeleton)  # own text, field number, own text, field number, …, own text
     owns, numbers = parts[0::2], list(map(int, parts[1::2]))
     spans: list[Span] = []
     between = [""]  # the template's own text before each span
-    cursor, lost = 0, False
+    cursor, lost, in_vain = 0, False, 0
     for number, before, after in zip(numbers, owns, owns[1:], strict=False):
         between[-1] += before
         forms = _forms(fields[number])
-        if lost:
-            found = _find_behind(text, cursor, before, forms)
-        else:
+        if not lost:
             found = _find_at(text, cursor, before, forms, after)
+        elif in_vain < _SEARCHES_IN_VAIN:
+            found = _find_behind(text, cursor, before, forms)
+            in_vain += found is None
+        else:
+            found = None
         lost = found is None
         if found is None:
             continue

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from protos.common_pb2 import Message, Passage
-from services.tokenizer.template import ChatTemplate, NotRenderableError
+from services.tokenizer.template import ChatTemplate, NotRenderableError, _locate
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS, byte_level
 
 CHATML = """\
@@ -155,3 +155,37 @@ def test_every_content_is_found_where_it_stands(
     for index, (title, text) in enumerate(found):
         together = "".join(shown.get(("passage", index), "").split())
         assert together == "".join((title + text).split())
+
+
+def test_contents_are_found_in_time_linear_in_the_text() -> None:
+    class Text(str):
+        """Counts the characters that are searched."""
+
+        searched = 0
+
+        def find(self, part: str, start: int = 0) -> int:  # type: ignore[override]
+            at = super().find(part, start)
+            Text.searched += (len(self) if at < 0 else at) - start
+            return at
+
+    def searched(messages: int) -> float:
+        """Per character of a text in which the template changed every content but the last."""
+        text = Text("<a>changed" * messages + "<a>as it was")
+        fields = [f" {n} " for n in range(messages)] + ["as it was"]
+        skeleton = "".join(f"<a>\ue000{n}\ue001" for n in range(messages + 1))
+        Text.searched = 0
+        found = _locate(text, skeleton, fields, messages + 1)
+        assert [span.index for span in found.spans] == ([messages] if messages < 30 else [])
+        return Text.searched / len(text)
+
+    assert searched(20) > 0
+    assert searched(2000) < searched(200) * 1.5
+
+
+def test_in_a_long_talk_each_answer_may_be_changed() -> None:
+    turns = 200
+    text = "".join(f"<u>question {n}<a>short" for n in range(turns))
+    skeleton = "".join(f"<u>\ue000{2 * n}\ue001<a>\ue000{2 * n + 1}\ue001" for n in range(turns))
+    fields = [f for n in range(turns) for f in (f"question {n}", f"thought {n} short")]
+    found = _locate(text, skeleton, fields, 2 * turns)
+    assert [span.index for span in found.spans] == list(range(0, 2 * turns, 2))
