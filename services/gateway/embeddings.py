@@ -2,23 +2,38 @@
 
 import asyncio
 import base64
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import orjson
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from protos.common_pb2 import Record
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
+from services.common.errors import PenstockError
 from services.gateway.auth import Identity
-from services.gateway.generation_schema import Name, Tag, as_list
+from services.gateway.generation_schema import Name, Tag
 from services.gateway.http import Exchange
 from services.gateway.models import model_not_found
 from services.gateway.pipeline import Gateway
 from services.gateway.records import client_context
-from services.gateway.schema import Body, parse_body
+from services.gateway.schema import Body, parse_body, refuse
 
 MAX_TEXTS = 2048
+
+
+def _as_inputs(value: Any) -> Any:
+    """OpenAI's four forms of `input` (a text, token ids, a list of either) as a list."""
+    many = isinstance(value, list) and value and isinstance(value[0], str | list)
+    return value if many else [value]
+
+
+def _said(one: Any) -> str | list[Any]:
+    if not isinstance(one, str | list):
+        raise refuse("", "must be a text, or a list of token ids")
+    if not one or (isinstance(one, str) and not one.strip()):
+        raise refuse("", "must not be empty")
+    return one
 
 
 class EmbeddingsRequest(Body):
@@ -26,12 +41,24 @@ class EmbeddingsRequest(Body):
 
     model: Name
     input: Annotated[
-        list[Annotated[str, Field(pattern=r"\S")]],
+        list[Annotated[Any, AfterValidator(_said)]],
         Field(min_length=1, max_length=MAX_TEXTS),
-        BeforeValidator(as_list),
+        BeforeValidator(_as_inputs),
     ]
     encoding_format: Literal["float", "base64"] | None = None
     user: Tag | None = Field(None, description="an end user's name; embeddings keep no record")
+
+    async def texts(self, max_bytes: int) -> list[str]:
+        """What is to be embedded; token ids are decoded in a thread (openai_tokens.py)."""
+        if all(isinstance(one, str) for one in self.input):
+            return [str(one) for one in self.input]
+        return await asyncio.to_thread(_texts_of, self.input, max_bytes)
+
+
+def _texts_of(given: list[str | list[Any]], max_bytes: int) -> list[str]:
+    from services.gateway.openai_tokens import texts_of  # 30 MB that few installs need
+
+    return texts_of(given, "input", max_bytes)
 
 
 async def embed(
@@ -52,7 +79,11 @@ async def embed(
         "embeddings", client_context(traceparent), request_id=request_id, texts=len(texts)
     ) as span:
         request = EmbedRequest(caller=identity.caller(request_id), texts=texts)
-        reply = await gateway.retrieval.embed(request, span, record)
+        try:
+            reply = await gateway.retrieval.embed(request, span, record)
+        except PenstockError as error:
+            _name_as_the_client_does(error)
+            raise
     gateway.telemetry.record(span)
     return reply
 
@@ -61,11 +92,20 @@ async def embeddings(gateway: Gateway, exchange: Exchange, identity: Identity) -
     body = await parse_body(EmbeddingsRequest, await exchange.json_body())
     exchange.watch_client()
     traceparent = exchange.headers.get("traceparent")
-    reply = await embed(gateway, identity, exchange.request_id, traceparent, body.model, body.input)
+    texts = await body.texts(gateway.settings.gateway.body_limit_bytes)
+    reply = await embed(gateway, identity, exchange.request_id, traceparent, body.model, texts)
     # 2,048 vectors are 8 MB of JSON: not on the event loop.
     answer = await asyncio.to_thread(_answer, reply, body.encoding_format == "base64")
     exchange.place.hold(len(answer))
     await exchange.reply(answer, "application/json")
+
+
+def _name_as_the_client_does(error: PenstockError) -> None:
+    """Retrieval's `texts[3]` is `input[3]` here."""
+    if error.param.startswith("texts"):
+        ours = "input" + error.param.removeprefix("texts")
+        error.message = error.message.replace(error.param, ours)
+        error.param = ours
 
 
 def _answer(reply: EmbedReply, as_base64: bool) -> bytes:

