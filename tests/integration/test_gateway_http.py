@@ -212,6 +212,7 @@ async def test_what_breaks_inside_is_told_without_whereabouts(rig):
         await asyncio.Event().wait()
 
     rig.tokenizer.script = one_word
+    rig.gateway.settings.gateway.tokenizer_patience_s = 0.0  # no other one will come
     streaming = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
     await until(lambda: rig.tokenizer.requests, 5)
     await rig.tokenizer_host._server.stop(None)  # as if it were killed
