@@ -9,7 +9,7 @@ from protos.common_pb2 import Message, Passage, Sampling
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
 from services.common.config import GatewaySettings
 from services.gateway.prompt import Prompt
-from services.gateway.schema import UNSUPPORTED, Body, at_most, bad_value, refuse
+from services.gateway.schema import UNSUPPORTED, Body, Metadata, at_most, bad_value, refuse
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_STOPS = 4
@@ -109,9 +109,7 @@ class Generation(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Tag | None = Field(None, description="shown in the request's record")
-    metadata: (
-        Annotated[dict[Annotated[str, Field(max_length=64)], Tag], Field(max_length=16)] | None
-    ) = Field(None, description="shown in the request's record")
+    metadata: Metadata | None = Field(None, description="shown in the request's record")
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> "Generation":

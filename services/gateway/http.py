@@ -117,11 +117,13 @@ class Exchange:
                 reason="unsupported_media_type",
             )
         body = await self.body.whole(self.place)
-        # Hardly a prompt within the limit of tokens has as many commas; a list of that many values
-        # would hold the interpreter while it is parsed.
+        # Hardly a prompt within the limit of tokens has as many of these marks; that many values
+        # would hold the interpreter while they are parsed and looked at.
         most = 2 * self._settings.max_prompt_tokens
-        if body.count(b",") > most:
-            message = f"The body has more than {most} commas, in lists or in text."
+        if len(body) > most and sum(map(body.count, (b",", b":", b"[", b"{"))) > most:
+            message = (
+                f"The body has more than {most} commas, colons and brackets, in lists or in text."
+            )
             raise invalid(message, "", reason="body_too_large")
         return body
 

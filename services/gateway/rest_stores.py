@@ -17,16 +17,10 @@ from services.gateway.generation_schema import Name, as_list
 from services.gateway.http import Exchange
 from services.gateway.pages import PageQuery, page, page_query
 from services.gateway.pipeline import Gateway
-from services.gateway.schema import UNKNOWN, UNSUPPORTED, Body, parse_body
+from services.gateway.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
 
 _AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}
 _POLL_AFTER_MS = "100"  # what OpenAI's client waits between two looks at a file's status
-
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
-]
-
 
 # ---- files --------------------------------------------------------------------------------------
 
