@@ -21,7 +21,13 @@ from services.common.config import Settings, unknown_names
 from services.common.discovery import Registration, Replica, host_id, new_replica_id
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
-from services.common.transport import MESSAGE_LIMITS, Transport, host_port, listen
+from services.common.transport import (
+    KEEPALIVE_ALLOWED,
+    MESSAGE_LIMITS,
+    Transport,
+    host_port,
+    listen,
+)
 from services.common.waiting import first_done
 
 log = logging.getLogger(__name__)
@@ -29,6 +35,7 @@ log = logging.getLogger(__name__)
 _CHECK_EVERY_S = 1.0
 SERVER_OPTIONS = [
     *MESSAGE_LIMITS,
+    *KEEPALIVE_ALLOWED,
     ("grpc.so_reuseport", 0),  # a port already taken is an error, not a second listener
 ]
 

@@ -34,6 +34,19 @@ MESSAGE_LIMITS = [  # for both ends
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 ]
 
+# A peer that vanished without a word (its host, the path to it) is noticed in the sum of both.
+KEEPALIVE_MS, KEEPALIVE_ANSWER_MS = 10_000, 5_000
+KEEPALIVE = [  # of a channel
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MS),
+    ("grpc.http2.max_pings_without_data", 0),  # any number
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_ANSWER_MS),
+]
+KEEPALIVE_ALLOWED = [  # of a server, which would otherwise end a connection for its pings
+    *KEEPALIVE,
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+]
+
 _refused = Counter("penstock_refused_calls_total", "Internal calls without the install's secret")
 
 

@@ -14,13 +14,14 @@ import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
-from services.common.transport import MESSAGE_LIMITS, Transport
+from services.common.transport import KEEPALIVE, MESSAGE_LIMITS, Transport
 from services.worker.engine import KvBlocks, SharedRef, kv_payload
 
 log = logging.getLogger(__name__)
 
 _CHANNEL_OPTIONS = [
     *MESSAGE_LIMITS,
+    *KEEPALIVE,  # room may be waited for as long as it takes, but not on a path that leads nowhere
     ("grpc.enable_retries", 0),  # a broken hand-over is retried by the router, as a whole
     # A worker that comes back is reached at once: gRPC would wait for up to two minutes, and by
     # default shares that state among all channels to an address.
@@ -28,7 +29,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-_INLINE_BYTES = 8 * 2**20  # of one message; larger exports leave in several
 
 
 @dataclass
@@ -40,8 +40,10 @@ class _Channel:
 class Channels:
     """One gRPC channel to each decode worker, for as long as it is used or connected."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, progress_s: float) -> None:
+        """`progress_s`: a decode worker that takes no bytes for so long has the push broken off."""
         self._transport = transport
+        self._progress_s = progress_s
         self._channels: dict[str, _Channel] = {}
 
     def __len__(self) -> int:
@@ -55,7 +57,7 @@ class Channels:
             self._channels[address] = _Channel(channel)
         used = self._channels[address]
         used.users += 1
-        sender = KvSender(worker_pb2_grpc.WorkerStub(used.channel))
+        sender = KvSender(worker_pb2_grpc.WorkerStub(used.channel), self._progress_s)
         try:
             yield sender
         finally:
@@ -81,8 +83,9 @@ class KvSender:
     block: what waits here is at most the prompt's own KV, which the engine had to hold anyway.
     """
 
-    def __init__(self, stub: worker_pb2_grpc.WorkerStub) -> None:
+    def __init__(self, stub: worker_pb2_grpc.WorkerStub, progress_s: float) -> None:
         self._stream = stub.PushKv()
+        self._progress_s = progress_s
         self._queue: asyncio.Queue[KvBlocks | int] = asyncio.Queue()
         self._unconfirmed: list[SharedRef] = []  # put, and not known to have arrived
         self.bytes_sent = 0
@@ -119,9 +122,11 @@ class KvSender:
         """
         async with _failures():
             async for message in self._messages():
-                await self._stream.write(message)
-            await self._stream.done_writing()
-            reply = await self._stream.read()
+                async with asyncio.timeout(self._progress_s):
+                    await self._stream.write(message)
+            async with asyncio.timeout(self._progress_s):
+                await self._stream.done_writing()
+                reply = await self._stream.read()
         if reply is grpc.aio.EOF or not reply.HasField("done"):
             raise _failed("it did not confirm the commit")
         self._unconfirmed.clear()
@@ -143,32 +148,19 @@ class KvSender:
             if isinstance(item, int):
                 yield worker_pb2.KvPush(commit=worker_pb2.KvCommit(first_token=item))
                 return
-            for blocks in _pieces(item):
-                self.bytes_sent += len(blocks.inline) or blocks.shared.size
-                yield worker_pb2.KvPush(blocks=blocks)
+            message = _message(item)
+            self.bytes_sent += len(message.blocks.inline) or message.blocks.shared.size
+            yield message
 
 
-def _pieces(blocks: KvBlocks) -> list[worker_pb2.KvBlocks]:
-    """One message for shared memory; for inline data as many as the message size asks for."""
+def _message(blocks: KvBlocks) -> worker_pb2.KvPush:
+    body = worker_pb2.KvBlocks(first_block=blocks.first_block, num_blocks=blocks.num_blocks)
     if isinstance(blocks.data, SharedRef):
         ref = blocks.data
-        shared = worker_pb2.SharedMemory(name=ref.name, offset=ref.offset, size=ref.size)
-        return [
-            worker_pb2.KvBlocks(
-                first_block=blocks.first_block, num_blocks=blocks.num_blocks, shared=shared
-            )
-        ]
-    data = memoryview(blocks.data)
-    block_bytes = len(data) // blocks.num_blocks
-    count = max(1, _INLINE_BYTES // block_bytes)
-    return [
-        worker_pb2.KvBlocks(
-            first_block=blocks.first_block + start,
-            num_blocks=min(count, blocks.num_blocks - start),
-            inline=bytes(data[start * block_bytes : (start + count) * block_bytes]),
-        )
-        for start in range(0, blocks.num_blocks, count)
-    ]
+        body.shared.name, body.shared.offset, body.shared.size = ref.name, ref.offset, ref.size
+    else:
+        body.inline = bytes(blocks.data)
+    return worker_pb2.KvPush(blocks=body)
 
 
 @asynccontextmanager
@@ -179,6 +171,8 @@ async def _failures() -> AsyncIterator[None]:
     except grpc.aio.AioRpcError as error:
         log.warning("handing KV blocks over: %s %s", error.code().name, error.details())
         raise _failed("the stream broke off") from error
+    except TimeoutError as error:
+        raise _failed("it takes nothing any more") from error
     except asyncio.InvalidStateError as error:  # written to after its end
         raise _failed("the stream broke off") from error
 

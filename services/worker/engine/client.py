@@ -212,7 +212,7 @@ class EngineClient:
             if writer is not None:
                 writer.close()
         status = await self._process.wait()
-        kv_payload.remove_all_of(self._process.pid)
+        kv_payload.sweep()
         died = EngineDied(reason or f"the engine process ended with status {status}")
         for answer in self._snapshots.values():
             if not answer.done():

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 LONG_STEP_S = 1.0
 
+PIECE_BYTES = 2**20
+"""Of exported KV blocks at most, or one block: whoever takes them steps between two pieces."""
+
 MAX_FAILED_STEPS = 3
 """In a row, in which every request failed; then it is the engine that is broken."""
 
@@ -235,21 +238,22 @@ class Engine:
             self._now.outputs.append(self._output(sequence, new_tokens))
 
     def _export(self, sequence: Sequence) -> None:
-        """Exports what is complete and was not exported: all of the prompt, once it is computed.
-        If there is no room for the data, the sequence fails."""
-        first, size = sequence.export_next, self.info.block_size
+        """Exports what is complete and was not exported, in pieces: all of the prompt, once it is
+        computed. If there is no room for the data, the sequence fails."""
+        size = self.info.block_size
         done = sequence.num_computed >= sequence.num_prompt
         end = -(-sequence.num_prompt // size) if done else sequence.num_computed // size
-        if first < end:
-            content = self._runner.cache.read(sequence.blocks[first:end])
+        while (first := sequence.export_next) < end:
+            last = min(end, first + max(1, PIECE_BYTES // self.info.kv_bytes_per_block))
+            content = self._runner.cache.read(sequence.blocks[first:last])
             shared = sequence.request.export_kv == "shared"
             try:
                 data: KvData = kv_payload.share(content) if shared else content
             except OSError as error:
                 self._fail(sequence, RequestError("kv_transfer", f"shared memory: {error}"))
                 return
-            self._now.kv_exports.append(KvBlocks(sequence.id, first, end - first, data))
-            sequence.export_next = end
+            self._now.kv_exports.append(KvBlocks(sequence.id, first, last - first, data))
+            sequence.export_next = last
 
     def _write_kv(
         self, sequence: Sequence, first: int, count: int, data: bytes | bytearray | memoryview

@@ -50,7 +50,9 @@ class KvCache:
 
     def write(self, blocks: list[int], data: bytes | bytearray | memoryview) -> None:
         """Fills `blocks` with bytes that `read` gave of as many blocks."""
-        source = torch.frombuffer(bytearray(data), dtype=self._data.dtype)
+        # torch wants memory that it could write to.
+        writable = bytearray(data) if memoryview(data).readonly else data
+        source = torch.frombuffer(writable, dtype=self._data.dtype)
         self._data[torch.tensor(blocks, device=self._data.device)] = source.view(
             len(blocks), *self.block_shape
         ).to(self._data.device)

@@ -10,31 +10,64 @@ Who removes a segment: the one process that holds its `SharedRef`.
   or calls `discard`.
 - A hand-over between workers may break off anywhere, so the sending worker stays the owner until
   the other has confirmed the commit: else it discards all that it sent (kv_sender.py).
-- Refs whose holder died: `EngineClient` removes its engine's leftovers when that process ends, and
-  each engine process at its start removes those of dead processes of this host (`sweep`).
+- Refs whose holder died: `EngineClient` when its engine ended, and each engine process at its
+  start, remove the segments of processes that are no more (`sweep`).
 Removing twice is harmless.
+
+Whether a process lives cannot be told by its id: containers may share /dev/shm and not their ids.
+So each process that makes segments holds a lock on a file of its own, and names its segments after
+it. The kernel drops the lock with the process, and whoever can take it may remove all of that name.
 """
 
-import itertools
+import fcntl
 import os
 import re
 import tempfile
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
 from services.worker.engine.messages import KvData, SharedRef
 
 FOLDER = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path(tempfile.gettempdir())
-_NAME = re.compile(r"penstock-kv-(\d+)-(\d+)-\d+")
-_numbers = itertools.count()
+_OWNER = re.compile(r"penstock-kv-[0-9a-f]{16}")
+_NAME = re.compile(rf"{_OWNER.pattern}-\d+")
 
 
-def _pid_namespace() -> int:
-    """Tells apart containers that share /dev/shm but not their process ids."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
+class _Owner:
+    """This process, as its segments' names say it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        self.name = f"penstock-kv-{uuid.uuid4().hex[:16]}"
+        self.segments = 0
+        self._file = _locked(folder / self.name)  # held as long as this process lives
+
+    def new_name(self) -> str:
+        self.segments += 1
+        return f"{self.name}-{self.segments}"
+
+
+_owner: _Owner | None = None
+
+
+def _this_process() -> _Owner:
+    global _owner
+    if _owner is None or (_owner.folder, _owner.pid) != (FOLDER, os.getpid()):
+        _owner = _Owner(FOLDER)
+    return _owner
+
+
+def _locked(path: Path) -> int:
+    """Makes the file and locks it, for as long as the descriptor that it returns is open."""
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDONLY, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # `sweep` came between the two
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
 
 
 def _path(name: str) -> Path:
@@ -46,7 +79,7 @@ def _path(name: str) -> Path:
 
 def share(data: bytes | memoryview) -> SharedRef:
     """Puts `data` into a new segment. Raises OSError (no room), leaving nothing behind."""
-    name = f"penstock-kv-{_pid_namespace()}-{os.getpid()}-{next(_numbers)}"
+    name = _this_process().new_name()
     path = _path(name)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
@@ -67,12 +100,19 @@ def take(data: KvData) -> bytes | bytearray | memoryview:
     path = _path(data.name)
     try:
         with open(path, "rb", buffering=0) as file:
+            there = os.fstat(file.fileno()).st_size - data.offset
+            if there < data.size:
+                raise ValueError(f"KV segment {data.name} holds {there} bytes, not {data.size}")
             file.seek(data.offset)
-            content = file.read(data.size)
+            content = bytearray(data.size)
+            rest = memoryview(content)
+            while rest:  # the kernel gives 2 GiB at a time, at most
+                count = file.readinto(rest)
+                if not count:
+                    raise ValueError(f"KV segment {data.name} became shorter")
+                rest = rest[count:]
     finally:
         path.unlink(missing_ok=True)
-    if len(content) != data.size:
-        raise ValueError(f"KV segment {data.name} holds {len(content)} bytes, not {data.size}")
     return content
 
 
@@ -83,26 +123,13 @@ def discard(data: KvData) -> None:
             _path(data.name).unlink(missing_ok=True)
 
 
-def remove_all_of(pid: int) -> None:
-    """Removes every segment that process `pid` made."""
-    for path in FOLDER.glob(f"penstock-kv-{_pid_namespace()}-{pid}-*"):
-        path.unlink(missing_ok=True)
-
-
 def sweep() -> None:
-    """Removes the segments of processes that are no more."""
-    namespace = _pid_namespace()
-    for path in FOLDER.glob(f"penstock-kv-{namespace}-*"):
-        match = _NAME.fullmatch(path.name)
-        if match and not _alive(int(match[2])):
-            path.unlink(missing_ok=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    """Removes the segments of processes that are no more, wherever they ran."""
+    for owner in FOLDER.glob("penstock-kv-*"):
+        if not _OWNER.fullmatch(owner.name):
+            continue
+        with suppress(OSError), open(owner, "rb") as file:  # another user's, or already removed
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for segment in FOLDER.glob(f"{owner.name}-*"):
+                segment.unlink(missing_ok=True)
+            owner.unlink(missing_ok=True)

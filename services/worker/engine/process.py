@@ -8,8 +8,9 @@ closes: its parent is gone.
 
 Between steps all commands that have arrived are carried out, so that a cancel takes effect at once
 whatever else comes in; of KV blocks, which may be gigabytes, only as many as TRANSFER_S allows, so
-that a burst of them does not hold up those who decode. With nothing to do the engine checks that no
-block leaked, which would end it with a Failure, and sleeps on the sockets. While requests are
+that a burst of them does not hold up those who decode. A frame that has come in part waits for no
+one: the step goes first, and the rest is read after it. With nothing to do the engine checks that
+no block leaked, which would end it with a Failure, and sleeps on the sockets. While requests are
 pending that cannot be moved (all blocks are held by sequences that wait for the other side of a
 split), it steps once a second to show that it lives.
 """
@@ -19,7 +20,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from time import monotonic
 from typing import Any
 
@@ -42,39 +43,55 @@ class Closed(Exception):
 
 
 class Channel:
-    """Blocking frames on a socket."""
+    """Frames on a socket, taken as they come: what there is of one is kept until the rest is."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._taken = self._frames()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def ready(self) -> bool:
-        """A message, or the end, is there."""
-        return bool(self._poll.poll(0))
+    def take(self) -> Any | None:
+        """The next message, or None if not all of it has come. Never waits.
+
+        Raises Closed at the end.
+        """
+        return next(self._taken)
 
     def receive(self) -> Any:
-        """Raises Closed at the end."""
-        (count,) = wire.COUNT.unpack(self._read(wire.COUNT.size))
-        sizes = wire.decode_sizes(bytes(self._read(8 * count)))
-        return wire.decode([self._read(size) for size in sizes])
+        """The next message, waited for. Raises Closed at the end."""
+        while (message := self.take()) is None:
+            select.select([self._socket], [], [])
+        return message
 
     def send(self, message: object) -> None:
+        """Waits for the other end to take it. Raises Closed at the end."""
         try:
             for piece in wire.encode(message):
                 self._socket.sendall(piece)
         except (BrokenPipeError, ConnectionResetError):
             raise Closed from None
 
-    def _read(self, size: int) -> bytearray:
+    def _frames(self) -> Iterator[Any | None]:
+        """Each message, and None whenever there is nothing more to read."""
+        while True:
+            (count,) = wire.COUNT.unpack((yield from self._read(wire.COUNT.size)))
+            sizes = wire.decode_sizes(bytes((yield from self._read(8 * count))))
+            parts = []
+            for size in sizes:
+                parts.append((yield from self._read(size)))
+            yield wire.decode(parts)
+
+    def _read(self, size: int) -> Generator[None, None, bytearray]:
         data = bytearray(size)
         rest = memoryview(data)
         while rest:
             try:
-                count = self._socket.recv_into(rest)
+                count = self._socket.recv_into(rest, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                yield None
+                continue
             except ConnectionResetError:
                 raise Closed from None
             if count == 0:
@@ -94,8 +111,7 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
         "shutdown": _shut_down,
     }
 
-    def carry_out_one(source: Channel) -> None:
-        operation, *arguments = source.receive()
+    def carry_out(operation: str, *arguments: Any) -> None:
         commands[operation](*arguments)
 
     engine.on_long_step = lambda expected_s: channel.send(wire.LongStep(expected_s))
@@ -106,11 +122,11 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
     while True:
         if poll.poll(None if timeout is None else timeout * 1000):
             timeout = 0
-        while channel.ready():
-            carry_out_one(channel)
+        while (command := channel.take()) is not None:
+            carry_out(*command)
         started = monotonic()
-        while transfers.ready():
-            carry_out_one(transfers)
+        while (transfer := transfers.take()) is not None:
+            carry_out(*transfer)
             if engine.has_work and monotonic() - started >= TRANSFER_S:
                 break
         if not engine.has_work and timeout == IDLE_S:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -43,11 +44,14 @@ class Listener:
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, RequestOutput] = {}
         self.exports: list[KvBlocks] = []
+        self.shared: list[Any] = []
+        """Those of them that are in shared memory."""
         self._changed = asyncio.Event()
 
     def __call__(self, step: StepOutput) -> None:
         self.steps.append(step)
         self.exports += step.kv_exports
+        self.shared += [b for b in step.kv_exports if isinstance(b.data, SharedRef)]
         for output in step.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             if output.finish_reason:
@@ -73,7 +77,13 @@ async def engine(config: EngineConfig) -> AsyncIterator[tuple[EngineClient, List
     await client.start()
     yield client, listener
     await client.stop()
-    assert not list(kv_payload.FOLDER.glob(f"penstock-kv-*-{client.pid}-*"))
+    assert not segments_of(listener)
+
+
+def segments_of(listener: Listener) -> list[Path]:
+    """Files of the engine that made the listener's exports."""
+    (name,) = {b.data.name.rsplit("-", 1)[0] for b in listener.shared}
+    return list(kv_payload.FOLDER.glob(f"{name}*"))
 
 
 def wait_until_gone(pid: int, timeout_s: float = 60) -> None:
@@ -214,7 +224,7 @@ async def test_a_killed_process_is_noticed_and_cleaned_up(config: EngineConfig) 
     assert client.pid
     client.add(Request("a", PROMPT, greedy(1), prefill_only=True, export_kv="shared"))
     await listener.until(lambda: "a" in listener.last)
-    assert list(kv_payload.FOLDER.glob(f"penstock-kv-*-{client.pid}-*"))
+    assert len(segments_of(listener)) == 2, "one, and its owner's file"
     snapshot = asyncio.create_task(client.snapshot())
     os.kill(client.pid, signal.SIGSTOP)
     await asyncio.sleep(0)
@@ -227,7 +237,7 @@ async def test_a_killed_process_is_noticed_and_cleaned_up(config: EngineConfig) 
         client.add(Request("b", PROMPT, greedy(1)))
     with pytest.raises(EngineDied):
         client.write_kv(listener.exports[0])
-    assert not list(kv_payload.FOLDER.glob(f"penstock-kv-*-{client.pid}-*"))
+    assert not segments_of(listener)
     assert not client.running
 
 

@@ -7,15 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.engine import FinishReason, KvBlocks, Request, Sampling, SharedRef, kv_payload
+from services.worker.engine import (
+    FinishReason,
+    KvBlocks,
+    Request,
+    Sampling,
+    SharedRef,
+    kv_payload,
+)
+from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
 from tests.unit.engine.driving import Run, drive, greedy, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_payload, "FOLDER", tmp_path)
+
+
 def segments() -> list[str]:
-    return [path.name for path in kv_payload.FOLDER.glob("penstock-kv-*")]
+    """All but the files of their owners."""
+    return [path.name for path in kv_payload.FOLDER.glob("penstock-kv-*-*")]
 
 
 class Pair:
@@ -104,6 +118,50 @@ def test_split_equals_unsplit(checkpoint: Checkpoint, form: str) -> None:
             assert part.first_block == expected
             expected += part.num_blocks
         assert expected == -(-len(work[int(name)].prompt_token_ids) // 16)
+
+
+@pytest.mark.parametrize("form", ["inline", "shared"])
+def test_exports_leave_in_pieces(
+    checkpoint: Checkpoint, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of at most PIECE_BYTES, in order and without gaps; each with its own blocks' bytes."""
+    request = Request("a", list(range(3, 3 + 16 * 7 + 5)), greedy(12))
+    whole = drive(make_engine(checkpoint(), max_batched_tokens=512), [request])
+    pair = Pair(
+        make_engine(checkpoint(), max_batched_tokens=512),
+        make_engine(checkpoint(), max_batched_tokens=512),
+        form,
+    )
+    size = pair.prefill.info.kv_bytes_per_block
+    monkeypatch.setattr(engine_module, "PIECE_BYTES", 3 * size + 1)
+    pair.add(request)
+    assert pair.run() == whole.tokens
+    parts = pair.exported["a"]
+    assert [(p.first_block, p.num_blocks) for p in parts] == [(0, 3), (3, 3), (6, 2)]
+    monkeypatch.setattr(engine_module, "PIECE_BYTES", size - 1)  # a block is never cut
+    pair.exported.clear()
+    pair.add(replace(request, request_id="b", salt=b"other"))
+    assert pair.run()["b"] == whole.tokens["a"]
+    assert [p.num_blocks for p in pair.exported["b"]] == [1] * 8
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_blocks_that_come_again_are_skipped(checkpoint: Checkpoint, first: int) -> None:
+    """An export may begin before what the decode engine holds: its head is dropped, not its tail,
+    and what it holds is never written over."""
+    request = Request("a", list(range(3, 3 + 16 * 4 + 1)), greedy(12))
+    whole = drive(make_engine(checkpoint()), [request])
+    prefill, decode = make_engine(checkpoint()), make_engine(checkpoint())
+    size = prefill.info.kv_bytes_per_block
+    at_prefill = drive(prefill, [replace(request, prefill_only=True, export_kv="inline")])
+    data = b"".join(bytes(b.data) for s in at_prefill.steps for b in s.kv_exports)  # type: ignore[arg-type]
+    decode.add(replace(request, remote_prefill=True))
+    assert decode.step().kv_reserved[0].cached_blocks == 0
+    decode.write_kv(KvBlocks("a", 0, 3, data[: 3 * size]))
+    garbled = b"\xff" * ((3 - first) * size) + data[3 * size :]
+    decode.write_kv(KvBlocks("a", first, 5 - first, garbled))
+    decode.start_decode("a", at_prefill.tokens["a"][0])
+    assert at_prefill.tokens["a"] + drive(decode, []).tokens["a"] == whole.tokens["a"]
 
 
 def test_split_with_preemption_on_both_sides(checkpoint: Checkpoint) -> None:
@@ -206,7 +264,7 @@ def reserve(decode: Engine, prompt: list[int]) -> int:
         ((1, 1, 1), "expected from 0"),
         ((0, 4, 4), "to 3 at most"),
         (None, "0 of 3 KV blocks came"),
-        (SharedRef("penstock-kv-0-0-0", 0, 1), "No such file"),
+        (SharedRef("penstock-kv-0123456789abcdef-0", 0, 1), "No such file"),
         (SharedRef("../../etc/passwd", 0, 1), "not a KV segment's name"),
     ],
 )

@@ -1,7 +1,7 @@
 """What the engine process does between two steps. The engine here only counts."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -120,3 +120,33 @@ def test_an_engine_without_work_takes_all_at_once(parent: Parent, engine: Engine
     push(parent)
     parent.serve(engine)
     assert engine.written_at == {"step": [], "cancel": [], "idle": [WRITES]}
+
+
+def test_steps_go_on_while_a_frame_has_come_in_part(parent: Parent, engine: Engine) -> None:
+    """Of KV blocks or of a command: the rest may be long on its way."""
+    halves = {
+        end: split_in_two(wire.encode(message))
+        for end, message in [
+            (parent.transfers, ("write_kv", KvBlocks("d", 0, 1, bytes(100_000)))),
+            (parent.commands, ("shutdown",)),
+        ]
+    }
+
+    def rest_after_some_steps() -> None:
+        steps = len(engine.written_at["step"])
+        if steps == 5:
+            parent.transfers.sendall(halves[parent.transfers][1])
+        elif steps == 10:
+            parent.commands.sendall(halves[parent.commands][1])
+
+    engine.on_step = rest_after_some_steps
+    parent.send(parent.commands, "add", "a")
+    for end, (first, _) in halves.items():
+        end.sendall(first)
+    parent.serve(engine)
+    assert engine.written_at["step"] == [0] * 5 + [1] * 5
+
+
+def split_in_two(pieces: Sequence[bytes | memoryview]) -> tuple[bytes, bytes]:
+    whole = b"".join(pieces)
+    return whole[: len(whole) // 2], whole[len(whole) // 2 :]

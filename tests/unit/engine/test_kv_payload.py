@@ -12,6 +12,7 @@ import pytest
 from services.worker.engine import KvBlocks, SharedRef, kv_payload, wire
 
 DATA = bytes(range(256)) * 100
+OWNER = "penstock-kv-0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +21,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def segments(folder: Path) -> list[str]:
+    """All but the files of their owners."""
+    return [path.name for path in folder.glob("penstock-kv-*-*")]
+
+
 def test_take_gives_the_bytes_and_removes_the_segment(folder: Path) -> None:
     ref = kv_payload.share(memoryview(DATA))
     assert kv_payload.share(DATA) != ref
     assert kv_payload.take(ref) == DATA
-    assert len(list(folder.iterdir())) == 1
+    assert len(segments(folder)) == 1
     with pytest.raises(OSError, match="No such file"):
         kv_payload.take(ref)
     assert kv_payload.take(DATA) is DATA
@@ -36,7 +42,10 @@ def test_offsets_and_sizes_are_honoured_and_checked(folder: Path) -> None:
     ref = kv_payload.share(DATA)
     with pytest.raises(ValueError, match="holds 25590 bytes, not 25600"):
         kv_payload.take(SharedRef(ref.name, 10, len(DATA)))
-    assert not list(folder.iterdir())
+    ref = kv_payload.share(DATA)
+    with pytest.raises(ValueError, match="not 1152921504606846976"):  # nothing is allocated
+        kv_payload.take(SharedRef(ref.name, 0, 2**60))
+    assert not segments(folder)
 
 
 def test_discard_is_harmless_twice(folder: Path) -> None:
@@ -44,10 +53,20 @@ def test_discard_is_harmless_twice(folder: Path) -> None:
     for _ in range(2):
         kv_payload.discard(ref)
     kv_payload.discard(DATA)
-    assert not list(folder.iterdir())
+    assert not segments(folder)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "x", "penstock-kv-1-1-1/../y", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/etc/passwd",
+        "x",
+        "penstock-kv-0123456789abcdef-1/../y",
+        "penstock-kv-0123456789abcdef",
+        "",
+    ],
+)
 def test_foreign_names_touch_nothing(folder: Path, name: str) -> None:
     (folder / "x").write_text("kept")
     with pytest.raises(ValueError, match="not a KV segment's name"):
@@ -56,16 +75,72 @@ def test_foreign_names_touch_nothing(folder: Path, name: str) -> None:
     assert (folder / "x").read_text() == "kept"
 
 
+def test_a_read_that_stops_short_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of over 2 GiB does."""
+    reads = []
+
+    class Short(io.FileIO):
+        def readinto(self, buffer: object) -> int:
+            reads.append(super().readinto(memoryview(buffer)[:1000]))  # type: ignore[arg-type]
+            return reads[-1]
+
+        def read(self, size: int = -1) -> bytes:
+            return super().read(min(size, 1000))
+
+    ref = kv_payload.share(DATA)
+    monkeypatch.setattr(kv_payload, "open", lambda path, *_, **__: Short(path), raising=False)
+    assert kv_payload.take(SharedRef(ref.name, 5, 2500)) == DATA[5:2505]
+    assert reads == [1000, 1000, 500]
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from services.worker.engine import kv_payload
+kv_payload.FOLDER = Path(sys.argv[1])
+print(kv_payload.share(b"x" * 100).name, flush=True)
+time.sleep(600)
+"""
+
+
 def test_sweep_removes_what_dead_processes_left(folder: Path) -> None:
-    alive = kv_payload.share(DATA)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    namespace = alive.name.split("-")[2]
-    (folder / f"penstock-kv-{namespace}-{gone.pid}-0").write_bytes(DATA)
-    elsewhere = folder / f"penstock-kv-1-{gone.pid}-0"  # of another container
-    elsewhere.write_bytes(DATA)
+    """A name says nothing of process ids, so it makes no difference in which namespace they ran."""
+    mine = kv_payload.share(DATA)
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout
+        theirs = other.stdout.readline().strip()
+        (folder / "penstock-kv-strange").write_text("not of this kind")
+        kv_payload.sweep()
+        assert set(segments(folder)) == {mine.name, theirs}
+        other.kill()
+        other.wait()
     kv_payload.sweep()
-    assert {path.name for path in folder.iterdir()} == {alive.name, elsewhere.name}
+    assert segments(folder) == [mine.name]
+    assert not (folder / theirs.rsplit("-", 1)[0]).exists()
+    assert (folder / "penstock-kv-strange").exists()
+    assert kv_payload.take(mine) == DATA
+
+
+def test_a_sweep_between_making_and_locking_takes_no_live_owners_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = kv_payload.fcntl.flock
+    swept = []
+
+    def swept_before(descriptor: object, how: int) -> None:
+        if not swept:
+            swept.append(True)
+            kv_payload.sweep()
+        flock(descriptor, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kv_payload.fcntl, "flock", swept_before)
+    ref = kv_payload.share(DATA)
+    assert swept
+    kv_payload.sweep()
+    assert segments(folder) == [ref.name]
 
 
 def test_no_segment_stays_when_there_is_no_room(
@@ -78,7 +153,7 @@ def test_no_segment_stays_when_there_is_no_room(
     monkeypatch.setattr(kv_payload, "open", lambda fd, *_, **__: NoRoom(fd, "wb"), raising=False)
     with pytest.raises(OSError, match="No space left"):
         kv_payload.share(DATA)
-    assert not list(folder.iterdir())
+    assert not segments(folder)
 
 
 def test_kv_data_is_not_copied_into_the_pickle() -> None:

@@ -9,14 +9,18 @@ from typing import Any, cast
 import pytest
 
 from services.common.errors import PenstockError
-from services.common.transport import listen
+from services.common.transport import KEEPALIVE_ALLOWED, listen
+from services.worker import kv_sender
 from services.worker.engine import KvBlocks, kv_payload
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels, KvSender
+from tests.support.proxy import proxy_to
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 DATA = bytes(100)
+PROGRESS_S = 30.0
+PINGS_ALLOWED = [(name, 100 if "interval" in name else value) for name, value in KEEPALIVE_ALLOWED]
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +29,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def segments(folder: Path) -> list[Path]:
+    """All but their owner's file."""
+    return list(folder.glob("penstock-kv-*-*"))
+
+
 class Engine:
     """The decode worker's: takes what it is given, at its own pace."""
 
     def __init__(self) -> None:
         self.written: list[int] = []
+        self.blocks: list[KvBlocks] = []
         self.first_token: int | None = None
         self.ready = asyncio.Event()
         self.ready.set()
@@ -37,6 +47,7 @@ class Engine:
     def write_kv(self, blocks: KvBlocks) -> None:
         kv_payload.take(blocks.data)
         self.written.append(blocks.first_block)
+        self.blocks.append(blocks)
 
     def start_decode(self, request_id: str, first_token: int) -> None:
         self.first_token = first_token
@@ -49,7 +60,7 @@ class DecodeWorker:
     def __init__(self, port: int) -> None:
         self.engine = Engine()
         self.receiver = KvReceiver(cast(Any, self.engine))
-        self.server = TRANSPORT.server([("grpc.so_reuseport", 0)])
+        self.server = TRANSPORT.server([("grpc.so_reuseport", 0), *PINGS_ALLOWED])
         self.receiver.add_to(self.server)
         self.port = listen(self.server, "127.0.0.1", port)
         self.address = f"127.0.0.1:{self.port}"
@@ -74,7 +85,7 @@ async def decode() -> AsyncIterator[DecodeWorker]:
 
 @pytest.fixture
 async def channels() -> AsyncIterator[Channels]:
-    channels = Channels(TRANSPORT)
+    channels = Channels(TRANSPORT, PROGRESS_S)
     yield channels
     await channels.close()
 
@@ -102,7 +113,114 @@ async def test_blocks_arrive_in_order_and_then_the_first_token(
     sent = await hand_over(channels, decode, shared(2), KvBlocks("p", 3, 1, DATA))
     assert sent == 200
     assert (decode.engine.written, decode.engine.first_token) == ([2, 3], 77)
-    assert not list(folder.iterdir())
+    assert not segments(folder)
+
+
+async def test_inline_blocks_arrive_as_they_were_put(
+    channels: Channels, decode: DecodeWorker
+) -> None:
+    """Several pieces, each at its own place."""
+    put = [KvBlocks("p", 2 + 3 * n, 3, bytes([n]) * 300) for n in range(4)]
+    assert await hand_over(channels, decode, *put) == 1200
+    assert [(b.first_block, b.num_blocks) for b in decode.engine.blocks] == [
+        (2, 3), (5, 3), (8, 3), (11, 3),
+    ]  # fmt: skip
+    assert [bytes(b.data) for b in decode.engine.blocks] == [bytes(b.data) for b in put]  # type: ignore[arg-type]
+    assert {b.request_id for b in decode.engine.blocks} == {"d"}
+
+
+@pytest.fixture
+def quick_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = (
+        "grpc.keepalive_time_ms",
+        "grpc.keepalive_timeout_ms",
+        "grpc.http2.ping_timeout_ms",
+    )
+    changed = [
+        (name, 300 if name in times else value) for name, value in kv_sender._CHANNEL_OPTIONS
+    ]
+    assert set(times) <= dict(changed).keys()
+    monkeypatch.setattr(kv_sender, "_CHANNEL_OPTIONS", changed)
+
+
+@pytest.mark.usefixtures("quick_keepalive")
+async def test_a_path_that_leads_nowhere_ends_the_wait_for_room(
+    channels: Channels, decode: DecodeWorker
+) -> None:
+    """The connection stands, but nothing comes through any more."""
+    async with proxy_to(decode.address) as proxy, channels.sender(proxy.address) as sender:
+        with decode.receiver.expect("t", "d"):
+            waiting = asyncio.create_task(sender.reserve("t", 100))
+            await until(lambda: proxy.bytes_up > 100 and decode.receiver._meetings["t"].done())
+            proxy.pause()
+            with pytest.raises(PenstockError, match="handing KV blocks") as failure:
+                await asyncio.wait_for(waiting, 20)
+            assert failure.value.reason == "kv_transfer"
+
+
+@pytest.mark.usefixtures("quick_keepalive")
+async def test_waiting_long_for_room_is_no_fault(channels: Channels, decode: DecodeWorker) -> None:
+    """As long as the path is sound."""
+    async with proxy_to(decode.address) as proxy, channels.sender(proxy.address) as sender:
+        with decode.receiver.expect("t", "d"):
+            waiting = asyncio.create_task(sender.reserve("t", 100))
+            done, _ = await asyncio.wait([waiting], timeout=2.0)  # several pings
+            assert not done
+            decode.receiver.reserved("d", 0)
+            assert await waiting == 0
+
+
+async def test_a_decode_worker_that_takes_nothing_more_ends_the_push(
+    decode: DecodeWorker, folder: Path
+) -> None:
+    """Its connection answers pings, but its loop or its engine hangs."""
+    impatient = Channels(TRANSPORT, 0.3)
+    async with impatient.sender(decode.address) as sender:
+        with decode.receiver.expect("t", "d"):
+            decode.receiver.reserved("d", 0)
+            await sender.reserve("t", 100)
+            decode.engine.ready.clear()
+            sender.put(shared(0))
+            for number in range(64):
+                sender.put(KvBlocks("p", number, 1, bytes(2**20)))
+            with pytest.raises(PenstockError, match="takes nothing any more") as failure:
+                await sender.push()
+            assert failure.value.reason == "kv_transfer"
+    decode.engine.ready.set()
+    assert not segments(folder)
+    await impatient.close()
+
+
+async def test_a_commit_that_nobody_confirms_ends_the_push(decode: DecodeWorker) -> None:
+    impatient = Channels(TRANSPORT, 0.3)
+    async with impatient.sender(decode.address) as sender:
+        with decode.receiver.expect("t", "d"):
+            decode.receiver.reserved("d", 0)
+            await sender.reserve("t", 100)
+            decode.engine.ready.clear()
+            sender.put(KvBlocks("p", 0, 1, DATA))
+            sender.commit(7)
+            with pytest.raises(PenstockError, match="takes nothing any more"):
+                await sender.push()
+    decode.engine.ready.set()
+    await impatient.close()
+
+
+async def test_a_slow_prompt_is_no_lack_of_progress(decode: DecodeWorker) -> None:
+    """Only bytes on their way must move."""
+    impatient = Channels(TRANSPORT, 0.3)
+    async with impatient.sender(decode.address) as sender:
+        with decode.receiver.expect("t", "d"):
+            decode.receiver.reserved("d", 0)
+            await sender.reserve("t", 100)
+            push = asyncio.create_task(sender.push())
+            done, _ = await asyncio.wait([push], timeout=1.0)
+            assert not done
+            sender.put(KvBlocks("p", 0, 1, DATA))
+            sender.commit(7)
+            await push
+    assert decode.engine.first_token == 7
+    await impatient.close()
 
 
 async def test_what_was_confirmed_is_left_to_its_new_owner(
@@ -110,7 +228,7 @@ async def test_what_was_confirmed_is_left_to_its_new_owner(
 ) -> None:
     monkeypatch.setattr(decode.engine, "write_kv", lambda blocks: None)  # it reads it later
     await hand_over(channels, decode, shared(2))
-    assert len(list(folder.iterdir())) == 1
+    assert len(segments(folder)) == 1
 
 
 async def test_a_decode_request_that_ends_meanwhile_leaves_no_segment(
@@ -132,7 +250,7 @@ async def test_a_decode_request_that_ends_meanwhile_leaves_no_segment(
             await push
         assert "the request was ended" in caplog.text
         assert failure.value.reason == "kv_transfer"
-    assert not list(folder.iterdir())
+    assert not segments(folder)
 
 
 async def test_a_push_cancelled_while_it_writes_leaves_no_segment(folder: Path) -> None:
@@ -152,7 +270,7 @@ async def test_a_push_cancelled_while_it_writes_leaves_no_segment(folder: Path) 
         def PushKv(self) -> Stuck:
             return self.stream
 
-    sender = KvSender(cast(Any, Stub()))
+    sender = KvSender(cast(Any, Stub()), 30.0)
     sender.put(shared(0))
     sender.put(shared(1))
     push = asyncio.create_task(sender.push())
@@ -161,7 +279,7 @@ async def test_a_push_cancelled_while_it_writes_leaves_no_segment(folder: Path) 
     with suppress(asyncio.CancelledError):
         await push
     sender.close()
-    assert not list(folder.iterdir())
+    assert not segments(folder)
 
 
 async def test_a_channel_stays_while_it_is_used_or_connected(channels: Channels) -> None:
