@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -18,6 +18,10 @@ class Section(BaseModel):
     """A group of settings; a misspelt name in it is an error, not a silent default."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+# A browser sends no path and no slash at the end: one that is set so would never match.
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
 class ModelSpec(Section):
@@ -52,6 +56,10 @@ class GatewaySettings(Section):
     )
     key_stale_s: float = Field(
         600.0, ge=0, description="while Redis is away, a key known before and not revoked holds"
+    )
+    cors_origins: list[Origin] = Field(
+        default_factory=list,
+        description='web origins ("https://app.example") whose pages may call the API; "*": all',
     )
     records_kept: int = Field(1000, gt=0, description="request records in memory")
     max_requests: int = Field(

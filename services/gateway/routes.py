@@ -1,12 +1,14 @@
 """The HTTP interface: every path, its methods, and who answers them."""
 
 from collections.abc import Awaitable, Callable
+from importlib import metadata
 from typing import Any
 
 import grpc
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
@@ -24,7 +26,7 @@ Plain = Callable[[Gateway, Exchange], Awaitable[None]]
 Signed = Callable[[Gateway, Exchange, Identity], Awaitable[None]]
 
 
-def application(gateway: Gateway) -> Router:
+def application(gateway: Gateway) -> ASGIApp:
     """The ASGI application."""
 
     def plain(handler: Plain) -> Handler:
@@ -81,6 +83,8 @@ def application(gateway: Gateway) -> Router:
         },
         "/healthz": {"GET": plain(healthz)},
         "/readyz": {"GET": plain(readyz)},
+        "/health": {"GET": plain(readyz)},  # what other servers call it
+        "/version": {"GET": plain(version)},
         "/metrics": {"GET": plain(prometheus)},
     }
     own = gateway.settings.gateway
@@ -91,7 +95,16 @@ def application(gateway: Gateway) -> Router:
         if scope["type"] == "http":  # nothing else is spoken here
             await unknown(scope, receive, send)
 
-    return Router(routes, default=otherwise, redirect_slashes=False)
+    router = Router(routes, default=otherwise, redirect_slashes=False)
+    if not own.cors_origins:
+        return router
+    return CORSMiddleware(
+        router,
+        allow_origins=own.cors_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),  # browsers' OpenAI clients send a dozen of their own
+        expose_headers=("x-request-id", "retry-after", "openai-poll-after-ms"),
+    )
 
 
 async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:
@@ -157,6 +170,10 @@ async def readyz(gateway: Gateway, exchange: Exchange) -> None:
         missing.append("Redis is away and no API key is known")
     status = {"status": "unavailable" if missing else "ok", "missing": missing}
     await exchange.reply_json(status, 503 if missing else 200)
+
+
+async def version(gateway: Gateway, exchange: Exchange) -> None:
+    await exchange.reply_json({"version": metadata.version("penstock")})
 
 
 async def prometheus(gateway: Gateway, exchange: Exchange) -> None:

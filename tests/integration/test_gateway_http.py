@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -639,6 +640,8 @@ async def test_health_readiness_and_metrics(rig):
     async with httpx.AsyncClient(base_url=rig.url) as anybody:
         assert (await anybody.get("/healthz")).json() == {"status": "ok"}
         assert (await anybody.get("/readyz")).json() == {"status": "ok", "missing": []}
+        assert (await anybody.get("/health")).json() == {"status": "ok", "missing": []}
+        assert (await anybody.get("/version")).json() == {"version": version("penstock")}
         await http.post(CHAT, json=ask())
         await http.get("/somewhere/else")
         told = (await anybody.get("/metrics")).text
@@ -650,6 +653,46 @@ async def test_health_readiness_and_metrics(rig):
         await until(lambda: not rig.gateway.tokenizers.ready(), 5)
         missing = (await anybody.get("/readyz")).json()["missing"]
         assert missing == ["no tokenizer is linked"]
+        assert (await anybody.get("/health")).status_code == 503
+
+
+PAGE = "https://app.example"
+
+
+async def test_pages_of_the_origins_that_are_set_may_call(redis_url, namespace):
+    async with gateway_rig(redis_url, namespace, cors_origins=[PAGE]) as rig:
+        http = await rig.http()
+        asked = {"access-control-request-method": "POST"}
+        wanted = "authorization, content-type, x-stainless-lang"
+        may = await http.options(
+            CHAT, headers={"origin": PAGE, **asked, "access-control-request-headers": wanted}
+        )
+        assert may.status_code == 200
+        assert may.headers["access-control-allow-origin"] == PAGE
+        assert "POST" in may.headers["access-control-allow-methods"]
+        assert may.headers["access-control-allow-headers"] == wanted
+        other = await http.options(CHAT, headers={"origin": "https://evil.example", **asked})
+        assert other.status_code == 400
+        assert "access-control-allow-origin" not in other.headers
+
+        for body, status in ((ask(), 200), (ask(stream=True), 200), ({}, 400)):
+            answer = await http.post(CHAT, json=body, headers={"origin": PAGE})
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == PAGE
+            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        unknown = await http.post(CHAT, json=ask(), headers={"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in unknown.headers
+        refused = await http.get("/v1/models", headers={"origin": PAGE, "authorization": ""})
+        assert refused.status_code == 401, "a page needs a key as everybody does"
+        assert refused.headers["access-control-allow-origin"] == PAGE
+
+
+async def test_without_the_setting_no_page_may_call(rig):
+    http = await rig.http()
+    asked = {"origin": PAGE, "access-control-request-method": "POST"}
+    assert (await http.options(CHAT, headers=asked)).status_code == 405
+    answer = await http.post(CHAT, json=ask(), headers={"origin": PAGE})
+    assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_a_taken_port_is_an_error_and_leaves_nothing(rig):

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from services.common.config import Settings, unknown_names
+from services.common.config import GatewaySettings, Settings, unknown_names
 
 
 def test_sections_and_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +30,11 @@ def test_a_misspelt_section_or_name_is_told() -> None:
         "PATH": "/bin",
     }
     assert unknown_names(environment) == ["PENSTOCK_DATADIR", "PENSTOCK_ROUTR__QUEUE_LIMIT"]
+
+
+def test_an_origin_that_no_browser_would_send_is_refused() -> None:
+    good = ["https://app.example", "http://127.0.0.1:3000", "*", "chrome-extension://abc"]
+    assert GatewaySettings(cors_origins=good).cors_origins == good
+    for odd in ("https://app.example/", "app.example", "https://", "https://a b", ""):
+        with pytest.raises(ValidationError, match="cors_origins"):
+            GatewaySettings(cors_origins=[odd])
