@@ -23,7 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message", nargs="*", help="ask this once and leave")
 
 
+COMMANDS = """\
+/help   this
+/new    begin a new conversation
+/quit   leave, as Ctrl-D does
+A message that begins with a slash is sent with two: //etc is a folder, is it not?"""
+
+
 def main(arguments: argparse.Namespace) -> int:
+    asked_once = " ".join(arguments.message)
+    if asked_once == "/help":
+        print(COMMANDS)
+        return 0
     with client.connect(arguments) as api:
         body: dict[str, Any] = {
             "model": arguments.model or client.checked(api.get("/v1/models"))["data"][0]["id"],
@@ -32,15 +43,32 @@ def main(arguments: argparse.Namespace) -> int:
         }
         if arguments.store:
             body["tools"] = [{"type": "file_search", "vector_store_ids": arguments.store}]
-        messages = []
-        if arguments.system:
-            messages.append({"role": "system", "content": arguments.system})
-        questions = [" ".join(arguments.message)] if arguments.message else _typed()
-        for question in questions:
+        system = [{"role": "system", "content": arguments.system}] if arguments.system else []
+        messages = list(system)
+        for line in [asked_once] if asked_once else _typed():
+            if line == "/quit":
+                break
+            if line == "/new":
+                messages = list(system)
+                continue
+            if _is_command(line):
+                if asked_once:
+                    raise ValueError(_unknown(line))
+                print(COMMANDS if line == "/help" else _unknown(line))
+                continue
+            question = line[1:] if line.startswith("//") else line
             messages.append({"role": "user", "content": question})
             answer = _answer(api, {**body, "messages": messages})
             messages.append({"role": "assistant", "content": answer})
     return 0
+
+
+def _is_command(line: str) -> bool:
+    return line.startswith("/") and not line.startswith("//")
+
+
+def _unknown(line: str) -> str:
+    return f"there is no command {line.split()[0]}; /help shows those there are"
 
 
 def _typed() -> Any:

@@ -1,13 +1,19 @@
-"""`penstock keys`: API keys, straight in Redis; a key's text is shown once, when it is made."""
+"""`penstock keys`: API keys, straight in Redis; a key's text is shown once, when it is made.
+
+`create` prints the key alone on standard output, for `KEY=$(penstock keys create …)`; its id and
+whatever else is worth knowing go to standard error.
+"""
 
 import argparse
 import asyncio
+import sys
 import time
 
 from services.cli.console import console, folding_table
 from services.cli.running import find_running
 from services.common.config import Settings
-from services.common.redis import RedisAway, connect
+from services.common.discovery import Directory
+from services.common.redis import Redis, RedisAway, connect
 from services.gateway.keys import KeyStore
 
 
@@ -49,26 +55,78 @@ async def _main(arguments: argparse.Namespace) -> int:
         url, namespace = running.redis_url, running.namespace
     redis = connect(url)
     try:
-        return await _act(KeyStore(redis, namespace), arguments)
+        store = KeyStore(redis, namespace)
+        if arguments.action == "create":
+            if arguments.model:
+                served = await _served(redis, namespace, settings.lease_s)
+                _check_models(arguments.model, served)
+            await _create(store, arguments)
+        elif arguments.action == "revoke":
+            await _revoke(store, arguments.id)
+        else:
+            await _list(store)
+        return 0
     finally:
         await redis.aclose()
 
 
-async def _act(store: KeyStore, arguments: argparse.Namespace) -> int:
-    if arguments.action == "create":
-        key, record = await store.create(
-            tenant=arguments.tenant,
-            name=arguments.name,
-            priority=arguments.priority,
-            weight=arguments.weight,
-            models=arguments.model,
+async def _served(redis: Redis, namespace: str, lease_s: float) -> set[str]:
+    """The models of the Penstock that runs with this Redis, embeddings' too; empty if none does."""
+    names: set[str] = set()
+    for service, fact in (("tokenizer", "models"), ("retrieval", "embedding_model")):
+        view = Directory(redis, namespace, service, lease_s)
+        await view.refresh()
+        for replica in view.replicas.values():
+            names.update(filter(None, replica.facts.get(fact, "").split(",")))
+    return names
+
+
+def _check_models(wanted: list[str], served: set[str]) -> None:
+    """Raises ValueError for a model that is not served, where it is known which are."""
+    if not served:
+        _tell("no Penstock runs with this Redis: whether these models are served is not known")
+        return
+    unknown = [name for name in wanted if name not in served]
+    if unknown:
+        raise ValueError(
+            f"--model: {', '.join(unknown)} is not served; these are: {', '.join(sorted(served))}"
         )
-        print(key)
-        return 0
-    if arguments.action == "revoke":
-        if not await store.revoke(arguments.id):
-            raise ValueError(f"there is no key {arguments.id!r}")
-        return 0
+
+
+async def _create(store: KeyStore, arguments: argparse.Namespace) -> None:
+    key, record = await store.create(
+        tenant=arguments.tenant,
+        name=arguments.name,
+        priority=arguments.priority,
+        weight=arguments.weight,
+        models=arguments.model,
+    )
+    print(key)
+    models = ", ".join(record.models) if record.models else "all models"
+    _tell(f"{record.id}, tenant {record.tenant}, {models}; the key is not shown again")
+
+
+async def _revoke(store: KeyStore, id: str) -> None:
+    record = await store.find_id(id)
+    if record is None:
+        raise ValueError(f"there is no key {id!r}; `penstock keys list` shows all")
+    await store.revoke(id)  # the gateways are told again, if it was revoked before
+    whose = f"{id}, tenant {record.tenant}" + (f", {record.name}" if record.name else "")
+    if record.revoked is not None:
+        print(f"{whose}: was revoked already, {_local(record.revoked)}")
+    else:
+        print(f"{whose}: revoked; no gateway takes it from now on")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _local(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
+
+
+async def _list(store: KeyStore) -> None:
     table = folding_table(
         "id", "tenant", "name", "priority", "weight", "models", "created", "revoked"
     )
@@ -80,8 +138,7 @@ async def _act(store: KeyStore, arguments: argparse.Namespace) -> int:
             record.priority,
             f"{record.weight:g}",
             ", ".join(record.models) if record.models else "all",
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created)),
-            "yes" if record.revoked else "",
+            _local(record.created),
+            _local(record.revoked) if record.revoked else "",
         )
     console().print(table)
-    return 0

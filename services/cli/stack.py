@@ -180,15 +180,20 @@ def _wanted(settings: Settings, prefill: int, decode: int) -> dict[tuple[str, st
     wanted["router", "router"] = settings.router.count
     for model in settings.models:
         for role, replicas in roles.items():
-            wanted["worker", f"{role} worker of {model.name}"] = replicas
+            wanted["worker", _worker(role, model.name)] = replicas
     return wanted
+
+
+def _worker(role: str, model: str) -> str:
+    """What a worker is called: "prefill worker of demo"; of both roles "worker of demo"."""
+    return f"worker of {model}" if role == "both" else f"{role} worker of {model}"
 
 
 def _missing(wanted: dict[tuple[str, str], int], views: dict[str, Directory]) -> list[str]:
     def label(replica: Replica) -> str:
         if replica.service != "worker":
             return replica.service
-        return f"{replica.facts['role']} worker of {replica.facts['model']}"
+        return _worker(replica.facts["role"], replica.facts["model"])
 
     found = [label(r) for view in views.values() for r in view.replicas.values()]
     return [name for (_, name), count in wanted.items() if found.count(name) < count]

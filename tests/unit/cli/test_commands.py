@@ -5,13 +5,16 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from services.cli.main import main
 from services.cli.running import Running, find_running, state_file
+from services.cli.stack import _missing, _wanted
 from services.cli.up import local_models
 from services.common.config import Settings
+from services.common.discovery import Replica
 
 NOBODY = "redis://127.0.0.1:1/0"
 
@@ -154,3 +157,14 @@ def test_a_command_imports_what_it_runs(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.endswith("imported []\n"), done.stdout + done.stderr
+
+
+def test_what_is_waited_for_is_named_as_people_say_it() -> None:
+    settings = Settings(models=local_models([]))
+    split = {name for _, name in _wanted(settings, 1, 1)}
+    assert {"prefill worker of demo", "decode worker of demo"} <= split
+    wanted = _wanted(settings, 0, 1)
+    assert {name for _, name in wanted} - split == {"worker of demo"}
+    facts = {"role": "both", "model": "demo"}
+    view = SimpleNamespace(replicas={"w": Replica("worker", "w", "h:1", "h", 1, facts=facts)})
+    assert "worker of demo" not in _missing(wanted, {"worker": view})  # type: ignore[dict-item]

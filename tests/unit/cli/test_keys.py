@@ -1,0 +1,80 @@
+"""`penstock keys` on a real Redis."""
+
+import asyncio
+
+import pytest
+
+from services.cli.main import main
+from services.common.discovery import Registration, Replica
+from services.common.redis import connect
+from services.gateway.ids import KEY
+from services.gateway.keys import KEY_PATTERN
+
+
+@pytest.fixture(autouse=True)
+def here(redis_url, namespace, tmp_path, monkeypatch):
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("PENSTOCK_NAMESPACE", namespace)
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def running(redis_url, namespace):
+    """A Penstock that serves "tiny" and "large", and embeds with "small"."""
+
+    async def register():
+        redis = connect(redis_url)
+        for service, facts in (
+            ("tokenizer", {"models": "tiny,large"}),
+            ("retrieval", {"embedding_model": "small"}),
+        ):
+            replica = Replica(service, f"{service}-1", "h:1", "h", 1, facts=facts)
+            await Registration(redis, namespace, replica, 3600)._once()
+        await redis.aclose()
+
+    asyncio.run(register())
+
+
+def create(capsys, *more: str) -> tuple[str, str]:
+    """A new key, and its id."""
+    assert main(["keys", "create", "--tenant", "acme", *more]) == 0
+    out, err = capsys.readouterr()
+    assert KEY_PATTERN.fullmatch(out.rstrip("\n")), "nothing but the key, for scripts"
+    id = err.split(",")[0]
+    assert KEY.fits(id)
+    assert "acme" in err
+    return out.strip(), id
+
+
+def test_create_prints_the_key_and_apart_from_it_the_id(capsys):
+    _, id = create(capsys)
+    assert main(["keys", "list"]) == 0
+    assert id in capsys.readouterr().out
+
+
+def test_revoke_says_what_it_did(capsys):
+    _, id = create(capsys, "--name", "a laptop")
+    assert main(["keys", "revoke", id]) == 0
+    said = capsys.readouterr().out
+    assert id in said
+    assert "acme, a laptop: revoked" in said
+    assert main(["keys", "revoke", id]) == 0
+    assert "was revoked already, 20" in capsys.readouterr().out
+    for unknown in (KEY.new(), "laptop", "key_"):
+        assert main(["keys", "revoke", unknown]) == 1
+        assert f"no key '{unknown}'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("running")
+def test_a_key_for_a_model_that_is_not_served_is_refused(capsys):
+    create(capsys, "--model", "tiny", "--model", "small")
+    assert main(["keys", "create", "--tenant", "a", "--model", "tiny", "--model", "tinny"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "tinny is not served" in err
+    assert "large, small, tiny" in err
+
+
+def test_where_nothing_runs_models_are_not_checked_and_it_says_so(capsys):
+    assert main(["keys", "create", "--tenant", "a", "--model", "any"]) == 0
+    assert "not known" in capsys.readouterr().err
