@@ -50,6 +50,12 @@ class GatewaySettings(Section):
     tokenizer_patience_s: float = Field(
         20.0, ge=0, description="how long a request waits for a tokenizer while none is ready"
     )
+    retrieval_patience_s: float = Field(
+        20.0,
+        ge=0,
+        description="how long a search or an embedding waits for retrieval while none is there; "
+        "a chat's search waits no longer than PENSTOCK_RETRIEVAL__TIMEOUT_S",
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="whole request, queueing included")
     key_cache_s: float = Field(
         30.0, ge=0, description="how long a looked-up API key is trusted without asking Redis"

@@ -175,7 +175,9 @@ async def _retrieve(
         )
         try:
             found.extend(
-                (await gateway.retrieval.search(request, searching, journal.below)).passages
+                (
+                    await gateway.retrieval.search_for_chat(request, searching, journal.below)
+                ).passages
             )
         except PenstockError as error:
             if not is_outage(error):

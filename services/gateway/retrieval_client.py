@@ -3,9 +3,11 @@
 import asyncio
 import random
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import grpc
+from grpc import ChannelConnectivity
 from opentelemetry.trace import Span
 
 from protos import common_pb2, retrieval_pb2, retrieval_pb2_grpc
@@ -18,24 +20,38 @@ from services.common.transport import MESSAGE_LIMITS, Transport
 
 INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
 EMBED_TIMEOUT_S = 60.0
-REMOVE_TIMEOUT_S = 30.0
+REMOVE_TIMEOUT_S = 60.0
+_CONNECT_S = 5.0
+_LOOK_AGAIN_S = 0.25  # at replicas that did not take a call, while no other appears
 _CLOSE_GRACE_S = 30.0
 _LOST = frozenset({"unreachable", "draining"})  # of a replica: another may take the call
+
+
+class _Bounds(NamedTuple):
+    """Of one call, in seconds from its beginning."""
+
+    end_s: float
+    patience_s: float  # until a replica takes it
 
 
 class RetrievalClient:
     """Every call raises PenstockError with stage "retrieval" when it fails.
 
-    A call that a replica does not take goes on to the next, within its one timeout: all of them
-    may be repeated. The registry tells of a killed replica only when its lease has run out.
+    A call that a replica does not take goes on to the next; while none takes it, it waits for one:
+    the registry tells of a killed replica only when its lease has run out, and of the new one when
+    that serves. All calls may be repeated but `index`: what a replica was lost over may be what the
+    file did to it.
     """
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
-        self._timeout_s = settings.retrieval.timeout_s
+        self._search_s = settings.retrieval.timeout_s
+        self._patience_s = settings.gateway.retrieval_patience_s
         self._transport = Transport.of(settings)
         self._directory = Directory(
             redis, settings.namespace, "retrieval", settings.lease_s, self._changed
         )
+        self.embedding_model = ""
+        """The name that replicas register, also while they are away; empty before the first."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -50,43 +66,42 @@ class RetrievalClient:
         for channel in channels.values():
             await channel.close()
 
-    @property
-    def embedding_model(self) -> str:
-        """The name that replicas register, or empty while none is there."""
-        models = (r.facts.get("embedding_model", "") for r in self._directory.replicas.values())
-        return next(filter(None, models), "")
-
     async def search(
         self, request: retrieval_pb2.SearchRequest, span: Span, record: common_pb2.Record
     ) -> retrieval_pb2.SearchReply:
-        """Passages, within the configured timeout: a chat request waits for this."""
-        reply: retrieval_pb2.SearchReply = await self._call(
-            "Search", request, span, self._timeout_s, record
-        )
+        """Passages, after some patience."""
+        bounds = _Bounds(self._patience_s + self._search_s, self._patience_s)
+        reply: retrieval_pb2.SearchReply = await self._call("Search", request, span, bounds, record)
+        return reply
+
+    async def search_for_chat(
+        self, request: retrieval_pb2.SearchRequest, span: Span, record: common_pb2.Record
+    ) -> retrieval_pb2.SearchReply:
+        """Passages, within the configured timeout: an answer waits for this, and can do without."""
+        bounds = _Bounds(self._search_s, self._search_s)
+        reply: retrieval_pb2.SearchReply = await self._call("Search", request, span, bounds, record)
         return reply
 
     async def embed(
         self, request: retrieval_pb2.EmbedRequest, span: Span, record: common_pb2.Record
     ) -> retrieval_pb2.EmbedReply:
-        reply: retrieval_pb2.EmbedReply = await self._call(
-            "Embed", request, span, EMBED_TIMEOUT_S, record
-        )
+        bounds = _Bounds(EMBED_TIMEOUT_S, self._patience_s)
+        reply: retrieval_pb2.EmbedReply = await self._call("Embed", request, span, bounds, record)
         return reply
 
     async def index(
         self, request: retrieval_pb2.IndexRequest, span: Span
     ) -> retrieval_pb2.IndexReply:
-        reply: retrieval_pb2.IndexReply = await self._call(
-            "Index", request, span, INDEX_TIMEOUT_S, None
-        )
+        """Sent once: UNAVAILABLE ("index_lost") when the replica is lost over it."""
+        bounds = _Bounds(INDEX_TIMEOUT_S, INDEX_TIMEOUT_S)
+        reply: retrieval_pb2.IndexReply = await self._call("Index", request, span, bounds, None)
         return reply
 
     async def remove(
         self, request: retrieval_pb2.RemoveRequest, span: Span
     ) -> retrieval_pb2.RemoveReply:
-        reply: retrieval_pb2.RemoveReply = await self._call(
-            "Remove", request, span, REMOVE_TIMEOUT_S, None
-        )
+        bounds = _Bounds(REMOVE_TIMEOUT_S, self._patience_s)
+        reply: retrieval_pb2.RemoveReply = await self._call("Remove", request, span, bounds, None)
         return reply
 
     async def _call(
@@ -94,23 +109,32 @@ class RetrievalClient:
         method: str,
         request: Any,
         span: Span,
-        timeout_s: float,
+        bounds: _Bounds,
         record: common_pb2.Record | None,
     ) -> Any:
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         failure = unavailable("no retrieval is available", stage="retrieval", reason="no_replica")
-        for replica in random.sample(list(self._channels), len(self._channels)):
-            channel = self._channels.get(replica)
-            if channel is None:  # left while another was tried
-                continue
-            left_s = deadline - time.monotonic()
-            try:
-                return await _call_one(channel, method, request, span, left_s, record)
-            except PenstockError as error:
-                if error.code != grpc.StatusCode.UNAVAILABLE or error.reason not in _LOST:
-                    raise
-                failure = error
-        raise failure
+        once = method == "Index"
+        while True:
+            for replica in random.sample(list(self._channels), len(self._channels)):
+                channel = self._channels.get(replica)
+                if channel is None or (once and not await _connected(channel)):
+                    continue
+                left_s = began + bounds.end_s - time.monotonic()
+                try:
+                    return await _call_one(channel, method, request, span, left_s, record)
+                except PenstockError as error:
+                    if error.code != grpc.StatusCode.UNAVAILABLE or error.reason not in _LOST:
+                        raise
+                    if once and error.reason == "unreachable":
+                        raise _lost_over_it() from None
+                    failure = error
+            left_s = began + bounds.patience_s - time.monotonic()
+            if left_s <= 0:
+                raise failure
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, _LOOK_AGAIN_S)):
+                    await self._directory.changed()
 
     def _changed(self, added: list[Replica], removed: list[Replica]) -> None:
         for replica in removed:
@@ -119,6 +143,23 @@ class RetrievalClient:
             closing.add_done_callback(self._closing.discard)
         for replica in added:
             self._channels[replica.id] = self._transport.dial(replica.address, MESSAGE_LIMITS)
+            self.embedding_model = replica.facts.get("embedding_model", self.embedding_model)
+
+
+async def _connected(channel: grpc.aio.Channel) -> bool:
+    """Whether there is a connection, or one comes about: what is sent without one is not lost, but
+    cannot be told from what is.
+    """
+    with suppress(TimeoutError, grpc.aio.UsageError):  # the latter of a channel that is closed
+        async with asyncio.timeout(_CONNECT_S):
+            while True:
+                state = channel.get_state(try_to_connect=True)
+                if state is ChannelConnectivity.READY:
+                    return True
+                if state in (ChannelConnectivity.TRANSIENT_FAILURE, ChannelConnectivity.SHUTDOWN):
+                    return False
+                await channel.wait_for_state_change(state)
+    return False
 
 
 async def _call_one(
@@ -145,6 +186,12 @@ async def _call_one(
             raise
         # The channel was closed under the call: its replica left.
         raise unavailable("retrieval went away", stage="retrieval", reason="unreachable") from None
+
+
+def _lost_over_it() -> PenstockError:
+    return unavailable(
+        "retrieval was lost while it indexed the file", stage="retrieval", reason="index_lost"
+    )
 
 
 def is_outage(error: PenstockError) -> bool:

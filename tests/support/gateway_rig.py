@@ -123,8 +123,10 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
     def __init__(self, service: SmallRetrieval) -> None:
         self._service = service
         self.documents: dict[tuple[str, str, str], rpb.IndexRequest] = {}
+        self.calls = 0
 
     async def _gate(self) -> None:
+        self.calls += 1
         await self._service.hold.wait()
         if self._service.failure is not None:
             raise self._service.failure
@@ -246,7 +248,7 @@ async def gateway_rig(
         namespace=namespace,
         lease_s=1.0,
         log_level="WARNING",
-        gateway=GatewaySettings(port=0, **gateway),
+        gateway=GatewaySettings(port=0, **{"retrieval_patience_s": 1.0, **gateway}),
         retrieval=RetrievalSettings(timeout_s=retrieval_timeout_s),
     )
     async with AsyncExitStack() as stack:
