@@ -79,7 +79,11 @@ def tenant_key(namespace: str, tenant: str, *parts: str) -> str:
 class Files:
     """Methods raise `RedisAway` when Redis is away, NOT_FOUND for an unknown id."""
 
-    def __init__(self, redis: Redis, namespace: str, settings: GatewaySettings) -> None:
+    def __init__(
+        self, redis: Redis, namespace: str, settings: GatewaySettings, max_chars: int
+    ) -> None:
+        """`max_chars`: of one file, which retrieval takes."""
+        self._max_chars = max_chars
         self._redis = redis
         self._namespace = namespace
         self._limits = {
@@ -92,10 +96,10 @@ class Files:
     async def create(self, tenant: str, filename: str, content: bytes) -> FileRecord:
         """Keeps a text file.
 
-        Raises INVALID_ARGUMENT for anything that is not text, RESOURCE_EXHAUSTED
+        Raises INVALID_ARGUMENT for anything that is not text or is too long, RESOURCE_EXHAUSTED
         ("too_many_files", "too_many_bytes_of_files") when the tenant has its share.
         """
-        text = _text(filename, content)
+        text = _text(filename, content, self._max_chars)
         record = FileRecord(
             id=FILE.new(),
             filename=filename,
@@ -148,7 +152,7 @@ class Files:
         return tenant_key(self._namespace, tenant, "file", FILE.checked(id))
 
 
-def _text(filename: str, content: bytes) -> str:
+def _text(filename: str, content: bytes, max_chars: int) -> str:
     if len(filename) > _NAME_CHARS:
         raise invalid(
             f"The file's name is longer than {_NAME_CHARS} characters.", "file", stage="gateway"
@@ -171,4 +175,11 @@ def _text(filename: str, content: bytes) -> str:
         ) from None
     if not text.strip():
         raise invalid("The file is empty.", "file", reason="invalid_file", stage="gateway")
+    if len(text) > max_chars:
+        raise invalid(
+            f"The file has {len(text):,} characters; at most {max_chars:,} are taken.",
+            "file",
+            reason="file_too_long",
+            stage="gateway",
+        )
     return text

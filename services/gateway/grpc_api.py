@@ -93,6 +93,7 @@ class GrpcFront:
             self._began = True
             event.plan.CopyFrom(answer.plan)
             event.passages.extend(answer.passages_used)
+            event.warning = answer.warning
         if event.text or event.HasField("plan"):
             await self._context.write(event)
 

@@ -88,11 +88,12 @@ async def generate(
         journal.tags = prompts[0].tags
         identity.authorize(model)
         await gateway.models.find(model)
-        for prompt in prompts:
-            await gateway.stores.require(identity.tenant, prompt.stores)
+        unready = [await gateway.stores.require(identity.tenant, p.stores) for p in prompts]
 
     answers = [Answer(front.request_id, model, [], index) for index in range(len(prompts))]
-    for prompt, answer in zip(prompts, answers, strict=True):
+    for prompt, answer, files in zip(prompts, answers, unready, strict=True):
+        if warning := files.warning():
+            answer.warnings.append(warning)
         if prompt.stores:
             await _retrieve(gateway, caller, prompt, answer, journal)
         answer.passages = list(prompt.request.chat.passages)
@@ -185,7 +186,7 @@ async def _retrieve(
             cause = error.reason or error.code.name.lower()
             metrics.retrieval_skipped.labels(error.code.name.lower()).inc()
             journal.decide("retrieval", "skipped", cause=cause, message=error.message)
-            answer.warning = f"answered without the vector stores: {error.message}"
+            answer.warnings.append(f"answered without the vector stores: {error.message}")
             return
         searching.set_attribute("passages", len(found))
     best = found[0].score if found else 0.0

@@ -35,7 +35,7 @@ class Answer:
     model: str
     passages: list[Passage]  # offered to the prompt, best first
     index: int = 0  # of its prompt among the request's
-    warning: str = ""
+    warnings: list[str] = field(default_factory=list)  # what was asked for and is left out
     created: int = field(default_factory=lambda: int(time.time()))
     pieces: list[str] = field(default_factory=list)
     finish: FinishReason = FINISH_NONE
@@ -64,6 +64,10 @@ class Answer:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def warning(self) -> str:
+        return "; ".join(self.warnings)
 
     @property
     def passages_used(self) -> list[Passage]:

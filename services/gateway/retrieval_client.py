@@ -78,7 +78,7 @@ class RetrievalClient:
         self, request: retrieval_pb2.SearchRequest, span: Span, record: common_pb2.Record
     ) -> retrieval_pb2.SearchReply:
         """Passages, within the configured timeout: an answer waits for this, and can do without."""
-        bounds = _Bounds(self._search_s, self._search_s)
+        bounds = _Bounds(self._search_s, 0.8 * self._search_s)
         reply: retrieval_pb2.SearchReply = await self._call("Search", request, span, bounds, record)
         return reply
 

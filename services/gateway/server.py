@@ -15,6 +15,7 @@ from services.gateway.auth import Authenticator
 from services.gateway.files import Files
 from services.gateway.grpc_server import GrpcServer
 from services.gateway.http_server import HttpServer
+from services.gateway.indexing import Indexing
 from services.gateway.intake import Intake
 from services.gateway.keys import KeyStore
 from services.gateway.models import ModelCatalog
@@ -22,6 +23,7 @@ from services.gateway.pipeline import Gateway
 from services.gateway.records import Records
 from services.gateway.retrieval_client import RetrievalClient
 from services.gateway.revocations import Revocations
+from services.gateway.store_files import StoreFiles
 from services.gateway.vector_stores import VectorStores
 
 _GC_THRESHOLDS = (50_000, 20, 20)
@@ -88,7 +90,9 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     own, namespace = settings.gateway, settings.namespace
     tokenizers = Peers(redis, settings, "tokenizer", peer_id=id)
     retrieval = RetrievalClient(redis, settings)
-    files = Files(redis, namespace, own)
+    files = Files(redis, namespace, own, settings.retrieval.max_document_chars)
+    store_files = StoreFiles(redis, namespace)
+    indexing = Indexing(files, store_files, retrieval, telemetry)
     keys = KeyStore(redis, namespace)
     auth = Authenticator(keys, own)
     return Gateway(
@@ -100,7 +104,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,
         files=files,
-        stores=VectorStores(redis, namespace, files, retrieval, telemetry, own.max_files),
+        stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
         records=Records(own.records_kept),
         intake=Intake(own.max_requests, own.max_held_bytes),
     )

@@ -1,44 +1,27 @@
 """Vector stores: named sets of files that retrieval keeps as embedded passages.
 
     {ns}:{tenant}:stores        hash   store id → JSON of StoreRecord
-    {ns}:{tenant}:store:<id>    hash   file id → JSON of AttachedFile
 
 A store is a collection of the retrieval service, a file in it a source. What is searchable is
 changed first and the record of it after, so an operation that broke off can be repeated.
 """
 
-import asyncio
 import logging
 import time
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-import grpc
 from pydantic import BaseModel
 
 from protos.common_pb2 import Caller
-from protos.retrieval_pb2 import IndexRequest, RemoveRequest
 from services.common.errors import PenstockError, unavailable
-from services.common.redis import Redis, RedisAway, Script
-from services.common.telemetry import Telemetry
-from services.gateway.files import FileRecord, Files, tenant_key, too_many
-from services.gateway.ids import FILE, STORE, not_found
-from services.gateway.retrieval_client import RetrievalClient
-from services.gateway.turns import Turns
+from services.common.redis import Redis, RedisAway
+from services.gateway.files import Files, tenant_key, too_many
+from services.gateway.ids import STORE, not_found
+from services.gateway.indexing import Indexing
+from services.gateway.store_files import AttachedFile, StoreFiles, Unready
 
 log = logging.getLogger(__name__)
-
-QUEUEING_S = 1800.0  # a file's indexing begins within this, or has failed
-INDEXING_S = 600.0  # and ends within this
-_INDEX_AT_ONCE = 2
-_INDEX_QUEUE = 256  # files of one tenant; tenants are those to whom the operator gave keys
-_RETRY_S = 1.0
-
-# Notes the outcome of indexing, unless the file was taken out of the store meanwhile.
-_SET_IF_THERE = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-return 1
-"""
 
 
 class StoreRecord(BaseModel):
@@ -46,38 +29,6 @@ class StoreRecord(BaseModel):
     name: str
     created_at: int
     metadata: dict[str, str] = {}
-
-
-class AttachedFile(BaseModel):
-    """A file in a store."""
-
-    id: str
-    store: str
-    created_at: int
-    bytes: int
-    indexing_until: float  # Unix time; an indexing that is not done by then was interrupted
-    state: Literal["in_progress", "completed", "failed"] = "in_progress"
-    error: str = ""
-
-    @property
-    def status(self) -> str:
-        if self.state == "in_progress" and time.time() > self.indexing_until:
-            return "failed"
-        return self.state
-
-    def as_json(self) -> dict[str, Any]:
-        failed = self.status == "failed"
-        message = self.error or "indexing was interrupted"
-        return {
-            "id": self.id,
-            "object": "vector_store.file",
-            "created_at": self.created_at,
-            "vector_store_id": self.store,
-            "status": self.status,
-            "usage_bytes": self.bytes if self.status == "completed" else 0,
-            "last_error": {"code": "server_error", "message": message} if failed else None,
-            "attributes": {},
-        }
 
 
 def _store_json(record: StoreRecord, files: list[AttachedFile]) -> dict[str, Any]:
@@ -109,19 +60,16 @@ class VectorStores:
         redis: Redis,
         namespace: str,
         files: Files,
-        retrieval: RetrievalClient,
-        telemetry: Telemetry,
+        store_files: StoreFiles,
+        indexing: Indexing,
         max_stores: int,
     ) -> None:
         self._redis = redis
         self._namespace = namespace
         self._files = files
-        self._retrieval = retrieval
-        self._telemetry = telemetry
+        self._store_files = store_files
+        self._indexing = indexing
         self._max_stores = max_stores
-        self._set_if_there = Script(redis, _SET_IF_THERE)
-        self._indexing: dict[asyncio.Task[None], str] = {}  # and whose it is
-        self._turns = Turns(_INDEX_AT_ONCE)
 
     # ---- stores -----------------------------------------------------------------------------
 
@@ -140,7 +88,7 @@ class VectorStores:
         )
         await self._redis.hset(self._stores(tenant), record.id, record.model_dump_json())
         for file in files:
-            await self._attach(caller, record.id, file)
+            await self._indexing.begin(caller, record.id, file)
         return await self.get(tenant, record.id)
 
     async def get(self, tenant: str, id: str) -> dict[str, Any]:
@@ -158,157 +106,69 @@ class VectorStores:
         tenant = caller.tenant
         await self.get(tenant, id)
         attached = await self.files(tenant, id)
-        await self._remove(caller, id, "")
+        await self._indexing.remove(caller, id)
         for file in attached:
             await self._files.note_store(tenant, file.id, id, held=False)
-        async with self._redis.pipeline(transaction=True) as both:
-            both.delete(self._store(tenant, id))
-            both.hdel(self._stores(tenant), id)
-            await both.execute()
+        await self._store_files.drop_all(tenant, id)
+        await self._redis.hdel(self._stores(tenant), id)
 
-    async def require(self, tenant: str, ids: tuple[str, ...]) -> None:
-        """Raises NOT_FOUND for the first that is not the tenant's.
+    async def require(self, tenant: str, ids: Sequence[str]) -> Unready:
+        """Raises NOT_FOUND for the first that is not the tenant's; returns which files of them a
+        search does not find.
 
         While Redis is away all pass: retrieval looks at the tenant's own collections only.
         """
+        if not ids:
+            return Unready()
+        params = [f"tools[0].vector_store_ids[{index}]" for index in range(len(ids))]
+        for id, param in zip(ids, params, strict=True):
+            STORE.checked(id, param)
         try:
-            for index, id in enumerate(ids):
-                param = f"tools[0].vector_store_ids[{index}]"
-                if not await self._redis.hexists(self._stores(tenant), STORE.checked(id, param)):
+            found = await self._redis.hmget(self._stores(tenant), list(ids))
+            for id, param, record in zip(ids, params, found, strict=True):
+                if record is None:
                     raise not_found("vector store", id, param)
+            return await self._store_files.unready(tenant, ids)
         except RedisAway as away:
             log.warning("vector stores not checked, Redis is away: %s", away)
+            return Unready()
 
     # ---- files in a store -------------------------------------------------------------------
 
     async def attach(self, caller: Caller, id: str, file_id: str) -> AttachedFile:
         """Begins to index a file; `file` tells how it went."""
         await self.get(caller.tenant, id)
-        return await self._attach(
-            caller, id, await self._files.get(caller.tenant, file_id, "file_id")
-        )
+        file = await self._files.get(caller.tenant, file_id, "file_id")
+        return await self._indexing.begin(caller, id, file)
 
     async def files(self, tenant: str, id: str) -> list[AttachedFile]:
-        stored = await self._redis.hvals(self._store(tenant, id))
-        return [AttachedFile.model_validate_json(one) for one in stored]
+        return await self._store_files.all(tenant, id)
 
     async def file(self, tenant: str, id: str, file_id: str) -> AttachedFile:
-        key = self._store(tenant, id)
-        stored = await self._redis.hget(key, file_id) if FILE.fits(file_id) else None
-        if stored is None:
-            raise not_found("file in this vector store", file_id)
-        return AttachedFile.model_validate_json(stored)
+        return await self._store_files.get(tenant, id, file_id)
 
     async def detach(self, caller: Caller, id: str, file_id: str) -> None:
         await self.file(caller.tenant, id, file_id)
-        await self._remove(caller, id, file_id)
-        await self._redis.hdel(self._store(caller.tenant, id), file_id)
+        await self._indexing.remove(caller, id, file_id)
+        await self._store_files.drop(caller.tenant, id, file_id)
         await self._files.note_store(caller.tenant, file_id, id, held=False)
 
     async def forget_file(self, caller: Caller, file_id: str) -> None:
         """Takes a file out of every store, before it is deleted."""
         for store in await self._files.stores_of(caller.tenant, file_id):
-            await self._remove(caller, store, file_id)
-            await self._redis.hdel(self._store(caller.tenant, store), file_id)
-
-    # ---- indexing ---------------------------------------------------------------------------
+            await self._indexing.remove(caller, store, file_id)
+            await self._store_files.drop(caller.tenant, store, file_id)
 
     async def drain(self, grace_s: float) -> None:
         """Lets indexing under way finish for `grace_s`."""
-        if self._indexing:
-            await asyncio.wait(self._indexing, timeout=grace_s)
+        await self._indexing.drain(grace_s)
 
     async def stop(self) -> None:
         """Files whose indexing has not finished are marked as failed."""
-        for task in self._indexing:
-            task.cancel()
-        await asyncio.gather(*self._indexing, return_exceptions=True)
-
-    async def _attach(self, caller: Caller, store: str, file: FileRecord) -> AttachedFile:
-        if list(self._indexing.values()).count(caller.tenant) >= _INDEX_QUEUE:
-            raise PenstockError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "too many of your files wait to be indexed",
-                stage="gateway",
-                reason="index_queue_full",
-                retry_after_s=5.0,
-            )
-        attached = AttachedFile(
-            id=file.id,
-            store=store,
-            created_at=int(time.time()),
-            bytes=file.bytes,
-            indexing_until=time.time() + QUEUEING_S + INDEXING_S,
-        )
-        await self._files.note_store(caller.tenant, file.id, store, held=True)
-        await self._redis.hset(
-            self._store(caller.tenant, store), file.id, attached.model_dump_json()
-        )
-        task = asyncio.create_task(self._index(caller, attached, file), name=f"index {file.id}")
-        self._indexing[task] = caller.tenant
-        task.add_done_callback(self._indexing.pop)
-        return attached
-
-    async def _index(self, caller: Caller, attached: AttachedFile, file: FileRecord) -> None:
-        try:
-            async with asyncio.timeout(QUEUEING_S):
-                await self._turns.take(caller.tenant)
-            try:
-                async with asyncio.timeout(INDEXING_S):
-                    await self._index_now(caller, attached, file)
-            finally:
-                self._turns.give_back()
-            attached.state = "completed"
-        except PenstockError as error:
-            attached.state, attached.error = "failed", error.message
-        except TimeoutError:
-            attached.state, attached.error = "failed", "indexing took too long"
-        except RedisAway:
-            attached.state, attached.error = "failed", "the file could not be read"
-        except asyncio.CancelledError:
-            attached.state, attached.error = "failed", "the gateway was shut down"
-            await self._note_outcome(caller, attached, attempts=1)
-            raise
-        except Exception:
-            log.exception("indexing %s failed", file.id)
-            attached.state, attached.error = "failed", "internal error"
-        await self._note_outcome(caller, attached, attempts=30)
-
-    async def _index_now(self, caller: Caller, attached: AttachedFile, file: FileRecord) -> None:
-        request = IndexRequest(
-            caller=caller,
-            collection=attached.store,
-            source_id=file.id,
-            title=file.filename,
-            text=await self._files.content(caller.tenant, file.id),
-        )
-        with self._telemetry.span("index file", file_id=file.id) as span:
-            await self._retrieval.index(request, span)
-        self._telemetry.record(span)  # no request's record is waiting for this span
-
-    async def _note_outcome(self, caller: Caller, attached: AttachedFile, attempts: int) -> None:
-        key = self._store(caller.tenant, attached.store)
-        for _ in range(attempts):
-            try:
-                kept = await self._set_if_there([key], [attached.id, attached.model_dump_json()])
-                if not kept and attached.state == "completed":
-                    await self._remove(caller, attached.store, attached.id)
-                return
-            except (*RedisAway, PenstockError) as error:
-                log.warning("outcome of indexing %s not noted: %s", attached.id, error)
-                await asyncio.sleep(_RETRY_S)
-
-    async def _remove(self, caller: Caller, store: str, file_id: str) -> None:
-        with self._telemetry.span("remove") as span:
-            request = RemoveRequest(caller=caller, collection=store, source_id=file_id)
-            await self._retrieval.remove(request, span)
-        self._telemetry.record(span)
+        await self._indexing.stop()
 
     def _stores(self, tenant: str) -> str:
         return tenant_key(self._namespace, tenant, "stores")
-
-    def _store(self, tenant: str, id: str) -> str:
-        return tenant_key(self._namespace, tenant, "store", STORE.checked(id))
 
 
 def storage_away() -> PenstockError:

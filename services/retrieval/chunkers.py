@@ -166,4 +166,4 @@ def _too_costly(words: str, what: str) -> PenstockError:
 
 
 def _refused(words: str) -> PenstockError:
-    return invalid(f"text {words}", "text", reason="document_too_large", stage="retrieval")
+    return invalid(f"the text {words}", "text", reason="document_too_large", stage="retrieval")

@@ -9,7 +9,7 @@ import pytest
 import tiktoken
 
 from services.common.errors import invalid
-from services.gateway import vector_stores
+from services.gateway import indexing
 from services.gateway.turns import Turns
 from tests.support.gateway_rig import (
     EMBEDDING_MODEL,
@@ -214,8 +214,8 @@ async def test_file_search_from_upload_to_cited_answer(rig):
 
 
 async def test_one_tenants_bulk_upload_does_not_hold_up_another(rig, monkeypatch):
-    monkeypatch.setattr(vector_stores, "_INDEX_QUEUE", 5)
-    monkeypatch.setattr(rig.gateway.stores, "_turns", Turns(1))
+    monkeypatch.setattr(indexing, "_QUEUE", 5)
+    monkeypatch.setattr(rig.gateway.stores._indexing, "_turns", Turns(1))
     rig.retrieval.hold.clear()
     bulk, other = await rig.openai(), await rig.openai((await rig.keys.create("rival"))[0])
     texts = [(f"{number}.txt", b"text") for number in range(6)]

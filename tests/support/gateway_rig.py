@@ -113,6 +113,9 @@ class SmallRetrieval(Service):
         self.hold = asyncio.Event()
         self.hold.set()  # cleared: searches and indexing wait
         self.failure: PenstockError | None = None
+        self.hold_index = asyncio.Event()
+        self.hold_index.set()  # cleared: indexing waits, and nothing else does
+        self.late_failure: PenstockError | None = None  # of an index call that has been done
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
 
     def describe(self) -> dict[str, str]:
@@ -163,8 +166,12 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
     async def Index(self, request: rpb.IndexRequest, context: Any) -> rpb.IndexReply:
         async with serving(self._service.telemetry, context, "index"):
             await self._gate()
+            # As a replica that does not hear that the call was given up, or hears it too late.
+            await asyncio.shield(asyncio.create_task(self._service.hold_index.wait()))
             key = (request.caller.tenant, request.collection, request.source_id)
             self.documents[key] = request
+            if self._service.late_failure is not None:
+                raise self._service.late_failure
         return rpb.IndexReply(chunks=1, tokens=len(request.text.split()))
 
     async def Remove(self, request: rpb.RemoveRequest, context: Any) -> rpb.RemoveReply:
@@ -240,7 +247,12 @@ class Rig:
 
 @asynccontextmanager
 async def gateway_rig(
-    redis_url: str, namespace: str, *, retrieval_timeout_s: float = 5.0, **gateway: Any
+    redis_url: str,
+    namespace: str,
+    *,
+    retrieval_timeout_s: float = 5.0,
+    max_document_chars: int = 1_000_000,
+    **gateway: Any,
 ) -> AsyncIterator[Rig]:
     """Everything registered, linked and ready; `gateway` are GatewaySettings."""
     settings = Settings(
@@ -249,7 +261,9 @@ async def gateway_rig(
         lease_s=1.0,
         log_level="WARNING",
         gateway=GatewaySettings(port=0, **{"retrieval_patience_s": 1.0, **gateway}),
-        retrieval=RetrievalSettings(timeout_s=retrieval_timeout_s),
+        retrieval=RetrievalSettings(
+            timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars
+        ),
     )
     async with AsyncExitStack() as stack:
         redis = connect(redis_url)

@@ -15,7 +15,7 @@ from services.gateway.files import Files
 async def files(redis_url: str, namespace: str) -> AsyncIterator[Files]:
     redis = connect(redis_url)
     limits = GatewaySettings(max_files=3, max_file_bytes_per_tenant=100)
-    yield Files(redis, namespace, limits)
+    yield Files(redis, namespace, limits, max_chars=120)
     await redis.aclose()
 
 

@@ -10,8 +10,10 @@ from services.common.errors import PenstockError
 from services.common.telemetry import Telemetry
 from services.gateway.files import Files
 from services.gateway.ids import FILE, KEY, REQUEST, STORE, IdKind
+from services.gateway.indexing import Indexing
 from services.gateway.keys import KeyStore
 from services.gateway.retrieval_client import RetrievalClient
+from services.gateway.store_files import StoreFiles
 from services.gateway.vector_stores import VectorStores
 
 KINDS = (FILE, STORE, REQUEST, KEY)
@@ -75,12 +77,13 @@ class NoRedis:
 def stores(files: Files) -> VectorStores:
     redis, settings = NoRedis(), Settings()
     telemetry = Telemetry("gateway", "test")
-    retrieval = RetrievalClient(redis, settings)
-    return VectorStores(redis, "ns", files, retrieval, telemetry, 9)
+    store_files = StoreFiles(redis, "ns")
+    indexing = Indexing(files, store_files, RetrievalClient(redis, settings), telemetry)
+    return VectorStores(redis, "ns", files, store_files, indexing, 9)
 
 
 async def test_an_odd_id_never_reaches_redis():
-    files = Files(NoRedis(), "ns", GatewaySettings())
+    files = Files(NoRedis(), "ns", GatewaySettings(), 100)
     held = stores(files)
     asked = {
         FILE: (

@@ -68,7 +68,7 @@ async def test_it_answers_what_chunking_makes_and_the_model_reads() -> None:
 async def test_a_text_of_too_many_chunks_is_refused_in_words() -> None:
     async with running(max_chunks=3) as chunkers:
         process = first(chunkers)
-        assert await refusal(chunkers, TEXT) == "text makes more than 3 chunks, the limit"
+        assert await refusal(chunkers, TEXT) == "the text makes more than 3 chunks, the limit"
         assert len((await chunkers.cut("Doc", "Six. " * 60)).chunks) == 3
         assert first(chunkers) == process
 
