@@ -1,5 +1,7 @@
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from services.cli.waterfall import print_record
@@ -39,5 +41,23 @@ def test_stages_stand_below_their_parents_in_the_order_in_which_they_began() -> 
     assert "tokens 12" in text
 
 
-def test_an_empty_record_prints() -> None:
-    print_record(Console(file=io.StringIO()), {"spans": [], "decisions": []})
+def test_an_empty_record_prints_its_tables_without_a_row() -> None:
+    out = io.StringIO()
+    print_record(Console(file=out, width=120), {"spans": [], "decisions": []})
+    assert re.findall(r"\w+", out.getvalue()) == [
+        *("Waterfall", "service", "stage", "start", "ms", "took", "ms"),
+        *("Why", "stage", "decision", "choice", "because"),
+    ]
+
+
+@pytest.mark.parametrize("duration", [0, 0.0004, 1e9])
+def test_a_bar_is_as_long_as_its_share_and_never_outside(duration: float) -> None:
+    record = {"spans": [span("one", "", 0, duration), span("two", "", duration, 0)]}
+    out = io.StringIO()
+    print_record(Console(file=out, width=160), {**record, "decisions": []})
+    lines = out.getvalue().splitlines()
+    bars = {name: next(line for line in lines if name in line) for name in ("one", "two")}
+    assert bars["one"].count("━") == (40 if duration else 1)
+    assert bars["two"].count("━") == 1
+    if duration:
+        assert bars["two"].index("━") == bars["one"].rindex("━"), "at the right end"

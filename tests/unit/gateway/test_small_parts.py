@@ -113,7 +113,12 @@ def test_a_tenants_bytes_are_bounded_and_come_back():
 async def test_a_drain_gives_up_after_its_grace():
     intake = Intake(1, 1)
     with intake.slot("a"):
-        await intake.drain(0.01)
+        async with asyncio.timeout(5):
+            await intake.drain(0.01)
+        assert intake.draining
+        assert intake.running == 1, "it is left to run"
+        with pytest.raises(PenstockError, match="shutting down"), intake.slot("b"):
+            pass
 
 
 def test_records_are_bounded():

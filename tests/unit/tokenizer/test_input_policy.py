@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from protos.common_pb2 import Passage
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
 from services.common.config import PolicyRule, TokenizerSettings
 from services.tokenizer.policy import Policy, PolicyRefusalError, load_policy
@@ -51,6 +52,16 @@ def test_rules_hold_for_their_roles_and_in_any_case() -> None:
     )
     assert refused(policy, found).param == "documents[1]"
     check(Policy([CARD]), PromptRequest(chat=Chat(passages=passages("4111111111111111"))))
+
+
+def test_a_passage_is_checked_title_and_text() -> None:
+    policy = Policy([SECRET])
+    for title, text in (("Top secret", "harmless"), ("harmless", "Top secret")):
+        found = [Passage(title="Title", text="text"), Passage(title=title, text=text)]
+        request = PromptRequest(chat=Chat(messages=messages(("user", "?")), passages=found))
+        assert refused(policy, request).param == "documents[1]"
+    apart = [Passage(title="It is top", text="secret is this not")]
+    check(policy, PromptRequest(chat=Chat(messages=messages(("user", "?")), passages=apart)))
 
 
 def test_completions_are_checked_as_text_and_as_ids() -> None:
