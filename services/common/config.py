@@ -148,8 +148,20 @@ class TokenizerSettings(Replicated):
 class RouterSettings(Replicated):
     queue_limit: int = Field(256, ge=0, description="waiting requests over all tenants")
     queue_timeout_s: float = Field(60.0, gt=0, description="longest wait for admission")
-    slot_lease_s: float = Field(15.0, gt=1, description="a dead router's slots return after this")
-    ageing_s: float = Field(10.0, gt=0, description="waiting this long lifts one priority lane")
+    slot_lease_s: float = Field(
+        5.0, gt=1, description="a silent router's slots and places in the queue return after this"
+    )
+    ageing_s: float = Field(
+        10.0, gt=0, description="a tenant that waits this long for a slot rises one priority lane"
+    )
+    recall_after_s: float = Field(
+        0.25,
+        ge=0,
+        description="who waits this long may take a slot of a tenant that has twice its share",
+    )
+    max_recalls: int = Field(
+        2, ge=0, description="how often one request may lose its slot so; 0: tenants keep slots"
+    )
     admission_without_redis: Literal["open", "closed"] = "open"
     split: Literal["auto", "always", "never"] = "auto"
     split_min_tokens: int = Field(

@@ -133,19 +133,26 @@ class Way:
     """What all legs of a request share: deadline, trace, and the record of what they did.
 
     `progress_s`: a decode worker that steps must give a token within, once the KV is handed over.
+    `recalled`: done when the request is to stop and to go on later.
     """
 
     def __init__(
-        self, deadline: float, traceparent: str, record: common_pb2.Record, progress_s: float
+        self,
+        deadline: float,
+        traceparent: str,
+        record: common_pb2.Record,
+        progress_s: float,
+        recalled: "asyncio.Future[None]",
     ) -> None:
         self.deadline = deadline  # monotonic seconds
         self.traceparent = traceparent
         self.record = record
         self.progress_s = progress_s
+        self.recalled = recalled
 
 
 async def run(plan: Plan, answer: Answer, way: Way) -> None:
-    """Returns when the answer is finished.
+    """Returns when the answer is finished, or the request is recalled.
 
     Raises WorkerLostError when it can go on elsewhere from the answer's tokens, and PenstockError
     when the request itself is at fault or its time is over.
@@ -169,10 +176,10 @@ async def _unsplit(plan: Plan, answer: Answer, way: Way) -> None:
     work = _work(answer, worker_pb2.WorkRequest.UNSPLIT)
     async with _leg(plan.decode, work, plan.uncached_tokens, way) as leg:
         leg.on_delta = forward
-        await first_done(leg.ended, answer.done)
+        await first_done(leg.ended, answer.done, way.recalled)
         if answer.finished:
             await leg.settle()
-        else:
+        elif not way.recalled.done():
             raise leg.failure() or _broken_off(leg.worker)
 
 
@@ -210,21 +217,20 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
     ):
         first.on_delta, then.on_delta = from_prefill, from_decode
         try:
-            await _both(first, then, answer, early, way.progress_s)
+            await _both(first, then, answer, early, way)
         finally:  # both at once: closing waits for one after the other
             first.stop()
             then.stop()
 
 
-async def _both(
-    first: Leg, then: Leg, answer: Answer, early: Sequence[object], progress_s: float
-) -> None:
-    """Returns when the answer is finished; raises when one of the legs cannot bring it there."""
+async def _both(first: Leg, then: Leg, answer: Answer, early: Sequence[object], way: Way) -> None:
+    """Returns when the answer is finished or recalled; raises when one of the legs cannot bring it
+    to its end."""
     running = {first.ended, then.ended}
-    silence = _Silence(then.worker, progress_s)  # of D
+    silence = _Silence(then.worker, way.progress_s)  # of D
     while running and not answer.finished:
         handed_over = first.ended.done() and not then.deltas
-        waiting: list[asyncio.Future[Any]] = [*running, answer.done]
+        waiting: list[asyncio.Future[Any]] = [*running, answer.done, way.recalled]
         await asyncio.wait(
             waiting,
             timeout=silence.left_s() if handed_over else None,
@@ -232,6 +238,8 @@ async def _both(
         )
         if answer.finished:
             await (then if then.deltas else first).settle()
+            return
+        if way.recalled.done():
             return
         ended = {leg for leg in running if leg.done()}
         running -= ended

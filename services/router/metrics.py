@@ -12,6 +12,7 @@ redis_away = Gauge(
 wait = Histogram("penstock_router_admission_wait_seconds", "until admitted", buckets=_SECONDS)
 grants = Counter("penstock_router_grants", "requests admitted", ["lane", "order"])
 refusals = Counter("penstock_router_refusals", "requests not admitted", ["reason"])
+recalls = Counter("penstock_router_recalls", "slots taken back for a tenant that had fewer")
 placements = Counter("penstock_router_placements", "requests placed on workers", ["mode"])
 failovers = Counter("penstock_router_failovers", "requests that went on elsewhere", ["cause"])
 quarantined = Counter(

@@ -26,6 +26,7 @@ from services.router.placement import (
     EXPECTED_OUTPUT_TOKENS,
     Ask,
     Placement,
+    Plan,
     SplitMode,
     place,
     reasons,
@@ -77,7 +78,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     lost: list[WorkerLostError] = []
     try:
         case.raise_if_refused()
-        await _some_workers(router, request.model, case)
+        _raise_unless_known(router, request.model)
 
         try:
             with router.telemetry.span("admit", span):
@@ -86,15 +87,31 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
             _note_admission(journal, ticket)
 
         while not answer.finished:
+            recalled = ticket.recalled.done()  # it goes on from its tokens, like after a loss
+            if recalled:
+                with router.telemetry.span("admit again", span):
+                    await router.admission.admit_again(ticket)
+                _note_recall(journal, ticket, answer)
+
             with router.telemetry.span("place", span):
                 placement = await _place(router, answer, split, case)
-            _note_placement(journal, placement, split, lost, answer, case)
+            if lost and not recalled:
+                _note_failover(journal, placement.plan, lost, answer, case)
+            _note_placement(journal, placement, split)
+            if not (lost or ticket.recalls or ticket.resumed):
+                _count_prompt(placement.plan)
             _note_breakers(journal, router.workers.ready(request.model))
 
             plan = placement.plan
             with router.telemetry.span("run", span, workers=plan.name) as running:
                 progress_s = router.settings.router.stall_timeout_s
-                way = Way(call.deadline, traceparent(running), journal.below, progress_s)
+                way = Way(
+                    call.deadline,
+                    traceparent(running),
+                    journal.below,
+                    progress_s,
+                    ticket.recalled,
+                )
                 try:
                     with case.trial(plan.decode, answer):
                         await run(plan, answer, way)
@@ -102,7 +119,6 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
                     lost.append(loss)
                     split = _after_loss(router, loss, split, len(lost), case)
     finally:
-        ticket.used = answer.used if ticket.holds else 0
         router.admission.leave(ticket)
         _account(span, answer)
 
@@ -139,7 +155,7 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
         raise invalid("not a GenerateRequest", "", stage="router") from None
     caller = request.caller
     faults = {
-        "caller.tenant": not caller.tenant,
+        "caller.tenant": not caller.tenant or "\0" in caller.tenant,
         "caller.priority": caller.priority not in LANE_NAMES,
         "caller.weight": not 0 < caller.weight < float("inf"),
         "prompt_token_ids": not request.prompt_token_ids,
@@ -154,25 +170,25 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
 
 def _ticket(answer: Answer) -> Ticket:
     request = answer.request
-    # Of the output only what is expected: max_tokens may well be all that the window has left.
-    output = min(request.sampling.max_tokens, EXPECTED_OUTPUT_TOKENS)
+
+    def progress() -> tuple[float, float]:
+        # Of the output only what is expected: max_tokens may well be all that the window has left.
+        return answer.used, min(answer.tokens_left, EXPECTED_OUTPUT_TOKENS)
+
     return Ticket(
         id=uuid.uuid4().hex,
         model=request.model,
         tenant=request.caller.tenant,
         lane=request.caller.priority,
-        cost=0 if answer.before else answer.used + output,
+        cost=0 if answer.before else sum(progress()),
         weight=request.caller.weight,
+        progress=progress,
         resumed=answer.before > 0,
     )
 
 
-async def _some_workers(router: Router, model: str, case: Case) -> list[Worker]:
-    """The model's workers that are ready and sound, and where the request may run for its case;
-    waits for one while there is none, and in the end takes any that is ready.
-
-    Raises NOT_FOUND for a model that nobody serves, and UNAVAILABLE after the patience.
-    """
+def _raise_unless_known(router: Router, model: str) -> None:
+    """Raises NOT_FOUND for a model that nobody serves."""
     known = router.workers.models() | {spec.name for spec in router.settings.models}
     if model not in known:
         raise PenstockError(
@@ -182,6 +198,14 @@ async def _some_workers(router: Router, model: str, case: Case) -> list[Worker]:
             param="model",
             reason="model_not_found",
         )
+
+
+async def _some_workers(router: Router, model: str, case: Case) -> list[Worker]:
+    """The model's workers that are ready and sound, and where the request may run for its case;
+    waits for one while there is none, and in the end takes any that is ready.
+
+    Raises UNAVAILABLE after the patience.
+    """
     until = time.monotonic() + router.settings.router.worker_patience_s
     while True:
         ready = router.workers.ready(model)
@@ -263,25 +287,32 @@ def _admitted(ticket: Ticket) -> str:
     return "queued" if ticket.queued else "at once"
 
 
-def _note_placement(
-    journal: Journal,
-    placement: Placement,
-    split: SplitMode,
-    lost: Sequence[WorkerLostError],
-    answer: Answer,
-    case: Case,
+def _note_recall(journal: Journal, ticket: Ticket, answer: Answer) -> None:
+    journal.decide(
+        "recall",
+        "its slot went to a tenant that had fewer",
+        number=ticket.recalls,
+        tokens_so_far=len(answer.tokens),
+        order=ticket.order,
+    )
+
+
+def _note_failover(
+    journal: Journal, plan: Plan, lost: Sequence[WorkerLostError], answer: Answer, case: Case
 ) -> None:
+    journal.decide(
+        "failover",
+        plan.name,
+        lost=lost[-1].worker.id,
+        cause=lost[-1].cause,
+        tokens_so_far=len(answer.tokens),
+        number=len(lost),
+        **({"engines_ended": case.deaths} if case.suspected else {}),
+    )
+
+
+def _note_placement(journal: Journal, placement: Placement, split: SplitMode) -> None:
     plan = placement.plan
-    if lost:
-        journal.decide(
-            "failover",
-            plan.name,
-            lost=lost[-1].worker.id,
-            cause=lost[-1].cause,
-            tokens_so_far=len(answer.tokens),
-            number=len(lost),
-            **({"engines_ended": case.deaths} if case.suspected else {}),
-        )
     journal.decisions.append(decision("router", "placement", plan.name, reasons(placement)))
     journal.decide(
         "split",
@@ -292,9 +323,11 @@ def _note_placement(
         **{f"{kind}_cost_s": cost for kind, cost in placement.best_costs().items()},
     )
     metrics.placements.labels("split" if plan.prefill else "unsplit").inc()
-    if not lost and not answer.before:
-        metrics.prompt_tokens.inc(plan.cached_tokens + plan.uncached_tokens)
-        metrics.hit_tokens.inc(plan.cached_tokens)
+
+
+def _count_prompt(plan: Plan) -> None:
+    metrics.prompt_tokens.inc(plan.cached_tokens + plan.uncached_tokens)
+    metrics.hit_tokens.inc(plan.cached_tokens)
 
 
 def _note_breakers(journal: Journal, workers: Sequence[Worker]) -> None:

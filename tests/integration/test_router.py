@@ -546,6 +546,45 @@ async def test_waiting_ends_in_time(stack):
     assert (await stack.status()).queued == 0
 
 
+@pytest.mark.parametrize("split", ["never", "always"])
+async def test_a_flood_gives_way_and_goes_on(stack, split):
+    """One tenant's chats hold all slots; another's four tokens come at once all the same, and the
+    chat that gave its slot continues as if nothing had been."""
+    worker = await stack.worker("d", "decode" if split == "always" else "both", max_running=2)
+    if split == "always":
+        await stack.worker("p", "prefill")
+    link = await stack.router(split=split)
+    worker.hold_after = 7
+    flood = [ask(link, [n] * 64, tenant="flood") for n in range(3)]
+    await until(lambda: [len(a.tokens) for a in flood].count(7) == 2)
+    calm = await ask(link, max_tokens=4, tenant="calm").whole()
+    assert calm.tokens == undisturbed(max_tokens=4)
+    assert worker.cancelled == 1
+    worker.hold_after = None  # for those that begin from now on
+    ended = [asyncio.create_task(answer.whole()) for answer in flood]
+    await until(lambda: sum(task.done() for task in ended) == 2)
+    told = [task.result().decisions for task in ended if task.done()]
+    recalls = [decisions["recall"] for decisions in told if "recall" in decisions]
+    assert len(recalls) == 1
+    assert (recalls[0].reasons["number"], recalls[0].reasons["tokens_so_far"]) == ("1", "7")
+    assert all("failover" not in decisions for decisions in told)
+    for n, (answer, task) in enumerate(zip(flood, ended, strict=True)):
+        if task.done():
+            assert answer.tokens == undisturbed([n] * 64)
+            assert answer.usage.completion_tokens == 20
+    went_on = [work for work in worker.requests if work.generated_prefix == 7]
+    assert len(went_on) == 1
+    assert went_on[0].sampling.max_tokens == 13
+    next(a for a, task in zip(flood, ended, strict=True) if not task.done()).request.cancel()
+    await asyncio.wait(ended)
+
+    async def empty() -> bool:
+        status = await stack.status()
+        return (status.admitted, status.queued) == (0, 0)
+
+    await until(empty)
+
+
 async def test_two_routers_share_one_order(stack):
     worker = await stack.worker("w1", max_running=1)
     worker.gate.clear()

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from services.common.redis import Redis
+from services.common.redis import Redis, RedisAway
 
 _BATCH = 128  # calls in one round trip
 
@@ -24,7 +24,8 @@ class ScriptPipe:
         self._sender: asyncio.Task[None] | None = None
 
     async def __call__(self, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
-        """Runs atomically. Raises one of `RedisAway`, or ResponseError for the script's own error.
+        """Runs atomically, perhaps twice. Raises one of `RedisAway` when two round trips failed, or
+        ResponseError for the script's own error.
 
         Cancelling the caller does not undo the call.
         """
@@ -37,8 +38,9 @@ class ScriptPipe:
     async def _send_all(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            calls = [call for call, _ in batch]
             try:
-                replies = await self._send([call for call, _ in batch])
+                replies = await self._send_twice(calls)
             except Exception as error:
                 replies = [error] * len(batch)
             except asyncio.CancelledError:
@@ -52,6 +54,13 @@ class ScriptPipe:
                     reply.set_exception(result)
                 else:
                     reply.set_result(result)
+
+    async def _send_twice(self, calls: list[list[Any]]) -> list[Any]:
+        """One slow answer is no outage. The calls may be carried out twice, in the same order."""
+        try:
+            return await self._send(calls)
+        except RedisAway:
+            return await self._send(calls)
 
     async def _send(self, calls: list[list[Any]]) -> list[Any]:
         replies = await self._round_trip(calls)

@@ -1,319 +1,21 @@
-"""Admission against a real Redis: the Lua against its model, fairness, leases, outages."""
+"""A router's end of admission against a real Redis: grants, recalls, leases, outages."""
 
 import asyncio
-import json
-import random
-import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from redis import Redis as BlockingRedis
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.common.config import RouterSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.router import metrics
-from services.router.admission import _SOURCE, Admission, Ticket
-from services.router.fair_order import FairOrder, Waiting
+from services.router.admission import Admission, Ticket
+from services.router.admission.fair_order import Decided
 from tests.support.waiting import until
-
-NEVER = 1e6  # seconds
-
-
-class LuaAdmission:
-    """Calls admission.lua directly, as one router."""
-
-    def __init__(self, url: str, ageing_s: float = NEVER, lease_s: float = NEVER) -> None:
-        self.redis = BlockingRedis.from_url(url, decode_responses=True)
-        self._run = self.redis.register_script(_SOURCE)
-        self.root = f"test-{uuid.uuid4().hex}:{{admission:m}}"
-        self.ageing_s, self.lease_s = ageing_s, lease_s
-
-    def call(self, capacity: int, op: str, *args: object, router: str = "r1"):
-        keys = [self.root, f"{self.root}:grants:"]
-        common = [op, router, capacity, self.lease_s, self.ageing_s]
-        return self._run(keys=keys, args=[*common, *args])
-
-    def enter(self, capacity, id, tenant, lane=2, work=1.0, waited=0.0, limit=1000, router="r1"):
-        return self.call(capacity, "enter", id, tenant, lane, work, waited, limit, router=router)
-
-    def leave(self, capacity, *ids, tenant="", missed=0.0):
-        leavers = [part for id in ids for part in (id, tenant, missed)]
-        return self.call(capacity, "leave", *leavers)
-
-    def tenants(self) -> dict[str, int]:
-        """How many requests of each wait, as the script counts them."""
-        counts = self.redis.zrange(f"{self.root}:tenants", 0, -1, withscores=True)
-        return {tenant: int(count) for tenant, count in counts}
-
-    def keys(self) -> set[str]:
-        return {key[len(self.root) + 1 :] for key in self.redis.keys(f"{self.root}:*")}
-
-    def close(self) -> None:
-        for key in self.redis.keys(f"{self.root}*"):
-            self.redis.delete(key)
-        self.redis.close()
-
-
-@pytest.fixture
-def lua(redis_url):
-    made = LuaAdmission(redis_url)
-    yield made
-    made.close()
-
-
-ENTER = st.tuples(
-    st.just("enter"),
-    st.sampled_from("abcd"),
-    st.integers(1, 3),
-    st.sampled_from([1.0, 2.5, 8.0, 100.0]),
-)
-LEAVE_HELD = st.tuples(
-    st.just("leave held"), st.integers(0, 10), st.sampled_from([0.0, -0.5, -100.0, 4.0])
-)
-LEAVE_WAITING = st.tuples(st.just("leave waiting"), st.integers(0, 10))
-
-
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    flood=st.integers(0, 10),  # requests of one tenant that come first
-    ops=st.lists(st.one_of(ENTER, LEAVE_HELD, LEAVE_WAITING), max_size=60),
-    capacity=st.integers(0, 4),
-    limit=st.integers(0, 8),
-)
-def test_the_script_is_the_order(redis_url, flood, ops, capacity, limit):
-    """Whatever comes and goes, the Lua grants and displaces exactly what the Python order does,
-    slots are never lost nor given twice, and nothing remains at the end."""
-    lua = LuaAdmission(redis_url)
-    order = FairOrder(NEVER)
-    held: list[str] = []
-    waiting: list[str] = []
-    tenants: dict[str, str] = {}
-
-    def pump() -> list[str]:
-        now = []
-        while len(held) < capacity and (id := order.pop(0.0)):
-            waiting.remove(id)
-            held.append(id)
-            now.append(id)
-        return now
-
-    try:
-        for number, (op, *args) in enumerate([("enter", "a", 2, 1.0)] * flood + ops):
-            if op == "enter":
-                tenant, lane, work = args
-                id = f"q{number:03}"
-                tenants[id] = tenant
-                state, granted, before, _, displaced = lua.enter(
-                    capacity, id, tenant, lane, work, limit=limit
-                )
-                assert (granted, before) == ([], len(waiting))
-                place = None
-                if len(held) < capacity:
-                    expected = "granted"
-                    order.charge(tenant, work)
-                    held.append(id)
-                elif len(waiting) >= limit and not (place := order.displace(tenant, limit)):
-                    expected = "full"
-                else:
-                    expected = "waiting"
-                    order.add(Waiting(id, tenant, lane, work, float(number)))
-                    waiting.append(id)
-                if place:
-                    waiting.remove(place)
-                assert (state, displaced) == (expected, [place] if place else [])
-            elif op == "leave held" and held:
-                number, missed = args
-                id = held.pop(number % len(held))
-                order.settle(tenants[id], missed)
-                granted = lua.leave(capacity, id, tenant=tenants[id], missed=missed)
-                assert granted == pump()
-            elif op == "leave waiting" and waiting:
-                id = waiting.pop(args[0] % len(waiting))
-                order.remove(id)
-                assert lua.leave(capacity, id) == []
-            assert lua.call(capacity, "status") == [len(held), len(waiting)]
-            assert lua.tenants() == Counter(tenants[id] for id in waiting)
-            assert len(held) == capacity or not waiting
-        while held:
-            lua.leave(capacity, *held)
-            held.clear()
-            pump()
-        lua.leave(0, *waiting)
-        assert lua.keys() <= {"clock", "finish"}
-    finally:
-        lua.close()
-
-
-def test_tenants_share_by_weight(lua):
-    """Three tenants with a backlog: served work is in the ratio of the weights."""
-    weights = {"a": 1.0, "b": 2.0, "c": 4.0}
-    lua.enter(1, "first", "x")
-    rng = random.Random(1)
-    costs = {}
-    for n in range(80):
-        for tenant, weight in weights.items():
-            costs[f"{tenant}{n}"] = cost = rng.choice([50, 100, 400])
-            lua.enter(1, f"{tenant}{n}", tenant, work=cost / weight)
-    served = dict.fromkeys(weights, 0.0)
-    running = ["first"]
-    for _ in range(100):
-        running = lua.leave(1, *running)
-        served[running[0][0]] += costs[running[0]]
-    assert served["b"] / served["a"] == pytest.approx(2, rel=0.25)
-    assert served["c"] / served["a"] == pytest.approx(4, rel=0.25)
-
-
-def test_what_the_cost_missed_is_settled(lua):
-    """By expectation all requests cost the same; one tenant's turn out nine times as long."""
-    lua.enter(1, "first", "x")
-    for n in range(40):
-        lua.enter(1, f"a{n}", "a", work=1)
-        lua.enter(1, f"b{n}", "b", work=1)
-    running = lua.leave(1, "first", tenant="x")[0]
-    served = Counter[str]()
-    for _ in range(40):
-        served[running[0]] += 1
-        missed = 8 if running[0] == "a" else 0
-        running = lua.leave(1, running, tenant=running[0], missed=missed)[0]
-    assert served["b"] / served["a"] == pytest.approx(9, rel=0.2)
-
-
-def test_what_was_not_used_is_given_back_once(lua):
-    lua.enter(1, "a0", "a", work=10)
-    lua.enter(1, "a1", "a", work=1)
-    lua.enter(1, "b0", "b", work=1)
-    assert lua.leave(1, "a0", tenant="a", missed=-10) == ["a1"]  # equals, the first by name
-    assert lua.leave(1, "a0", tenant="a", missed=-10) == []
-    lua.enter(1, "a2", "a", work=1)
-    assert lua.leave(1, "a1", tenant="a") == ["b0"]
-
-
-def test_a_flood_does_not_delay_another_tenant(lua):
-    lua.enter(1, "first", "flood")
-    for n in range(100):
-        lua.enter(1, f"f{n}", "flood")
-    lua.enter(1, "other", "calm")
-    assert lua.leave(1, "first") == ["other"]
-
-
-def test_a_flood_leaves_the_queue_open_to_others(lua):
-    """Each newcomer takes the flood's last place until all have an equal part; then it is full."""
-    lua.enter(1, "first", "flood")
-    for n in range(6):
-        lua.enter(1, f"f{n}", "flood", lane=1 + n % 2, limit=6)
-    assert lua.enter(1, "f6", "flood", limit=6)[0] == "full"
-    gave = []
-    for n in range(2):
-        for tenant in "ab":
-            state, _, before, _, displaced = lua.enter(1, f"{tenant}{n}", tenant, limit=6)
-            assert (state, before) == ("waiting", 6)
-            gave += displaced
-    assert gave == ["f5", "f3", "f1", "f4"]  # the normal lane first, in each the newest
-    assert lua.tenants() == {"flood": 2, "a": 2, "b": 2}
-    for tenant in ("flood", "a", "b", "flood"):  # nobody's place is taken back and forth
-        assert lua.enter(1, f"{tenant}-more", tenant, limit=6)[0] == "full"
-    state, *_, displaced = lua.enter(1, "c0", "c", lane=3, limit=6)
-    assert (state, displaced) == ("waiting", ["f2"])  # of equals, the last by name
-    assert lua.call(1, "status") == [1, 6]
-
-
-def test_a_lift_keeps_the_count(redis_url):
-    lua = LuaAdmission(redis_url, ageing_s=0.01)
-    try:
-        lua.enter(1, "first", "a")
-        lua.enter(1, "low", "a", lane=3, waited=1.0)
-        lua.enter(1, "other", "a")
-        assert lua.redis.zcard(f"{lua.root}:line:1:a") == 1  # the low one has been lifted
-        assert lua.tenants() == {"a": 2}
-    finally:
-        lua.close()
-
-
-def test_no_request_starves(redis_url):
-    """A low request behind an endless stream of high ones is served once it has aged."""
-    lua = LuaAdmission(redis_url, ageing_s=0.2)
-    try:
-        lua.enter(1, "first", "high", lane=1)
-        lua.enter(1, "low", "low", lane=3)
-        running, began, n = ["first"], time.monotonic(), 0
-        while running != ["low"]:
-            lua.enter(1, f"h{n}", "high", lane=1)
-            running = lua.leave(1, *running)
-            n += 1
-            assert time.monotonic() - began < 5
-        assert time.monotonic() - began > 0.35  # it did wait for two lifts
-        assert n > 2
-    finally:
-        lua.close()
-
-
-def test_a_fresh_request_does_not_overtake(lua):
-    lua.enter(1, "a", "t")
-    lua.enter(1, "b", "t")
-    # A slot more, seen first by a newcomer: the waiting one gets it.
-    state, granted, before, *_ = lua.enter(2, "c", "t")
-    assert (state, granted, before) == ("waiting", ["b"], 0)
-
-
-def test_full_queue_advises_from_the_drain_rate(lua):
-    lua.enter(1, "a", "t")
-    for id in "bcd":
-        lua.enter(1, id, "t")
-    lua.leave(1, "a")
-    time.sleep(0.2)  # the interval that is measured
-    lua.leave(1, "b")
-    lua.enter(1, "e", "t")
-    state, _, before, advice, _ = lua.enter(1, "f", "t", limit=2)
-    assert (state, before) == ("full", 2)
-    assert 0.2 * 3 <= float(advice) < 5
-    assert lua.call(1, "status") == [1, 2]
-
-
-def test_a_dead_routers_slots_and_places_return(redis_url):
-    lua = LuaAdmission(redis_url, lease_s=0.3)
-    try:
-        lua.enter(1, "dead-held", "t", router="dead")
-        lua.enter(1, "dead-waiting", "t", router="dead")
-        lua.enter(1, "mine", "t")
-        began = time.monotonic()
-        granted: list[str] = []
-        while not granted and time.monotonic() - began < 5:
-            granted, unknown = lua.call(1, "renew", 0, "mine")
-            assert unknown == []
-        assert granted == ["mine"]
-        assert lua.tenants() == {}
-        assert lua.call(1, "status") == [1, 0]
-    finally:
-        lua.close()
-
-
-def test_grants_of_other_routers_are_published(lua):
-    listener = lua.redis.pubsub(ignore_subscribe_messages=True)
-    listener.subscribe(f"{lua.root}:grants:r2")
-    listener.get_message(timeout=5)
-    lua.enter(1, "a", "t")
-    lua.enter(1, "b", "t", router="r2")
-    assert lua.leave(1, "a") == []
-    deadline = time.monotonic() + 5
-    message = None
-    while message is None and time.monotonic() < deadline:
-        message = listener.get_message(timeout=0.1)
-    assert json.loads(message["data"]) == ["granted", lua.root, "b"]
-    listener.close()
-    # And should that message be lost, renewing tells.
-    assert lua.call(1, "renew", 0, "b", router="r2") == [["b"], []]
-
-
-# ---- the router's end -------------------------------------------------------------------------
 
 
 class Routers:
@@ -423,14 +125,19 @@ async def test_the_displaced_is_told(make_routers, redis_url, of_another):
 
 
 async def listening(routers: "Routers", end: Admission) -> bool:
-    channel = end._channel(end._router_id)
+    channel = end._shared.channel(end._shared._router_id)
     return (await routers.clients[0].pubsub_numsub(channel))[0][1] == 1
 
 
 async def test_a_lost_word_of_displacement_is_found_by_the_renewal(make_routers, redis_url):
     routers = make_routers(redis_url, queue_limit=2)
     end = await routers.add()
-    end._displace = lambda id, advice_s: None  # type: ignore[method-assign]
+    follow = end._follow
+
+    def deaf(model: str, decided: Decided, advice_s: float) -> None:
+        follow(model, Decided(decided.granted), advice_s)
+
+    end._follow = deaf  # type: ignore[method-assign]
     a = ticket("flood")
     await end.admit(a)
     flood = [asyncio.create_task(end.admit(ticket("flood")))]
@@ -584,7 +291,7 @@ async def test_a_full_queue_is_shared_without_redis_too(make_routers, own_redis)
     flood = []
     for n in range(2):
         flood.append(asyncio.create_task(end.admit(ticket("flood"))))
-        await until(lambda n=n: len(end._order("m")) == n + 1)
+        await until(lambda n=n: len(end._local_order("m")) == n + 1)
     with pytest.raises(PenstockError, match="too many"):
         await end.admit(ticket("flood"))
     calm = asyncio.create_task(end.admit(ticket("calm")))
@@ -659,6 +366,9 @@ async def test_a_burst_is_no_outage(routers, redis_url):
     await client.aclose()
 
 
+# ---- what goes on after its router ---------------------------------------------------------------
+
+
 async def test_what_held_a_slot_at_a_lost_router_has_one_at_once(routers):
     """Also past the capacity, which the dead router's leases still fill, and past the waiting."""
     lost, end = await routers.add(), await routers.add()
@@ -684,6 +394,7 @@ async def test_what_goes_on_pays_when_it_leaves(routers):
     end = await routers.add()
     a = ticket("long", cost=0)
     a.resumed = True
+    a.progress = lambda: (500, 0)  # tokens that it made here
     await end.admit(a)
     await queued(end, 1, 0)
     tasks = {}
@@ -691,8 +402,205 @@ async def test_what_goes_on_pays_when_it_leaves(routers):
         claim = ticket(name)
         tasks[name] = asyncio.create_task(end.admit(claim))
         await queued(end, 1, len(tasks))
-    a.used = 500  # tokens that it made here
     end.leave(a)
     await asyncio.wait_for(tasks["calm"], 5)
     assert not tasks["long"].done()
     tasks["long"].cancel()
+
+
+# ---- recalls ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_another", [False, True])
+async def test_a_recalled_ticket_waits_again(make_routers, redis_url, of_another):
+    """Its slot goes to the other tenant at once, and it has its old turn afterwards."""
+    routers = make_routers(redis_url, recall_after_s=0.05)
+    routers.capacity = 2
+    first, second = await routers.add(), await routers.add()
+    await until(lambda: listening(routers, first))
+    flood = [ticket("flood") for _ in range(3)]
+    for one in flood[:2]:
+        await first.admit(one)
+    third = asyncio.create_task(first.admit(flood[2]))
+    await queued(first, 2, 1)
+    calm = ticket("calm")
+    before = metrics.recalls._value.get()
+    end = second if of_another else first
+    await asyncio.wait_for(end.admit(calm), 5)
+    recalled = flood[1]
+    assert recalled.recalled.done()
+    assert not recalled.holds
+    assert metrics.recalls._value.get() == before + 1
+    again = asyncio.create_task(first.admit_again(recalled))
+    end.leave(calm)
+    await asyncio.wait_for(again, 5)
+    assert recalled.holds
+    assert not third.done()  # it came later
+    assert not recalled.recalled.done()
+    first.leave(recalled)
+    await asyncio.wait_for(third, 5)
+    for one in flood:
+        first.leave(one)
+    await queued(first, 0, 0)
+
+
+async def test_a_recall_without_redis(make_routers, own_redis):
+    routers = make_routers(own_redis.url, recall_after_s=0.05)
+    routers.capacity = 2
+    end = await routers.add()
+    flood = [ticket("flood") for _ in range(2)]
+    for one in flood:
+        await end.admit(one)  # in Redis
+    own_redis.stop()
+    calm = ticket("calm")
+    await asyncio.wait_for(end.admit(calm), 10)
+    assert calm.order == "local"
+    recalled = next(one for one in flood if one.recalled.done())
+    again = asyncio.create_task(end.admit_again(recalled))
+    end.leave(calm)
+    await asyncio.wait_for(again, 5)
+    assert recalled.order == "local"
+
+
+async def test_a_recalled_ticket_is_never_refused_a_place(make_routers, own_redis):
+    """Its answer is under way. Neither a full queue nor one that was lost ends it."""
+    routers = make_routers(own_redis.url, recall_after_s=0.0, queue_limit=1, queue_timeout_s=0.5)
+    routers.capacity = 2
+    end = await routers.add()
+    flood = [ticket("flood") for _ in range(2)]
+    for one in flood:
+        await end.admit(one)
+    calm = ticket("calm")
+    await asyncio.wait_for(end.admit(calm), 5)
+    recalled = next(one for one in flood if one.recalled.done())
+    again = asyncio.create_task(end.admit_again(recalled))
+    with pytest.raises(PenstockError, match="too many"):
+        await end.admit(ticket("another"))
+    await routers.clients[0].flushall()
+    await queued(end, 2, 1)
+    done, _ = await asyncio.wait([again], timeout=0.6)  # longer than others may queue
+    assert not done
+    end.leave(calm)
+    await asyncio.wait_for(again, 5)
+
+
+def test_each_stint_is_charged_by_itself():
+    async def stints() -> None:
+        used, left = 100.0, 128.0
+        claim = Ticket("a", "m", "t", 2, 228, 2.0, lambda: (used, left))
+        claim.granted.set_result(None)
+        assert (claim.work, claim.missed) == (114, -64)
+        used, left = 140.0, 90.0  # 40 tokens made of the 128 expected
+        assert claim.missed == -44
+        claim.wait_again(claim.left_over)
+        assert (claim.cost, claim.missed, claim.holds) == (90, -45, False)
+        used = 250.0
+        assert claim.missed == 10  # 110 used in this stint, 90 charged
+
+    asyncio.run(stints())
+
+
+# ---- no workers ---------------------------------------------------------------------------------
+
+
+async def test_without_workers_requests_wait_in_their_order(routers):
+    routers.capacity = 0
+    end = await routers.add()
+    claims = [ticket("t", lane) for lane in (3, 2, 1)]
+    waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
+    await queued(end, 0, 3)
+    routers.capacity = 1
+    end.poke()
+    await asyncio.wait_for(waiting[2], 0.9)  # sooner than the next renewal
+    assert not waiting[0].done()
+    assert not waiting[1].done()
+    end.leave(claims[2])
+    await asyncio.wait_for(waiting[1], 5)
+    end.leave(claims[1])
+    await asyncio.wait_for(waiting[0], 5)
+
+
+async def test_without_workers_the_patience_ends(make_routers, redis_url):
+    """It begins when the last worker went or the request came, whichever was later."""
+    routers = make_routers(redis_url, worker_patience_s=0.3)
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    done, _ = await asyncio.wait([waiting], timeout=0.4)
+    assert not done  # there is a worker
+    began = asyncio.get_running_loop().time()
+    routers.capacity = 0
+    end.poke()
+    for claim, least_s in ((b, 0.29), (ticket(), 0.59)):
+        with pytest.raises(PenstockError) as refused:
+            await asyncio.wait_for(waiting if claim is b else end.admit(claim), 5)
+        assert refused.value.reason == "no_worker"
+        assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+        assert asyncio.get_running_loop().time() - began >= least_s
+        end.leave(claim)
+    waiting = asyncio.create_task(end.admit(ticket()))
+    await queued(end, 1, 1)
+    routers.capacity = 2
+    end.poke()
+    await asyncio.wait_for(waiting, 5)
+
+
+# ---- Redis is slow, or away ---------------------------------------------------------------------
+
+
+async def test_one_slow_call_is_no_outage(routers, monkeypatch):
+    """The call is made again, whether or not it was carried out; two in a row are an outage."""
+    end = await routers.add()
+    pipe = end._shared._script
+    send = pipe._round_trip
+    failures = ["lost reply"]
+
+    async def slow(calls):
+        if not failures:
+            return await send(calls)
+        if failures.pop() == "lost reply":
+            await send(calls)
+        raise RedisTimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(pipe, "_round_trip", slow)
+    a, b = ticket(), ticket()
+    await asyncio.wait_for(end.admit(a), 5)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    failures.append("lost reply")
+    end.leave(a)
+    await asyncio.wait_for(waiting, 5)
+    assert not end.away
+    assert (a.order, b.order) == ("redis", "redis")
+    failures += ["timeout", "timeout"]
+    end.poke()
+    await until(lambda: end.away)
+
+
+async def test_without_redis_each_router_keeps_to_its_share(make_routers, own_redis):
+    """Each fills its share, less what it holds already: together they run no more than the slots
+    and what one held above its share when Redis went."""
+    routers = make_routers(own_redis.url, queue_timeout_s=20)
+    routers.capacity = 4
+    first, second = await routers.add(), await routers.add()
+    held = [ticket() for _ in range(3)]
+    for one in held:
+        await first.admit(one)
+    own_redis.stop()
+    claims = {end: [ticket() for _ in range(4)] for end in (first, second)}
+    waiting = [asyncio.create_task(end.admit(claim)) for end in claims for claim in claims[end]]
+    await until(lambda: first.away and second.away)
+    await until(lambda: sum(claim.holds for claim in claims[second]) == 2)
+    await until(lambda: len(first._local_order("m")) == 4)
+    assert sum(claim.holds for claim in claims[first]) == 0
+    assert len(second._local_order("m")) == 2
+    assert first._holding() + second._holding() == 5  # 4, and the one above the share of 2
+    first.leave(held[0])
+    assert sum(claim.holds for claim in claims[first]) == 0
+    first.leave(held[1])
+    assert sum(claim.holds for claim in claims[first]) == 1
+    assert first._holding() + second._holding() == 4
+    for task in waiting:
+        task.cancel()

@@ -1,0 +1,244 @@
+"""The order of admission, in one process: what order.lua does for all routers, and explains.
+
+Used while Redis is away, and the model that a test holds the script to. Times are monotonic
+seconds that the caller gives.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+LANES = (1, 2, 3)
+"""High, normal, low: the numbers of `penstock.v1.Priority`."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One request in the order."""
+
+    id: str
+    tenant: str
+    lane: int
+    work: float  # cost / weight
+    weight: float
+    arrived_s: float
+    recalls: int = 0  # how often it gave its slot back
+    granted_s: float | None = None  # None: it waits
+    asked: bool = False  # it was recalled and holds on still
+
+    @property
+    def in_line(self) -> tuple[int, float, str]:
+        return self.lane, self.arrived_s, self.id
+
+
+@dataclass
+class Decided:
+    """What a call to the order decided, about any request."""
+
+    granted: list[str] = field(default_factory=list)
+    displaced: list[str] = field(default_factory=list)
+    recalled: list[str] = field(default_factory=list)
+
+
+class FairOrder:
+    """The requests of one model, waiting or holding a slot. Each method that takes a `Decided`
+    adds to it what follows for whichever request."""
+
+    def __init__(self, ageing_s: float, patience_s: float, recalls: int) -> None:
+        self._ageing_s = ageing_s
+        self._patience_s = patience_s
+        self._recalls = recalls
+        self._virtual = 0.0
+        self._finish: dict[str, float] = {}  # of tenants served ahead of the virtual time
+        self._starts: dict[str, float] = {}  # of tenants that wait
+        self._since: dict[str, float] = {}  # when they began to wait for their next grant
+        self._waiting: dict[str, Request] = {}
+        self._held: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._waiting or id in self._held
+
+    def enter(
+        self, new: Request, limit: int, capacity: int, now_s: float, decided: Decided
+    ) -> tuple[str, int]:
+        """Returns "granted", "waiting" or "full", and how many waited before it."""
+        self._pump(capacity, now_s, decided)
+        before, state = len(self._waiting), "waiting"
+        if len(self._held) < capacity:
+            self._hold(new, self._start_of(new.tenant), now_s)
+            return "granted", before
+        if before >= limit and not self._displace(new, limit, decided):
+            state = "full"
+        else:
+            self._queue(new, new.arrived_s)
+        self._recall(capacity, now_s, decided)
+        return state, before
+
+    def hold(self, running: Request, now_s: float) -> None:
+        """Enters a request that runs already."""
+        self._hold(running, self._start_of(running.tenant), now_s)
+
+    def give_back(
+        self, id: str, missed: float, left: float, capacity: int, now_s: float, decided: Decided
+    ) -> str:
+        """A recalled request waits again, with the work that is left; "kept" if none needs it."""
+        request = self._held[id]
+        request.asked = False
+        self._pump(capacity, now_s, decided)
+        need = self._need(0, now_s)
+        if len(self._held) > capacity or not need or not self._owes(request, *need[:2]):
+            self._recall(capacity, now_s, decided)
+            return "kept"
+        del self._held[id]
+        self._settle(request.tenant, missed)
+        request.granted_s = None
+        request.recalls += 1
+        request.work = left
+        self._queue(request, now_s)
+        self.look(capacity, now_s, decided)
+        return "waiting"
+
+    def leave(self, id: str, missed: float) -> None:
+        """As if it had never come, but for what it used. Ignores unknown ids."""
+        if id in self._waiting:
+            self._take(id)
+        elif id in self._held:
+            self._settle(self._held.pop(id).tenant, missed)
+
+    def look(self, capacity: int, now_s: float, decided: Decided) -> None:
+        """Grants free slots in order and recalls what is owed."""
+        self._pump(capacity, now_s, decided)
+        self._recall(capacity, now_s, decided)
+
+    # ---- the tenants' virtual time ----------------------------------------------------------
+
+    def _start_of(self, tenant: str) -> float:
+        return max(self._virtual, self._finish.get(tenant, 0.0))
+
+    def _charge(self, tenant: str, start: float, work: float) -> None:
+        self._virtual = max(self._virtual, start)
+        self._set_finish(tenant, start + work)
+
+    def _settle(self, tenant: str, missed: float) -> None:
+        if missed:
+            self._set_finish(tenant, self._start_of(tenant) + missed)
+
+    def _set_finish(self, tenant: str, finish: float) -> None:
+        self._finish[tenant] = finish
+        self._finish = {t: f for t, f in self._finish.items() if f > self._virtual}
+        if tenant in self._starts:
+            self._starts[tenant] = self._start_of(tenant)
+
+    # ---- what waits and what holds ----------------------------------------------------------
+
+    def _queue(self, request: Request, since_s: float) -> None:
+        self._waiting[request.id] = request
+        self._starts.setdefault(request.tenant, self._start_of(request.tenant))
+        self._since.setdefault(request.tenant, since_s)
+
+    def _take(self, id: str) -> Request:
+        request = self._waiting.pop(id)
+        if not any(self._line(request.tenant)):
+            del self._starts[request.tenant], self._since[request.tenant]
+        return request
+
+    def _hold(self, request: Request, start: float, now_s: float) -> None:
+        self._charge(request.tenant, start, request.work)
+        request.granted_s = now_s
+        self._held[request.id] = request
+
+    def _line(self, tenant: str) -> Iterator[Request]:
+        return (r for r in self._waiting.values() if r.tenant == tenant)
+
+    def _front(self, tenant: str) -> Request:
+        return min(self._line(tenant), key=lambda r: r.in_line)
+
+    def _slots(self, tenant: str) -> int:
+        """Those on their way out are not counted."""
+        return sum(r.tenant == tenant and not r.asked for r in self._held.values())
+
+    # ---- decisions --------------------------------------------------------------------------
+
+    def _lane(self, tenant: str, now_s: float) -> int:
+        """Of its first request, raised by the time that the tenant has waited for a grant."""
+        lifts = max(0, math.floor((now_s - self._since[tenant]) / self._ageing_s))
+        return max(LANES[0], self._front(tenant).lane - lifts)
+
+    def _next(self, now_s: float) -> Request | None:
+        if not self._starts:
+            return None
+
+        def place(tenant: str) -> tuple[int, bool, float, str]:
+            """Among equals the smaller name, as in a Redis sorted set."""
+            lane, start = self._lane(tenant, now_s), self._starts[tenant]
+            return lane, self._slots(tenant) > 0, start, tenant
+
+        return self._front(min(self._starts, key=place))
+
+    def _pump(self, capacity: int, now_s: float, decided: Decided) -> None:
+        while len(self._held) < capacity and (request := self._next(now_s)):
+            start = self._starts[request.tenant]
+            self._since[request.tenant] = now_s
+            self._hold(self._take(request.id), start, now_s)
+            decided.granted.append(request.id)
+
+    def _need(self, coming: int, now_s: float) -> tuple[int, float, float] | None:
+        """Of the next, with `coming` slots on their way to its tenant: in what lane, the share that
+        its tenant would then have, how long it has waited."""
+        request = self._next(now_s)
+        if request is None or coming >= sum(1 for _ in self._line(request.tenant)):
+            return None
+        own = (self._slots(request.tenant) + coming + 1) / request.weight
+        return self._lane(request.tenant, now_s), own, now_s - request.arrived_s
+
+    def _owes(self, request: Request, lane: int, own: float) -> bool:
+        slots = self._slots(request.tenant)
+        return request.lane >= lane and slots / request.weight >= 2 * own
+
+    def _recall(self, capacity: int, now_s: float, decided: Decided) -> None:
+        asked = sum(r.asked for r in self._held.values())
+        while self._recalls and len(self._held) == capacity:
+            need = self._need(asked, now_s)
+            if need is None or need[2] < self._patience_s:
+                return
+            request = self._to_recall(*need[:2])
+            if request is None:
+                return
+            request.asked = True
+            asked += 1
+            decided.recalled.append(request.id)
+
+    def _to_recall(self, lane: int, own: float) -> Request | None:
+        shares: Counter[str] = Counter()
+        weight: dict[str, float] = {}
+        for request in self._held.values():
+            shares[request.tenant] += 1
+            weight[request.tenant] = request.weight
+        for tenant in sorted(shares, key=lambda t: (shares[t] / weight[t], t), reverse=True):
+            theirs = [
+                r
+                for r in self._held.values()
+                if r.tenant == tenant and not r.asked and r.recalls < self._recalls
+            ]
+            youngest = max(theirs, key=lambda r: (r.lane, r.granted_s, r.id), default=None)
+            if youngest and self._owes(youngest, lane, own):
+                return youngest
+        return None
+
+    def _displace(self, new: Request, limit: int, decided: Decided) -> bool:
+        counts = Counter(r.tenant for r in self._waiting.values())
+        equal_part = (counts[new.tenant] + 1) * len(counts.keys() | {new.tenant}) <= limit
+        most = max(counts, key=lambda t: (counts[t], t), default=new.tenant)
+        giver = most if equal_part else new.tenant
+        theirs = [r for r in self._line(giver) if not r.recalls]
+        last = max(theirs, key=lambda r: r.in_line, default=None)
+        if last is None or (not equal_part and last.lane <= new.lane):
+            return False
+        self._take(last.id)
+        decided.displaced.append(last.id)
+        return True

@@ -1,0 +1,112 @@
+"""The order in Redis (order.lua), as one router calls it and hears of it."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from services.common.config import Settings
+from services.common.redis import Redis, RedisAway, RedisError
+from services.router.admission.fair_order import Decided
+from services.router.admission.script_pipe import ScriptPipe
+from services.router.admission.ticket import Ticket
+
+SOURCE = Path(__file__).with_name("order.lua").read_text()
+_LISTEN_AGAIN_S = 1.0
+
+
+@dataclass
+class Reply(Decided):
+    """`first` and `second` are the operation's own, see order.lua."""
+
+    advice_s: float = 0.0
+    first: Any = None
+    second: Any = None
+
+
+class SharedOrder:
+    """Raises one of `RedisAway`, or RedisError, when a call cannot be made."""
+
+    def __init__(
+        self, redis: Redis, settings: Settings, router_id: str, capacity: Callable[[str], int]
+    ) -> None:
+        self._redis = redis
+        self._script = ScriptPipe(redis, SOURCE)
+        self._namespace = settings.namespace
+        self._root = f"{settings.namespace}:{{admission:"  # the braces: one slot of a Redis cluster
+        self._settings = settings.router
+        self._router_id = router_id
+        self._capacity = capacity
+
+    async def enter(self, ticket: Ticket, limit: int) -> Reply:
+        """Asks for a slot, or a place with `ticket.waited_s`; `first` is what it got."""
+        return await self._call(ticket.model, "enter", *self._facts(ticket), ticket.waited_s, limit)
+
+    async def hold(self, ticket: Ticket) -> Reply:
+        """Tells of a slot that Redis does not know, or has given away."""
+        return await self._call(ticket.model, "hold", *self._facts(ticket))
+
+    async def give_back(self, ticket: Ticket, left_over: float) -> Reply:
+        """Gives a recalled slot back for a place; `first` is "waiting" if it was still wanted."""
+        left = left_over / ticket.weight
+        return await self._call(
+            ticket.model, "yield", ticket.id, ticket.missed, left, ticket.waited_s
+        )
+
+    async def leave(self, model: str, leavers: Iterable[tuple[str, float]]) -> Reply:
+        """Gives slots and places up; of each the id, and the work missed when it was charged."""
+        return await self._call(model, "leave", *chain(*leavers))
+
+    async def renew(self, model: str, held: Sequence[str], waiting: Sequence[str]) -> Reply:
+        """Keeps the leases. `first`: held ids, `second`: waiting ids that Redis does not know."""
+        return await self._call(model, "renew", len(held), *held, *waiting)
+
+    async def look(self, model: str) -> Reply:
+        """`first` hold a slot, `second` wait, over all routers."""
+        return await self._call(model, "status")
+
+    async def listen(self, on_word: Callable[[str, Decided, float], None]) -> None:
+        """Hears for ever what other routers' calls decided: model, decisions, advice."""
+        while True:
+            try:
+                async with self._redis.pubsub(ignore_subscribe_messages=True) as heard:
+                    await heard.subscribe(self.channel(self._router_id))
+                    while True:
+                        message = await heard.get_message(timeout=_LISTEN_AGAIN_S)
+                        if message:
+                            what, root, id, advice = json.loads(message["data"])
+                            model = root[len(self._root) : -1]
+                            on_word(model, Decided(**{what: [id]}), float(advice))
+            except (*RedisAway, RedisError):
+                await asyncio.sleep(_LISTEN_AGAIN_S)
+
+    async def probe(self) -> None:
+        """Raises while Redis is away."""
+        await self._redis.ping()
+
+    def channel(self, router_id: str) -> str:
+        """Where a router is told of its requests."""
+        return f"{self._namespace}:admission-word:{router_id}"
+
+    def _facts(self, ticket: Ticket) -> list[object]:
+        return [
+            ticket.id,
+            ticket.tenant,
+            ticket.lane,
+            ticket.work,
+            ticket.weight,
+            ticket.recalls,
+        ]
+
+    async def _call(self, model: str, op: str, *args: object) -> Reply:
+        settings = self._settings
+        common = [self._capacity(model), settings.slot_lease_s, settings.ageing_s]
+        recalls = [settings.recall_after_s, settings.max_recalls]
+        granted, displaced, recalled, advice, first, second = await self._script(
+            [self._root + model + "}"],
+            [op, self._router_id, self.channel(""), *common, *recalls, *args],
+        )
+        return Reply(granted, displaced, recalled, float(advice), first, second)
