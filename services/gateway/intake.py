@@ -7,6 +7,7 @@ ever all one tenant's (shares.py).
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
@@ -15,6 +16,7 @@ from services.gateway import metrics
 from services.gateway.shares import Shares
 
 _RETRY_AFTER_S = 1.0
+_LAST_WORDS_S = 1.0  # for what still runs after a drain's grace, to be told so
 
 
 class Place:
@@ -54,6 +56,8 @@ class Intake:
         self._memory = Shares(max_bytes)
         self._idle = asyncio.Event()
         self._idle.set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # of the running requests
+        self._over = False
         self.draining = False
 
     @property
@@ -78,10 +82,11 @@ class Intake:
     def slot(self, tenant: str) -> Iterator[Place]:
         """Holds a place among the running requests.
 
-        Raises RESOURCE_EXHAUSTED ("too_many_requests") or UNAVAILABLE ("draining").
+        Raises RESOURCE_EXHAUSTED ("too_many_requests") or UNAVAILABLE ("draining"), the latter also
+        in a request that still runs when the drain's grace is over.
         """
         if self.draining:
-            raise unavailable("this gateway is shutting down", stage="gateway", reason="draining")
+            raise _shutting_down("this gateway is shutting down")
         if not self._slots.take(tenant):
             raise refused(
                 "too_many_requests",
@@ -89,23 +94,48 @@ class Intake:
             )
         self._idle.clear()
         metrics.running.inc()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
             with self.visit(tenant) as place:
                 yield place
+        except asyncio.CancelledError:
+            if not self._over or task.uncancel():
+                raise
+            raise _shutting_down("this gateway was shut down before the answer was whole") from None
         finally:
+            self._tasks.discard(task)
             self._slots.give_back(tenant)
             metrics.running.dec()
             if not self.running:
                 self._idle.set()
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new requests; returns when none runs, or after `grace_s`."""
+        """Refuses new requests, and returns when the running ones have ended.
+
+        Those that run for longer than `grace_s` are told why they end: no other gateway can go on
+        with them, as the connection is this one's.
+        """
         self.draining = True
+        if await self._has_ended(grace_s):
+            return
+        self._over = True
+        for task in self._tasks:
+            task.cancel()
+        await self._has_ended(_LAST_WORDS_S)
+
+    async def _has_ended(self, within_s: float) -> bool:
         try:
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(within_s):
                 await self._idle.wait()
         except TimeoutError:
-            return
+            return False
+        return True
+
+
+def _shutting_down(message: str) -> PenstockError:
+    return unavailable(message, stage="gateway", reason="draining")
 
 
 def refused(why: str, message: str) -> PenstockError:

@@ -526,6 +526,24 @@ async def test_drain_lets_streams_finish_and_refuses_new_ones(rig):
         await http.get("/healthz")
 
 
+async def test_what_outlasts_a_drains_grace_is_told_so(rig):
+    async def never_ends(call: LinkCall, request: Any) -> None:
+        send(call, "first", plan=plan(request))
+        await asyncio.Event().wait()
+
+    rig.tokenizer.script = never_ends
+    http = await rig.http()
+    streamed = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
+    whole = asyncio.create_task(http.post(CHAT, json=ask()))
+    await until(lambda: len(rig.tokenizer.requests) == 2, 5)
+    await rig.host.stop(0.2)
+    last = json.loads(events((await streamed).text)[-1])
+    assert (last["error"]["code"], last["error"]["stage"]) == ("draining", "gateway")
+    answer = await whole
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+    await until(lambda: rig.tokenizer.cancelled == 2, 5)
+
+
 # ---- retrieval and Redis away -------------------------------------------------------------------
 
 
