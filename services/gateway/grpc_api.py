@@ -5,10 +5,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
 from protos.gateway_pb2 import (
     ChatRequest,
@@ -20,7 +18,6 @@ from protos.gateway_pb2 import (
     SamplingOptions,
 )
 from protos.tokenizer_pb2 import ModelInfo, TextDelta
-from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
@@ -31,6 +28,7 @@ from services.gateway.generation_schema import (
     ChatCompletionRequest,
     CompletionRequest,
 )
+from services.gateway.grpc_inbox import Inbox
 from services.gateway.http import CLIENT_GONE, http_status, internal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
@@ -42,11 +40,8 @@ log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext, which has no type stubs
 Reply = TypeVar("Reply")
-M = TypeVar("M", bound=Message)
 
 INFERENCE = "penstock.v1.Inference"
-MESSAGE_TIMEOUT_S = 30.0  # for a call's message to arrive
-_READS_AT_ONCE = 8  # messages of one tenant
 
 # The rules are those of REST; what they are called here.
 _PARAMS = (
@@ -61,7 +56,7 @@ _PARAMS = (
 class GrpcFront:
     """A generation over gRPC (pipeline.Front)."""
 
-    def __init__(self, gateway: Gateway, inbox: "Inbox", context: Context, id: str, route: str):
+    def __init__(self, gateway: Gateway, inbox: Inbox, context: Context, id: str, route: str):
         metadata = dict(context.invocation_metadata() or ())
         self.request_id = id
         self.route = route
@@ -80,10 +75,12 @@ class GrpcFront:
     def _understand(self, message: bytes) -> list[Prompt]:
         limits = self._settings.gateway
         if self.route == "Chat":
-            fields = _chat_fields(decoded(ChatRequest, message), limits.max_messages)
+            fields = _chat_fields(self._inbox.parse(ChatRequest, message), limits.max_messages)
             chat = validated(ChatCompletionRequest, fields, limits)
             return [chat.prompt(self._settings.retrieval.top_k)]
-        fields = _completion_fields(decoded(CompleteRequest, message), limits.max_prompt_tokens)
+        fields = _completion_fields(
+            self._inbox.parse(CompleteRequest, message), limits.max_prompt_tokens
+        )
         return validated(CompletionRequest, fields).prompts(limits)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
@@ -138,40 +135,6 @@ def _completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]
     return {**fields, "prompt": request.text}
 
 
-class Inbox:
-    """Where calls' messages come in: after their callers are known, a few of a tenant at a time.
-
-    How large a message is shows when it is here, so each has the place of the largest until then.
-    """
-
-    def __init__(self, settings: GatewaySettings) -> None:
-        self._limit = settings.body_limit_bytes
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    async def take(self, place: Place, context: Context) -> bytes:
-        """The call's one message. Raises RESOURCE_EXHAUSTED ("too_many_bytes") or
-        INVALID_ARGUMENT ("body_timeout"); CancelledError when the client goes away before."""
-        turn = self._turns.setdefault(place.tenant, asyncio.Semaphore(_READS_AT_ONCE))
-        try:
-            async with asyncio.timeout(MESSAGE_TIMEOUT_S), turn:
-                place.hold(self._limit)
-                message = await context.read()
-        except TimeoutError:
-            text = f"The message did not arrive within {MESSAGE_TIMEOUT_S:.0f} s."
-            raise invalid(text, "", reason="body_timeout") from None
-        if message is grpc.aio.EOF:
-            raise invalid("The call has no message.", "", reason="no_message")
-        place.release(self._limit - len(message))
-        return bytes(message)
-
-
-def decoded(kind: type[M], message: bytes) -> M:
-    try:
-        return kind.FromString(message)
-    except DecodeError:
-        raise invalid(f"This is not a {kind.DESCRIPTOR.name}.", "") from None
-
-
 class Inference:
     """penstock.v1.Inference."""
 
@@ -191,12 +154,18 @@ class Inference:
             trace = metadata.get("traceparent")
             with self._gateway.intake.slot(identity.tenant) as place:
                 message = await self._inbox.take(place, context)
-                body = await asyncio.to_thread(_embeddings_request, message)
+                body = await asyncio.to_thread(self._understand, message)
                 texts = await body.texts(self._gateway.settings.gateway.body_limit_bytes)
                 reply = await embed(self._gateway, identity, id, trace, body.model, texts)
             return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
 
         return await _answered("Embed", context, answer)
+
+    def _understand(self, message: bytes) -> EmbeddingsRequest:
+        request = self._inbox.parse(PublicEmbedRequest, message)
+        one_more = MAX_TEXTS + 1  # is enough to be refused
+        fields = {"model": request.model, "input": list(request.texts[:one_more])}
+        return validated(EmbeddingsRequest, fields)
 
     async def list_models(self, _: object, context: Context) -> PublicListModelsReply:
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
@@ -230,13 +199,6 @@ def inference(gateway: Gateway) -> Any:
         "ListModels": single(service.list_models, response_serializer=models),
     }
     return grpc.method_handlers_generic_handler(INFERENCE, methods)
-
-
-def _embeddings_request(message: bytes) -> EmbeddingsRequest:
-    request = decoded(PublicEmbedRequest, message)
-    one_more = MAX_TEXTS + 1  # is enough to be refused
-    fields = {"model": request.model, "input": list(request.texts[:one_more])}
-    return validated(EmbeddingsRequest, fields)
 
 
 async def _answered(

@@ -21,7 +21,7 @@ from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import TokenIds
 from services.common.errors import PenstockError
 from services.common.service import Host
-from services.gateway import grpc_api
+from services.gateway import grpc_inbox
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.inside import check
@@ -274,7 +274,7 @@ async def test_a_message_stays_unread_until_its_caller_is_known(rig):
 async def test_a_call_that_withholds_its_message_ends_and_leaves_the_others_their_turns(
     rig, monkeypatch
 ):
-    monkeypatch.setattr(grpc_api, "MESSAGE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(grpc_inbox, "MESSAGE_TIMEOUT_S", 1.0)
     channel = await rig.channel()
     open_call = channel.stream_stream("/penstock.v1.Inference/Complete")
     withheld = [open_call(metadata=signed(rig)) for _ in range(12)]
