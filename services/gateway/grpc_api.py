@@ -1,6 +1,7 @@
 """The public gRPC service: the pipeline of REST behind another front."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -35,6 +36,7 @@ from services.gateway.intake import Place
 from services.gateway.pipeline import Gateway, serve
 from services.gateway.prompt import Answer, Prompt
 from services.gateway.schema import validated
+from services.gateway.text_stream import client_too_slow
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ Context = Any  # grpc.aio.ServicerContext, which has no type stubs
 Reply = TypeVar("Reply")
 
 INFERENCE = "penstock.v1.Inference"
+_LAST_WORD_S = 2.0  # for a client that does not read to take its error
 
 # The rules are those of REST; what they are called here.
 _PARAMS = (
@@ -92,11 +95,18 @@ class GrpcFront:
             event.passages.extend(answer.passages_used)
             event.warning = answer.warning
         if event.text or event.HasField("plan"):
-            await self._context.write(event)
+            await self._send(event)
 
     async def finish(self, answers: list[Answer]) -> None:
         (answer,) = answers  # a call has one prompt
-        await self._context.write(GenerateEvent(finish=answer.finish, usage=answer.usage))
+        await self._send(GenerateEvent(finish=answer.finish, usage=answer.usage))
+
+    async def _send(self, event: GenerateEvent) -> None:
+        try:
+            async with asyncio.timeout(self._settings.gateway.write_timeout_s):
+                await self._context.write(event)
+        except TimeoutError:
+            raise client_too_slow() from None
 
 
 def _sampling(options: SamplingOptions) -> dict[str, Any]:
@@ -148,7 +158,7 @@ class Inference:
     async def complete(self, _: object, context: Context) -> None:
         await self._generate("Complete", context)
 
-    async def embed(self, _: object, context: Context) -> PublicEmbedReply:
+    async def embed(self, _: object, context: Context) -> PublicEmbedReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
             identity = await self._gateway.auth.identify(metadata.get("authorization"))
             trace = metadata.get("traceparent")
@@ -167,7 +177,7 @@ class Inference:
         fields = {"model": request.model, "input": list(request.texts[:one_more])}
         return validated(EmbeddingsRequest, fields)
 
-    async def list_models(self, _: object, context: Context) -> PublicListModelsReply:
+    async def list_models(self, _: object, context: Context) -> PublicListModelsReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
             identity = await self._gateway.auth.identify(metadata.get("authorization"))
             models = await self._gateway.models.all()
@@ -203,7 +213,7 @@ def inference(gateway: Gateway) -> Any:
 
 async def _answered(
     route: str, context: Context, answer: Callable[[str, dict[str, str]], Awaitable[Reply]]
-) -> Reply:
+) -> Reply | None:
     """Runs a call with a request id; errors end it with gateway.proto's trailing metadata."""
     id = REQUEST.new()
     status = 200
@@ -222,8 +232,10 @@ async def _answered(
     finally:
         metrics.requests.labels(route, status).inc()
         metrics.duration.labels(route).observe(time.monotonic() - began)
-    await context.abort(failure.code, failure.message, tuple(_trailers(id, failure)))
-    raise AssertionError("abort does not return")
+    with contextlib.suppress(TimeoutError):  # the client reads nothing; what is said waits for it
+        async with asyncio.timeout(_LAST_WORD_S):
+            await context.abort(failure.code, failure.message, tuple(_trailers(id, failure)))
+    return None
 
 
 def _trailers(id: str, error: PenstockError) -> Iterable[tuple[str, str]]:

@@ -73,12 +73,7 @@ class TextStream:
             finally:
                 ended.cancel()
             if self._overrun:
-                raise PenstockError(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    "the client did not read its answer",
-                    stage="gateway",
-                    reason="client_too_slow",
-                )
+                raise client_too_slow()
             self.end = ended.result()
             self.record.MergeFrom(self.end.record)
             if self.finished or not self._may_go_on():
@@ -144,3 +139,12 @@ class TextStream:
         metrics.tokenizer_losses.labels(status.reason).inc()
         log.warning("tokenizer %s was lost (%s)", self.attempts[-1], status.reason)
         return self._losses <= MAX_LOSSES
+
+
+def client_too_slow() -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "the client did not read its answer",
+        stage="gateway",
+        reason="client_too_slow",
+    )

@@ -1,6 +1,7 @@
 """The public gRPC service: the same policy as REST."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -314,6 +315,30 @@ async def test_a_tenants_calls_are_bounded_like_its_requests(redis_url, namespac
         for call in running:
             call.cancel()
         await until(lambda: rig.gateway.intake.running == 0, 5)
+
+
+async def test_a_caller_that_does_not_read_loses_its_place(redis_url, namespace):
+    async def pours(call: Any, request: Any) -> None:
+        send(call, "x", plan=plan(request))
+        while True:
+            send(call, "x" * 10_000)
+            await asyncio.sleep(0.001)
+
+    async with gateway_rig(redis_url, namespace, write_timeout_s=0.3) as rig:
+        rig.tokenizer.script = pours
+        request = ChatRequest(model=MODEL, messages=MESSAGES)
+        small_window = [("grpc.http2.bdp_probe", 0)]
+        address = rig.host.replica.facts["grpc"]
+        async with grpc.aio.insecure_channel(address, options=small_window) as channel:
+            call = InferenceStub(channel).Chat(request, metadata=signed(rig))
+            await until(lambda: rig.tokenizer.cancelled == 1, 5)
+            await until(lambda: rig.gateway.intake.running == 0, 5)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            id = dict(await call.trailing_metadata())["x-request-id"]
+        assert (await rig.record(id))["error"]["code"] == "client_too_slow"
 
 
 async def test_drain_lets_a_call_finish_and_refuses_new_ones(rig):
