@@ -2,8 +2,10 @@
 
 OpenAI's embeddings take ids of cl100k_base, and clients rely on it: langchain's OpenAIEmbeddings
 sends nothing else by default, whatever the model is called. Our embedding model has ids of its own,
-to which theirs say nothing, so the text is what counts. cl100k_base is lossless: ids that do not
-encode again as they were decoded are another tokenizer's, and refused, not embedded as nonsense.
+to which theirs say nothing, so the text is what counts, and cl100k_base gives it back exactly.
+
+Ids to which no text encodes are refused. Others are taken at their word: nothing in a list of small
+numbers tells whose they are (docs/decisions/0007-token-ids-for-embeddings.md).
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ def _encoding() -> tiktoken.Encoding:
 def texts_of(given: Sequence[str | list[Any]], param: str, max_bytes: int) -> list[str]:
     """The texts, with token ids decoded, up to `max_bytes` of these in all. Blocking.
 
-    Raises INVALID_ARGUMENT for ids that are none of cl100k_base.
+    Raises INVALID_ARGUMENT for ids to which no text encodes.
     """
     texts, left = [], max_bytes
     for index, one in enumerate(given):

@@ -151,12 +151,12 @@ async def test_several_prompts_stream_side_by_side(rig):
     assert last["usage"]["prompt_tokens"] == 24
     assert len({chunk["id"] for chunk in chunks}) == 1
     choices = [chunk["choices"][0] for chunk in chunks]
-    order = [choice["index"] for choice in choices]
+    order = [choice["index"] for choice in choices if choice["text"]]
     for index, prompt in enumerate(prompts):
         mine = [choice for choice in choices if choice["index"] == index]
         assert "".join(choice["text"] for choice in mine) == prompt
         assert [choice["finish_reason"] for choice in mine][-2:] == [None, "stop"]
-    assert order.index(1) < len(order) - 1 - order[::-1].index(0), "they do not wait in line"
+    assert order != sorted(order), "they do not wait in line"
     await until(lambda: rig.gateway.intake.running == 0, 5)
 
 

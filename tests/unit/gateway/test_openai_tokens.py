@@ -38,14 +38,20 @@ def test_texts_may_stand_among_ids():
     assert texts_of(["a", [15339, 1917]], "input", ROOM) == ["a", "hello world"]
 
 
-def test_ids_of_another_tokenizer_are_refused_and_not_embedded_as_nonsense():
+def test_ids_to_which_no_text_encodes_are_refused():
+    """Such as those of the embedding model's own tokenizer, with its special tokens."""
     ours = minilm.tokenizer()
     for text in ("the harbour opens at six", "water", "Penstock routes requests to workers."):
-        ids = ours.encode(text).ids
-        assert max(ids) < THEIRS.n_vocab, "nothing but their meaning tells them apart"
-        error = refusal([[15339], ids])
+        error = refusal([[15339], ours.encode(text).ids])
         assert error.param == "input[1]"
         assert "cl100k_base" in error.message
+    for apart in (
+        [71, 4896],
+        [220, 220],
+        THEIRS.encode_ordinary("a") + THEIRS.encode_ordinary("b"),
+    ):
+        assert THEIRS.encode_ordinary(THEIRS.decode(apart)) != apart
+        assert refusal([apart]).param == "input[0]"
 
 
 @pytest.mark.parametrize(
