@@ -14,6 +14,11 @@ POLICY = Histogram(
     "Checking one request against the policy, waiting for a thread included",
     buckets=_BUCKETS,
 )
+RESUME = Histogram(
+    "penstock_tokenizer_resume_seconds",
+    "Taking up one answer that a lost tokenizer began, waiting for a thread included",
+    buckets=_BUCKETS,
+)
 REFUSALS = Counter(
     "penstock_tokenizer_policy_refusals", "Requests refused by the content policy", ["rule"]
 )

@@ -39,7 +39,10 @@ class Output:
         return self._stops.hit
 
     def resume(self, so_far: Resume) -> None:
-        """Takes up what another tokenizer began; to call first. Raises CannotResumeError."""
+        """Takes up what another tokenizer began; to call first. Raises CannotResumeError.
+
+        Blocking: a few ms per 1,000 tokens.
+        """
         told, own = so_far.plan, self._prompt.plan
         if (told, so_far.prompt_digest) != (own, self._prompt.digest):
             raise CannotResumeError("the prompt is not the same")

@@ -61,7 +61,7 @@ async def run(
     # Out: tokens to text, in the link's callback, until the end or a stop string.
     output = Output(model.detokenizer(), request.stop, prompt)
     if resumed:
-        _resume(output, request.resume)
+        await _resume(pipeline, output, request.resume, span)
     before = len(output.token_ids)
     way = Way(call, pipeline.routers, pipeline.router_patience_s, traceparent(span), record)
     end = await generate(_generate_request(request, prompt), output, way)
@@ -115,9 +115,9 @@ async def _threaded(
         return await loop.run_in_executor(pipeline.threads, work, *args)
 
 
-def _resume(output: Output, so_far: Resume) -> None:
+async def _resume(pipeline: Pipeline, output: Output, so_far: Resume, span: Span) -> None:
     try:
-        output.resume(so_far)
+        await _threaded(pipeline, span, "resume", metrics.RESUME, output.resume, so_far)
     except CannotResumeError as why:
         raise unavailable(
             f"the answer cannot be gone on with after the loss of a tokenizer: {why}",
