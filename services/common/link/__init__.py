@@ -12,7 +12,7 @@ which transforms and calls `LinkCall.send` of the next.
     try:
         end = await request.ended()      # always comes: from the peer, or a Status saying why not
     finally:
-        request.cancel()                 # free when ended; stop() instead waits for the record
+        request.cancel()                 # free when ended; stop() and settle() wait for the record
 
     async def handler(call: LinkCall) -> None:
         call.send(...)                   # any number of times, from any callback of this loop
