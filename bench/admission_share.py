@@ -132,7 +132,7 @@ class World:
                 chat = self.chats.pop(id)
                 self.tokens += chat.output + chat.prompt
                 used = chat.prompt + chat.output - chat.paid
-                self.order.leave(id, used - chat.charged)
+                self.order.leave(id, used - chat.charged, self.now)
                 self.order.look(SLOTS, self.now, decided)
                 if chat.tenant != "sparse":
                     output = int(FLOOD[1] * self.rng.uniform(0.7, 1.3))

@@ -152,7 +152,9 @@ class RouterSettings(Replicated):
         5.0, gt=1, description="a silent router's slots and places in the queue return after this"
     )
     ageing_s: float = Field(
-        10.0, gt=0, description="a tenant that waits this long for a slot rises one priority lane"
+        10.0,
+        gt=0,
+        description="a tenant that waits this long without a slot rises one priority lane",
     )
     recall_after_s: float = Field(
         0.25,

@@ -74,10 +74,16 @@ class Attempt:
 class Breaker:
     """Of one worker, as one router sees it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called when it may take requests sooner than `takes_in` said."""
         self.state = State.CLOSED
         self.opened = 0  # how often
         self._clock = clock
+        self._on_change = on_change
         self._ends: deque[tuple[float, bool]] = deque(maxlen=WINDOW_REQUESTS)  # when, failed
         self._pause_s = PROBE_S
         self._since = 0.0  # opened, or half-opened
@@ -92,10 +98,14 @@ class Breaker:
     def takes(self, alone: bool) -> bool:
         """Whether a request may be sent now. `alone`: no other worker of the model is closed, so
         the pause is short: a model is never away for longer than one probe takes."""
+        return self.takes_in(alone) <= 0
+
+    def takes_in(self, alone: bool) -> float:
+        """In how many seconds it takes a request; 0: now."""
         if self.state is State.CLOSED:
-            return True
+            return 0.0
         pause_s = PROBE_S if alone else self._pause_s
-        return self._clock() - self._since >= pause_s  # of a probe, too, that says nothing
+        return max(0.0, self._since + pause_s - self._clock())  # of a probe, too, that says nothing
 
     def began(self) -> Attempt:
         """A request is sent; unless the breaker is closed, it is the probe."""
@@ -114,6 +124,7 @@ class Breaker:
         if attempt is self._probe:
             self.state, self._probe = State.CLOSED, None
             self._ends.clear()
+            self._on_change()
 
     def _succeeded(self, attempt: Attempt) -> None:
         self._answered(attempt)
@@ -142,11 +153,13 @@ class Breaker:
         if attempt is self._probe:  # the next request is the probe then, and need not wait
             self.state, self._probe = State.OPEN, None
             self._since = float("-inf")
+            self._on_change()
 
     def _open(self, pause_s: float) -> None:
         self.state, self._probe = State.OPEN, None
         self._since, self._pause_s = self._clock(), pause_s
         self.opened += 1
+        self._on_change()  # the others may be alone now, and their pauses short
 
     def _recent(self) -> list[tuple[float, bool]]:
         oldest = self._clock() - WINDOW_S

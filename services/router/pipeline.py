@@ -43,7 +43,6 @@ _INTERNAL = PenstockError(
     reason="internal",
 )
 _LONG_PROMPT = 1024  # tokens; hashing more than that would hold up the event loop
-_SUSPECT_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ async def _some_workers(router: Router, model: str, case: Case) -> list[Worker]:
             raise unavailable(
                 f"no worker for {model!r} is available", stage="router", reason="no_worker"
             )
-        await router.workers.changed(min(left_s, _SUSPECT_POLL_S) if ready else left_s)
+        await router.workers.changed(min(left_s, router.workers.next_try_s(model)))
 
 
 async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -> Placement:

@@ -152,8 +152,15 @@ class Workers:
     def sound(self, model: str) -> list[Worker]:
         """Those of the ready whose breakers take a request now."""
         ready = self.ready(model)
-        alone = all(w.breaker.state is not State.CLOSED for w in ready)
+        alone = _none_closed(ready)
         return [w for w in ready if w.breaker.takes(alone)]
+
+    def next_try_s(self, model: str) -> float:
+        """Until one more of the ready is sound, if nothing changes; infinite: then none will be."""
+        ready = self.ready(model)
+        alone = _none_closed(ready)
+        times = (w.breaker.takes_in(alone) for w in ready)
+        return min((s for s in times if s > 0), default=math.inf)
 
     def breakers_open(self) -> int:
         """Workers that are left alone, or tried."""
@@ -191,7 +198,8 @@ class Workers:
 
     def _of(self, peer: Peer) -> Worker:
         if peer not in self._workers:
-            worker = Worker(peer, self.index.add(), worker_pb2.Load())
+            breaker = Breaker(on_change=self.poke)
+            worker = Worker(peer, self.index.add(), worker_pb2.Load(), breaker=breaker)
             worker.peers = lambda: [w for w in self.ready(worker.model) if w is not worker]
             self._workers[peer] = worker
         return self._workers[peer]
@@ -255,3 +263,7 @@ class Workers:
         apply = self.index.store if stored else self.index.evict
         apply(worker.holder, hashes)
         return max(1, len(hashes))
+
+
+def _none_closed(workers: list[Worker]) -> bool:
+    return all(w.breaker.state is not State.CLOSED for w in workers)

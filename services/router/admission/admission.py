@@ -140,7 +140,7 @@ class Admission:
             ticket.granted.cancel()
         self._leave_later(ticket.model, ticket.id, missed)
         if order := self._local.get(ticket.model):
-            order.leave(ticket.id, missed)
+            order.leave(ticket.id, missed, time.monotonic())
             self._look_local(ticket.model)
 
     def check(self) -> None:

@@ -52,7 +52,7 @@ class FairOrder:
         self._virtual = 0.0
         self._finish: dict[str, float] = {}  # of tenants served ahead of the virtual time
         self._starts: dict[str, float] = {}  # of tenants that wait
-        self._since: dict[str, float] = {}  # when they began to wait for their next grant
+        self._since: dict[str, float] = {}  # when they began to wait, or to hold no slot
         self._waiting: dict[str, Request] = {}
         self._held: dict[str, Request] = {}
 
@@ -88,27 +88,27 @@ class FairOrder:
     ) -> str:
         """A recalled request waits again, with the work that is left; "kept" if none needs it."""
         request = self._held[id]
-        request.asked = False
         self._pump(capacity, now_s, decided)
         need = self._need(0, now_s)
-        if len(self._held) > capacity or not need or not self._owes(request, *need[:2]):
+        slots = self._slots(request.tenant) + request.asked
+        if len(self._held) > capacity or not need or not self._owes(request, slots, *need[:2]):
+            request.asked = False
             self._recall(capacity, now_s, decided)
             return "kept"
-        del self._held[id]
-        self._settle(request.tenant, missed)
-        request.granted_s = None
+        self._release(id, missed, now_s)
+        request.granted_s, request.asked = None, False
         request.recalls += 1
         request.work = left
         self._queue(request, now_s)
         self.look(capacity, now_s, decided)
         return "waiting"
 
-    def leave(self, id: str, missed: float) -> None:
+    def leave(self, id: str, missed: float, now_s: float) -> None:
         """As if it had never come, but for what it used. Ignores unknown ids."""
         if id in self._waiting:
             self._take(id)
         elif id in self._held:
-            self._settle(self._held.pop(id).tenant, missed)
+            self._release(id, missed, now_s)
 
     def look(self, capacity: int, now_s: float, decided: Decided) -> None:
         """Grants free slots in order and recalls what is owed."""
@@ -152,6 +152,12 @@ class FairOrder:
         request.granted_s = now_s
         self._held[request.id] = request
 
+    def _release(self, id: str, missed: float, now_s: float) -> None:
+        tenant = self._held.pop(id).tenant
+        if tenant in self._since and all(r.tenant != tenant for r in self._held.values()):
+            self._since[tenant] = now_s
+        self._settle(tenant, missed)
+
     def _line(self, tenant: str) -> Iterator[Request]:
         return (r for r in self._waiting.values() if r.tenant == tenant)
 
@@ -165,9 +171,9 @@ class FairOrder:
     # ---- decisions --------------------------------------------------------------------------
 
     def _lane(self, tenant: str, now_s: float) -> int:
-        """Of its first request, raised by the time that the tenant has waited for a grant."""
+        """Of its first request, raised by the time that the tenant has gone without a slot."""
         lifts = max(0, math.floor((now_s - self._since[tenant]) / self._ageing_s))
-        return max(LANES[0], self._front(tenant).lane - lifts)
+        return max(LANES[0], self._front(tenant).lane - (0 if self._slots(tenant) else lifts))
 
     def _next(self, now_s: float) -> Request | None:
         if not self._starts:
@@ -183,7 +189,6 @@ class FairOrder:
     def _pump(self, capacity: int, now_s: float, decided: Decided) -> None:
         while len(self._held) < capacity and (request := self._next(now_s)):
             start = self._starts[request.tenant]
-            self._since[request.tenant] = now_s
             self._hold(self._take(request.id), start, now_s)
             decided.granted.append(request.id)
 
@@ -196,9 +201,9 @@ class FairOrder:
         own = (self._slots(request.tenant) + coming + 1) / request.weight
         return self._lane(request.tenant, now_s), own, now_s - request.arrived_s
 
-    def _owes(self, request: Request, lane: int, own: float) -> bool:
-        slots = self._slots(request.tenant)
-        return request.lane >= lane and slots / request.weight >= 2 * own
+    def _owes(self, request: Request, slots: int, lane: int, own: float) -> bool:
+        """Of a tenant with so many slots; nobody loses the only one."""
+        return request.lane >= lane and slots > 1 and slots / request.weight >= 2 * own
 
     def _recall(self, capacity: int, now_s: float, decided: Decided) -> None:
         asked = sum(r.asked for r in self._held.values())
@@ -226,7 +231,7 @@ class FairOrder:
                 if r.tenant == tenant and not r.asked and r.recalls < self._recalls
             ]
             youngest = max(theirs, key=lambda r: (r.lane, r.granted_s, r.id), default=None)
-            if youngest and self._owes(youngest, lane, own):
+            if youngest and self._owes(youngest, self._slots(tenant), lane, own):
                 return youngest
         return None
 

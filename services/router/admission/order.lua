@@ -4,16 +4,16 @@
 -- Lanes (1 high, 2 normal, 3 low) come strictly one after the other. Within a lane those tenants come
 -- first that hold no slot; then all share by weight (start-time fair queuing): each grant charges its
 -- tenant cost / weight of virtual time, and the tenant furthest behind is next. Of its own requests
--- the best lane comes first, and in it the first come. A tenant that waits and was granted nothing
--- for `ageing` seconds rises one lane: this keeps it from starving by others, and those that are
--- served stay where they are.
+-- the best lane comes first, and in it the first come. A tenant that waits and has held no slot for
+-- `ageing` seconds rises one lane: this keeps it from starving by others, and those that are served
+-- stay where they are.
 --
 -- Nothing is charged for waiting. What the cost, an expectation, missed is settled when the request
 -- leaves; a lease that runs out gives its charge back.
 --
--- When all slots are held, the next in order has waited `patience` seconds and another tenant has at
--- least twice the slots, by weight, that its own would then have, the youngest of that tenant's is
--- recalled: its router gives the slot back (`yield`), and it waits again with the arrival it had.
+-- When all slots are held, the next in order has waited `patience` seconds and another tenant has
+-- several and at least twice the slots, by weight, that its own would then have, the youngest of that
+-- tenant's is recalled: its router gives the slot back (`yield`), and it waits again with the arrival it had.
 --
 -- The queue is bounded, and its places are shared too: in a full one, a tenant that has less than an
 -- equal part of them takes the place of the last request of the tenant that has the most, and one
@@ -30,7 +30,7 @@
 --   :waiting   zset   request -> its place's lease, Unix seconds
 --   :line      zset   waiting requests as "tenant lane arrival id", by name
 --   :tenants   zset   tenant with waiting requests -> how many
---   :since     zset   such a tenant -> since when it has waited for its next grant
+--   :since     zset   such a tenant -> since when it has waited, or held no slot
 --   :lift      zset   such a tenant -> when it rises a lane
 --   :lane:<n>  zset   such a tenant, in one lane -> its virtual start. Each lane has two: 2n-1 for
 --                     tenants without a slot, 2n for the others
@@ -132,7 +132,7 @@ end
 -- How many slots a tenant has that it was not asked to give back.
 local function slots_of(tenant) return how_many(SLOTS, tenant, '1') end
 
--- Puts a tenant in the lane of its first request, raised by the time it has waited for a grant.
+-- Puts a tenant in the lane of its first request, raised by the time it has gone without a slot.
 local function place(tenant)
   local front, start = first(LINE, tenant), nil
   local since = score(SINCE, tenant)
@@ -144,18 +144,23 @@ local function place(tenant)
     for _, k in ipairs({TENANTS, SINCE, LIFT}) do call('ZREM', k, tenant) end
     return
   end
-  local lifts = math.max(0, math.floor((now - since) / ageing))
+  local served = slots_of(tenant) > 0
+  local lifts = served and 0 or math.max(0, math.floor((now - since) / ageing))
   local lane = math.max(1, tonumber(mark_in(front, tenant)) - lifts)
-  local half = slots_of(tenant) > 0 and 0 or 1
+  local half = served and 0 or 1
   call('ZADD', LANES[2 * lane - half], start or start_of(tenant), tenant)
   call('ZADD', TENANTS, how_many(LINE, tenant), tenant)
-  call('ZADD', LIFT, lane > 1 and since + ageing * (lifts + 1) or 'inf', tenant)
+  local ages = lane > 1 and not served
+  call('ZADD', LIFT, ages and since + ageing * (lifts + 1) or 'inf', tenant)
 end
 
 local function share(tenant, weight)
   local slots = how_many(SLOTS, tenant)
   if slots == 0 then call('ZREM', SHARES, tenant) else call('ZADD', SHARES, slots / weight, tenant) end
-  if score(TENANTS, tenant) then place(tenant) end
+  if score(TENANTS, tenant) then
+    if slots == 0 then call('ZADD', SINCE, now, tenant) end
+    place(tenant)
+  end
 end
 
 -- A request's mark among the held: 0 it was recalled, 1 it may not be, 2 it may.
@@ -275,7 +280,6 @@ local function pump()
     if not tenant then return end
     local id = id_in(first(LINE, tenant))
     local entry, until_ = entry_of(id), score(WAITING, id)
-    call('ZADD', SINCE, now, tenant)
     take(id, entry)
     hold(id, entry, until_, start)
     tell('granted', id, entry)
@@ -291,9 +295,10 @@ local function need(coming)
   return lane, (slots_of(tenant) + coming + 1) / entry.weight, now - entry.arrived
 end
 
--- Whether a slot should go to it. Twice, so that tenants do not recall each other's in turns.
+-- Whether one of so many slots should go to it. Nobody loses the only one, and it takes twice as many,
+-- so that tenants do not recall each other's in turns.
 local function owes(entry, slots, lane, own)
-  return entry.lane >= lane and slots / entry.weight >= 2 * own
+  return entry.lane >= lane and slots > 1 and slots / entry.weight >= 2 * own
 end
 
 -- The request to recall: the youngest, in its lowest lane, of the tenant that has the most.

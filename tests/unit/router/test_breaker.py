@@ -29,6 +29,26 @@ def fail(breaker: Breaker, times: int = 1, peers: float | None = 0.0) -> None:
         breaker.began().failed(peers)
 
 
+def test_it_says_when_it_takes_requests(clock: Clock) -> None:
+    """And is heard of whenever that may be sooner: who waits for a worker need not look again."""
+    heard = []
+    breaker = Breaker(clock, lambda: heard.append(breaker.takes_in(alone=False)))
+    assert breaker.takes_in(alone=False) == 0
+    breaker.began().lost()
+    assert (heard, breaker.takes_in(alone=False)) == ([PROBE_S], PROBE_S)
+    clock.now += 0.25 * PROBE_S
+    assert breaker.takes_in(alone=False) == 0.75 * PROBE_S
+    clock.now += 0.75 * PROBE_S
+    assert breaker.takes_in(alone=False) == 0
+    breaker.began().left()  # the probe says nothing
+    assert heard.pop() == 0
+    breaker.began().lost()
+    assert (heard.pop(), breaker.takes_in(alone=True)) == (2 * PROBE_S, PROBE_S)
+    clock.now += 2 * PROBE_S
+    breaker.began().answered()
+    assert heard == [PROBE_S, 0]
+
+
 def test_failures_open_it_when_peers_have_fewer(breaker: Breaker) -> None:
     fail(breaker, MIN_FAILURES - 1)
     assert breaker.state is State.CLOSED

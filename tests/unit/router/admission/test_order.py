@@ -160,7 +160,7 @@ class Both:
         self.now += 1
         id, decided = ids.pop(place % len(ids)), Decided()
         self.asked = [one for one in self.asked if one != id]
-        self.order.leave(id, missed)
+        self.order.leave(id, missed, self.now)
         self.order.look(self.capacity, self.now, decided)
         self.follow(decided, self.lua.call(self.capacity, "leave", id, missed))
 
@@ -432,11 +432,25 @@ def test_who_is_served_does_not_age(make_script):
 def test_a_lift_keeps_the_count(make_script):
     lua = make_script(ageing_s=10.0)
     lua.enter(1, "first", "a")
-    lua.enter(1, "low", "a", lane=3, waited=15.0)
-    lua.enter(1, "b", "b", lane=2, waited=1.0)
-    assert lua.redis.zrange(f"{lua.root}:lane:3", 0, -1) == ["b"]  # of the normal lane
-    assert lua.redis.zrange(f"{lua.root}:lane:4", 0, -1) == ["a"]
-    assert lua.tenants() == {"a": 1, "b": 1}
+    lua.enter(1, "second", "a", waited=99.0)  # one of its own runs
+    lua.enter(1, "low", "b", lane=3, waited=15.0)
+    lua.enter(1, "low too", "b", lane=3)
+    lua.enter(1, "c", "c", waited=15.0)
+    of = {n: lua.redis.zrange(f"{lua.root}:lane:{n}", 0, -1) for n in range(1, 7)}
+    assert of == {1: ["c"], 2: [], 3: ["b"], 4: ["a"], 5: [], 6: []}
+    assert lua.tenants() == {"a": 1, "b": 2, "c": 1}
+
+
+def test_age_begins_anew_with_the_last_slots_end(make_script):
+    """A tenant whose long request just ended has not starved meanwhile."""
+    lua = make_script(ageing_s=0.3)
+    lua.enter(1, "first", "a")
+    lua.enter(1, "second", "a", lane=3)
+    lua.enter(1, "b", "b")
+    time.sleep(0.7)  # of a's request
+    lua.enter(1, "c", "c")
+    assert lua.leave(1, "first") == ["b"]
+    assert lua.redis.zrange(f"{lua.root}:lane:5", 0, -1) == ["a"]
 
 
 # ---- the queue's places -------------------------------------------------------------------------
@@ -516,6 +530,16 @@ def test_weights_count_in_slots_too(make_script):
         for id in recalled:
             lua.give_back(6, id)
     assert taken == ["a5", "a4", "a3", "a2"]  # 2 of weight 1 are as many as 8 of weight 4
+
+
+def test_nobody_loses_the_only_slot(make_script):
+    lua = make_script(recalls=2)
+    lua.enter(3, "a0", "a", weight=0.1)
+    lua.enter(3, "b0", "b")
+    lua.enter(3, "b1", "b")
+    assert lua.enter(3, "c", "c", weight=100.0)[4] == ["b1"]
+    lua.give_back(3, "b1")
+    assert lua.enter(3, "d", "d", weight=100.0)[4] == []
 
 
 def test_a_recall_waits_a_moment(make_script):
