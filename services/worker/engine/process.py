@@ -8,10 +8,10 @@ closes: its parent is gone.
 
 Between steps all commands that have arrived are carried out, so that a cancel takes effect at once
 whatever else comes in; of KV blocks, which may be gigabytes, only as many as TRANSFER_S allows, so
-that a burst of them does not hold up those who decode. A frame that has come in part waits for no
-one: the step goes first, and the rest is read after it. With nothing to do the engine checks that
-no block leaked, which would end it with a Failure, and sleeps on the sockets. While requests are
-pending that cannot be moved (all blocks are held by sequences that wait for the other side of a
+that a burst of them does not hold up those who decode. That holds for the rest of a frame, too:
+what of it does not come in this time is read after the step. With nothing to do the engine checks
+that no block leaked, which would end it with a Failure, and sleeps on the sockets. While requests
+are pending that cannot be moved (all blocks are held by sequences that wait for the other side of a
 split), it steps once a second to show that it lives.
 """
 
@@ -35,7 +35,7 @@ HEARTBEAT_S = 1.0
 IDLE_S = 0.2
 """Idle for so long, the engine checks that no block leaked."""
 TRANSFER_S = 0.005
-"""Taking KV blocks delays a step by so much at most, or by one message if that takes longer."""
+"""Taking KV blocks delays a step by so much at most, and by the last one's writing."""
 
 
 class Closed(Exception):
@@ -48,6 +48,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._taken = self._frames()
+        self._amid = False  # a frame has come in part
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -58,6 +59,10 @@ class Channel:
         Raises Closed at the end.
         """
         return next(self._taken)
+
+    def more(self, within_s: float) -> bool:
+        """Whether more comes of a frame that has come in part; waits so long for it."""
+        return self._amid and bool(select.select([self._socket], [], [], max(0.0, within_s))[0])
 
     def receive(self) -> Any:
         """The next message, waited for. Raises Closed at the end."""
@@ -77,10 +82,12 @@ class Channel:
         """Each message, and None whenever there is nothing more to read."""
         while True:
             (count,) = wire.COUNT.unpack((yield from self._read(wire.COUNT.size)))
+            self._amid = True
             sizes = wire.decode_sizes(bytes((yield from self._read(8 * count))))
             parts = []
             for size in sizes:
                 parts.append((yield from self._read(size)))
+            self._amid = False
             yield wire.decode(parts)
 
     def _read(self, size: int) -> Generator[None, None, bytearray]:
@@ -124,10 +131,11 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
             timeout = 0
         while (command := channel.take()) is not None:
             carry_out(*command)
-        started = monotonic()
-        while (transfer := transfers.take()) is not None:
-            carry_out(*transfer)
-            if engine.has_work and monotonic() - started >= TRANSFER_S:
+        until = monotonic() + TRANSFER_S
+        while (transfer := transfers.take()) is not None or transfers.more(until - monotonic()):
+            if transfer is not None:
+                carry_out(*transfer)
+            if engine.has_work and monotonic() >= until:
                 break
         if not engine.has_work and timeout == IDLE_S:
             engine.check()

@@ -193,7 +193,8 @@ class World:
                 # Decode first: no running decode is left out of a step.
                 assert sequence.id in decoding or sequence.num_computed < sequence.num_prompt
         for victim in step.preempted:
-            assert not victim.blocks
+            assert victim.id not in names
+            assert victim.status is Status.WAITING
 
 
 @settings(max_examples=200, deadline=None)

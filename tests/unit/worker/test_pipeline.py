@@ -7,9 +7,10 @@ import grpc
 import pytest
 
 from protos import common_pb2, worker_pb2
+from services.common.block_hash import tenant_salt
 from services.common.telemetry import Telemetry
 from services.worker import pipeline
-from services.worker.engine import Request
+from services.worker.engine import Request, Sampling
 from services.worker.sequences import Sequences
 from tests.support.waiting import until
 
@@ -102,3 +103,35 @@ async def test_what_is_no_work_request_is_refused(payload: bytes, param: str) ->
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert (status.stage, status.param) == ("worker", param)
     assert not engine.added
+
+
+async def test_the_engine_is_told_all_that_was_asked_for() -> None:
+    sampling = common_pb2.Sampling(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        seed=11,
+        max_tokens=5,
+        ignore_eos=True,
+        stop_token_ids=[7],
+    )
+    caller = common_pb2.Caller(tenant="t", priority=common_pb2.PRIORITY_LOW)
+    payload = work(sampling=sampling, caller=caller, generated_prefix=1)
+    engine, call = Engine(), Call(payload)
+    serving = asyncio.create_task(serve(engine, call))
+    await until(lambda: bool(engine.added))
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    (request,) = engine.added
+    assert request.priority == common_pb2.PRIORITY_LOW == 3
+    assert (request.prompt_token_ids, request.generated_prefix) == ([3, 4], 1)
+    assert request.salt == tenant_salt("t")
+    assert request.sampling == Sampling(
+        max_tokens=5,
+        temperature=0.5,
+        top_k=3,
+        top_p=pytest.approx(0.9),
+        seed=11,
+        ignore_eos=True,
+        stop_token_ids=(7,),
+    )
