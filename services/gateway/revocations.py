@@ -34,6 +34,7 @@ class Revocations:
         self._on_revoked = on_revoked
         self._recheck = recheck
         self._task: asyncio.Task[None] | None = None
+        self._said = False  # that there are no news, once an outage
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="revocations")
@@ -48,7 +49,9 @@ class Revocations:
             try:
                 await self._listen()
             except (*RedisAway, RedisError) as away:
-                log.warning("no news of revoked keys: %s", type(away).__name__)
+                if not self._said:
+                    log.warning("no news of revoked keys: %s", type(away).__name__)
+                self._said = True
             await asyncio.sleep(_RETRY_S)
 
     async def _listen(self) -> None:
@@ -60,5 +63,6 @@ class Revocations:
                     continue
                 if message["type"] == "subscribe":  # also after the client connected anew by itself
                     await self._recheck()
+                    self._said = False
                 elif message["type"] == "message":
                     self._on_revoked(message["data"])
