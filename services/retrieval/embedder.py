@@ -125,10 +125,10 @@ class Embedder:
             vectors = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._encode, ids
             )
-        except Exception as error:
+        except Exception:
             log.exception("a batch of %d texts failed", len(batch))
             if len(batch) == 1:
-                failed = _failure(grpc.StatusCode.INTERNAL, f"failed: {type(error).__name__}")
+                failed = _failure(grpc.StatusCode.INTERNAL, "failed on this text")
                 self._fail(batch[0][0], failed)
             else:  # one bad text must not fail the others' requests
                 for one in batch:

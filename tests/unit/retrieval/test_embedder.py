@@ -11,6 +11,7 @@ import pytest
 from services.common.errors import PenstockError
 from services.retrieval import embedder as module
 from services.retrieval.embedder import Embedder
+from tests.support.inside import check
 
 
 class Model:
@@ -116,9 +117,10 @@ async def test_a_bad_text_fails_its_own_request_alone(model: Model, embedder: Em
     await until(lambda: embedder._waiting == 3)
     model.gate.set()
     assert (await good).tolist() == [[4, 1], [5, 1]]
-    with pytest.raises(PenstockError, match="ValueError") as raised:
+    with pytest.raises(PenstockError, match="failed on this text") as raised:
         await bad
     assert raised.value.code == grpc.StatusCode.INTERNAL
+    check(raised.value.message)
     await first
 
 
