@@ -498,6 +498,19 @@ async def test_a_tokenizer_lost_before_the_first_word_is_replaced(rig):
     check(json.dumps(record), spare.replica, asked.replica)
 
 
+async def test_an_answer_does_not_wait_for_a_record_that_does_not_come(rig):
+    async def never_ends(call: LinkCall, request: Any) -> None:
+        await say("so", " it", " is")(call, request)
+        await asyncio.Event().wait()
+
+    rig.tokenizer.script = never_ends
+    http = await rig.http()
+    async with asyncio.timeout(20):
+        answer = await http.post(CHAT, json=ask())
+    assert answer.json()["choices"][0]["message"]["content"] == "so it is"
+    assert (await rig.record(answer.headers["x-request-id"]))["status"] == "ok"
+
+
 async def test_drain_lets_streams_finish_and_refuses_new_ones(rig):
     go_on = asyncio.Event()
 
