@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 
 from protos.common_pb2 import Record
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
@@ -43,6 +43,7 @@ class EmbeddingsRequest(Body):
     input: Annotated[
         list[Annotated[Any, AfterValidator(_said)]],
         Field(min_length=1, max_length=MAX_TEXTS),
+        FailFast(),
         BeforeValidator(_as_inputs),
     ]
     encoding_format: Literal["float", "base64"] | None = None

@@ -3,7 +3,7 @@
 import secrets
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from protos.common_pb2 import Message, Passage, Sampling
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
@@ -157,7 +157,7 @@ class ChatCompletionRequest(Generation):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1), at_most("max_messages")]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast(), at_most("max_messages")]
     max_completion_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
     response_format: TextFormat | None = None
     tools: Annotated[list[FileSearch], Field(max_length=1)] | None = None

@@ -21,6 +21,7 @@ NUMBERED = {f"k{n}": 1 for n in range(MANY)}
     ("model", "fields", "param"),
     [
         (ChatCompletionRequest, {**CHAT, "messages": [1] * MANY}, "messages"),
+        (ChatCompletionRequest, {**CHAT, "messages": [{}] * 2048}, "messages[0]"),
         (ChatCompletionRequest, {**CHAT, "messages": [{"content": [1] * MANY}]}, "messages[0]"),
         (ChatCompletionRequest, {**CHAT, "messages": [NUMBERED]}, "messages[0].k0"),
         (ChatCompletionRequest, {**CHAT, "metadata": NUMBERED}, "metadata"),
@@ -29,7 +30,8 @@ NUMBERED = {f"k{n}": 1 for n in range(MANY)}
         (ChatCompletionRequest, {**CHAT, "tools": [1] * MANY}, "tools"),
         (ChatCompletionRequest, {**CHAT, **NUMBERED}, "k0"),
         (CompletionRequest, {"model": "m", "prompt": "x", **NUMBERED}, "k0"),
-        (EmbeddingsRequest, {"model": "m", "input": [1.5] * MANY}, "input"),
+        (EmbeddingsRequest, {"model": "m", "input": ["x", *[1.5] * MANY]}, "input"),
+        (EmbeddingsRequest, {"model": "m", "input": [""] * 2048}, "input[0]"),
     ],
 )
 def test_few_faults_are_told_of_many(model: type[Body], fields: dict[str, Any], param: str):

@@ -96,7 +96,7 @@ async def test_the_intake_is_bounded_and_drains():
     assert intake.running == 0
 
 
-def test_a_tenants_bytes_are_bounded_and_come_back():
+async def test_a_tenants_bytes_are_bounded_and_come_back():
     intake = Intake(10, 100)
     with intake.slot("a") as first:
         first.hold(50)
@@ -112,13 +112,22 @@ def test_a_tenants_bytes_are_bounded_and_come_back():
 
 async def test_a_drain_gives_up_after_its_grace():
     intake = Intake(1, 1)
-    with intake.slot("a"):
-        async with asyncio.timeout(5):
-            await intake.drain(0.01)
-        assert intake.draining
-        assert intake.running == 1, "it is left to run"
-        with pytest.raises(PenstockError, match="shutting down"), intake.slot("b"):
-            pass
+
+    async def never_ends() -> None:
+        with intake.slot("a"):
+            await asyncio.Event().wait()
+
+    request = asyncio.create_task(never_ends())
+    await asyncio.sleep(0)
+    assert intake.running == 1
+    async with asyncio.timeout(5):
+        await intake.drain(0.01)
+    with pytest.raises(PenstockError, match="shut down before the answer was whole") as told:
+        await request
+    assert told.value.reason == "draining"
+    assert intake.running == 0
+    with pytest.raises(PenstockError, match="shutting down"), intake.slot("b"):
+        pass
 
 
 def test_records_are_bounded():
