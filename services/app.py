@@ -6,6 +6,7 @@ Redis, where its callers find it. So losing Serve's controller does not touch a 
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -13,7 +14,9 @@ from ray.serve._private import replica as serve_replica
 
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica as Registered
+from services.common.redis import connect
 from services.common.service import Host, Service
+from services.common.start_failures import StartFailure, tell
 from services.common.transport import host_port
 
 APPLICATION = "penstock"
@@ -42,8 +45,12 @@ class Replica:
         self, service: str, settings: Settings, *_next: Any
     ) -> None:
         _bind_serve(settings.bind_host)
-        self._host = Host(service_class(service), settings)
-        await self._host.start()
+        try:
+            self._host = Host(service_class(service), settings)
+            await self._host.start()
+        except Exception as error:
+            await _tell_failure(settings, service, error)
+            raise
 
     async def registered(self) -> Registered | None:
         """What the registry says of this replica."""
@@ -63,6 +70,24 @@ def _bind_serve(host: str) -> None:
     module: Any = serve_replica
     bind = module.add_port_to_grpc_server
     module.add_port_to_grpc_server = lambda server, _: bind(server, host_port(host, 0))
+
+
+async def _tell_failure(settings: Settings, service: str, error: Exception) -> None:
+    """Serve tells only that a deployment failed; whoever waits for this one wants to know why."""
+    model = settings.worker.model
+    who = f"{settings.worker.role} worker of {model}" if service == "worker" else service
+    failure = StartFailure(who, why=str(error) or repr(error), log=_log())
+    redis = connect(settings.redis_url)
+    try:
+        await tell(redis, settings.namespace, failure)
+    finally:
+        await redis.aclose()
+
+
+def _log() -> str:
+    """The file that Ray points this process's standard error to, where the kernel tells."""
+    stderr = Path("/proc/self/fd/2")
+    return str(stderr.readlink()) if stderr.exists() else ""
 
 
 def _deployment(name: str, service: str, settings: Settings, replicas: int, *following: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; its exit code is 0 on success, 1 on failure, 2 on wrong usage."""
     given = parser().parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="penstock: %(message)s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a command as Ctrl-C does
     command: Command = given.main
     try:
         return command(given)

@@ -8,6 +8,7 @@ password of Redis on the command lines of its processes, and GCS would end whene
 import logging
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class RayCluster:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
+        self._ray: Any = None  # the library, once it is wholly imported
         self._node: Any = None
 
     def start(self) -> None:
@@ -31,7 +33,10 @@ class RayCluster:
         import ray
         from ray import serve
 
+        self._ray = ray
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        _leave_out_what_serves_nobody()
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         ray.init(
             address="local",
             include_dashboard=False,
@@ -39,8 +44,14 @@ class RayCluster:
             log_to_driver=False,
             namespace="penstock",
         )
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace and aborts
         self._node = ray._private.worker._global_node
         serve.start(proxy_location="Disabled")
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs of all of Ray's processes, the replicas' too."""
+        return Path(self._node.get_logs_dir_path())
 
     def _prepare(self) -> None:
         """Ray reads these when it is imported, and hands them on to all its processes."""
@@ -71,6 +82,19 @@ class RayCluster:
 
     def stop(self) -> None:
         """Ends Ray's processes, the replicas with them."""
-        import ray
+        if self._ray is not None:
+            self._ray.shutdown()
 
-        ray.shutdown()
+
+def _leave_out_what_serves_nobody() -> None:
+    """Ray's head starts a dashboard, an autoscaler and a reader of logs, and waits for the first
+    (170 MB, 2 s of CPU). On one machine nobody uses them, and no setting leaves them out."""
+    from ray._private import node, utils
+
+    parts: Any = node.Node
+    for start in ("start_monitor", "start_api_server", "start_log_monitor"):
+        getattr(parts, start)  # raises where a newer Ray calls it otherwise
+        setattr(parts, start, lambda _self, **_options: None)
+    # What Ray is without its optional libraries: an agent that takes no jobs over HTTP.
+    module: Any = utils
+    module.get_dashboard_dependency_error = lambda: ImportError("left out")

@@ -11,18 +11,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from services.cli.checkpoints import made_local
 from services.cli.ray_cluster import RayCluster
 from services.cli.running import Running, find_running, state_file
-from services.common.config import ModelSpec, Settings, unknown_names
+from services.common.config import Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.redis import connect
+from services.common.redis import Redis, connect
 from services.common.secrets import private_folder, redacted
+from services.common.start_failures import first_told, forget
 from services.gateway.keys import KeyStore, key_hash
-from services.worker.engine.model_config import UnsupportedModel, read_config
 
 Report = Callable[[str], None]
 _START_TIMEOUT_S = 300.0  # a large checkpoint takes long to load; progress shows what is waited for
+_LOOK_EVERY_S = 1.0  # for replicas that failed to start
 _LAPTOP_TENANT = "local"
 
 
@@ -39,10 +41,16 @@ class Stack:
         self._decode = decode
         self._report = report
         self._undo = ExitStack()
+        self._logs: Path | None = None  # once there are some
 
     def __enter__(self) -> Running:
         with self._undo:
-            running = self._start()
+            try:
+                running = self._start()
+            except (RuntimeError, OSError) as error:
+                if self._logs is None:
+                    raise
+                raise RuntimeError(f"{error}\nlogs of all processes: {self._logs}") from error
             self._undo = self._undo.pop_all()
         return running
 
@@ -59,8 +67,8 @@ class Stack:
         for name in unknown_names(os.environ):
             self._report(f"{name} is set, but there is no such setting")
         # What can be told now is told now, not by a replica that fails a minute later.
-        for model in self._settings.models:
-            _check_checkpoint(model)
+        models = [made_local(model, self._report) for model in self._settings.models]
+        self._settings = self._settings.model_copy(update={"models": models})
         _check_port(self._settings.gateway.host, self._settings.gateway.port)
         private_folder(self._settings.data_dir)
         settings = self._start_redis()
@@ -90,6 +98,7 @@ class Stack:
         cluster = RayCluster(self._settings.data_dir)
         self._undo.callback(cluster.stop)
         cluster.start()
+        self._logs = cluster.logs
         from ray import serve
 
         from services.app import APPLICATION
@@ -103,10 +112,6 @@ class Stack:
 
         from services.app import APPLICATION, build
 
-        graph = build(settings, prefill=self._prefill, decode=self._decode)
-        deploying = asyncio.create_task(
-            asyncio.to_thread(serve.run, graph, name=APPLICATION, route_prefix=None)
-        )
         redis = connect(settings.redis_url)
         wanted = _wanted(settings, self._prefill, self._decode)
         views = {
@@ -114,27 +119,35 @@ class Stack:
             for service in {service for service, _ in wanted}
         }
         try:
+            await forget(redis, settings.namespace)
+            graph = build(settings, prefill=self._prefill, decode=self._decode)
+            target = serve.RunTarget(graph, name=APPLICATION, route_prefix=None)
+            await asyncio.to_thread(serve.run_many, [target], wait_for_applications_running=False)
             for view in views.values():
                 await view.start()
-            await self._wait(deploying, lambda: _missing(wanted, views))
+            await self._wait(redis, lambda: _missing(wanted, views))
             gateway = next(iter(views["gateway"].replicas.values()))
-            await self._wait(deploying, lambda: _not_ready(gateway.facts["url"]))
-            await deploying
+            await self._wait(redis, lambda: _not_ready(gateway.facts["url"]))
             return gateway
         finally:
             for view in views.values():
                 await view.stop()
             await redis.aclose()
 
-    async def _wait(self, deploying: asyncio.Task[Any], missing: Callable[[], list[str]]) -> None:
+    async def _wait(self, redis: Redis, missing: Callable[[], list[str]]) -> None:
+        """Raises RuntimeError with the reason of the first replica that does not start: here none
+        fails for a reason that a second attempt would not meet."""
         deadline = time.monotonic() + _START_TIMEOUT_S
+        look = 0.0
         said: list[str] = []
         while waiting := await asyncio.to_thread(missing):
             if waiting != said:
                 self._report("waiting for: " + ", ".join(waiting))
                 said = waiting
-            if deploying.done():
-                deploying.result()  # raises what Serve says of a deployment that failed
+            if time.monotonic() > look:
+                if reason := await _failure(redis, self._settings.namespace):
+                    raise RuntimeError(reason)
+                look = time.monotonic() + _LOOK_EVERY_S
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not up after {_START_TIMEOUT_S:.0f} s: {', '.join(waiting)}")
             await asyncio.sleep(0.2)
@@ -146,20 +159,20 @@ class Stack:
         self._undo.callback(path.unlink, missing_ok=True)
 
 
-def _check_checkpoint(model: ModelSpec) -> None:
-    """Raises RuntimeError that says what a local checkpoint lacks; hub ids are left to the hub."""
-    folder = Path(model.path)
-    if not folder.is_dir():
-        if folder.is_absolute() or model.path.startswith(("~", ".")) or model.path.count("/") != 1:
-            raise RuntimeError(f"model {model.name!r}: there is no folder {model.path}")
-        return
-    try:
-        read_config(folder)
-    except UnsupportedModel as error:
-        raise RuntimeError(f"model {model.name!r}: {error}") from error
-    for pattern in ("*.safetensors", "tokenizer.json"):
-        if not any(folder.glob(pattern)):
-            raise RuntimeError(f"model {model.name!r}: {folder} has no {pattern}")
+async def _failure(redis: Redis, namespace: str) -> str:
+    """Why a replica does not start, as itself says, or else Serve; empty while all is well."""
+    deployment = await asyncio.to_thread(_deployment_status)
+    if told := await first_told(redis, namespace):
+        return str(told)
+    return deployment.message if deployment.status == "DEPLOY_FAILED" else ""
+
+
+def _deployment_status() -> Any:
+    from ray import serve
+
+    from services.app import APPLICATION
+
+    return serve.status().applications[APPLICATION]
 
 
 def _check_port(host: str, port: int) -> None:

@@ -6,29 +6,57 @@ from services.common.config import ModelSpec, Settings
 
 _FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
 _WEIGHTS = ["*.safetensors"]
+_HUB_TIMEOUT_S = 4.0
 
 
 def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
     """The checkpoint's folder, downloaded first if `spec.path` is a hub id. Blocking.
 
-    Without `weights` only what a tokenizer needs is downloaded.
-    Raises FileNotFoundError that names the model when it is neither.
+    Without `weights` only what a tokenizer needs is downloaded. Raises FileNotFoundError that names
+    the model and says why, within seconds, whatever the hub does.
     """
     folder = Path(spec.path).expanduser()
     if folder.is_dir():
         return folder
-    if folder.is_absolute() or spec.path.count("/") != 1:
-        raise FileNotFoundError(f"model {spec.name!r}: no folder {spec.path!r}")
-    wanted = [*_FILES, *_WEIGHTS] if weights else _FILES
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    if not is_hub_id(spec.path):
+        raise FileNotFoundError(f"model {spec.name!r}: there is no folder {spec.path}")
+    return _from_hub(spec, [*_FILES, *_WEIGHTS] if weights else _FILES)
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether it is written like one: "owner/name"."""
+    return path.count("/") == 1 and path[0] not in "/.~" and not path.endswith("/")
+
+
+def _from_hub(spec: ModelSpec, wanted: list[str]) -> Path:
+    """The hub is asked with a deadline first, which downloading has not; without an answer a copy
+    that was downloaded before does."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    def failed(why: str) -> FileNotFoundError:
+        return FileNotFoundError(f"model {spec.name!r}: there is no folder {spec.path}, and {why}")
 
     try:
-        return Path(snapshot_download(spec.path, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise FileNotFoundError(
-            f"model {spec.name!r}: {spec.path!r} is no folder, and the hub gave: {error}"
-        ) from error
+        revision = HfApi().model_info(spec.path, timeout=_HUB_TIMEOUT_S).sha
+        return Path(snapshot_download(spec.path, revision=revision, allow_patterns=wanted))
+    except GatedRepoError:
+        raise failed("the hub's model of this name asks for HF_TOKEN and its terms") from None
+    except RepositoryNotFoundError:
+        raise failed("the hub has no model of this name, or a private one (HF_TOKEN)") from None
+    except HFValidationError as error:
+        raise failed(f"it is no hub id: {error}") from None
+    except Exception as error:  # its client lets its HTTP library's errors through
+        away = (str(error) or type(error).__name__).splitlines()[0]
+    try:
+        return Path(snapshot_download(spec.path, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise failed(f"the hub gave no answer ({away})") from None
 
 
 def chosen(settings: Settings, name: str) -> ModelSpec:

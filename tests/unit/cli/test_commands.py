@@ -1,13 +1,18 @@
+import http.server
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from services.cli.main import main
 from services.cli.running import Running, find_running, state_file
@@ -77,29 +82,104 @@ def test_a_wrong_setting_is_named(
     assert "PENSTOCK_ROUTER__QUEUE_LIMIT" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", ["no folder", "json", "architecture", "weights", "tokenizer"])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("no folder", "there is no folder"),
+        ("json", "config.json is not JSON"),
+        ("architecture", "'GPT2LMHeadModel' is not supported"),
+        ("no weights", "neither model.safetensors nor its index.json is there"),
+        ("cut", "model.safetensors: broken, or cut short"),
+        ("shape", "model.norm.weight is [256], config.json makes it [128]"),
+        ("no tokenizer", "has no tokenizer.json"),
+        ("tokenizer", "tokenizer.json cannot be read"),
+    ],
+)
 def test_a_broken_checkpoint_is_told_before_anything_starts(
     fault: str,
+    said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = tmp_path / "broken"
+    shipped, folder = Path(local_models([])[0].path), tmp_path / "broken"
     if fault != "no folder":
-        folder.mkdir()
-        config = json.loads((Path(local_models([])[0].path) / "config.json").read_text())
+        shutil.copytree(shipped, folder)
+        config = json.loads((shipped / "config.json").read_text())
         if fault == "architecture":
             config["architectures"] = ["GPT2LMHeadModel"]
+        if fault == "shape":
+            config |= {"hidden_size": 128, "head_dim": 64}
+            norm = {"model.norm.weight": torch.ones(256)}
+            save_file(norm, folder / "model.safetensors")
         (folder / "config.json").write_text("{nope" if fault == "json" else json.dumps(config))
-        if fault != "weights":
-            (folder / "model.safetensors").touch()
-        if fault != "tokenizer":
-            (folder / "tokenizer.json").touch()
+        if fault == "no weights":
+            (folder / "model.safetensors").unlink()
+        if fault == "cut":
+            (folder / "model.safetensors").write_bytes(b"0" * 1000)
+        if fault == "no tokenizer":
+            (folder / "tokenizer.json").unlink()
+        if fault == "tokenizer":
+            (folder / "tokenizer.json").write_text('{"version": "1.0"')
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
     assert main(["up", "--model", str(folder)]) == 1
-    said = capsys.readouterr().err
-    assert str(folder) in said
-    assert "redis" not in said, "nothing was started"
+    told = capsys.readouterr().err
+    assert str(folder) in told
+    assert said in told
+    assert "redis" not in told, "nothing was started"
+    assert not (tmp_path / "data").exists()
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """A hub that has no models."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("hub", "said"),
+    [
+        ("empty", "the hub has no model of this name"),
+        ("closed", "the hub gave no answer"),
+        ("silent", "the hub gave no answer"),
+        ("offline", "offline mode is enabled"),
+    ],
+)
+def test_a_wrong_hub_id_is_told_within_seconds(hub: str, said: str, tmp_path: Path) -> None:
+    """In a process of its own: the hub's library reads its settings when it is imported."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    silent = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = {"silent": silent.getsockname()[1], "closed": 1}.get(hub, server.server_port)
+    environment = {
+        **os.environ,
+        "HF_HOME": str(tmp_path),
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HUB_OFFLINE": "1" if hub == "offline" else "0",
+        "PENSTOCK_DATA_DIR": str(tmp_path / "data"),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "services.cli", "up", "--model", "nobody/nothing"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+        silent.close()
+    assert done.returncode == 1
+    assert "nobody/nothing" in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "data").exists()
 
 

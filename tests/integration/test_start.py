@@ -1,0 +1,83 @@
+"""`penstock up` that fails or is ended while it starts: a reason in words, and nothing stays."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+class Starting:
+    """`penstock up` with a data directory of its own; `said` is its standard error so far."""
+
+    def __init__(self, data_dir: Path, **settings: str) -> None:
+        own = {"PENSTOCK_DATA_DIR": str(data_dir), **settings}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services.cli", "up", "--port", "0"],
+            env={**os.environ, **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.said = ""
+        self._heard = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for(self, words: str, timeout_s: float = 120.0) -> None:
+        with self._heard:
+            assert self._heard.wait_for(lambda: words in self.said, timeout_s), self.said
+
+    def ended(self, timeout_s: float = 120.0) -> int:
+        """Its exit status, once it ended by itself."""
+        status = self.process.wait(timeout_s)
+        self._reader.join(10)
+        return status
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._heard:
+                self.said += line
+                self._heard.notify_all()
+
+
+def test_the_first_replicas_failure_reaches_the_terminal(tmp_path: Path) -> None:
+    """What only the engine can tell: here, a KV cache that holds no block."""
+    starting = Starting(tmp_path, PENSTOCK_WORKER__KV_CACHE_BYTES="1000")
+    starting.wait_for("waiting for")
+    family = starting.family()
+    assert starting.ended() == 1
+    told = starting.said
+    assert re.search(r"penstock: (prefill|decode) worker of demo did not start: ", told), told
+    assert "kv_cache_bytes 1000 is less than one block" in told
+    assert "Traceback" not in told
+    (log,) = re.findall(r"its log: (\S+)", told)
+    assert "kv_cache_bytes" in Path(log).read_text()
+    (logs,) = re.findall(r"logs of all processes: (\S+)", told)
+    assert Path(logs).is_dir()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["ray: starting", "waiting for"])
+def test_a_start_can_be_ended(number: signal.Signals, moment: str, tmp_path: Path) -> None:
+    starting = Starting(tmp_path)
+    starting.wait_for(moment)
+    family = starting.family()
+    starting.process.send_signal(number)
+    assert starting.ended(60) == 130, starting.said
+    assert "Traceback" not in starting.said, starting.said
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    assert not (tmp_path / "running.json").exists()
