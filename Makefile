@@ -23,6 +23,9 @@ lint: $(READY)          ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)          ## generate docs/settings.md from the code
+	$(BIN)/python -m services.common.settings_doc
+
 protos: $(READY)        ## generate the contracts' Python modules
 	$(BIN)/python protos/generate.py
 
@@ -39,7 +42,7 @@ model: $(READY)         ## remake the demonstration model from its seed (an hour
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) protos/generate.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "make: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python protos/generate.py
 	touch $@

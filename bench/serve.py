@@ -16,6 +16,7 @@ Exit code: 0, 1 when a request failed, 2 when nothing could be run.
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ import aiohttp
 from bench.openai_stream import Outcome, perform
 from bench.totals import Slo, totals
 from bench.workload import WorkloadRequest, load
+from services.cli.running import find_running
+from services.common.config import Settings
 
 _LAG_TICK_S = 0.02
 
@@ -41,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--url", required=True, help="the server's address, with or without /v1")
     add("--workload", required=True, type=Path, help="JSON lines, one request each")
     add("--json", required=True, type=Path, help="where the results go")
-    add("--key", default="", help="API key")
+    add("--key", help="API key (default: PENSTOCK_API_KEY, or the local Penstock's own)")
     add("--model", default="", help="default: the first that the server lists")
     add("--concurrency", type=_positive_int, help="most requests in flight; default: no limit")
     add("--timeout-s", type=_positive, default=600.0, help="per request (default: %(default)s)")
@@ -68,9 +71,10 @@ def main(args: argparse.Namespace) -> int:
 async def _run(
     args: argparse.Namespace, workload: list[WorkloadRequest], slo: Slo
 ) -> dict[str, Any]:
+    key = args.key or os.environ.get("PENSTOCK_API_KEY") or _local_key(args.url)
     async with aiohttp.ClientSession(
         base_url=_base(args.url),
-        headers={"Authorization": f"Bearer {args.key}"} if args.key else {},
+        headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         connector=aiohttp.TCPConnector(limit=0),
     ) as http:
@@ -86,6 +90,14 @@ async def _run(
     }
     requests = [asdict(o) | {"tpot_s": o.tpot_s} for o in outcomes]
     return {"run": run, "totals": totals(outcomes, slo, lag_s), "requests": requests}
+
+
+def _local_key(url: str) -> str:
+    """Of the Penstock that runs with this data directory, if `url` is its own: a key is told to
+    nobody else."""
+    running = find_running(Settings())
+    same = running is not None and _base(running.url) == _base(url)
+    return running.key if running is not None and same else ""
 
 
 async def _first_model(http: aiohttp.ClientSession) -> str:

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 
 import grpc
-from rich.console import Console
 from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
@@ -16,6 +15,7 @@ from services.common.redis import connect
 from services.common.secrets import redacted
 from services.common.transport import Transport
 
+_TIMEOUT_S = 5.0  # whoever has not answered by then is told so
 _SERVICES = ("gateway", "retrieval", "tokenizer", "router", "worker")
 
 
@@ -47,42 +47,51 @@ async def _main() -> int:
     out = console()
     out.print(_services_table(replicas))
     transport = Transport.of(settings)
-    for router in (r for r in replicas if r.service == "router"):
-        await _print_router(out, router, transport)
+    routers = [r for r in replicas if r.service == "router"]
+    for shown in await asyncio.gather(*(_seen_by(router, transport) for router in routers)):
+        out.print(shown)
     return 0
 
 
 async def _registered(settings: Settings) -> list[Replica] | None:
+    """None: Redis gives no answer in time."""
     redis = connect(settings.redis_url)
-    found: list[Replica] = []
+    views = [Directory(redis, settings.namespace, s, settings.lease_s) for s in _SERVICES]
     try:
-        for service in _SERVICES:
-            view = Directory(redis, settings.namespace, service, settings.lease_s)
-            await view.refresh()
-            if not view.reachable:
-                return None
-            found += view.replicas.values()
+        async with asyncio.timeout(_TIMEOUT_S):
+            await asyncio.gather(*(view.refresh() for view in views))
+    except TimeoutError:
+        return None
     finally:
         await redis.aclose()
-    return found
+    if not all(view.reachable for view in views):
+        return None
+    return [replica for view in views for replica in view.replicas.values()]
 
 
 def _services_table(replicas: list[Replica]) -> Table:
-    table = folding_table("service", "replica", "address", "pid", "facts", title="Replicas")
+    table = folding_table("service", "replica", "gRPC", "metrics", "pid", "facts", title="Replicas")
     for replica in replicas:
         facts = ", ".join(f"{key}={value}" for key, value in replica.facts.items())
-        table.add_row(replica.service, replica.id, replica.address, str(replica.pid), facts)
+        table.add_row(
+            replica.service,
+            replica.id,
+            replica.address,
+            replica.metrics_url,
+            str(replica.pid),
+            facts,
+        )
     return table
 
 
-async def _print_router(out: Console, router: Replica, transport: Transport) -> None:
+async def _seen_by(router: Replica, transport: Transport) -> Table | str:
+    """The workers as the router sees them, or that it does not answer in time."""
     async with transport.dial(router.address) as channel:
         stub = router_pb2_grpc.RouterStub(channel)
         try:
-            seen = await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
+            seen = await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            out.print(f"{router.id} does not answer: {error.code().name}: {error.details()}")
-            return
+            return f"{router.id} does not answer: {error.code().name}: {error.details()}"
     table = folding_table(
         "worker",
         "role",
@@ -111,4 +120,4 @@ async def _print_router(out: Console, router: Replica, transport: Transport) -> 
             f"{used:.0%}",
             str(worker.steps),
         )
-    out.print(table)
+    return table

@@ -1,0 +1,13 @@
+from services.common.settings_doc import DOCUMENT, document
+
+
+def test_the_settings_page_is_current() -> None:
+    assert DOCUMENT.read_text() == document(), "run `make docs`"
+
+
+def test_names_bounds_and_defaults_are_told() -> None:
+    told = document()
+    assert "| `PENSTOCK_ROUTER__QUEUE_LIMIT` | whole number ≥ 0 | `256` |" in told
+    assert "| `PENSTOCK_REDIS_URL` or `REDIS_URL` | text |" in told
+    assert "| `pattern` | text | needed |" in told
+    assert "Annotated" not in told
