@@ -644,6 +644,18 @@ def test_a_dead_routers_slots_and_places_return(make_script):
     assert lua.status(1) == [1, 0]
 
 
+def test_a_dead_routers_place_returns(make_script):
+    """While another's request holds the slot all the time."""
+    lua = make_script(lease_s=0.3)
+    lua.enter(1, "mine", "t")
+    lua.enter(1, "its", "t", router="dead")
+    began = time.monotonic()
+    while lua.renew(1, held=["mine"]) and lua.status(1) != [1, 0]:
+        assert time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.29
+    assert lua.leave(1, "mine") == []
+
+
 def test_a_grant_to_a_dead_router_lasts_no_longer_than_its_place(make_script):
     """Its lease is the one that the place had, until its router renews it."""
     lua = make_script(lease_s=0.6)
