@@ -19,6 +19,7 @@ from prometheus_client import start_http_server
 
 from services.common.config import Settings, unknown_names
 from services.common.discovery import Registration, Replica, host_id, new_replica_id
+from services.common.give_back import give_back_memory
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
 from services.common.transport import (
@@ -86,7 +87,7 @@ class Host:
         self._server = Transport.of(self.settings).server(SERVER_OPTIONS, health=self._health)
         self._registration: Registration | None = None
         self._metrics = contextlib.ExitStack()
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self.replica: Replica | None = None
         self.failed = asyncio.Event()  # a check failed: the replica takes no more requests
 
@@ -98,7 +99,10 @@ class Host:
         except BaseException:
             await self.stop(grace_s=0)
             raise
-        self._watch = asyncio.create_task(self._check_often(), name="check")
+        self._watches = [
+            asyncio.create_task(self._check_often(), name="check"),
+            asyncio.create_task(give_back_memory(), name="memory"),
+        ]
         log.info("%s serves on %s", self.id, self.replica.address)
         return self.replica
 
@@ -155,8 +159,8 @@ class Host:
     async def stop(self, grace_s: float | None = None) -> None:
         """Leaves the registry, lets running requests finish for `grace_s`, then ends all."""
         grace = self.settings.drain_grace_s if grace_s is None else grace_s
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         await self._health.enter_graceful_shutdown()
         if self._registration is not None:
             await self._registration.stop()

@@ -222,23 +222,25 @@ async def serve(gateway: Gateway, front: Front) -> None:
                 ):
                     await generate(gateway, front, identity, place, journal)
     except PenstockError as error:
-        journal.error = error
+        journal.fail(error)
         raise
     except TimeoutError:
-        journal.error = PenstockError(
+        late = PenstockError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "the request did not end in time",
             stage="gateway",
             reason="deadline",
         )
-        raise journal.error from None
+        journal.fail(late)
+        raise late from None
     except asyncio.CancelledError:
-        journal.error = PenstockError(
-            grpc.StatusCode.CANCELLED, "the client went away", stage="client", reason="cancelled"
+        gone = "the client went away"
+        journal.fail(
+            PenstockError(grpc.StatusCode.CANCELLED, gone, stage="client", reason="cancelled")
         )
         raise
     except Exception:
-        journal.error = internal()
+        journal.fail(internal())
         raise
     finally:
         if root is not None:

@@ -51,6 +51,11 @@ class Journal:
         self.tokens += tokens
         return first
 
+    def fail(self, error: PenstockError) -> None:
+        """Notes how it failed. Not the exception itself: its traceback holds the variables of every
+        frame that it passed, the request's body among them."""
+        self.error = PenstockError.from_status(error.to_status())
+
     def close(self, record: common_pb2.Record) -> None:
         self.duration_s = time.monotonic() - self._began
         self.record = record

@@ -1,7 +1,9 @@
 """Citations, pages, the intake, records: the gateway's small concepts."""
 
 import asyncio
+import weakref
 
+import grpc
 import pytest
 from opentelemetry import trace
 
@@ -155,3 +157,22 @@ def test_only_a_valid_trace_context_is_taken(header, valid):
     parent = trace.get_current_span(client_context(header)).get_span_context()
     assert parent.is_valid == valid
     assert not valid or parent.trace_flags.sampled
+
+
+def test_a_record_holds_nothing_of_the_request_that_failed():
+    class Large:
+        pass
+
+    def fails(journal: Journal) -> "weakref.ref[Large]":
+        body = Large()
+        try:
+            raise PenstockError(grpc.StatusCode.INVALID_ARGUMENT, "bad", param="x", reason="odd")
+        except PenstockError as error:
+            journal.fail(error)
+        return weakref.ref(body)
+
+    journal = Journal("req_1", "chat")
+    assert fails(journal)() is None
+    journal.close(Record())
+    told = journal.as_json()
+    assert (told["status"], told["error"]["code"]) == ("invalid_argument", "odd")
