@@ -269,6 +269,7 @@ async def test_errors_from_below_have_their_status(rig, stream, error, status, c
     assert answer.headers["x-request-id"]
     if status == 429:
         assert answer.headers["retry-after"] == "3"
+    assert len(rig.tokenizer.requests) == 1, "whoever told it has tried what there is to try"
 
 
 async def test_without_a_good_key_there_is_nothing(rig):
