@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
+from services.gateway.embeddings import EmbeddingsRequest
 from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.schema import Body, validated
 
