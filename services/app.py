@@ -125,5 +125,5 @@ def build(settings: Settings, *, prefill: int, decode: int) -> Any:
     ]
     router = _deployment("router", "router", settings, settings.router.count, *workers)
     tokenizer = _deployment("tokenizer", "tokenizer", settings, settings.tokenizer.count, router)
-    retrieval = _deployment("retrieval", "retrieval", settings, 1)
+    retrieval = _deployment("retrieval", "retrieval", settings, settings.retrieval.replicas)
     return _deployment("gateway", "gateway", settings, 1, tokenizer, retrieval)

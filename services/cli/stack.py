@@ -188,7 +188,8 @@ def _check_port(host: str, port: int) -> None:
 def _wanted(settings: Settings, prefill: int, decode: int) -> dict[tuple[str, str], int]:
     """How many replicas of each (service, what to call it) there must be."""
     roles = {"prefill": prefill, "decode": decode} if prefill else {"both": decode}
-    wanted = {(name, name): 1 for name in ("retrieval", "gateway")}
+    wanted = {("gateway", "gateway"): 1}
+    wanted["retrieval", "retrieval"] = settings.retrieval.replicas
     wanted["tokenizer", "tokenizer"] = settings.tokenizer.count
     wanted["router", "router"] = settings.router.count
     for model in settings.models:

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -92,6 +100,9 @@ class GatewaySettings(Section):
 class RetrievalSettings(Section):
     embedding_model: str = Field(
         "", description="folder or hub id of a sentence-transformers model; empty: built-in MiniLM"
+    )
+    replicas: int = Field(
+        1, ge=1, description="of `penstock up`; two need a Qdrant server, for both to share"
     )
     chunk_tokens: int = Field(96, gt=8, description="of the embedding model's tokenizer")
     chunk_overlap_tokens: int = Field(16, ge=0)
@@ -233,6 +244,15 @@ class Settings(BaseSettings):
     tokenizer: TokenizerSettings = TokenizerSettings()
     router: RouterSettings = RouterSettings()
     worker: WorkerSettings = WorkerSettings()
+
+    @model_validator(mode="after")
+    def _local_store_has_one_process(self) -> "Settings":
+        if self.retrieval.replicas > 1 and not self.qdrant_url:
+            raise ValueError(
+                "retrieval.replicas: a local vector store is of one process; set QDRANT_URL, or "
+                "PENSTOCK_RETRIEVAL__REPLICAS=1"
+            )
+        return self
 
     @field_validator("internal_secret")
     @classmethod

@@ -4,6 +4,7 @@ are killed, and a drain by Ctrl-C. One stack for all tests, in this order."""
 import asyncio
 import os
 import pickle
+import signal
 import stat
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -142,6 +143,33 @@ async def test_secrets_are_kept_and_not_shown(laptop: Laptop) -> None:
     told.append(laptop.log.read_text().replace(kept["key"], "", 1))  # which is for the user
     for name, secret in kept.items():
         assert not any(secret in text for text in told), f"{name} is shown"
+
+
+async def test_calls_wait_out_the_death_of_retrieval(laptop: Laptop) -> None:
+    """They failed for 27 s. The new process is there in a few seconds, the calls just wait."""
+    text = b"# Guide\n\nThe harbour opens at six."
+    async with laptop.api() as api:
+        form = {"files": {"file": ("guide.md", text)}, "data": {"purpose": "assistants"}}
+        file = (await api.post("/v1/files", **form)).json()["id"]
+        store = (await api.post("/v1/vector_stores", json={"file_ids": [file]})).json()["id"]
+
+        async def searchable() -> bool:
+            told = (await api.get(f"/v1/vector_stores/{store}")).json()
+            return bool(told["file_counts"]["completed"])
+
+        await until(searchable, 60)
+        (lost,) = await laptop.replicas("retrieval")
+        os.kill(lost.pid, signal.SIGKILL)
+        model = lost.facts["embedding_model"]
+        answers = await asyncio.gather(
+            api.post("/v1/embeddings", json={"model": model, "input": "a text"}),
+            api.post(f"/v1/vector_stores/{store}/search", json={"query": "harbour"}),
+            api.post("/v1/embeddings", json={"model": model, "input": ["another"]}),
+        )
+        assert [answer.status_code for answer in answers] == [200] * 3
+        (found,) = answers[1].json()["data"]
+        assert found["file_id"] == file
+        assert lost.id not in {replica.id for replica in await laptop.replicas("retrieval")}
 
 
 async def test_up_survives_its_controller_and_drains_on_ctrl_c(laptop: Laptop) -> None:

@@ -8,7 +8,13 @@ from ray.serve.deployment import Application
 
 from services.app import build
 from services.cli.stack import _wanted
-from services.common.config import ModelSpec, RouterSettings, Settings, TokenizerSettings
+from services.common.config import (
+    ModelSpec,
+    RetrievalSettings,
+    RouterSettings,
+    Settings,
+    TokenizerSettings,
+)
 
 
 def deployed(application: Application) -> dict[str, Any]:
@@ -34,12 +40,15 @@ def test_routers_and_tokenizers_have_a_spare_where_there_are_cores(
         models=[ModelSpec(name="tiny", path="/nowhere")],
         router=RouterSettings(replicas=given),
         tokenizer=TokenizerSettings(replicas=given),
+        retrieval=RetrievalSettings(replicas=2),
+        qdrant_url="http://127.0.0.1:6333",
     )
     graph = deployed(build(settings, prefill=prefill, decode=3))
     services: Counter[str] = Counter()
     for deployment in graph.values():
         services[deployment.init_args[0]] += deployment.num_replicas
     assert services["router"] == services["tokenizer"] == replicas
+    assert services["retrieval"] == 2
     wanted: Counter[str] = Counter()
     for (service, _), count in _wanted(settings, prefill, 3).items():
         wanted[service] += count

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from services.common.config import GatewaySettings, Settings, unknown_names
+from services.common.config import GatewaySettings, RetrievalSettings, Settings, unknown_names
 
 
 def test_sections_and_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +38,10 @@ def test_an_origin_that_no_browser_would_send_is_refused() -> None:
     for odd in ("https://app.example/", "app.example", "https://", "https://a b", ""):
         with pytest.raises(ValidationError, match="cors_origins"):
             GatewaySettings(cors_origins=[odd])
+
+
+def test_two_replicas_of_retrieval_need_a_store_that_both_reach() -> None:
+    two = RetrievalSettings(replicas=2)
+    with pytest.raises(ValidationError, match="QDRANT_URL"):
+        Settings(retrieval=two)
+    assert Settings(retrieval=two, qdrant_url="http://qdrant:6333").retrieval.replicas == 2
