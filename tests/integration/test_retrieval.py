@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from services.common.redis import connect
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.common.unary import call
-from services.retrieval import pipeline
+from services.retrieval import embedder, pipeline
 from services.retrieval.server import RetrievalService
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
@@ -235,10 +236,28 @@ async def test_searches_go_on_while_all_chunking_stands_still(
         process._process.send_signal(signal.SIGSTOP)
         held = [asyncio.create_task(client.index(GUIDE, f"doc {n}")) for n in range(4)]
         await until(lambda: not chunkers._idle)
-        assert (await client.search("When does the harbour open?"))[0].source_id == "guide"
+        gate = threading.Event()  # nor do they share threads with anything
+        threads = [asyncio.create_task(asyncio.to_thread(gate.wait, 60)) for _ in range(64)]
+        async with asyncio.timeout(30):
+            found = await client.search("When does the harbour open?")
+        assert found[0].source_id == "guide"
+        gate.set()
+        await asyncio.gather(*threads)
         assert (await client.embed("a text")).tokens == 4
         process._process.send_signal(signal.SIGCONT)
         assert {reply.chunks for reply in await asyncio.gather(*held)} == {3}
+
+
+async def test_a_long_document_does_not_fill_the_models_queue(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the searches beside it were refused."""
+    monkeypatch.setattr(pipeline, "_EMBED_AT_ONCE", 4)
+    monkeypatch.setattr(embedder, "MAX_WAITING_TEXTS", 10)
+    long = [asyncio.create_task(client.index(GUIDE * 5, f"doc {n}")) for n in range(2)]
+    while not all(task.done() for task in long):
+        await client.search("When does the harbour open?")
+    assert [(await task).chunks for task in long] == [15, 15]
 
 
 async def test_an_answer_is_small_whatever_the_headings(client: Client) -> None:
