@@ -70,6 +70,7 @@ async def test_a_text_of_too_many_chunks_is_refused_in_words() -> None:
         process = first(chunkers)
         assert await refusal(chunkers, TEXT) == "the text makes more than 3 chunks, the limit"
         assert len((await chunkers.cut("Doc", "Six. " * 60)).chunks) == 3
+        await refusal(chunkers, "Six. " * 80)  # four
         assert first(chunkers) == process
 
 

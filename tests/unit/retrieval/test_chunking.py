@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.retrieval import chunking
 from services.retrieval.chunking import chunk
 from services.retrieval.chunks import Chunk
 from tests.support.minilm import tokenizer
@@ -127,6 +128,13 @@ def test_a_line_break_ends_a_list_item_but_no_sentence() -> None:
     for c in cut(wrapped * 6, limit=30, overlap=0):
         assert c.text.startswith("The old harbour")
         assert c.text.endswith("morning.")
+
+
+def test_a_long_text_is_measured_piece_by_piece_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"Boat {n} sails at dawn.\nIt is naïve. " for n in range(200))
+    whole = cut(text)
+    monkeypatch.setattr(chunking, "_TOKENIZED_AT_ONCE", 100)
+    assert cut(text) == whole
 
 
 def test_the_overlap_must_leave_room() -> None:
