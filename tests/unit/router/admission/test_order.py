@@ -298,6 +298,33 @@ def test_any_keys_may_be_lost(redis_url, ops, losses, data):
         lua.close()
 
 
+@pytest.mark.parametrize("key", KEYS)
+def test_a_lost_key_changes_no_turn(make_script, key):
+    """Tenants wait in every lane, with and without a slot; whatever goes, all come in order."""
+    lua = make_script(recalls=1)
+    facts = {f"held {t}": (t, 2) for t in "abc"}
+    facts |= {f"{n}{t}": (t, n) for n, t in ((1, "a"), (2, "b"), (3, "c"))}
+    facts |= {f"{n}{t}": (t, n) for n, t in ((1, "d"), (2, "e"), (3, "f"))}
+    for id, (tenant, lane) in facts.items():
+        lua.enter(3, id, tenant, lane)
+    lua.redis.delete(f"{lua.root}:{key}")
+    held, waiting = list(facts)[:3], list(facts)[3:]
+    _, _, lost, unknown = lua.renew(3, held, waiting)
+    for id in lost:
+        lua.call(3, "hold", id, *facts[id], 1.0, 1.0, 0)
+    for id in unknown:
+        lua.enter(3, id, *facts[id])
+    assert lua.status(3) == [3, 6]
+    order = []
+    for id in held:
+        order += lua.leave(3, id)
+    # Whoever ends holds no slot any more, so its next one is among the first of its lane.
+    assert order == ["1d", "1a", "2e"]
+    while order and (more := lua.leave(3, order[-3])):
+        order += more
+    assert sorted(order) == sorted(waiting)
+
+
 # ---- the order ----------------------------------------------------------------------------------
 
 
