@@ -758,6 +758,7 @@ async def test_a_dead_engine_is_the_cause_however_the_hand_over_tells_it(stack):
     answer = ask(link)
     await until(lambda: prefill.running == 1 and decode.running == 1)
     decode.break_push()
+    await until(lambda: decode.running == 0)
     prefill.end_engine()
     await answer.whole()
     assert answer.tokens == undisturbed()

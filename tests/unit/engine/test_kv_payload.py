@@ -139,6 +139,7 @@ def test_a_sweep_between_making_and_locking_takes_no_live_owners_file(
     monkeypatch.setattr(kv_payload.fcntl, "flock", swept_before)
     ref = kv_payload.share(DATA)
     assert swept
+    assert (folder / ref.name.rsplit("-", 1)[0]).exists(), "or nobody would ever sweep it"
     kv_payload.sweep()
     assert segments(folder) == [ref.name]
 

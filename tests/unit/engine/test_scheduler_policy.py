@@ -125,18 +125,12 @@ def test_prompts_begun_go_by_arrival_too() -> None:
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
     """After a preemption a sequence finds its own blocks again, which is nobody's saving."""
     bench = Bench(num_blocks=6)
-    bench.add("first", tokens(4, first=10))
-    bench.add("second", tokens(4, first=11))
-    third = bench.add("third", tokens(5, first=12))
-    while third.status is not Status.WAITING or third.num_cached:
-        bench.step()
-        if third.status is Status.WAITING and third.was_admitted:
-            break
-    assert third.num_cached == 0
-    for name in ("first", "second"):
-        if name in bench.scheduler.sequences:
-            bench.scheduler.finish(bench.scheduler.sequences[name])
+    one = bench.add("one", tokens(9, first=10))
     bench.step()
-    assert third.status is Status.RUNNING
-    assert third.num_computed > 5 or bench.pool.num_free < 6
-    assert third.num_cached == 0
+    bench.scheduler._preempt(one, Step())
+    (chunk,) = bench.step().chunks
+    assert chunk.start == 8
+    assert one.num_cached == 0
+    again = bench.add("again", tokens(9, first=10))
+    bench.step()
+    assert again.num_cached == 8
