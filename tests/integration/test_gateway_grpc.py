@@ -367,3 +367,18 @@ async def test_drain_lets_a_call_finish_and_refuses_new_ones(rig):
     assert [event async for event in events][-1].finish == FINISH_STOP
     async with asyncio.timeout(10):
         await stopping
+
+
+async def test_a_call_that_outlasts_a_drains_grace_is_told_so(rig):
+    async def never_ends(link_call: Any, request: Any) -> None:
+        send(link_call, "first", plan=plan(request))
+        await asyncio.Event().wait()
+
+    rig.tokenizer.script = never_ends
+    call = (await stub(rig)).Chat(ChatRequest(model=MODEL, messages=MESSAGES), metadata=signed(rig))
+    assert (await call.read()).text == "first"
+    stopping = asyncio.create_task(rig.host.stop(0.2))
+    code, _ = await refusal(call)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "shut down" in await call.details()
+    await stopping
