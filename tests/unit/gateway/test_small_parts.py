@@ -124,6 +124,7 @@ async def test_a_drain_gives_up_after_its_grace():
     assert intake.running == 1
     async with asyncio.timeout(5):
         await intake.drain(0.01)
+    assert request.done()
     with pytest.raises(PenstockError, match="shut down before the answer was whole") as told:
         await request
     assert told.value.reason == "draining"
