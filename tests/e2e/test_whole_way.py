@@ -227,6 +227,22 @@ async def test_grpc_gives_what_rest_gives(penstock: Cluster) -> None:
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_list_of_prompts_is_answered_as_each_would_be_alone(penstock: Cluster) -> None:
+    prompts = ["the water", "a lighthouse " * 20, "tax"]
+    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    async with client(penstock) as api:
+        alone = [await api.completions.create(prompt=p, **body) for p in prompts]  # type: ignore[call-overload]
+        together = await api.completions.create(prompt=prompts, **body)  # type: ignore[call-overload]
+        stream = await api.completions.create(prompt=prompts, stream=True, **body)  # type: ignore[call-overload]
+        streamed = ["", "", ""]
+        async for chunk in stream:
+            streamed[chunk.choices[0].index] += chunk.choices[0].text
+    texts = [answer.choices[0].text for answer in alone]
+    assert [choice.text for choice in together.choices] == texts == streamed
+    assert together.usage.prompt_tokens == sum(a.usage.prompt_tokens for a in alone)
+    assert together.usage.completion_tokens == 36
+
+
 async def test_many_at_once_all_end_as_they_would_alone(penstock: Cluster) -> None:
     prompts = [f"number {n} " * (1 + 5 * (n % 7)) for n in range(24)]
     body = {"model": "tiny", "max_tokens": 40, "temperature": 0}
