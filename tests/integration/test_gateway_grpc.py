@@ -310,6 +310,7 @@ async def test_a_tenants_calls_are_bounded_like_its_requests(redis_url, namespac
         request = ChatRequest(model=MODEL, messages=MESSAGES)
         running = [service.Chat(request, metadata=signed(rig)) for _ in range(2)]
         await until(lambda: len(rig.tokenizer.requests) == 2, 5)
+        assert 0 < rig.gateway.intake.bytes_held < 1000  # what came, not the most that might have
         code, trailers = await refusal(service.Chat(request, metadata=signed(rig)))
         assert (code, trailers["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "1")
         for call in running:
