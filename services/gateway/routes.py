@@ -160,16 +160,23 @@ async def healthz(gateway: Gateway, exchange: Exchange) -> None:
 
 
 async def readyz(gateway: Gateway, exchange: Exchange) -> None:
-    """Whether a request sent here now has a way; names what is missing."""
-    missing = []
+    """Whether a request sent here now has a way; names what is missing.
+
+    While Redis is away, requests of known keys have one: not a 503, which would turn them away too.
+    """
+    missing, limited = [], []
     if gateway.intake.draining:
         missing.append("this gateway is shutting down")
     if not gateway.tokenizers.ready():
         missing.append("no tokenizer is linked")
-    if not gateway.tokenizers.redis_reachable and not gateway.auth.knows_keys:
-        missing.append("Redis is away and no API key is known")
-    status = {"status": "unavailable" if missing else "ok", "missing": missing}
-    await exchange.reply_json(status, 503 if missing else 200)
+    if not gateway.tokenizers.redis_reachable:
+        if gateway.auth.knows_keys:
+            limited.append("Redis is away: only known keys, no files, no vector stores")
+        else:
+            missing.append("Redis is away and no API key is known")
+    status = "unavailable" if missing else "degraded" if limited else "ok"
+    body = {"status": status, "missing": [*missing, *limited]}
+    await exchange.reply_json(body, 503 if missing else 200)
 
 
 async def version(gateway: Gateway, exchange: Exchange) -> None:

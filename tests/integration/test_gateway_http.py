@@ -636,6 +636,13 @@ async def test_redis_killed_while_streaming(namespace):
             assert away.status_code == 503
             assert away.json()["error"]["code"] == "storage_unavailable"
 
+            async def degraded() -> bool:
+                told = await http.get("/readyz")
+                assert told.status_code == 200, "known keys are served"
+                return told.json()["status"] == "degraded" and "Redis" in told.json()["missing"][0]
+
+            await until(degraded, 5, "readiness says what is away")
+
 
 # ---- records and operation ----------------------------------------------------------------------
 
