@@ -10,7 +10,7 @@ import httpx
 
 from services.cli import client
 from services.cli.console import console
-from services.cli.up import add_stack_arguments, report, stack
+from services.cli.up import add_stack_arguments, report, stack, supervised
 from services.cli.waterfall import print_record
 
 
@@ -30,6 +30,7 @@ def main(arguments: argparse.Namespace) -> int:
     if not documents:
         raise ValueError(f"--documents: no .md or .txt file in {arguments.documents}")
     question = arguments.question or _first_question(arguments.documents)
+    supervised()
     began = time.monotonic()
     with stack(arguments, port=0) as running:
         report(f"up after {time.monotonic() - began:.1f} s")

@@ -49,9 +49,9 @@ class RayCluster:
         serve.start(proxy_location="Disabled")
 
     @property
-    def logs(self) -> Path:
-        """Folder of the logs of all of Ray's processes, the replicas' too."""
-        return Path(self._node.get_logs_dir_path())
+    def logs(self) -> Path | None:
+        """Folder of the logs of Ray's processes and the replicas; None before the start."""
+        return None if self._node is None else Path(self._node.get_logs_dir_path())
 
     def _prepare(self) -> None:
         """Ray reads these when it is imported, and hands them on to all its processes."""

@@ -29,8 +29,16 @@ def state_file(settings: "Settings") -> Path:
 
 def find_running(settings: "Settings") -> Running | None:
     """The Penstock that was started with this data directory, if it still runs."""
-    with suppress(FileNotFoundError, ValueError, TypeError, ProcessLookupError, PermissionError):
-        running = Running(**json.loads(state_file(settings).read_text()))
-        os.kill(running.pid, 0)
-        return running
+    running = last_running(settings)
+    if running is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(running.pid, 0)
+            return running
+    return None
+
+
+def last_running(settings: "Settings") -> Running | None:
+    """What a Penstock wrote down that runs, or ended without tidying up."""
+    with suppress(FileNotFoundError, ValueError, TypeError):
+        return Running(**json.loads(state_file(settings).read_text()))
     return None

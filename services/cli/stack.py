@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from services.cli.checkpoints import made_local
 from services.cli.ray_cluster import RayCluster
 from services.cli.running import Running, find_running, state_file
+from services.cli.supervisor import LOST
 from services.common.config import Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
@@ -40,22 +40,41 @@ class Stack:
         self._prefill = prefill
         self._decode = decode
         self._report = report
+        self._redis: EmbeddedRedis | None = None
+        self._ray = RayCluster(self._settings.data_dir)
         self._undo = ExitStack()
-        self._logs: Path | None = None  # once there are some
+
+    @property
+    def drain_grace_s(self) -> float:
+        """How long its end may take for running streams."""
+        return self._settings.drain_grace_s
 
     def __enter__(self) -> Running:
         with self._undo:
             try:
                 running = self._start()
             except (RuntimeError, OSError) as error:
-                if self._logs is None:
+                if self._ray.logs is None:
                     raise
-                raise RuntimeError(f"{error}\nlogs of all processes: {self._logs}") from error
+                raise RuntimeError(f"{error}\nlogs of all processes: {self._ray.logs}") from error
             self._undo = self._undo.pop_all()
         return running
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
+
+    def tend(self) -> None:
+        """To be called often while it is up: starts again what ended. What it cannot start again
+        ends this process with `LOST`, for its supervisor to start all anew."""
+        try:
+            if self._redis is not None and self._redis.ended:
+                self._report("redis ended: starting it again")
+                self._redis.start()
+            for line in self._ray.tend():
+                self._report(line)
+        except Exception as error:
+            self._report(str(error))
+            os._exit(LOST)  # at once: what Ray does at an exit needs the parts that are lost
 
     def _start(self) -> Running:
         other = find_running(self._settings)
@@ -89,16 +108,15 @@ class Stack:
         if "redis_url" in self._settings.model_fields_set:
             self._report(f"redis: {redacted(self._settings.redis_url)}")
             return self._settings
-        redis = self._undo.enter_context(EmbeddedRedis(self._settings.data_dir / "redis"))
+        redis = self._redis = EmbeddedRedis(self._settings.data_dir / "redis")
+        self._undo.enter_context(redis)
         self._report(f"redis: {redacted(redis.url)} (embedded)")
         return self._settings.model_copy(update={"redis_url": redis.url})
 
     def _start_ray(self) -> None:
         self._report("ray: starting")
-        cluster = RayCluster(self._settings.data_dir)
-        self._undo.callback(cluster.stop)
-        cluster.start()
-        self._logs = cluster.logs
+        self._undo.callback(self._ray.stop)
+        self._ray.start()
         from ray import serve
 
         from services.app import APPLICATION

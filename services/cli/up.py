@@ -8,9 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.cli.supervisor import Leash, supervise
+
 if TYPE_CHECKING:  # what starts a stack is imported when one is to start
+    from services.cli.running import Running
     from services.cli.stack import Stack
     from services.common.config import ModelSpec
+
+
+_TEND_EVERY_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +68,12 @@ def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:
     return parse
 
 
-def stack(arguments: argparse.Namespace, port: int | None) -> "Stack":
-    """The Stack that the arguments ask for. Raises ValueError that names a wrong one."""
+def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = False) -> "Stack":
+    """The Stack that the arguments ask for. Raises ValueError that names a wrong one.
+
+    Started `again` in place of a lost one, it is found where that one was.
+    """
+    from services.cli.running import last_running
     from services.cli.stack import Stack
     from services.common.config import Settings
 
@@ -73,6 +83,8 @@ def stack(arguments: argparse.Namespace, port: int | None) -> "Stack":
         changes["models"] = local_models(arguments.model)
     if port is not None:
         changes["gateway"] = settings.gateway.model_copy(update={"port": port})
+    if again and (lost := last_running(settings)) is not None:
+        changes["gateway"] = settings.gateway.model_copy(update=_ports(lost))
     if "dtype" not in settings.worker.model_fields_set:
         # CPUs of laptops compute float32 faster than bfloat16, and greedy output stays the same
         # whatever the batch.
@@ -83,6 +95,12 @@ def stack(arguments: argparse.Namespace, port: int | None) -> "Stack":
         decode=arguments.decode,
         report=report,
     )
+
+
+def _ports(running: "Running") -> dict[str, int]:
+    """Where a gateway listened, as its settings."""
+    port, grpc_port = (int(a.rpartition(":")[2]) for a in (running.url, running.grpc))
+    return {"port": port, "grpc_port": grpc_port}
 
 
 def local_models(given: list[str]) -> "list[ModelSpec]":
@@ -106,16 +124,26 @@ def local_models(given: list[str]) -> "list[ModelSpec]":
     return specs
 
 
+def supervised() -> Leash:
+    """Returns in a process of its own for the stack (services/cli/supervisor.py)."""
+    from services.common.config import Settings
+
+    Settings()  # a wrong one is told before there is anything to supervise
+    return supervise(report)
+
+
 def report(line: str) -> None:
     """Progress, apart from what a command prints as its result."""
     print(f"· {line}", file=sys.stderr, flush=True)
 
 
 def main(arguments: argparse.Namespace) -> int:
+    leash = supervised()
     stopped = threading.Event()
-    with stack(arguments, arguments.port) as running:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopped.set())
+    started = stack(arguments, arguments.port, again=leash.again)
+    with started as running:
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        leash.up(started.drain_grace_s)
         print(
             f"""
 Penstock is up.
@@ -130,6 +158,7 @@ Ctrl-C stops: running streams finish first.
 """,
             flush=True,
         )
-        stopped.wait()
+        while not stopped.wait(_TEND_EVERY_S):
+            started.tend()
         report("draining")
     return 0

@@ -42,8 +42,7 @@ def free_port() -> int:
 class EmbeddedRedis:
     """One redis-server process on 127.0.0.1, behind a password.
 
-    With `data_dir` its data and its password outlive it. It may be started again after its end, on
-    the same port.
+    With `data_dir` its data and its password outlive it.
     """
 
     def __init__(self, data_dir: Path | None = None, port: int = 0) -> None:
@@ -67,12 +66,14 @@ class EmbeddedRedis:
             raise RuntimeError("redis is not running")
         return self._process.pid
 
-    def poll(self) -> int | None:
-        """The exit code of a server that ended by itself; None while it runs."""
-        return None if self._process is None else self._process.poll()
+    @property
+    def ended(self) -> bool:
+        """Whether it ended by itself: `start` brings it back, on the same port."""
+        return self._process is not None and self._process.poll() is not None
 
     def start(self, timeout_s: float = 10.0) -> "EmbeddedRedis":
         """Returns when it answers; raises RuntimeError with its log when it does not."""
+        self.stop()  # forgets one that ended
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         if self._data_dir is not None:
             options += ["--appendonly", "yes", "--dir", str(self._data_dir.resolve())]

@@ -1,5 +1,6 @@
 """`penstock up`: the graph on a real Ray, what strangers can do to it, what it does when its parts
-are killed, and a drain by Ctrl-C. One stack for all tests, in this order."""
+are killed, and a drain by Ctrl-C. One stack for all of this, in this order; the last test, of what
+ends a stack, has its own."""
 
 import asyncio
 import os
@@ -19,7 +20,7 @@ import pytest_asyncio
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from tests.support.checkpoint import write_checkpoint
-from tests.support.laptop import Laptop
+from tests.support.laptop import START_S, Laptop
 from tests.support.streams import Stream, complete
 from tests.support.waiting import until
 
@@ -172,22 +173,64 @@ async def test_calls_wait_out_the_death_of_retrieval(laptop: Laptop) -> None:
         assert lost.id not in {replica.id for replica in await laptop.replicas("retrieval")}
 
 
-async def test_up_survives_its_controller_and_drains_on_ctrl_c(laptop: Laptop) -> None:
-    def controllers() -> list[psutil.Process]:
-        found = [p for p in everything(laptop) if "ray::ServeController" in " ".join(p.cmdline())]
-        return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
+def running(laptop: Laptop, named: str) -> list[psutil.Process]:
+    """Processes by their command line, dead ones not."""
+    found = []
+    for process in everything(laptop):
+        with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+            if named in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
+
+async def another(laptop: Laptop, named: str, killed: psutil.Process) -> None:
+    """Returns once another process has taken the place of a killed one."""
+    await until(
+        lambda: any(p.pid != killed.pid for p in running(laptop, named)), 30, f"another {named}"
+    )
+
+
+async def test_a_killed_redis_is_back_with_its_data(laptop: Laptop) -> None:
+    async with laptop.api() as api:
+        file = {"file": ("a.txt", b"kept through a kill", "text/plain")}
+        uploaded = (await api.post("/v1/files", files=file, data={"purpose": "assistants"})).json()
+        (server,) = running(laptop, "redis-server")
+        server.kill()
+        await another(laptop, "redis-server", server)
+
+        async def served() -> bool:
+            answer = await api.get(f"/v1/files/{uploaded['id']}/content")
+            return answer.status_code == 200 and answer.content == b"kept through a kill"
+
+        await until(served, 20, "files are served again, those from before too")
+        assert "redis ended" in laptop.log.read_text()
+
+
+async def test_a_killed_gcs_is_back_and_nobody_noticed(laptop: Laptop) -> None:
+    async with laptop.api() as api:
+        expected = await complete(api, GREEDY)
+        stream = Stream(api, GREEDY)
+        await stream.reached(chunks=5)
+        (gcs,) = running(laptop, "gcs_server")
+        gcs.kill()
+        assert await stream.finished() == expected
+        await another(laptop, "gcs_server", gcs)
+        assert await complete(api, GREEDY) == expected
+        assert "(gcs) ended" in laptop.log.read_text()
+
+
+async def test_up_survives_its_controller_and_drains_on_ctrl_c(laptop: Laptop) -> None:
     async with laptop.api() as api:
         expected = await complete(api, GREEDY)
 
         stream = Stream(api, GREEDY)
         await stream.reached(chunks=5)
-        (controller,) = controllers()
+        (controller,) = running(laptop, "ray::ServeController")
         controller.kill()
         assert await stream.finished() == expected, "it never noticed"
         assert await complete(api, GREEDY) == expected, "nor do new requests"
 
-        await until(lambda: bool(controllers()), 60, "a new one")
+        await another(laptop, "ray::ServeController", controller)
         stream = Stream(api, GREEDY)
         await stream.reached(chunks=5)
         before = everything(laptop)
@@ -197,3 +240,26 @@ async def test_up_survives_its_controller_and_drains_on_ctrl_c(laptop: Laptop) -
     assert laptop.up.returncode == 0, laptop.log.read_text()
     _, alive = psutil.wait_procs(before, timeout=10)
     assert not alive, "nothing is left running"
+
+
+async def test_what_is_lost_comes_back_and_what_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "tiny", window=1024)
+    async with Laptop(tmp_path, "--model", str(tmp_path / "tiny"), INTERNAL_SECRET="") as laptop:
+        first = everything(laptop)[1:]
+        async with laptop.api() as api:
+            expected = await complete(api, GREEDY)
+            (raylet,) = running(laptop, "raylet/raylet")
+            raylet.kill()
+            _, left = await asyncio.to_thread(psutil.wait_procs, first, 30)
+            assert not left, "of the lost stack"
+
+            def up_again() -> bool:
+                return laptop.log.read_text().count("Penstock is up.") == 2
+
+            await until(up_again, START_S, "a new stack")
+            assert await complete(api, GREEDY) == expected, "where the lost one was"
+        assert "raylet" in laptop.log.read_text()
+        second = everything(laptop)
+        laptop.up.kill()
+        _, left = await asyncio.to_thread(psutil.wait_procs, second, 60)
+        assert not left, "of a stack whose main process was killed"

@@ -24,6 +24,12 @@ from services.common.discovery import Replica
 NOBODY = "redis://127.0.0.1:1/0"
 
 
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start tells is read here: it does not go on in a process of its own."""
+    monkeypatch.setattr("services.cli.up.supervise", lambda _report: SimpleNamespace(again=False))
+
+
 def test_models_are_named_by_their_folder(tmp_path: Path) -> None:
     (tmp_path / "my-llama").mkdir()
     specs = local_models([str(tmp_path / "my-llama"), "org/other"])

@@ -40,7 +40,7 @@ def test_a_killed_server_comes_back_on_its_port_with_its_data(tmp_path: Path) ->
         client.set("kept", "well")
         psutil.Process(server.pid).kill()
         psutil.Process(server.pid).wait()
-        assert server.poll() is not None
+        assert server.ended
         server.start()
         assert server.url == url
         assert client.get("kept") == b"well"

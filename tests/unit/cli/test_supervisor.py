@@ -1,0 +1,174 @@
+"""Whatever dies of a small stack of processes: nothing stays, and what was up comes back."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.waiting import until
+
+# A main process with a child, a grandchild in a session of its own, and one whose parent has ended.
+# Each writes its pid into the folder; `up` and what SIGTERM does are told by the arguments.
+STACK = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from services.cli.supervisor import LOST, supervise
+
+folder, mode = Path(sys.argv[1]), sys.argv[2]
+above = os.getpid()
+leash = supervise(lambda line: print(line, flush=True))
+starts = len(list(folder.glob("start-*")))
+(folder / f"start-{starts}").write_text(str(above))
+sleeper = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", sleeper])
+orphans = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleeper!r}])"
+if "killed from above" not in mode:  # orphans before that are out of its reach
+    subprocess.run([sys.executable, "-c", orphans], start_new_session=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as if deep in somebody's C code
+if "never up" not in mode:
+    def end(*_):
+        if mode == "deaf":
+            return
+        (folder / "drained").touch()
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, end)
+    leash.up(grace_s=0.5)
+(folder / f"up-{starts}").write_text(str(os.getpid()))
+if mode == "loses":
+    time.sleep(0.5)
+    os._exit(LOST)
+if mode == "ends":
+    sys.exit(3)
+while True:
+    time.sleep(600)
+"""
+
+
+class Stack:
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", STACK, str(folder), mode],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._seen: set[psutil.Process] = set()
+
+    async def up(self, start: int = 0) -> psutil.Process:
+        """The process below at its n-th start, once it and all its children run."""
+        path = self.folder / f"up-{start}"
+        await until(lambda: path.exists() and bool(path.read_text()), 20, f"start {start}")
+        below = psutil.Process(int(path.read_text()))
+        self._seen |= {below, *psutil.Process(self.process.pid).children(recursive=True)}
+        return below
+
+    async def ended(self, timeout_s: float = 12) -> int:
+        """The exit code; fails if anything that was seen outlives it. Not in time is what is killed
+        only 15 s after its grace."""
+        await until(lambda: self.process.poll() is not None, timeout_s, "the end")
+        assert len(self._seen) >= 2
+        await until(lambda: not any(map(alive, self._seen)), timeout_s, "nothing is left")
+        return self.process.returncode
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for process in filter(alive, self._seen):
+            process.kill()
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    stacks: list[Stack] = []
+
+    def one(mode: str) -> Stack:
+        stacks.append(Stack(tmp_path, mode))
+        return stacks[-1]
+
+    yield one
+    for stack in stacks:
+        stack.close()
+
+
+async def test_its_end_is_the_end_of_all_and_its_exit_code_is_told(start) -> None:
+    stack = start("ends")
+    await until(lambda: stack.process.poll() is not None, 20)
+    assert stack.process.returncode == 3
+    assert len(list(stack.folder.glob("start-*"))) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_asked_to_stop_it_drains_and_leaves_nothing(start, number) -> None:
+    stack = start("stays")
+    await stack.up()
+    stack.process.send_signal(number)
+    assert await stack.ended() == 0
+    assert (stack.folder / "drained").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_before_it_is_up_it_is_ended_at_once(start, number) -> None:
+    stack = start("never up")
+    await stack.up()
+    stack.process.send_signal(number)
+    assert await stack.ended() == 130
+
+
+async def test_what_does_not_end_is_killed(start) -> None:
+    stack = start("deaf")
+    below = await stack.up()
+    stack.process.send_signal(signal.SIGINT)
+    stack.process.send_signal(signal.SIGTERM)  # the second time is in earnest
+    assert await stack.ended() == 130
+    assert not alive(below)
+
+
+async def test_killed_from_above_it_drains_and_leaves_nothing(start) -> None:
+    stack = start("killed from above")
+    await stack.up()
+    stack.process.kill()
+    await stack.ended()
+    assert (stack.folder / "drained").exists()
+
+
+async def test_killed_from_above_before_it_is_up_nothing_is_left(start) -> None:
+    stack = start("killed from above, never up")
+    await stack.up()
+    stack.process.kill()
+    await stack.ended()
+
+
+async def test_a_killed_stack_comes_back(start) -> None:
+    stack = start("stays")
+    first = await stack.up()
+    children = first.children(recursive=True)
+    first.kill()
+    second = await stack.up(1)
+    assert second.pid != first.pid
+    assert not any(map(alive, children)), "of the first nothing is left"
+    stack.process.send_signal(signal.SIGINT)
+    assert await stack.ended() == 0
+
+
+async def test_a_stack_killed_before_it_was_up_is_not_started_again(start) -> None:
+    stack = start("never up")
+    (await stack.up()).kill()
+    assert await stack.ended() == 128 + signal.SIGKILL
+
+
+async def test_a_stack_that_is_lost_again_and_again_is_given_up(start) -> None:
+    stack = start("loses")
+    await stack.up()
+    assert await stack.ended() == 75
+    assert len(list(stack.folder.glob("start-*"))) == 2
