@@ -36,14 +36,14 @@ class Laptop:
     async def __aenter__(self) -> "Laptop":
         # A port that stays: a gateway that comes back is found where it was.
         command = [sys.executable, "-m", "services.cli", "up", "--port", str(free_port())]
-        own = {"PENSTOCK_DATA_DIR": str(self.data_dir), **self._environment}
+        own = {"PENSTOCK_DATA_DIR": str(self.data_dir), "PENSTOCK_GATEWAY__GRPC_PORT": "0"}
         with self.log.open("wb") as sink:
             self._up = subprocess.Popen(
                 [*command, *self._arguments],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **own},
+                env={**os.environ, **own, **self._environment},
             )
         try:
             await until(self._is_up, START_S, "penstock up")
@@ -85,12 +85,17 @@ class Laptop:
 
     def processes(self, named: str = "") -> list[psutil.Process]:
         """All that belong to it, orphans too, with `named` in their command line."""
+        below: set[psutil.Process] = set()
+        with suppress(psutil.Error):
+            below.update(psutil.Process(self.up.pid).children(recursive=True))
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get("PENSTOCK_DATA_DIR") == str(self.data_dir) and named in (
-                    " ".join(process.cmdline())
-                ):
+                # Some that rename themselves show no environment.
+                own = process in below or (
+                    process.environ().get("PENSTOCK_DATA_DIR") == str(self.data_dir)
+                )
+                if own and named in " ".join(process.cmdline()):
                     found.append(process)
         return found
 
