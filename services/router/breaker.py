@@ -3,7 +3,7 @@
     closed      takes requests
     open        takes none until its pause is over
     half-open   has taken one, the probe: its first token closes the breaker, its failure opens it
-                for twice as long
+                for twice as long; while it says neither, one more is taken after each pause
 
 Two things open it. The loss of the worker (its link, its engine, a stall, a refusal) does at once.
 Failed requests do when their share is well above the share among the worker's peers: what fails
@@ -87,7 +87,7 @@ class Breaker:
         self._ends: deque[tuple[float, bool]] = deque(maxlen=WINDOW_REQUESTS)  # when, failed
         self._pause_s = PROBE_S
         self._since = 0.0  # opened, or half-opened
-        self._probe: Attempt | None = None
+        self._probes: set[Attempt] = set()  # since it opened, those of which nothing is known yet
 
     @property
     def failed_share(self) -> float:
@@ -111,7 +111,8 @@ class Breaker:
         """A request is sent; unless the breaker is closed, it is the probe."""
         attempt = Attempt(self, self.state is not State.CLOSED)
         if attempt.probe:
-            self.state, self._probe, self._since = State.HALF_OPEN, attempt, self._clock()
+            self.state, self._since = State.HALF_OPEN, self._clock()
+            self._probes.add(attempt)
         return attempt
 
     def describe(self) -> str:
@@ -121,8 +122,9 @@ class Breaker:
         return f"{self.state.value}, {failed} of its last {len(ends)} requests failed"
 
     def _answered(self, attempt: Attempt) -> None:
-        if attempt is self._probe:
-            self.state, self._probe = State.CLOSED, None
+        if attempt in self._probes:
+            self.state = State.CLOSED
+            self._probes.clear()
             self._ends.clear()
             self._on_change()
 
@@ -134,7 +136,7 @@ class Breaker:
 
     def _failed(self, attempt: Attempt, peers_share: float | None) -> None:
         self._ends.append((self._clock(), True))
-        if attempt is self._probe:
+        if attempt in self._probes:
             self._open(min(2 * self._pause_s, MAX_PAUSE_S))
         elif self.state is State.CLOSED and peers_share is not None:
             failures = sum(failed for _, failed in self._recent())
@@ -144,19 +146,21 @@ class Breaker:
 
     def _lost(self, attempt: Attempt) -> None:
         self._ends.append((self._clock(), True))
-        if attempt is self._probe:
+        if attempt in self._probes:
             self._open(min(2 * self._pause_s, MAX_PAUSE_S))
         elif self.state is State.CLOSED:
             self._open(self._pause_s)
 
     def _left(self, attempt: Attempt) -> None:
-        if attempt is self._probe:  # the next request is the probe then, and need not wait
-            self.state, self._probe = State.OPEN, None
+        self._probes.discard(attempt)
+        if self.state is State.HALF_OPEN and not self._probes:
+            self.state = State.OPEN  # the next request is the probe then, and need not wait
             self._since = float("-inf")
             self._on_change()
 
     def _open(self, pause_s: float) -> None:
-        self.state, self._probe = State.OPEN, None
+        self.state = State.OPEN
+        self._probes.clear()
         self._since, self._pause_s = self._clock(), pause_s
         self.opened += 1
         self._on_change()  # the others may be alone now, and their pauses short

@@ -139,6 +139,22 @@ def test_a_probe_that_its_client_gives_up_says_nothing(breaker: Breaker, clock: 
     assert breaker.takes(alone=False)
 
 
+def test_a_probe_may_take_longer_than_the_pause(breaker: Breaker, clock: Clock) -> None:
+    """A sound worker whose first tokens take seconds, and requests come all the while."""
+    breaker.began().lost()
+    probes = []
+    for _ in range(3):
+        clock.now += PROBE_S
+        assert breaker.takes(alone=True)
+        probes.append(breaker.began())
+    probes[2].left()
+    assert breaker.state is State.HALF_OPEN  # the others may still say something
+    probes[0].answered()
+    assert breaker.state is State.CLOSED
+    probes[1].lost()
+    assert breaker.opened == 2
+
+
 def test_an_older_requests_token_is_no_proof(breaker: Breaker) -> None:
     older = breaker.began()
     breaker.began().lost()
