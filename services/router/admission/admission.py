@@ -135,7 +135,8 @@ class Admission:
         if self._tickets.pop(ticket.id, None) is None:
             return
         ticket.left = True
-        missed = ticket.missed if ticket.holds else 0.0
+        # A place is free of charge; should it be granted just now, it has used nothing.
+        missed = ticket.missed if ticket.holds else -ticket.work
         if not ticket.granted.done():
             ticket.granted.cancel()
         self._leave_later(ticket.model, ticket.id, missed)
@@ -163,7 +164,7 @@ class Admission:
                 reply = await self._shared.look(model)
                 self._follow(model, reply, reply.advice_s)
                 held, waiting = held + reply.first, waiting + reply.second
-        except RedisAway:
+        except (*RedisAway, RedisError):
             held = self._holding()
             waiting = len(self._tickets) - held
         return held, waiting
@@ -188,7 +189,7 @@ class Admission:
             self._refuse(ticket, refusal)
         finally:
             if ticket.left:
-                self._leave_later(ticket.model, ticket.id, 0.0)
+                self._leave_later(ticket.model, ticket.id, -ticket.work)
 
     async def _enter_shared(self, ticket: Ticket) -> None:
         reply = await self._shared.enter(ticket, self._limit(ticket))
@@ -396,8 +397,9 @@ class Admission:
             self._spawn(self._enter(ticket), f"enter {ticket.id}")
 
     def _lose_redis(self, error: Exception) -> None:
-        if not self.away:
-            log.warning("admission goes on without Redis: %s", error)
+        if self.away:
+            return
+        log.warning("admission goes on without Redis: %s", error)
         self.away = True
         metrics.redis_away.set(1)
         self._enter_again([t for t in self._tickets.values() if t.waits])

@@ -181,6 +181,31 @@ async def test_cancelled_while_waiting_leaves_no_trace(routers, redis_url):
     await client.aclose()
 
 
+async def test_a_grant_to_who_has_left_is_not_charged(routers, redis_url, monkeypatch):
+    """Its client went away while Redis answered."""
+    end = await routers.add()
+    pipe = end._shared._script
+    send, granted, go_on = pipe._round_trip, asyncio.Event(), asyncio.Event()
+
+    async def slow(calls):
+        replies = await send(calls)
+        granted.set()
+        await go_on.wait()
+        return replies
+
+    monkeypatch.setattr(pipe, "_round_trip", slow)
+    a = ticket(cost=1000)
+    waiting = asyncio.create_task(end.admit(a))
+    await granted.wait()
+    waiting.cancel()
+    end.leave(a)
+    go_on.set()
+    await queued(end, 0, 0)
+    client = connect(redis_url)
+    assert await client.zscore(f"{routers.namespace}:{{admission:m}}:finish", "t") is None
+    await client.aclose()
+
+
 async def test_leases_outlive_their_time(make_routers, redis_url):
     routers = make_routers(redis_url, slot_lease_s=1.1)
     first, second = await routers.add(), await routers.add()
@@ -604,6 +629,47 @@ async def test_one_slow_call_is_no_outage(routers, monkeypatch):
     failures += ["timeout", "timeout"]
     end.poke()
     await until(lambda: end.away)
+
+
+async def test_an_outage_costs_each_request_a_task_or_two(routers, monkeypatch):
+    """Not one for each other request whose call fails, too."""
+    routers.capacity = 0
+    end = await routers.add()
+    spawned: list[str] = []
+    spawn = end._spawn
+    monkeypatch.setattr(end, "_spawn", lambda work, name: spawned.append(name) or spawn(work, name))
+
+    async def away(calls):
+        raise RedisTimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(end._shared._script, "_round_trip", away)
+    claims = [ticket() for _ in range(200)]
+    waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
+    await until(lambda: len(end._local_order("m")) == len(claims))
+    await until(lambda: not end._shared._script._waiting)
+    for task in waiting:
+        task.cancel()
+    for claim in claims:
+        end.leave(claim)
+    assert len(spawned) < 3 * len(claims)
+
+
+async def test_what_redis_decides_during_an_outage_is_no_surprise(routers):
+    """It was slow, and granted and recalled what only waits in this router's own order."""
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    end._lose_redis(RedisTimeoutError("Timeout reading from socket"))
+    end._enter_local(b)
+    end._follow("m", Decided(granted=[b.id], recalled=[b.id]), 1.0)
+    await asyncio.wait_for(waiting, 5)
+    assert b.holds
+    for one in (a, b):
+        end.leave(one)
+    await until(lambda: not end.away)
+    await queued(end, 0, 0)
 
 
 async def test_without_redis_each_router_keeps_to_its_share(make_routers, own_redis):
