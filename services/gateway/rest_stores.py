@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -20,6 +21,7 @@ from services.gateway.pipeline import Gateway
 from services.gateway.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
 
 _AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}
+_UTF_8 = (b"utf-8", b"utf8")
 _POLL_AFTER_MS = "100"  # what OpenAI's client waits between two looks at a file's status
 
 # ---- files --------------------------------------------------------------------------------------
@@ -67,6 +69,9 @@ async def _upload(exchange: Exchange) -> tuple[str, bytes]:
     kind = exchange.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise invalid("Send the file as multipart/form-data.", "", reason="unsupported_media_type")
+    # The parser would take any codec of Python's, of which some need quadratic time and some fail.
+    if parse_options_header(kind)[1].get(b"charset", b"utf-8").lower() not in _UTF_8:
+        raise invalid("The form must be in UTF-8.", "", reason="unsupported_media_type")
     parser = MultiPartParser(
         exchange.headers, exchange.body.pieces(exchange.place), max_files=1, max_fields=8
     )

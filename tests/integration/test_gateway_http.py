@@ -428,6 +428,27 @@ async def test_bad_queries_and_forms(rig):
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize(
+    "charset", ["punycode", "idna", "undefined", "unicode_escape", "utf-16", "no-such"]
+)
+async def test_a_form_is_utf_8_and_no_other_codec_is_tried(rig, charset):
+    content = (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="\\ud800.md"\r\n\r\n'
+        b"# a\r\n--b--\r\n"
+    )
+    http = await rig.http()
+    kind = "multipart/form-data; boundary=b"
+    answer = await http.post(
+        "/v1/files", content=content, headers={"content-type": f"{kind}; charset={charset}"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    answer = await http.post(
+        "/v1/files", content=content, headers={"content-type": f'{kind}; charset="UTF-8"'}
+    )
+    assert answer.status_code == 200
+
+
 # ---- cancel, time, load -------------------------------------------------------------------------
 
 
