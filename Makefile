@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 
-.PHONY: demo run test chaos lint protos bench model clean
+.PHONY: demo run test chaos lint protos bench model mutants clean
 
 demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
 	$(BIN)/penstock demo
@@ -25,6 +25,12 @@ lint: $(READY)          ## style and types
 
 docs: $(READY)          ## generate docs/settings.md from the code
 	$(BIN)/python -m services.common.settings_doc
+
+# FILES="services/router/breaker.py" asks about one file: minutes. All of them take an hour.
+mutants: $(READY)       ## small wrong changes, one at a time: the share that the tests catch, and what they miss
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[mutants]'
+	nice $(BIN)/python -m tests.mutants $(FILES)
 
 protos: $(READY)        ## generate the contracts' Python modules
 	$(BIN)/python protos/generate.py
@@ -48,5 +54,5 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) pro
 	touch $@
 
 clean:                  ## remove what the targets made; .penstock/ (your data) stays
-	rm -rf .venv build dist *.egg-info protos/*_pb2*.py* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist mutants *.egg-info protos/*_pb2*.py* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

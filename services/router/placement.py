@@ -113,7 +113,7 @@ def place(ask: Ask, workers: Sequence[Worker], now: float | None = None) -> Plac
     plans = sorted([*pairs, *unsplit], key=_by_cost)
     best = plans[0]
     if ask.split == "always" and pairs:
-        best = min(pairs, key=_by_cost)
+        best, reason = min(pairs, key=_by_cost), "asked for"
     if not reason:
         reason = "cheaper split" if best.prefill else "cheaper unsplit"
     return Placement(best, plans, reason)

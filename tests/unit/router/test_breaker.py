@@ -1,10 +1,21 @@
 """The breaker: what opens it, what closes it, and that it never shuts a model off."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.breaker import MAX_PAUSE_S, MIN_FAILURES, PROBE_S, WINDOW_S, Breaker, State
+from services.router.breaker import (
+    MAX_PAUSE_S,
+    MIN_FAILURES,
+    PROBE_S,
+    WINDOW_REQUESTS,
+    WINDOW_S,
+    Attempt,
+    Breaker,
+    State,
+)
 
 
 class Clock:
@@ -73,6 +84,39 @@ def test_twice_its_peers_share_at_the_most_of_all(breaker: Breaker) -> None:
     assert breaker.state is State.OPEN
 
 
+def test_all_of_its_requests_fail_and_all_of_its_peers_too(breaker: Breaker) -> None:
+    fail(breaker, 10, peers=1.0)
+    assert breaker.state is State.CLOSED
+
+
+def test_a_request_fails_once(breaker: Breaker) -> None:
+    one = breaker.began()
+    for _ in range(MIN_FAILURES):
+        one.failed(0.0)
+        one.lost()
+    assert breaker.describe() == "closed, 1 of its last 1 requests failed"
+
+
+def test_the_last_requests_count_and_those_within_the_window(
+    breaker: Breaker, clock: Clock
+) -> None:
+    for _ in range(2 * WINDOW_REQUESTS):
+        breaker.began().succeeded()
+    assert breaker.describe() == f"closed, 0 of its last {WINDOW_REQUESTS} requests failed"
+    clock.now += WINDOW_S
+    assert "0 of its last 64" in breaker.describe()
+    clock.now += 0.001
+    assert breaker.describe() == "closed, 0 of its last 0 requests failed"
+
+
+def test_losses_are_failures_and_counted(breaker: Breaker, clock: Clock) -> None:
+    """So that they weigh in what its peers are compared with."""
+    for count in (1, 2, 3):
+        breaker.began().lost()
+        assert (breaker.opened, breaker.failed_share) == (count, 1.0)
+        clock.now += MAX_PAUSE_S / 10
+
+
 def test_a_small_share_does_not_open_it(breaker: Breaker) -> None:
     for _ in range(MIN_FAILURES):
         for _ in range(9):
@@ -112,14 +156,17 @@ def test_one_probe_at_a_time(breaker: Breaker, clock: Clock) -> None:
     assert not breaker.began().probe
 
 
+@pytest.mark.parametrize("end", [lambda probe: probe.failed(None), Attempt.lost])
 def test_a_failed_probe_doubles_the_pause_and_success_restores_it(
-    breaker: Breaker, clock: Clock
+    breaker: Breaker, clock: Clock, end: Callable[[Attempt], None]
 ) -> None:
     breaker.began().lost()
     for pause in (2.0, 4.0, 8.0, 16.0, MAX_PAUSE_S, MAX_PAUSE_S):
         clock.now += 100
-        breaker.began().failed(None)
-        clock.now += pause - 0.01
+        end(breaker.began())
+        clock.now += PROBE_S
+        assert breaker.takes(alone=True), "a model is never away for longer"
+        clock.now += pause - PROBE_S - 0.01
         assert not breaker.takes(alone=False)
         clock.now += 0.02
         assert breaker.takes(alone=False)

@@ -238,3 +238,124 @@ def test_the_record_is_bounded_and_names_the_choice():
     assert len(told) <= TOLD + 2
     assert placement.plan.name in told
     assert "ttft" in told[placement.plan.name]
+
+
+def test_the_figures_of_an_unsplit_plan():
+    """Each term by hand, none of them zero."""
+    ask = replace(ASK, matched={1: 10})
+    one = worker(0, running=30, waiting=2, queued_prefill_tokens=130, free_blocks=20)
+    one.sent(70)
+    plan = place(ask, [one], now=0).plan
+    assert (plan.name, plan.cached_tokens, plan.uncached_tokens) == ("w0", 160, 840)
+    # 33 sequences in 32 slots: this one waits for 2 slots, of 64 tokens each, shared by 32.
+    assert plan.ttft_s == pytest.approx(2 * 64 * 0.01 / 32 + (130 + 70 + 840) / 2000)
+    assert plan.itl_s == pytest.approx(0.01 * 1.5)
+    interference_s = 33 * 840 / 2000
+    no_room_s = ((840 + 100) / 16 - 20) * 16 / 2000
+    assert plan.cost_s == pytest.approx(plan.ttft_s + 100 * 0.015 + interference_s + no_room_s)
+
+    half_full = place(ASK, [worker(0, running=15)], now=0).plan
+    assert half_full.ttft_s == pytest.approx(0.5)
+    assert half_full.itl_s == pytest.approx(0.01 * 1.25)
+    assert half_full.cost_s == pytest.approx(0.5 + 1.25 + 15 * 0.5)
+    last_slot = place(ASK, [worker(0, running=31)], now=0).plan
+    assert last_slot.ttft_s == pytest.approx(0.5)
+    # Not measured yet, and without news of its blocks.
+    new = worker(0, free_blocks=0, total_blocks=0, prefill_tokens_per_s=0, decode_step_ms=0)
+    unknown = place(replace(ASK, max_tokens=10_000), [new], now=0).plan
+    assert unknown.ttft_s == pytest.approx(1000 / (2000 * OPTIMISM))
+    assert unknown.cost_s == pytest.approx(unknown.ttft_s + 128 * unknown.itl_s)
+    assert unknown.itl_s == pytest.approx(0.03 / OPTIMISM * (1 + 0.5 / 32))
+
+
+@pytest.mark.parametrize(("host", "tokens_per_s"), [("host", 1e6), ("other", 1e5)])
+def test_the_figures_of_a_split_plan(host: str, tokens_per_s: float):
+    """The prompt is the first worker's, moved is what the second one lacks, the rest is its."""
+    first = worker(0, "prefill", queued_prefill_tokens=300, running=3, decode_step_ms=99)
+    then = worker(
+        1,
+        "decode",
+        host,
+        running=33,
+        free_blocks=9,
+        decode_step_ms=20,
+        prefill_tokens_per_s=1000,
+        queued_prefill_tokens=7777,
+    )
+    ask = replace(ASK, matched={1: 20, 2: 10}, split="always")
+    plan = place(ask, [first, then], now=0).plan
+    assert (plan.name, plan.cached_tokens, plan.uncached_tokens) == ("w0 > w1", 320, 680)
+    assert plan.first is first
+    assert plan.ttft_s == pytest.approx(2 * 64 * 0.02 / 32 + (300 + 680) / 2000)
+    assert plan.itl_s == pytest.approx(0.02 * 1.5)
+    no_room_s = ((840 + 100) / 16 - 9) * 16 / 1000
+    handover_s = 0.01 + 840 / tokens_per_s
+    assert plan.cost_s == pytest.approx(plan.ttft_s + 100 * 0.03 + handover_s + no_room_s)
+
+
+def test_the_best_few_of_each_end_are_paired():
+    """By what each end costs itself: the queue of prompts of the one, the batch of the other."""
+    firsts = [worker(n, "prefill", queued_prefill_tokens=100 * n) for n in range(6)]
+    thens = [worker(10 + n, "decode", running=3 * n, waiting=1) for n in range(6)]
+    thens[0].load.free_blocks = 1  # has no room, and so is the worst
+    placement = place(replace(ASK, split="always"), [*firsts[::-1], *thens[::-1]], now=0)
+    pairs = {plan.name for plan in placement.candidates if plan.prefill}
+    best = [(f"w{first}", f"w{10 + then}") for first in range(4) for then in range(1, 5)]
+    assert pairs == {f"{first} > {then}" for first, then in best}
+    assert placement.plan.name == "w0 > w11"
+    assert placement.plan.cost_s == min(p.cost_s for p in placement.candidates if p.prefill)
+
+
+def test_forced_apart_even_where_it_costs_more():
+    first, then = worker(0, "prefill", queued_prefill_tokens=50_000), worker(1, "decode")
+    placement = place(replace(ASK, split="always"), [first, then], now=0)
+    assert placement.candidates[0].prefill is None
+    assert placement.plan.prefill is first
+    assert placement.split_reason == "asked for"
+    costs = placement.best_costs()
+    assert set(costs) == {"unsplit", "split"}
+    assert costs["unsplit"] < costs["split"] == placement.plan.cost_s
+    assert place(ASK, [first, then], now=0).split_reason == "cheaper unsplit"
+
+
+def test_the_bounds_of_splitting_are_exact():
+    pool = [worker(0, "prefill"), worker(1, "decode", running=8)]
+    assert place(replace(ASK, prompt_tokens=128), pool).plan.prefill
+    assert not place(replace(ASK, prompt_tokens=127), pool).plan.prefill
+    assert place(replace(ASK, max_tokens=2, split="always"), pool).plan.prefill
+    told = place(replace(ASK, max_tokens=1), pool).split_reason
+    assert told == "a single token: nothing to decode"
+
+
+def test_the_record_tells_how_many_it_leaves_out_and_the_choice_wherever_it_stands():
+    idle = [worker(n, running=n) for n in range(TOLD)]
+    assert list(reasons(place(ASK, idle, now=0))) == [f"w{n}" for n in range(TOLD)]
+    more = reasons(place(ASK, [*idle, worker(9, running=31), worker(8, running=31)], now=0))
+    assert more["more candidates"] == "2"
+    # What is chosen is dearer than all that is told.
+    decoding = [worker(n, "decode", running=n) for n in range(TOLD)]
+    slow = worker(9, "prefill", queued_prefill_tokens=90_000)
+    forced = reasons(place(replace(ASK, split="always"), [slow, *decoding], now=0))
+    assert len(forced) == TOLD + 2
+    assert "w9 > w0" in forced
+    plan = place(ASK, [worker(0)], now=0).plan
+    assert reasons(place(ASK, [worker(0)], now=0)) == {
+        "w0": f"cost {plan.cost_s:.3f} s, ttft 500.0 ms, itl 10.2 ms, cached 0, uncached 1000"
+    }
+
+
+def test_a_rate_fades_between_its_trust_and_its_end():
+    """Half-way it is the geometric mean of its own and a little more than the best."""
+    quick = aged(worker(0, prefill_tokens_per_s=6400, decode_step_ms=10), 0)
+    slow = worker(1, prefill_tokens_per_s=100, decode_step_ms=160)
+    half = rates_of([quick, aged(slow, (TRUSTED_S + FORGOTTEN_S) / 2)], NOW)[slow]
+    assert half.prefill_tokens_per_s == pytest.approx(800 * OPTIMISM**0.5)
+    assert half.step_s == pytest.approx(0.04 / OPTIMISM**0.5)
+    apart = aged(slow, 0)
+    apart.step_measured_s = NOW - 2 * FORGOTTEN_S  # each rate has an age of its own
+    rates = rates_of([quick, apart], NOW)[slow]
+    assert rates.prefill_tokens_per_s == pytest.approx(100)
+    assert rates.step_s == pytest.approx(0.01 / OPTIMISM)
+    # A worker that measured next to nothing is measured all the same.
+    tiny = rates_of([aged(worker(0, prefill_tokens_per_s=0.5, decode_step_ms=0.5), 0)], NOW)
+    assert next(iter(tiny.values())) == Rates(0.5, 0.0005)
