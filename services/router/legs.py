@@ -134,6 +134,7 @@ class Way:
 
     `progress_s`: a decode worker that steps must give a token within, once the KV is handed over.
     `recalled`: done when the request is to stop and to go on later.
+    `alone_tokens`: until it has given so many, an unsplit one runs with no other suspect.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Way:
         self.record = record
         self.progress_s = progress_s
         self.recalled = recalled
+        self.alone_tokens = 0
 
 
 async def run(plan: Plan, answer: Answer, way: Way) -> None:
@@ -174,6 +176,7 @@ async def _unsplit(plan: Plan, answer: Answer, way: Way) -> None:
         answer.take(delta, payload)
 
     work = _work(answer, worker_pb2.WorkRequest.UNSPLIT)
+    work.alone_tokens = way.alone_tokens
     async with _leg(plan.decode, work, plan.uncached_tokens, way) as leg:
         leg.on_delta = forward
         await first_done(leg.ended, answer.done, way.recalled)

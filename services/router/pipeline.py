@@ -103,16 +103,15 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
 
             plan = placement.plan
             with router.telemetry.span("run", span, workers=plan.name) as running:
-                progress_s = router.settings.router.stall_timeout_s
                 way = Way(
                     call.deadline,
                     traceparent(running),
                     journal.below,
-                    progress_s,
+                    router.settings.router.stall_timeout_s,
                     ticket.recalled,
                 )
                 try:
-                    with case.trial(plan.decode, answer):
+                    with case.trial(plan.decode, answer) as way.alone_tokens:
                         await run(plan, answer, way)
                 except WorkerLostError as loss:
                     lost.append(loss)

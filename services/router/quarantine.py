@@ -102,16 +102,17 @@ class Case:
         return not self.suspected or self._quarantine.free(worker)
 
     @contextmanager
-    def trial(self, worker: Worker, answer: Answer) -> Iterator[None]:
-        """The request runs on the worker."""
+    def trial(self, worker: Worker, answer: Answer) -> Iterator[int]:
+        """The request runs on the worker. Yields how many tokens it is to give before the suspects
+        of other routers may run there, too."""
         if not self.suspected:
-            yield
+            yield 0
             return
         self.in_company = False
         self._quarantine._enter(self, worker)
         answer.when(len(answer.tokens) + PROOF_TOKENS, lambda: self._acquit(worker))
         try:
-            yield
+            yield 0 if self.in_company else PROOF_TOKENS
         finally:
             self._quarantine._leave(self, worker)
 

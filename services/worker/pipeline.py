@@ -28,6 +28,7 @@ from services.worker.engine import (
 from services.worker.kv_receiver import KvReceiver, Transfer
 from services.worker.kv_sender import Channels, KvSender
 from services.worker.sequences import Running, Sequences
+from services.worker.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Stage:
     model: str
     engine: EngineClient
     sequences: Sequences
+    turns: Turns
     receiver: KvReceiver
     channels: Channels
     telemetry: Telemetry
@@ -93,16 +95,18 @@ def _parse(payload: bytes) -> worker_pb2.WorkRequest:
 
 async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
     request = _engine_request(stage, work)
+    async with stage.turns.take(work.alone_tokens) as gave:
 
-    def forward(output: RequestOutput) -> None:
-        _send(call, output)
+        def forward(output: RequestOutput) -> None:
+            _send(call, output)
+            gave(len(output.new_token_ids))
 
-    running = stage.sequences.add(request, forward)
-    try:
-        await running.finished
-    finally:
-        stage.sequences.release(request.request_id)
-        _trace(stage.telemetry, span, running)
+        running = stage.sequences.add(request, forward)
+        try:
+            await running.finished
+        finally:
+            stage.sequences.release(request.request_id)
+            _trace(stage.telemetry, span, running)
 
 
 async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
@@ -148,10 +152,10 @@ async def _compute_and_push(
                 push_span.set_attribute("bytes", sender.bytes_sent)
                 _send(call, replace(output, new_token_ids=[]))
     finally:
+        stage.sequences.release(request.request_id)  # before anything is waited for
+        _trace(stage.telemetry, span, running)
         push.cancel()
         await asyncio.gather(push, return_exceptions=True)
-        stage.sequences.release(request.request_id)
-        _trace(stage.telemetry, span, running)
 
 
 async def _decode(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:

@@ -75,13 +75,14 @@ class Sequences:
     ) -> Running:
         """Queues `request`. Both callbacks run on the loop, blocks before the step's output.
 
-        Raises PenstockError (UNAVAILABLE) when the engine is gone.
+        Raises PenstockError (UNAVAILABLE, reason "engine_gone") when the engine is gone: other than
+        with "engine_died", the request was not in it.
         """
         running = Running(on_output, on_blocks)
         try:
             self._engine.add(request)
         except EngineDied as death:
-            raise _engine_died(death) from death
+            raise _engine_died(death, "engine_gone") from death
         self._running[request.request_id] = running
         self.unseen += 1
         self.last_added = time.monotonic()
@@ -152,6 +153,6 @@ def _request_failed(error: RequestError) -> PenstockError:
     )
 
 
-def _engine_died(death: EngineDied) -> PenstockError:
+def _engine_died(death: EngineDied, reason: str = "engine_died") -> PenstockError:
     log.warning("a request's engine died: %s", death)
-    return unavailable("the worker's engine ended", stage="worker", reason="engine_died")
+    return unavailable("the worker's engine ended", stage="worker", reason=reason)

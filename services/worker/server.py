@@ -28,6 +28,7 @@ from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels
 from services.worker.news import News
 from services.worker.sequences import Sequences
+from services.worker.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class WorkerService(Service):
             model=self._model.name,
             engine=self._engine,
             sequences=self._sequences,
+            turns=Turns(),
             receiver=self._receiver,
             channels=self._channels,
             telemetry=self.telemetry,

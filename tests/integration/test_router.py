@@ -19,6 +19,7 @@ from services.common.link import End, LinkClient
 from services.common.redis import Redis, connect
 from services.common.service import Host
 from services.router import metrics, pipeline
+from services.router.quarantine import PROOF_TOKENS
 from services.router.server import RouterService
 from tests.support.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, Transfers, continuation
 from tests.support.transport import TRANSPORT
@@ -736,6 +737,8 @@ async def test_a_poison_request_ends_two_engines_and_no_other_request(stack):
     for prompt, answer in zip(prompts, innocent, strict=True):
         assert (await answer.whole()).tokens == undisturbed(prompt)
     assert not third.engine_ended.is_set()
+    assert {w.alone_tokens for w in first.requests} == {0}
+    assert {w.alone_tokens for w in third.requests} == {PROOF_TOKENS}
 
     again = await ask(link, [poison] * 40).end()
     assert again.status.reason == "request_quarantined"

@@ -78,7 +78,9 @@ async def test_the_second_engine_convicts() -> None:
     world.case(1).raise_if_refused()
 
 
-@pytest.mark.parametrize("cause", ["peer_lost", "draining", "kv_transfer", "too_many_requests"])
+@pytest.mark.parametrize(
+    "cause", ["peer_lost", "draining", "kv_transfer", "too_many_requests", "engine_gone"]
+)
 async def test_other_losses_are_nobodys_fault(cause: str) -> None:
     case = World().case(1)
     for _ in range(5):
@@ -116,7 +118,11 @@ async def test_a_suspect_that_ends_makes_room() -> None:
 async def test_suspects_that_had_to_share_a_worker_are_not_convicted() -> None:
     world = World()
     one, other = suspect(world, 1), suspect(world, 2)
-    with one.trial(worker("b"), answer()), other.trial(worker("b"), answer()):
+    with (
+        one.trial(worker("b"), answer()) as alone,
+        other.trial(worker("b"), answer()) as in_company,
+    ):
+        assert (alone, in_company) == (PROOF_TOKENS, 0)
         one.lost("engine_died")
         other.lost("engine_died")
     with pytest.raises(PenstockError), one.trial(worker("c"), answer()):

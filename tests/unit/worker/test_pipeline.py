@@ -10,8 +10,16 @@ from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
 from services.common.telemetry import Telemetry
 from services.worker import pipeline
-from services.worker.engine import Request, Sampling
+from services.worker.engine import (
+    EngineDied,
+    FinishReason,
+    Request,
+    RequestOutput,
+    Sampling,
+    StepOutput,
+)
 from services.worker.sequences import Sequences
+from services.worker.turns import Turns
 from tests.support.waiting import until
 
 Work = worker_pb2.WorkRequest
@@ -43,26 +51,31 @@ class Call:
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
         self.ends: list[tuple[common_pb2.Status, common_pb2.Record]] = []
+        self.sent: list[worker_pb2.TokenDelta] = []
 
     def send(self, payload: bytes) -> None:
-        raise AssertionError("nothing is computed here")
+        self.sent.append(worker_pb2.TokenDelta.FromString(payload))
 
     def end(self, status: common_pb2.Status, record: common_pb2.Record) -> None:
         self.ends.append((status, record))
 
 
-async def serve(engine: Engine, call: Call) -> None:
-    unused, fake_engine, fake_call = (cast(Any, one) for one in (None, engine, call))
-    stage = pipeline.Stage(
+def stage_of(engine: Engine) -> pipeline.Stage:
+    unused, fake_engine = (cast(Any, one) for one in (None, engine))
+    return pipeline.Stage(
         model="tiny",
         engine=fake_engine,
         sequences=Sequences(fake_engine),
+        turns=Turns(),
         receiver=unused,
         channels=unused,
         telemetry=Telemetry("worker", "worker-1"),
         share_memory=False,
     )
-    await pipeline.serve(stage, fake_call)
+
+
+async def serve(engine: Engine, call: Call) -> None:
+    await pipeline.serve(stage_of(engine), cast(Any, call))
 
 
 def work(**fields: Any) -> bytes:
@@ -135,3 +148,57 @@ async def test_the_engine_is_told_all_that_was_asked_for() -> None:
         ignore_eos=True,
         stop_token_ids=(7,),
     )
+
+
+class Suspects:
+    """Requests of several routers at one worker, each to give two tokens alone."""
+
+    def __init__(self, count: int) -> None:
+        self.engine = Engine()
+        self.stage = stage_of(self.engine)
+        self.calls = [Call(work(alone_tokens=2)) for _ in range(count)]
+        self.tasks = [
+            asyncio.create_task(pipeline.serve(self.stage, cast(Any, call))) for call in self.calls
+        ]
+
+    def step(self, *outputs: RequestOutput) -> None:
+        load = cast(Any, None)
+        self.stage.sequences.deliver(StepOutput(1, 0, 1, load, 0, outputs=list(outputs)))
+
+    async def in_engine(self, count: int) -> None:
+        await until(lambda: len(self.engine.added) >= count)
+        await asyncio.sleep(0)
+        assert len(self.engine.added) == count
+
+
+async def test_suspects_take_turns_until_each_has_given_its_tokens() -> None:
+    suspects = Suspects(4)
+    await suspects.in_engine(1)
+    first = suspects.engine.added[0].request_id
+    suspects.step(RequestOutput(first, [7]))
+    await suspects.in_engine(1)
+    suspects.step(RequestOutput(first, [8]))
+    await suspects.in_engine(2)
+    suspects.step(RequestOutput(first, [9]))  # no second turn is over by it
+    await suspects.in_engine(2)
+    suspects.tasks[2].cancel()  # while it waits
+    suspects.tasks[1].cancel()  # in its turn
+    await suspects.in_engine(3)
+    last = suspects.engine.added[2].request_id
+    suspects.step(RequestOutput(last, [7], FinishReason.STOP))
+    suspects.step(RequestOutput(first, [], FinishReason.LENGTH))
+    await asyncio.gather(*suspects.tasks, return_exceptions=True)
+    assert [call.ends[0][0].code for call in suspects.calls[::3]] == [0, 0]
+
+
+async def test_the_next_suspect_was_not_in_the_engine_that_died() -> None:
+    suspects = Suspects(2)
+    await suspects.in_engine(1)
+    beside = Call(work())
+    other = asyncio.create_task(pipeline.serve(suspects.stage, cast(Any, beside)))
+    await suspects.in_engine(2)  # who is no suspect waits for none
+    suspects.engine.failure = EngineDied("gone")
+    suspects.stage.sequences.fail_all(EngineDied("gone"))
+    await asyncio.gather(other, *suspects.tasks)
+    reasons = [call.ends[0][0].reason for call in [*suspects.calls, beside]]
+    assert reasons == ["engine_died", "engine_gone", "engine_died"]
