@@ -22,10 +22,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
+from services.common.shares import Shares
 from services.gateway import metrics
 from services.gateway.http import error_body, http_status
 from services.gateway.intake import refused
-from services.gateway.shares import Shares
 
 MAX_HEAD_BYTES = 32 * 1024  # of a request's line and headers, and of what frames its body
 MAX_FIELDS = 128

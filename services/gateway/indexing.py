@@ -17,10 +17,10 @@ from protos.retrieval_pb2 import IndexRequest, RemoveRequest
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.common.telemetry import Telemetry
+from services.common.turns import Turns
 from services.gateway.files import FileRecord, Files
 from services.gateway.retrieval_client import RetrievalClient
 from services.gateway.store_files import AttachedFile, StoreFiles
-from services.gateway.turns import Turns
 
 log = logging.getLogger(__name__)
 

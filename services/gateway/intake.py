@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from services.common.errors import PenstockError, unavailable
+from services.common.shares import Shares
 from services.gateway import metrics
-from services.gateway.shares import Shares
 
 _RETRY_AFTER_S = 1.0
 _LAST_WORDS_S = 1.0  # for what still runs after a drain's grace, to be told so

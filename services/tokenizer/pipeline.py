@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import grpc
 from opentelemetry.trace import Span
@@ -12,8 +12,9 @@ from prometheus_client import Histogram
 
 from protos.common_pb2 import Decision, Record
 from protos.router_pb2 import GenerateRequest
-from protos.tokenizer_pb2 import PromptRequest, Resume
+from protos.tokenizer_pb2 import PromptRequest
 from services.common.errors import PenstockError, unavailable
+from services.common.fair_threads import FairThreads
 from services.common.link import End, LinkCall
 from services.common.peers import Peers
 from services.common.telemetry import Telemetry, decision, traceparent
@@ -36,7 +37,7 @@ class Pipeline:
     routers: Peers
     router_patience_s: float
     telemetry: Telemetry
-    threads: Executor
+    threads: FairThreads
 
 
 async def run(
@@ -61,7 +62,7 @@ async def run(
     # Out: tokens to text, in the link's callback, until the end or a stop string.
     output = Output(model.detokenizer(), request.stop, prompt)
     if resumed:
-        await _resume(pipeline, output, request.resume, span)
+        await _resume(pipeline, output, request, span)
     before = len(output.token_ids)
     way = Way(call, pipeline.routers, pipeline.router_patience_s, traceparent(span), record)
     end = await generate(_generate_request(request, prompt), output, way)
@@ -81,11 +82,11 @@ async def _assemble_and_check(
     pipeline: Pipeline, model: ServedModel, request: PromptRequest, span: Span
 ) -> Prompt:
     """Both at once, each in a thread; a refusal by the policy counts before a prompt's fault."""
-    check = _threaded(
-        pipeline, span, "policy", metrics.POLICY, pipeline.policy.check, request, model.decode
-    )
+    tenant, check = request.caller.tenant, partial(pipeline.policy.check, request, model.decode)
     verdict, prompt = await asyncio.gather(
-        check, _assemble(pipeline, model, request, span), return_exceptions=True
+        _threaded(pipeline, tenant, span, "policy", metrics.POLICY, check),
+        _assemble(pipeline, model, request, span),
+        return_exceptions=True,
     )
     if isinstance(verdict, PolicyRefusalError):
         metrics.REFUSALS.labels(verdict.rule).inc()
@@ -102,22 +103,23 @@ async def _assemble_and_check(
 async def _assemble(
     pipeline: Pipeline, model: ServedModel, request: PromptRequest, span: Span
 ) -> Prompt:
-    prompt = await _threaded(pipeline, span, "assemble", metrics.ASSEMBLE, assemble, model, request)
+    tenant, work = request.caller.tenant, partial(assemble, model, request)
+    prompt = await _threaded(pipeline, tenant, span, "assemble", metrics.ASSEMBLE, work)
     span.set_attribute("prompt_tokens", len(prompt.token_ids))
     return prompt
 
 
 async def _threaded(
-    pipeline: Pipeline, span: Span, name: str, timer: Histogram, work: Callable[..., T], *args: Any
+    pipeline: Pipeline, tenant: str, span: Span, name: str, timer: Histogram, work: Callable[[], T]
 ) -> T:
-    loop = asyncio.get_running_loop()
     with pipeline.telemetry.span(name, span), timer.time():
-        return await loop.run_in_executor(pipeline.threads, work, *args)
+        return await pipeline.threads.run(tenant, work)
 
 
-async def _resume(pipeline: Pipeline, output: Output, so_far: Resume, span: Span) -> None:
+async def _resume(pipeline: Pipeline, output: Output, request: PromptRequest, span: Span) -> None:
+    tenant, work = request.caller.tenant, partial(output.resume, request.resume)
     try:
-        await _threaded(pipeline, span, "resume", metrics.RESUME, output.resume, so_far)
+        await _threaded(pipeline, tenant, span, "resume", metrics.RESUME, work)
     except CannotResumeError as why:
         raise unavailable(
             f"the answer cannot be gone on with after the loss of a tokenizer: {why}",

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -11,6 +10,7 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import Record
 from protos.tokenizer_pb2 import PromptRequest
 from services.common.errors import PenstockError, invalid
+from services.common.fair_threads import FairThreads
 from services.common.link import LinkCall, LinkServer
 from services.common.peers import Peers
 from services.common.service import Service
@@ -40,7 +40,7 @@ class TokenizerService(Service):
     name = "tokenizer"
     grpc_services = ("penstock.v1.Tokenizer",)
 
-    _threads: ThreadPoolExecutor | None = None
+    _threads: FairThreads | None = None
     _windows: Windows | None = None
     _routers: Peers | None = None
     _links: LinkServer | None = None
@@ -49,7 +49,7 @@ class TokenizerService(Service):
         """Raises ValueError or OSError that name the model, rule or file that is wrong."""
         settings = self.settings.tokenizer
         policy = load_policy(settings)
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="tokenizer")
+        self._threads = FairThreads(settings.threads, "tokenizer")
         models = Models(await asyncio.to_thread(self._load_models))
         self._windows = Windows(self.redis, self.settings, models)
         await self._windows.start()
@@ -105,7 +105,7 @@ class TokenizerService(Service):
         if self._routers is not None:
             await self._routers.stop()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.stop()
 
 
 def _parse(payload: bytes) -> PromptRequest:

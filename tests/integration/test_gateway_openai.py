@@ -9,8 +9,8 @@ import pytest
 import tiktoken
 
 from services.common.errors import invalid
+from services.common.turns import Turns
 from services.gateway import indexing
-from services.gateway.turns import Turns
 from tests.support.gateway_rig import (
     EMBEDDING_MODEL,
     MODEL,

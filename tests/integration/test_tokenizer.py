@@ -1,8 +1,10 @@
 """The tokenizer service over its links: gateway's end in front, a scripted router behind."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,6 +19,7 @@ from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
 from services.common.service import Host
+from services.tokenizer.context import assemble
 from services.tokenizer.server import TokenizerService
 from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, says
 from tests.support.transport import TRANSPORT
@@ -213,6 +216,34 @@ async def test_long_prompts_do_not_hold_the_loop(
             before = time.thread_time()
         assert (await long.ended()).status.reason == "context_length_exceeded"
         assert max(gaps) < 0.1
+
+
+async def test_many_prompts_of_one_tenant_do_not_hold_up_another_tenants(
+    tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def slow(*given: Any) -> Any:
+        assert gate.wait(20)
+        return assemble(*given)
+
+    monkeypatch.setattr("services.tokenizer.pipeline.assemble", slow)
+    async with bed(tmp_path, redis_url, namespace, says("water")) as b:
+        flood = [b.open(asked_by("flood")) for _ in range(30)]
+        await until(lambda: b.pipeline.threads._turns._waiting.keys() == {"flood"})
+        other = b.open(asked_by("other"))
+        await until(lambda: "other" in b.pipeline.threads._turns._waiting)
+        gate.set()
+        for call in (other, *flood):
+            assert (await call.ended()).status.code == 0
+        order = [request.caller.tenant for request in b.router().requests]
+    assert order.index("other") < 6
+
+
+def asked_by(tenant: str) -> PromptRequest:
+    request = question()
+    request.caller.tenant = tenant
+    return request
 
 
 async def test_a_drain_lets_running_requests_finish(

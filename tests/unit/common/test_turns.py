@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.gateway.turns import Turns
+from services.common.turns import Turns
 
 
 async def settle() -> None:
