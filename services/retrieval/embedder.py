@@ -1,13 +1,14 @@
 """Concurrent requests share the embedding model: whatever waits goes into the next forward pass.
 
-One thread computes, one batch at a time. Each waiting request gives one text in turn, so a question
-does not wait behind a document of a thousand chunks: it is in the next batch.
+One thread computes, one batch at a time. The tenants that wait give one text each in turn, and so
+do the requests of each: a question waits neither behind a document of a thousand chunks nor behind
+another tenant's thousand questions, it is in the next batch.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import grpc
 import numpy as np
 
 from services.common.errors import PenstockError
+from services.common.shares import Shares
 from services.retrieval import metrics
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ Encode = Callable[[list[list[int]]], np.ndarray]
 class _Job:
     """One request's texts; `waiting` are the indices not yet handed out, the longest text last."""
 
+    tenant: str
     texts: list[list[int]]
     waiting: list[int]
     missing: int
@@ -46,8 +49,9 @@ class Embedder:
         self._encode = encode
         self._thread = ThreadPoolExecutor(1, "embedding", _one_thread)
         self._open: set[_Job] = set()
-        self._turns: deque[_Job] = deque()  # those of the open jobs that have texts waiting
-        self._waiting = 0
+        # The jobs with texts waiting, by tenant; whose turn is next, first.
+        self._turns: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._waiting = Shares(MAX_WAITING_TEXTS)  # texts, shared between the tenants
         self._wake = asyncio.Event()
         self._busy_since = 0.0  # monotonic; 0 while no batch is computed
         self._task: asyncio.Task[None] | None = None
@@ -71,28 +75,31 @@ class Embedder:
         if self._task is not None and self._task.done():
             raise RuntimeError("the embedding loop ended")
 
-    async def embed(self, texts: list[list[int]]) -> np.ndarray:
+    async def embed(self, tenant: str, texts: list[list[int]]) -> np.ndarray:
         """Token ids, one list per text and at least one, to float32 [texts, dimension].
 
         Cancelling gives up the texts that are not yet computed. Raises PenstockError:
-        RESOURCE_EXHAUSTED when too many texts wait already, INTERNAL when the model fails.
+        RESOURCE_EXHAUSTED when too many of the tenant's texts wait already, INTERNAL when the model
+        fails.
         """
-        if self._waiting + len(texts) > MAX_WAITING_TEXTS:
+        if not self._waiting.take(tenant, len(texts)):
             raise _failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "has too much waiting", "queue_full")
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # alike pad little
         done: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-        job = _Job(texts, by_length, len(texts), [None] * len(texts), done)
+        job = _Job(tenant, texts, by_length, len(texts), [None] * len(texts), done)
         self._open.add(job)
-        self._turns.append(job)
-        self._count(len(texts))
+        self._turns.setdefault(tenant, deque()).append(job)
+        metrics.EMBED_WAITING_TEXTS.set(self._waiting.taken)
         self._wake.set()
         try:
             return await done
         finally:
             self._open.discard(job)
             if job.waiting:
-                self._turns.remove(job)
-                self._count(-len(job.waiting))
+                self._turns[tenant].remove(job)
+                if not self._turns[tenant]:
+                    del self._turns[tenant]
+                self._handed_out(job, len(job.waiting))
 
     async def _loop(self) -> None:
         while True:
@@ -107,15 +114,19 @@ class Embedder:
         batch: list[tuple[_Job, int]] = []
         longest = 0
         while self._turns and len(batch) < MAX_BATCH_TEXTS:
-            job = self._turns[0]
+            tenant, jobs = next(iter(self._turns.items()))
+            job = jobs[0]
             longest = max(longest, len(job.texts[job.waiting[-1]]))
             if batch and longest * (len(batch) + 1) > MAX_BATCH_TOKENS:
                 break
             batch.append((job, job.waiting.pop()))
-            self._turns.popleft()
+            self._handed_out(job)
+            jobs.popleft()
             if job.waiting:
-                self._turns.append(job)
-        self._count(-len(batch))
+                jobs.append(job)
+            self._turns.move_to_end(tenant)
+            if not jobs:
+                del self._turns[tenant]
         return batch
 
     async def _compute(self, batch: list[tuple[_Job, int]]) -> None:
@@ -148,9 +159,9 @@ class Embedder:
         if not job.done.done():
             job.done.set_exception(error)
 
-    def _count(self, texts: int) -> None:
-        self._waiting += texts
-        metrics.EMBED_WAITING_TEXTS.set(self._waiting)
+    def _handed_out(self, job: _Job, texts: int = 1) -> None:
+        self._waiting.give_back(job.tenant, texts)
+        metrics.EMBED_WAITING_TEXTS.set(self._waiting.taken)
 
 
 def _one_thread() -> None:

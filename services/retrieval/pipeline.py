@@ -1,7 +1,5 @@
 """What retrieval does for each of its four calls, step by step; each step is a span."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +9,7 @@ from protos import common_pb2
 from protos import retrieval_pb2 as pb
 from services.common.config import RetrievalSettings
 from services.common.errors import invalid
+from services.common.fair_threads import FairThreads
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
 from services.retrieval.chunkers import Chunkers
@@ -34,16 +33,17 @@ class Parts:
     embedder: Embedder
     qdrant: Qdrant
     store: Store
-    questions: ThreadPoolExecutor = field(  # nothing but a search's question is tokenized here
-        default_factory=lambda: ThreadPoolExecutor(2, "question")
-    )
+    # A search's question is tokenized in a millisecond, thousands of texts to embed in seconds.
+    questions: FairThreads = field(default_factory=lambda: FairThreads(1, "question"))
+    texts: FairThreads = field(default_factory=lambda: FairThreads(1, "texts"))
 
 
 async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedReply:
     """A text longer than the model's window is refused, never embedded in part."""
     requests.check_embed(request)
     reader = parts.model.reader
-    texts = await asyncio.to_thread(lambda: [reader.text(t) for t in request.texts])
+    tenant = request.caller.tenant
+    texts = await parts.texts.run(tenant, lambda: [reader.text(t) for t in request.texts])
     for i, text in enumerate(texts):
         if text.cut:
             raise invalid(
@@ -54,7 +54,7 @@ async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedR
             )
     tokens = sum(len(text.ids) for text in texts)
     span.set_attributes({"texts": len(texts), "tokens": tokens})
-    vectors = await parts.embedder.embed([text.ids for text in texts])
+    vectors = await parts.embedder.embed(tenant, [text.ids for text in texts])
     return pb.EmbedReply(
         model=parts.model.name, vectors=[pb.Vector(values=v) for v in vectors], tokens=tokens
     )
@@ -63,16 +63,15 @@ async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedR
 async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.SearchReply:
     """A question longer than the window is embedded by its two ends; the span says so."""
     requests.check_search(request)
+    tenant = request.caller.tenant
     with parts.telemetry.span("embed", span) as step:
-        query = await asyncio.get_running_loop().run_in_executor(
-            parts.questions, parts.model.reader.query, request.query
-        )
+        query = await parts.questions.run(tenant, lambda: parts.model.reader.query(request.query))
         step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
-        (vector,) = await parts.embedder.embed([query.ids])
+        (vector,) = await parts.embedder.embed(tenant, [query.ids])
     with parts.telemetry.span("store", span, kind=parts.qdrant.kind) as step:
         passages = _bounded(
             await parts.store.search(
-                request.caller.tenant,
+                tenant,
                 request.collections,
                 vector,
                 request.limit,
@@ -92,15 +91,15 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
     with parts.telemetry.span("chunk", span) as step:
         document = await parts.chunkers.cut(request.title, request.text)
         step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
-    tokens = sum(map(len, document.texts))
+    tenant, tokens = request.caller.tenant, sum(map(len, document.texts))
     with parts.telemetry.span("embed", span, texts=len(document.texts), tokens=tokens):
         vectors = [
-            await parts.embedder.embed(document.texts[at : at + _EMBED_AT_ONCE])
+            await parts.embedder.embed(tenant, document.texts[at : at + _EMBED_AT_ONCE])
             for at in range(0, len(document.texts), _EMBED_AT_ONCE)
         ]
     with parts.telemetry.span("store", span, kind=parts.qdrant.kind):
         await parts.store.replace(
-            request.caller.tenant,
+            tenant,
             request.collection,
             request.source_id,
             document.chunks,

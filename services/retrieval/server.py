@@ -54,7 +54,8 @@ class RetrievalService(Service):
         store = Store(qdrant)
         self.parts = Parts(own, self.telemetry, model, chunkers, embedder, qdrant, store)
         embedder.start()
-        await embedder.embed([model.reader.query("ready?").ids])  # the first pass is the slowest
+        # The first pass is the slowest.
+        await embedder.embed("", [model.reader.query("ready?").ids])
         await asyncio.gather(qdrant.open(), chunkers.start())
         self.servicer = Servicer(self.parts)
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
@@ -84,7 +85,8 @@ class RetrievalService(Service):
             await self.parts.embedder.stop()
             await self.parts.store.finish()
             await self.parts.qdrant.close()
-            self.parts.questions.shutdown(wait=False)
+            self.parts.questions.stop()
+            self.parts.texts.stop()
 
 
 class Servicer(retrieval_pb2_grpc.RetrievalServicer):

@@ -55,21 +55,21 @@ async def until(condition: Callable[[], bool]) -> None:
 async def hold(model: Model, embedder: Embedder) -> asyncio.Task[np.ndarray]:
     """Brings the model's thread to a stop within a batch."""
     model.gate.clear()
-    task = asyncio.create_task(embedder.embed([[1]]))
+    task = asyncio.create_task(embedder.embed("t", [[1]]))
     await until(model.computing.is_set)
     return task
 
 
 async def test_each_text_gets_its_own_vector_whatever_the_order_of_work(embedder: Embedder) -> None:
     texts = [[n] * (1 + n * 7 % 50) for n in range(1, 13)] + [[n] * 3 for n in range(14, 90)]
-    vectors = await embedder.embed(texts)
+    vectors = await embedder.embed("t", texts)
     assert vectors.tolist() == [[text[0], len(text)] for text in texts]
 
 
 async def test_what_waits_goes_into_one_batch(model: Model, embedder: Embedder) -> None:
     first = await hold(model, embedder)
-    others = [asyncio.create_task(embedder.embed([[n]])) for n in range(20, 30)]
-    await until(lambda: embedder._waiting == 10)
+    others = [asyncio.create_task(embedder.embed("t", [[n]])) for n in range(20, 30)]
+    await until(lambda: embedder._waiting.taken == 10)
     model.gate.set()
     await asyncio.gather(first, *others)
     assert [len(batch) for batch in model.batches] == [1, 10]
@@ -78,7 +78,7 @@ async def test_what_waits_goes_into_one_batch(model: Model, embedder: Embedder) 
 async def test_batches_are_bounded_in_texts_and_in_padded_tokens(
     model: Model, embedder: Embedder
 ) -> None:
-    await embedder.embed([[2] * (1 + n % 200) for n in range(300)])
+    await embedder.embed("t", [[2] * (1 + n % 200) for n in range(300)])
     for batch in model.batches:
         assert len(batch) <= module.MAX_BATCH_TEXTS
         assert len(batch) * max(map(len, batch)) <= module.MAX_BATCH_TOKENS
@@ -86,35 +86,69 @@ async def test_batches_are_bounded_in_texts_and_in_padded_tokens(
 
 async def test_a_question_does_not_wait_behind_a_document(model: Model, embedder: Embedder) -> None:
     first = await hold(model, embedder)
-    document = asyncio.create_task(embedder.embed([[3] * 100] * 500))
-    await until(lambda: embedder._waiting == 500)
-    question = asyncio.create_task(embedder.embed([[99]]))
-    await until(lambda: embedder._waiting == 501)
+    document = asyncio.create_task(embedder.embed("t", [[3] * 100] * 500))
+    await until(lambda: embedder._waiting.taken == 500)
+    question = asyncio.create_task(embedder.embed("t", [[99]]))
+    await until(lambda: embedder._waiting.taken == 501)
     model.gate.set()
     await question
     assert [99] in model.batches[1]
     await asyncio.gather(first, document)
 
 
+async def test_a_question_does_not_wait_behind_another_tenants_requests(
+    model: Model, embedder: Embedder
+) -> None:
+    first = await hold(model, embedder)
+    flood = [asyncio.create_task(embedder.embed("flood", [[3] * 100])) for _ in range(500)]
+    await until(lambda: embedder._waiting.taken == 500)
+    question = asyncio.create_task(embedder.embed("other", [[99]]))
+    await until(lambda: embedder._waiting.taken == 501)
+    model.gate.set()
+    await question
+    assert [99] in model.batches[1]
+    await asyncio.gather(first, *flood)
+    assert embedder._turns == {}
+
+
+async def test_one_tenants_waiting_texts_leave_room_for_others(
+    model: Model, embedder: Embedder
+) -> None:
+    first = await hold(model, embedder)
+    half = [[3]] * (module.MAX_WAITING_TEXTS // 2)
+    flood = asyncio.create_task(embedder.embed("flood", half))
+    await until(lambda: embedder._waiting.taken == len(half))
+    with pytest.raises(PenstockError, match="too much waiting"):
+        await embedder.embed("flood", [[3]])
+    other = asyncio.create_task(embedder.embed("other", [[4]] * 2048))
+    await until(lambda: embedder._waiting.taken == len(half) + 2048)
+    for task in (flood, other):
+        task.cancel()
+    await asyncio.gather(flood, other, return_exceptions=True)
+    assert (embedder._waiting.taken, embedder._turns) == (0, {})
+    model.gate.set()
+    await first
+
+
 async def test_cancelling_gives_up_what_is_not_computed(model: Model, embedder: Embedder) -> None:
     first = await hold(model, embedder)
-    document = asyncio.create_task(embedder.embed([[3]] * 500))
-    await until(lambda: embedder._waiting == 500)
+    document = asyncio.create_task(embedder.embed("t", [[3]] * 500))
+    await until(lambda: embedder._waiting.taken == 500)
     document.cancel()
     with pytest.raises(asyncio.CancelledError):
         await document
-    assert embedder._waiting == 0
+    assert embedder._waiting.taken == 0
     model.gate.set()
     await first
-    assert (await embedder.embed([[5]])).tolist() == [[5, 1]]
+    assert (await embedder.embed("t", [[5]])).tolist() == [[5, 1]]
     assert len(model.batches) == 2
 
 
 async def test_a_bad_text_fails_its_own_request_alone(model: Model, embedder: Embedder) -> None:
     first = await hold(model, embedder)
-    good = asyncio.create_task(embedder.embed([[4], [5]]))
-    bad = asyncio.create_task(embedder.embed([[13]]))
-    await until(lambda: embedder._waiting == 3)
+    good = asyncio.create_task(embedder.embed("t", [[4], [5]]))
+    bad = asyncio.create_task(embedder.embed("t", [[13]]))
+    await until(lambda: embedder._waiting.taken == 3)
     model.gate.set()
     assert (await good).tolist() == [[4, 1], [5, 1]]
     with pytest.raises(PenstockError, match="failed on this text") as raised:
@@ -126,7 +160,7 @@ async def test_a_bad_text_fails_its_own_request_alone(model: Model, embedder: Em
 
 async def test_too_much_waiting_is_refused_at_once(embedder: Embedder) -> None:
     with pytest.raises(PenstockError) as raised:
-        await embedder.embed([[1]] * (module.MAX_WAITING_TEXTS + 1))
+        await embedder.embed("t", [[1]] * (module.MAX_WAITING_TEXTS + 1))
     assert raised.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert raised.value.reason == "queue_full"
     assert raised.value.retry_after_s > 0
@@ -136,8 +170,8 @@ async def test_stopping_ends_what_waits(model: Model) -> None:
     embedder = Embedder(model.encode)
     embedder.start()
     running = await hold(model, embedder)
-    waiting = asyncio.create_task(embedder.embed([[6]]))
-    await until(lambda: embedder._waiting == 1)
+    waiting = asyncio.create_task(embedder.embed("t", [[6]]))
+    await until(lambda: embedder._waiting.taken == 1)
     stopping = asyncio.create_task(embedder.stop())
     for task in (running, waiting):
         with pytest.raises(PenstockError) as raised:
