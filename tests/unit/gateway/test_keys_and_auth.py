@@ -1,6 +1,7 @@
 """API keys on a real Redis, and who is let in."""
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
+from services.gateway import metrics
 from services.gateway.auth import Authenticator
 from services.gateway.keys import KEY_PATTERN, KeyStore, key_hash
 
@@ -147,3 +149,96 @@ async def test_while_redis_is_away_requests_do_not_all_wait_for_it(redis, namesp
     for _ in range(5):
         await refusal(authenticator, "Bearer psk-" + "a" * 43)
     assert store.asked == 1
+
+
+async def test_the_times_of_a_known_key(redis, namespace, monkeypatch):
+    """Trusted for 30 s, then looked up again; while Redis is away, until 600 s after that."""
+    clock = SimpleNamespace(now=1000.0)
+    monotonic = SimpleNamespace(monotonic=lambda: clock.now)
+    monkeypatch.setattr("services.gateway.auth.time", monotonic)
+    store = Away(redis, namespace)
+    key, _ = await store.create("acme")
+    other, _ = await store.create("other")
+    authenticator = auth(store, cache_s=30, stale_s=600)
+    header = f"Bearer {key}"
+    for clock.now, asked in ((1000.0, 1), (1029.9, 1), (1030.0, 2), (1059.9, 2)):
+        assert (await authenticator.identify(header)).tenant == "acme"
+        assert store.asked == asked
+    store.away = True
+    for clock.now, asked in ((1060.0, 3), (1060.9, 3), (1061.0, 4), (1629.9, 5)):
+        assert (await authenticator.identify(header)).tenant == "acme"
+        assert store.asked == asked
+    assert authenticator.knows_keys
+    clock.now = 1630.0
+    assert not authenticator.knows_keys
+    error = await refusal(authenticator, header)
+    assert (error.code, error.stage) == (grpc.StatusCode.UNAVAILABLE, "gateway")
+    store.away, clock.now = False, 1631.0
+    assert (await authenticator.identify(f"Bearer {other}")).tenant == "other"
+    assert (await authenticator.identify(header)).tenant == "acme"
+
+
+async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespace, monkeypatch):
+    monkeypatch.setattr("services.gateway.auth._CACHED_KEYS", 2)
+    store = Away(redis, namespace)
+    keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
+    authenticator = auth(store)
+    for n, asked in ((0, 1), (1, 2), (0, 2), (2, 3), (1, 3), (0, 4), (2, 4), (1, 5)):
+        assert (await authenticator.identify(f"Bearer {keys[n]}")).tenant == f"tenant{n}"
+        assert store.asked == asked, n
+    for key in keys:
+        authenticator.revoked(key_hash(key))
+    assert list(authenticator._revoked) == [key_hash(key) for key in keys[1:]]
+
+
+async def test_a_key_that_was_deleted_is_wrong_and_forgotten(redis, namespace):
+    store = Away(redis, namespace)
+    key, _ = await store.create("acme")
+    authenticator = auth(store, cache_s=0)
+    await authenticator.identify(f"Bearer {key}")
+    for name in await redis.keys(f"{namespace}*"):
+        await redis.delete(name)
+    assert (await refusal(authenticator, f"Bearer {key}")).reason == "invalid_api_key"
+    store.away = True
+    assert (await refusal(authenticator, f"Bearer {key}")).reason == "keys_unavailable"
+
+
+async def test_a_recheck_forgets_the_revoked_and_only_those(redis, namespace):
+    store = Away(redis, namespace)
+    key, record = await store.create("acme")
+    other, _ = await store.create("other")
+    authenticator = auth(store)
+    for one in (key, other):
+        await authenticator.identify(f"bearer  {one} ")
+    await store.revoke(record.id)
+    await authenticator.recheck()
+    assert (await refusal(authenticator, f"Bearer {key}")).stage == "gateway"
+    assert (await authenticator.identify(f"Bearer {other}")).models is None
+    assert store.asked == 2
+
+
+async def test_failures_are_counted_by_their_cause(redis, namespace):
+    store = Away(redis, namespace)
+    key, record = await store.create("acme", models=["m"])
+    authenticator = auth(store)
+
+    async def counts(why: str, header: str | None) -> bool:
+        before = metrics.auth_failures.labels(why)._value.get()
+        await refusal(authenticator, header)
+        return bool(metrics.auth_failures.labels(why)._value.get() == before + 1)
+
+    identity = await authenticator.identify(f"Bearer {key}")
+    with pytest.raises(PenstockError, match="may not use the model 'other'") as refused:
+        identity.authorize("other")
+    told = refused.value
+    assert (told.stage, told.param, told.reason) == ("gateway", "model", "model_not_allowed")
+    assert identity.caller("req_7").request_id == "req_7"
+    await store.revoke(record.id)
+    assert await counts("missing", None)
+    assert await counts("malformed", f"Basic {key}")
+    assert await counts("malformed", f"Bearer {key} x")
+    assert await counts("wrong", "Bearer psk-" + "a" * 43)
+    authenticator.revoked(key_hash(key))
+    assert await counts("revoked", f"Bearer {key}")
+    store.away = True
+    assert await counts("keys_unavailable", "Bearer psk-" + "b" * 43)

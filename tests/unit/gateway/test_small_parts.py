@@ -1,6 +1,7 @@
 """Citations, pages, the intake, records: the gateway's small concepts."""
 
 import asyncio
+import contextlib
 import weakref
 
 import grpc
@@ -10,6 +11,7 @@ from opentelemetry import trace
 from protos.common_pb2 import Passage, Record
 from services.common.errors import PenstockError
 from services.common.shares import Shares
+from services.gateway import metrics
 from services.gateway.citations import annotations
 from services.gateway.ids import FILE
 from services.gateway.intake import Intake
@@ -110,6 +112,117 @@ async def test_a_tenants_bytes_are_bounded_and_come_back():
             other.release(20)
             assert intake.bytes_held == 70
     assert intake.bytes_held == 0
+
+
+def test_nothing_is_kept_of_who_holds_nothing():
+    shares = Shares(3)
+    assert shares.take("a")
+    assert shares.take("b", 0)
+    assert not shares.take("a", 3)
+    assert (shares.held("a"), shares.held("b"), shares.taken) == (1, 0, 1)
+    assert shares.take("c")
+    assert shares.take("c", 0), "nothing is always to be had"
+    shares.give_back("a")
+    shares.give_back("c", 1)
+    assert shares.taken == 0
+    assert not any(shares._held.values())
+
+
+async def test_what_a_request_holds_is_counted_to_the_byte():
+    intake = Intake(10, 100)
+    running = metrics.running._value.get()
+    with intake.slot("a") as place:
+        assert (intake.running, metrics.running._value.get()) == (1, running + 1)
+        for size in (10, 20, 15):
+            place.hold(size)
+        place.release(20)
+        place.release(5)
+        assert intake.bytes_held == 20
+        place.hold(25)
+        with pytest.raises(PenstockError, match="holds 45 bytes of your requests"):
+            place.hold(56)
+        assert intake.bytes_held == 45
+    assert (intake.bytes_held, intake.running) == (0, 0)
+    assert metrics.running._value.get() == running
+    with contextlib.suppress(KeyError), intake.slot("a") as place:
+        place.hold(7)
+        raise KeyError
+    assert (intake.bytes_held, intake.running) == (0, 0)
+
+
+async def test_what_is_refused_says_why_and_when_to_come_back():
+    intake = Intake(1, 1)
+    before = metrics.refused.labels("too_many_requests")._value.get()
+    with (
+        intake.slot("a"),
+        pytest.raises(PenstockError, match="1 of your requests run here") as full,
+        intake.slot("a"),
+    ):
+        pass
+    told = full.value
+    assert (told.code, told.stage) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "gateway")
+    assert (told.reason, told.retry_after_s) == ("too_many_requests", 1.0)
+    assert metrics.refused.labels("too_many_requests")._value.get() == before + 1
+
+
+async def test_who_looks_only_holds_no_drain_up():
+    intake = Intake(1, 100)
+    with intake.visit("a") as visitor:
+        visitor.hold(10)
+        await intake.drain(60)
+        with intake.visit("b"):
+            assert intake.bytes_held == 10
+    assert intake.bytes_held == 0
+
+
+async def test_a_drain_waits_for_all_and_a_cancel_stays_a_cancel():
+    intake, over = Intake(10, 1), [asyncio.Event() for _ in range(3)]
+
+    async def runs(number: int) -> None:
+        with intake.slot("abc"[number]):
+            await over[number].wait()
+
+    requests = [asyncio.create_task(runs(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(intake.drain(60))
+    await asyncio.sleep(0)
+    requests[0].cancel()  # its client has gone
+    over[1].set()
+    await asyncio.wait(requests[:2])
+    assert requests[0].cancelled()
+    assert (intake.running, draining.done()) == (1, False)
+    over[2].set()
+    await asyncio.gather(draining, *requests[1:])
+    assert intake.running == 0
+
+
+async def test_a_request_that_will_not_end_does_not_hold_the_gateway_up(monkeypatch):
+    monkeypatch.setattr("services.gateway.intake._LAST_WORDS_S", 0.01)
+    intake, let_go = Intake(2, 1), asyncio.Event()
+
+    async def stubborn() -> None:
+        with intake.slot("a"):
+            while not let_go.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await let_go.wait()
+
+    async def gone_as_well() -> None:
+        with intake.slot("b"):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()  # by its client, as it is told of the drain
+
+    requests = [asyncio.create_task(stubborn()), asyncio.create_task(gone_as_well())]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await intake.drain(0.01)
+    assert intake.running == 1
+    assert requests[1].cancelled()
+    let_go.set()
+    await requests[0]
 
 
 async def test_a_drain_gives_up_after_its_grace():

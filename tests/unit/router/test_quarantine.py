@@ -3,12 +3,15 @@
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from protos import common_pb2, router_pb2, worker_pb2
 from services.common.errors import PenstockError
+from services.router import metrics
 from services.router.answer import Answer
 from services.router.quarantine import (
+    ENGINE_DEATHS,
     MAX_REFUSED,
     PROOF_TOKENS,
     REFUSED_S,
@@ -31,10 +34,12 @@ class World:
         return self.quarantine.case(request(*prompt))
 
 
-def request(*prompt: int, tenant: str = "t", **sampling: Any) -> router_pb2.GenerateRequest:
+def request(
+    *prompt: int, tenant: str = "t", model: str = "m", **sampling: Any
+) -> router_pb2.GenerateRequest:
     return router_pb2.GenerateRequest(
         caller=common_pb2.Caller(request_id="r", tenant=tenant, priority=2, weight=1),
-        model="m",
+        model=model,
         prompt_token_ids=prompt,
         sampling=common_pb2.Sampling(**{"max_tokens": 9, **sampling}),
     )
@@ -148,3 +153,84 @@ def test_fingerprints() -> None:
         request(1, 2, stop_token_ids=[3]),
     ]
     assert len({*same, *map(fingerprint, others)}) == len(others) + 1
+
+
+@pytest.mark.parametrize("cause", ENGINE_DEATHS)
+async def test_what_a_conviction_tells(cause: str) -> None:
+    world = World()
+    case = world.case(1)
+    with case.trial(worker("a"), answer()):
+        case.lost(cause)
+    counted = {
+        why: metrics.quarantined.labels(why)._value.get() for why in ("convicted", "refused")
+    }
+    with pytest.raises(PenstockError) as told:
+        case.lost(cause)
+    world.now += REFUSED_S - 1
+    with pytest.raises(PenstockError) as again:
+        world.case(1).raise_if_refused()
+    for error in (told.value, again.value):
+        assert error.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert (error.stage, error.reason) == ("worker", "request_quarantined")
+        assert error.message.endswith("is not run again for 10 minutes")
+    for why, before in counted.items():
+        assert metrics.quarantined.labels(why)._value.get() == before + 1
+
+
+async def test_proof_is_what_comes_after_the_death() -> None:
+    """Not the tokens that the request had before."""
+    world = World()
+    case, given = suspect(world, 1), answer()
+    give(given, 50)
+    with case.trial(worker("b"), given):
+        give(given, PROOF_TOKENS - 1)
+        assert case.suspected
+        give(given, 1)
+        assert not case.suspected
+
+
+async def test_who_waits_for_a_free_worker_hears_of_it_once() -> None:
+    world = World()
+    one, given, b = suspect(world, 1), answer(), worker("b")
+    with world.case(2).trial(b, answer()):
+        assert world.quarantine.free(b), "the innocent are in nobody's way"
+    assert world.freed == 0
+    with one.trial(b, given):
+        assert world.freed == 0
+        assert not world.quarantine.free(b)
+        give(given, PROOF_TOKENS)
+        assert world.quarantine.free(b)
+    assert world.freed == 1
+
+
+async def test_a_worker_is_free_when_the_last_of_its_suspects_has_left() -> None:
+    world = World()
+    one, other, b = suspect(world, 1), suspect(world, 2), worker("b")
+    with one.trial(b, answer()):
+        with other.trial(b, answer()):
+            assert one.in_company
+            assert other.in_company
+        assert not world.quarantine.free(b)
+    assert world.quarantine.free(b)
+
+
+async def test_company_is_over_with_the_next_trial_and_all_deaths_are_told() -> None:
+    world = World()
+    one, other = suspect(world, 1), suspect(world, 2)
+    with one.trial(worker("b"), answer()), other.trial(worker("b"), answer()):
+        one.lost("engine_died")
+    with (
+        pytest.raises(PenstockError, match="This request ended 3 engines"),
+        one.trial(worker("b"), answer()),
+    ):
+        one.lost("peer_stalled")
+
+
+def test_who_is_convicted_again_is_not_forgotten_first() -> None:
+    world = World()
+    prints = [number.to_bytes(4) for number in range(MAX_REFUSED + 1)]
+    for one in (*prints[:-1], prints[0], prints[-1]):
+        world.quarantine._convict(one)
+    assert world.quarantine.refuses(prints[0])
+    assert not world.quarantine.refuses(prints[1])
+    assert fingerprint(request(1)) != fingerprint(request(1, model="other"))
