@@ -4,12 +4,12 @@ Apart from the Host's server, whose port is internal and which takes the large m
 """
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 
 from services.common.config import GatewaySettings
 from services.common.transport import listen
 from services.gateway.grpc_api import INFERENCE, inference
+from services.gateway.grpc_strangers import PLACES, Strangers
 from services.gateway.pipeline import Gateway
 
 _CLOSE_S = 2  # for the last bytes of calls when the server ends
@@ -35,13 +35,11 @@ class GrpcServer:
     def __init__(self, gateway: Gateway) -> None:
         own = gateway.settings.gateway
         self._health = health.aio.HealthServicer()
-        # Calls beyond their tenants' places end at once, so this bounds the strangers.
-        most = 2 * own.max_requests
+        # Calls beyond their tenants' or the strangers' places end at once: here is room to say so.
+        most = 2 * own.max_requests + PLACES
         self._server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=most)
-        self._server.add_generic_rpc_handlers((inference(gateway),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        self._strangers = Strangers(self._health, (INFERENCE,))
+        self._server.add_generic_rpc_handlers((inference(gateway), *self._strangers.handlers()))
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port. Raises RuntimeError when it is taken."""

@@ -22,7 +22,7 @@ from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import TokenIds
 from services.common.errors import PenstockError
 from services.common.service import Host
-from services.gateway import grpc_inbox
+from services.gateway import grpc_inbox, grpc_strangers
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.inside import check
@@ -218,6 +218,61 @@ async def test_health_and_reflection(rig):
     async for answer in reflection.ServerReflectionInfo(iter([ask])):
         names = {service.name for service in answer.list_services_response.service}
         assert "penstock.v1.Inference" in names
+
+
+async def test_strangers_that_watch_leave_tenants_and_others_their_places(redis_url, namespace):
+    async with contextlib.AsyncExitStack() as stack:
+        rig = await stack.enter_async_context(gateway_rig(redis_url, namespace, max_requests=100))
+        address = rig.host.replica.facts["grpc"]
+        watches = []
+        for _ in range(3):
+            own = (("grpc.use_local_subchannel_pool", 1),)
+            channel = grpc.aio.insecure_channel(address, options=own)
+            health = health_pb2_grpc.HealthStub(await stack.enter_async_context(channel))
+            watches += [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(100)]
+
+        async def served(watch: Any) -> bool:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                return (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            assert await watch.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            return False
+
+        answers = await asyncio.gather(*map(served, watches))
+        assert answers.count(True) == grpc_strangers.PLACES // 2
+        listed = await (await stub(rig)).ListModels(PublicListModelsRequest(), metadata=signed(rig))
+        assert listed.models
+        for watch in watches:
+            watch.cancel()
+        places = rig.host.service._grpc._strangers._places
+        await until(lambda: places.taken == 0, 5)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "health.v1.Health/Check",
+        "health.v1.Health/Watch",
+        "reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_a_strangers_message_is_bounded_in_time_and_waits_for_its_turn(
+    rig, monkeypatch, method
+):
+    monkeypatch.setattr(grpc_strangers, "MESSAGE_TIMEOUT_S", 0.5)
+    strangers = rig.host.service._grpc._strangers
+    open_call = (await rig.channel()).stream_stream(f"/grpc.{method}")
+    for _ in range(4):
+        await strangers._turns.take("ipv4:elsewhere")
+    call = open_call()
+    sending = asyncio.create_task(call.write(b"\xff" * 4_000_000))
+    await asyncio.wait([sending], timeout=0.3)
+    assert not sending.done()  # no more than a window of it has left
+    for _ in range(4):
+        strangers._turns.give_back()
+    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await asyncio.wait([sending])
+    assert await open_call().code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert strangers._places.taken == 0
 
 
 async def test_its_address_is_its_own_and_as_configured(rig):
