@@ -11,7 +11,6 @@ requests, with the time they have waited.
 import asyncio
 import contextlib
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
@@ -19,20 +18,19 @@ from typing import Any
 import grpc
 
 from services.common.config import Settings
-from services.common.errors import PenstockError, unavailable
+from services.common.errors import PenstockError
 from services.common.redis import Redis, RedisAway, RedisError
 from services.router import metrics
-from services.router.admission.fair_order import Decided, FairOrder, Request
-from services.router.admission.shared_order import SharedOrder
+from services.router.admission.local_order import LEAST_ADVICE_S, LocalOrder
+from services.router.admission.patience import Patience
+from services.router.admission.shared_order import Reply, SharedOrder
 from services.router.admission.ticket import LANE_NAMES, Ticket
 
 log = logging.getLogger(__name__)
 
 _RENEW_S = 1.0  # also how long a lost word from another router can delay a request
-_LEAST_ADVICE_S = 1.0
 _LEAVING_KEPT = 10_000  # ids, of each model, while Redis is away
 _NO_LIMIT = 2**53  # a recalled request goes on: it is never refused a place
-_NEW_TURN_S = 0.001  # timers may fire this much early
 Leaver = tuple[str, float]  # id, work that was missed when it was charged
 
 
@@ -50,13 +48,13 @@ class Admission:
         """`capacity(model)` is the number of slots, `routers()` how many routers share them."""
         self._settings = settings.router
         self._shared = SharedOrder(redis, settings, router_id, capacity)
-        self._capacity = capacity
-        self._routers = routers
         self._tickets: dict[str, Ticket] = {}  # waiting or holding a slot
-        self._local: dict[str, FairOrder] = {}  # by model; used while Redis is away
+        self._local = LocalOrder(settings.router, capacity, routers, self._tickets)
+        self._patience = Patience(
+            settings.router.worker_patience_s, capacity, self._tickets.values, self._refuse
+        )
         self._leaving: dict[str, list[Leaver]] = defaultdict(list)  # by model, to tell Redis of
         self._giving_back: set[str] = set()
-        self._unserved: dict[str, float] = {}  # models without a slot at all → since when
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._poked = asyncio.Event()
@@ -99,12 +97,11 @@ class Admission:
 
     def _resume(self, ticket: Ticket) -> None:
         self._grant(ticket, "before")
-        if order := self._local.get(ticket.model):
-            order.hold(self._request(ticket), time.monotonic())
+        self._local.hold(ticket)
         self.poke()  # the renewal tells Redis of it, as of any slot that it has lost
 
     async def _wait(self, ticket: Ticket) -> None:
-        self._expect_workers(ticket.model)
+        self._patience.look(ticket.model)
         asking = self._spawn(self._enter(ticket), f"enter {ticket.id}")
         try:
             async with asyncio.timeout(self._settings.queue_timeout_s):
@@ -127,7 +124,7 @@ class Admission:
         Raises UNAVAILABLE with reason "no_worker".
         """
         ticket.heard()
-        self._expect_workers(ticket.model)
+        self._patience.look(ticket.model)
         await asyncio.shield(ticket.granted)
 
     def leave(self, ticket: Ticket) -> None:
@@ -140,9 +137,7 @@ class Admission:
         if not ticket.granted.done():
             ticket.granted.cancel()
         self._leave_later(ticket.model, ticket.id, missed)
-        if order := self._local.get(ticket.model):
-            order.leave(ticket.id, missed, time.monotonic())
-            self._look_local(ticket.model)
+        self._follow(ticket.model, self._local.leave(ticket, missed))
 
     def check(self) -> None:
         """Raises RuntimeError when a background task has ended."""
@@ -154,7 +149,7 @@ class Admission:
         """The number of slots may have changed: look at once."""
         self._poked.set()
         for model in {ticket.model for ticket in self._tickets.values() if ticket.waits}:
-            self._expect_workers(model)
+            self._patience.look(model)
 
     async def status(self, models: Iterable[str]) -> tuple[int, int]:
         """Over all routers, or this one alone while Redis is away: (holding a slot, waiting)."""
@@ -162,7 +157,7 @@ class Admission:
         try:
             for model in models:
                 reply = await self._shared.look(model)
-                self._follow(model, reply, reply.advice_s)
+                self._follow(model, reply)
                 held, waiting = held + reply.first, waiting + reply.second
         except (*RedisAway, RedisError):
             held = self._holding()
@@ -182,43 +177,28 @@ class Admission:
         try:
             if not self.away:
                 with self._watching_redis():
-                    await self._enter_shared(ticket)
+                    reply = await self._shared.enter(ticket, self._limit(ticket))
+                    self._entered(ticket, reply, "redis")
                     return
-            self._enter_local(ticket)
+            if ticket.waits and not ticket.left:
+                self._entered(ticket, self._local.enter(ticket, self._limit(ticket)), "local")
         except PenstockError as refusal:
             self._refuse(ticket, refusal)
         finally:
             if ticket.left:
                 self._leave_later(ticket.model, ticket.id, -ticket.work)
 
-    async def _enter_shared(self, ticket: Ticket) -> None:
-        reply = await self._shared.enter(ticket, self._limit(ticket))
-        self._follow(ticket.model, reply, reply.advice_s)
-        self._entered(ticket, reply.first, reply.second, reply.advice_s, "redis")
-
-    def _enter_local(self, ticket: Ticket) -> None:
-        order = self._local_order(ticket.model)
-        if not ticket.waits or ticket.left or ticket.id in order:
+    def _entered(self, ticket: Ticket, reply: Reply, order: str) -> None:
+        self._follow(ticket.model, reply)
+        state, before = reply.first, reply.second
+        if state == "known":
             return
-        if self._settings.admission_without_redis == "closed" and not ticket.recalls:
-            raise unavailable(
-                "admission is closed while Redis is away", stage="router", reason="admission_away"
-            )
-        decided, limit = Decided(), self._limit(ticket)
-        share, now_s = self._share(ticket.model), time.monotonic()
-        state, before = order.enter(self._request(ticket), limit, share, now_s, decided)
-        self._follow(ticket.model, decided, _LEAST_ADVICE_S)
-        self._entered(ticket, state, before, _LEAST_ADVICE_S, "local")
-
-    def _entered(
-        self, ticket: Ticket, state: str, before: int, advice_s: float, order: str
-    ) -> None:
         if not ticket.recalls:
             ticket.before = before
         if state == "granted":
             self._grant(ticket, order)
         elif state == "full":
-            raise self._full(advice_s)
+            raise self._full(reply.advice_s)
         else:
             ticket.queued = True
             loop = asyncio.get_running_loop()
@@ -227,16 +207,16 @@ class Admission:
     def _may_recall(self, ticket: Ticket) -> None:
         """It has waited long enough for a slot that its tenant is owed: the order is to look."""
         if self.away:
-            self._look_local(ticket.model)
+            self._follow(ticket.model, self._local.look(ticket.model))
         elif ticket.waits and not ticket.left:
             self._spawn(self._look_shared(ticket.model), "admission look")
 
     async def _look_shared(self, model: str) -> None:
         with self._watching_redis():
             reply = await self._shared.look(model)
-            self._follow(model, reply, reply.advice_s)
+            self._follow(model, reply)
 
-    def _follow(self, model: str, decided: Decided, advice_s: float) -> None:
+    def _follow(self, model: str, decided: Reply) -> None:
         """Does with this router's requests as the order has decided."""
         for id in decided.granted:
             if ticket := self._tickets.get(id):
@@ -245,7 +225,7 @@ class Admission:
                 self._leave_later(model, id, 0.0)
         for id in decided.displaced:
             if ticket := self._tickets.get(id):
-                self._refuse(ticket, self._full(advice_s))
+                self._refuse(ticket, self._full(decided.advice_s))
         for id in decided.recalled:
             if ticket := self._tickets.get(id):
                 self._give_back(ticket)
@@ -271,7 +251,7 @@ class Admission:
             "too many requests are waiting",
             stage="router",
             reason="queue_full",
-            retry_after_s=min(max(advice_s, _LEAST_ADVICE_S), self._settings.queue_timeout_s),
+            retry_after_s=min(max(advice_s, LEAST_ADVICE_S), self._settings.queue_timeout_s),
         )
 
     # ---- recalls ----------------------------------------------------------------------------
@@ -280,7 +260,8 @@ class Admission:
         if not ticket.holds or ticket.recalled.done() or ticket.id in self._giving_back:
             return  # told twice
         if self.away:
-            self._give_back_local(ticket)
+            left_over = ticket.left_over
+            self._gave_back(ticket, left_over, self._local.give_back(ticket, left_over))
         else:
             self._giving_back.add(ticket.id)
             self._spawn(self._give_back_shared(ticket), f"give back {ticket.id}")
@@ -290,45 +271,15 @@ class Admission:
             with self._watching_redis():
                 left_over = ticket.left_over
                 reply = await self._shared.give_back(ticket, left_over)
-                if reply.first == "waiting" and not ticket.left:
-                    ticket.wait_again(left_over)
-                    metrics.recalls.inc()
-                self._follow(ticket.model, reply, reply.advice_s)
+                self._gave_back(ticket, left_over, reply)
         finally:
             self._giving_back.discard(ticket.id)
 
-    def _give_back_local(self, ticket: Ticket) -> None:
-        order, decided, left_over = self._local_order(ticket.model), Decided(), ticket.left_over
-        share, now_s = self._share(ticket.model), time.monotonic()
-        left = left_over / ticket.weight
-        if order.give_back(ticket.id, ticket.missed, left, share, now_s, decided) == "waiting":
+    def _gave_back(self, ticket: Ticket, left_over: float, reply: Reply) -> None:
+        if reply.first == "waiting" and not ticket.left:
             ticket.wait_again(left_over)
             metrics.recalls.inc()
-        self._follow(ticket.model, decided, _LEAST_ADVICE_S)
-
-    # ---- no worker at all -------------------------------------------------------------------
-
-    def _expect_workers(self, model: str) -> None:
-        """While a model has no slot at all, its requests wait for one as long as the patience."""
-        if self._capacity(model):
-            self._unserved.pop(model, None)
-            return
-        self._unserved.setdefault(model, time.monotonic())
-        patience_s = self._settings.worker_patience_s
-        asyncio.get_running_loop().call_later(patience_s, self._refuse_unserved, model)
-
-    def _refuse_unserved(self, model: str) -> None:
-        if self._capacity(model) or model not in self._unserved:
-            return
-        until = time.monotonic() - self._settings.worker_patience_s + _NEW_TURN_S
-        for ticket in list(self._tickets.values()):
-            if ticket.model == model and max(ticket.entered_s, self._unserved[model]) <= until:
-                self._refuse(
-                    ticket,
-                    unavailable(
-                        f"no worker for {model!r} is available", stage="router", reason="no_worker"
-                    ),
-                )
+        self._follow(ticket.model, reply)
 
     # ---- Redis ------------------------------------------------------------------------------
 
@@ -354,7 +305,7 @@ class Admission:
                 for model in list(leaving):
                     reply = await self._shared.leave(model, leaving[model])
                     del leaving[model]
-                    self._follow(model, reply, reply.advice_s)
+                    self._follow(model, reply)
         for model, leavers in leaving.items():
             self._leaving[model] = (leavers + self._leaving[model])[-_LEAVING_KEPT:]
 
@@ -367,8 +318,8 @@ class Admission:
             self._poked.clear()
             with self._watching_redis():
                 await self._renew()
-            for model in list(self._local):
-                self._look_local(model)
+            for model in self._local.models:
+                self._follow(model, self._local.look(model))
 
     async def _renew(self) -> None:
         by_model: dict[str, list[Ticket]] = defaultdict(list)
@@ -380,7 +331,7 @@ class Admission:
             held = [t.id for t in tickets if t.holds]
             waiting = [t.id for t in tickets if t.waits]
             reply = await self._shared.renew(model, held, waiting)
-            self._follow(model, reply, reply.advice_s)
+            self._follow(model, reply)
             await asyncio.gather(*(self._hold_again(id) for id in reply.first))
             if not self.away:
                 self._enter_again(self._tickets[id] for id in reply.second if id in self._tickets)
@@ -390,7 +341,7 @@ class Admission:
         ticket = self._tickets.get(id)
         if ticket and ticket.holds and id not in self._giving_back:
             reply = await self._shared.hold(ticket)
-            self._follow(ticket.model, reply, reply.advice_s)
+            self._follow(ticket.model, reply)
 
     def _enter_again(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
@@ -410,43 +361,9 @@ class Admission:
         log.info("admission is back in Redis")
         self.away = False
         metrics.redis_away.set(0)
-        self._local.clear()
+        self._local.forget()
         self._spawn(self._tell_leaving(), "admission leave")
         self._enter_again([t for t in self._tickets.values() if t.waits])
-
-    # ---- without Redis ----------------------------------------------------------------------
-
-    def _local_order(self, model: str) -> FairOrder:
-        """It begins with the slots that this router's requests hold already."""
-        if model not in self._local:
-            settings = self._settings
-            order = FairOrder(settings.ageing_s, settings.recall_after_s, settings.max_recalls)
-            for ticket in self._tickets.values():
-                if ticket.model == model and ticket.holds:
-                    order.hold(self._request(ticket), time.monotonic())
-            self._local[model] = order
-        return self._local[model]
-
-    def _request(self, ticket: Ticket) -> Request:
-        return Request(
-            ticket.id,
-            ticket.tenant,
-            ticket.lane,
-            ticket.work,
-            ticket.weight,
-            ticket.entered_s,
-            ticket.recalls,
-        )
-
-    def _share(self, model: str) -> int:
-        """Of the slots, as many as this router may fill by itself; what it holds counts."""
-        capacity = self._capacity(model)
-        return max(1, capacity // max(1, self._routers())) if capacity else 0
-
-    def _look_local(self, model: str) -> None:
-        decided = Decided()
-        self._local_order(model).look(self._share(model), time.monotonic(), decided)
-        self._follow(model, decided, _LEAST_ADVICE_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         task = asyncio.create_task(work, name=name)

@@ -20,7 +20,8 @@ _LISTEN_AGAIN_S = 1.0
 
 @dataclass
 class Reply(Decided):
-    """`first` and `second` are the operation's own, see order.lua."""
+    """`first` and `second` are the operation's own, see order.lua. `advice_s`: when a request that
+    came now would have its turn."""
 
     advice_s: float = 0.0
     first: Any = None
@@ -68,8 +69,8 @@ class SharedOrder:
         """`first` hold a slot, `second` wait, over all routers."""
         return await self._call(model, "status")
 
-    async def listen(self, on_word: Callable[[str, Decided, float], None]) -> None:
-        """Hears for ever what other routers' calls decided: model, decisions, advice."""
+    async def listen(self, on_word: Callable[[str, Reply], None]) -> None:
+        """Hears for ever what other routers' calls decided, and of which model."""
         while True:
             try:
                 async with self._redis.pubsub(ignore_subscribe_messages=True) as heard:
@@ -79,7 +80,7 @@ class SharedOrder:
                         if message:
                             what, root, id, advice = json.loads(message["data"])
                             model = root[len(self._root) : -1]
-                            on_word(model, Decided(**{what: [id]}), float(advice))
+                            on_word(model, Reply(**{what: [id]}, advice_s=float(advice)))
             except (*RedisAway, RedisError):
                 await asyncio.sleep(_LISTEN_AGAIN_S)
 

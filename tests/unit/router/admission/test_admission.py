@@ -14,7 +14,7 @@ from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.router import metrics
 from services.router.admission import Admission, Ticket
-from services.router.admission.fair_order import Decided
+from services.router.admission.shared_order import Reply
 from tests.support.waiting import until
 
 
@@ -134,8 +134,8 @@ async def test_a_lost_word_of_displacement_is_found_by_the_renewal(make_routers,
     end = await routers.add()
     follow = end._follow
 
-    def deaf(model: str, decided: Decided, advice_s: float) -> None:
-        follow(model, Decided(decided.granted), advice_s)
+    def deaf(model: str, decided: Reply) -> None:
+        follow(model, Reply(decided.granted))
 
     end._follow = deaf  # type: ignore[method-assign]
     a = ticket("flood")
@@ -316,7 +316,7 @@ async def test_a_full_queue_is_shared_without_redis_too(make_routers, own_redis)
     flood = []
     for n in range(2):
         flood.append(asyncio.create_task(end.admit(ticket("flood"))))
-        await until(lambda n=n: len(end._local_order("m")) == n + 1)
+        await until(lambda n=n: end._local.waiting("m") == n + 1)
     with pytest.raises(PenstockError, match="too many"):
         await end.admit(ticket("flood"))
     calm = asyncio.create_task(end.admit(ticket("calm")))
@@ -645,7 +645,7 @@ async def test_an_outage_costs_each_request_a_task_or_two(routers, monkeypatch):
     monkeypatch.setattr(end._shared._script, "_round_trip", away)
     claims = [ticket() for _ in range(200)]
     waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
-    await until(lambda: len(end._local_order("m")) == len(claims))
+    await until(lambda: end._local.waiting("m") == len(claims))
     await until(lambda: not end._shared._script._waiting)
     for task in waiting:
         task.cancel()
@@ -662,8 +662,8 @@ async def test_what_redis_decides_during_an_outage_is_no_surprise(routers):
     waiting = asyncio.create_task(end.admit(b))
     await queued(end, 1, 1)
     end._lose_redis(RedisTimeoutError("Timeout reading from socket"))
-    end._enter_local(b)
-    end._follow("m", Decided(granted=[b.id], recalled=[b.id]), 1.0)
+    end._local.enter(b, 1)
+    end._follow("m", Reply(granted=[b.id], recalled=[b.id]))
     await asyncio.wait_for(waiting, 5)
     assert b.holds
     for one in (a, b):
@@ -686,9 +686,9 @@ async def test_without_redis_each_router_keeps_to_its_share(make_routers, own_re
     waiting = [asyncio.create_task(end.admit(claim)) for end in claims for claim in claims[end]]
     await until(lambda: first.away and second.away)
     await until(lambda: sum(claim.holds for claim in claims[second]) == 2)
-    await until(lambda: len(first._local_order("m")) == 4)
+    await until(lambda: first._local.waiting("m") == 4)
     assert sum(claim.holds for claim in claims[first]) == 0
-    assert len(second._local_order("m")) == 2
+    assert second._local.waiting("m") == 2
     assert first._holding() + second._holding() == 5  # 4, and the one above the share of 2
     first.leave(held[0])
     assert sum(claim.holds for claim in claims[first]) == 0
