@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -16,12 +16,13 @@ from services.common.block_hash import block_hashes, tenant_salt
 from services.common.config import Settings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
-from services.common.telemetry import Telemetry, decision, remote_parent, traceparent
+from services.common.telemetry import Telemetry, remote_parent, traceparent
 from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket
 from services.router.answer import Answer
-from services.router.breaker import State
-from services.router.legs import Way, WorkerLostError, run
+from services.router.journal import Journal
+from services.router.leg import Way, WorkerLostError
+from services.router.legs import run
 from services.router.placement import (
     EXPECTED_OUTPUT_TOKENS,
     Ask,
@@ -29,7 +30,6 @@ from services.router.placement import (
     Plan,
     SplitMode,
     place,
-    reasons,
 )
 from services.router.quarantine import Case, Quarantine
 from services.router.workers import Worker, Workers
@@ -56,17 +56,6 @@ class Router:
     quarantine: Quarantine
 
 
-@dataclass
-class Journal:
-    """What the request's record will say."""
-
-    decisions: list[common_pb2.Decision] = field(default_factory=list)
-    below: common_pb2.Record = field(default_factory=common_pb2.Record)
-
-    def decide(self, subject: str, choice: str, **figures: object) -> None:
-        self.decisions.append(decision("router", subject, choice, figures))
-
-
 async def generate(router: Router, call: LinkCall, journal: Journal, span: Span) -> None:
     """Admits, places, runs; goes on elsewhere when a worker is lost. Raises PenstockError."""
     request = parse(call.payload)
@@ -83,23 +72,23 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
             with router.telemetry.span("admit", span):
                 await router.admission.admit(ticket)
         finally:
-            _note_admission(journal, ticket)
+            journal.admission(ticket)
 
         while not answer.finished:
             recalled = ticket.recalled.done()  # it goes on from its tokens, like after a loss
             if recalled:
                 with router.telemetry.span("admit again", span):
                     await router.admission.admit_again(ticket)
-                _note_recall(journal, ticket, answer)
+                journal.recall(ticket, answer)
 
             with router.telemetry.span("place", span):
                 placement = await _place(router, answer, split, case)
             if lost and not recalled:
-                _note_failover(journal, placement.plan, lost, answer, case)
-            _note_placement(journal, placement, split)
+                journal.failover(placement.plan, lost, answer, case)
+            journal.placement(placement, split)
             if not (lost or ticket.recalls or ticket.resumed):
                 _count_prompt(placement.plan)
-            _note_breakers(journal, router.workers.ready(request.model))
+            journal.breakers(router.workers.ready(request.model))
 
             plan = placement.plan
             with router.telemetry.span("run", span, workers=plan.name) as running:
@@ -240,7 +229,9 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
         split=split,
         split_min_tokens=router.settings.router.split_min_tokens,
     )
-    return place(ask, workers)
+    placement = place(ask, workers)
+    metrics.placements.labels("split" if placement.plan.prefill else "unsplit").inc()
+    return placement
 
 
 async def _chains(token_ids: list[int], tenant: str, sizes: Iterable[int]) -> list[list[bytes]]:
@@ -264,74 +255,9 @@ def _after_loss(
     return "never" if loss.cause == "kv_transfer" or case.suspected else split
 
 
-def _note_admission(journal: Journal, ticket: Ticket) -> None:
-    journal.decide(
-        "admission",
-        _admitted(ticket),
-        waited_ms=ticket.waited_s * 1000,
-        waiting_before=ticket.before,
-        lane=LANE_NAMES[ticket.lane],
-        cost_tokens=ticket.cost,
-        weight=ticket.weight,
-        order=ticket.order,
-    )
-
-
-def _admitted(ticket: Ticket) -> str:
-    if not ticket.holds:
-        return "refused"
-    if ticket.resumed:
-        return "went on"
-    return "queued" if ticket.queued else "at once"
-
-
-def _note_recall(journal: Journal, ticket: Ticket, answer: Answer) -> None:
-    journal.decide(
-        "recall",
-        "its slot went to a tenant that had fewer",
-        number=ticket.recalls,
-        tokens_so_far=len(answer.tokens),
-        order=ticket.order,
-    )
-
-
-def _note_failover(
-    journal: Journal, plan: Plan, lost: Sequence[WorkerLostError], answer: Answer, case: Case
-) -> None:
-    journal.decide(
-        "failover",
-        plan.name,
-        lost=lost[-1].worker.id,
-        cause=lost[-1].cause,
-        tokens_so_far=len(answer.tokens),
-        number=len(lost),
-        **({"engines_ended": case.deaths} if case.suspected else {}),
-    )
-
-
-def _note_placement(journal: Journal, placement: Placement, split: SplitMode) -> None:
-    plan = placement.plan
-    journal.decisions.append(decision("router", "placement", plan.name, reasons(placement)))
-    journal.decide(
-        "split",
-        "split" if plan.prefill else "unsplit",
-        why=placement.split_reason,
-        mode=split,
-        uncached_tokens=plan.uncached_tokens,
-        **{f"{kind}_cost_s": cost for kind, cost in placement.best_costs().items()},
-    )
-    metrics.placements.labels("split" if plan.prefill else "unsplit").inc()
-
-
 def _count_prompt(plan: Plan) -> None:
     metrics.prompt_tokens.inc(plan.cached_tokens + plan.uncached_tokens)
     metrics.hit_tokens.inc(plan.cached_tokens)
-
-
-def _note_breakers(journal: Journal, workers: Sequence[Worker]) -> None:
-    open = {w.id: w.breaker.describe() for w in workers if w.breaker.state is not State.CLOSED}
-    if open:
-        journal.decide("breaker", "left alone", **open)
 
 
 def _account(span: Span, answer: Answer) -> None:
