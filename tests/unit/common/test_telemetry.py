@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
+from protos.common_pb2 import Record, Span
 from services.common.telemetry import Telemetry, _JsonLines, decision, remote_parent, traceparent
 
 
@@ -78,10 +79,36 @@ def test_a_malformed_traceparent_starts_a_new_trace() -> None:
 
 def test_unclaimed_spans_are_bounded() -> None:
     telemetry = Telemetry("gateway", "g1")
-    for _ in range(5000):
-        with telemetry.span("request"):
+    for number in range(5000):
+        with telemetry.span("request", number=number) as last:
             pass
-    assert len(telemetry._requests._by_root) <= 4096
+    assert len(telemetry._requests._by_root) == 4096
+    assert telemetry.record(last).spans[0].attributes["number"] == "4999", (
+        "the oldest are forgotten"
+    )
+    assert not telemetry._requests._root_of, "nothing is kept of spans that have ended"
+
+
+def test_a_request_of_endless_spans_is_bounded() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    with telemetry.span("request") as root:
+        for _ in range(1000):
+            with telemetry.span("step"):
+                pass
+    assert len(telemetry.record(root).spans) == 256
+
+
+def test_figures_are_short_and_the_record_below_comes_behind_ones_own() -> None:
+    telemetry = Telemetry("gateway", "g1")
+    with telemetry.span("request") as span:
+        pass
+    own = decision("gateway", "a", "b", {"s": 0.123456, "n": 123456, "why": "so"})
+    assert dict(own.reasons) == {"s": "0.1235", "n": "123456", "why": "so"}
+    assert not decision("gateway", "a", "b").reasons
+    below = Record(spans=[Span(name="below")], decisions=[decision("router", "c", "d")])
+    record = telemetry.record(span, [own], below)
+    assert [s.name for s in record.spans] == ["request", "below"]
+    assert [d.subject for d in record.decisions] == ["a", "c"]
 
 
 def test_a_log_line_is_one_json_object_with_its_trace() -> None:

@@ -1,6 +1,7 @@
 """What a tenant's record shows of the installation: labels, and nothing else."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from protos.common_pb2 import Record, Span
 from services.common.discovery import new_replica_id
 from services.common.telemetry import decision
 from services.gateway.auth import Identity
-from services.gateway.records import Journal
+from services.gateway.records import Journal, Records
 from tests.support.inside import check, leaks
 
 FIRST, THEN = new_replica_id("worker"), new_replica_id("worker")
@@ -46,6 +47,65 @@ def test_a_replica_has_a_label_in_place_of_its_id():
 def test_a_label_is_the_same_in_all_records_of_a_tenant_and_only_there():
     assert record("acme")["decisions"] == record("acme")["decisions"]
     assert record("acme")["decisions"][0]["choice"] != record("rival")["decisions"][0]["choice"]
+
+
+def test_the_waterfall_goes_by_start_in_milliseconds_from_the_first():
+    """Of two that start together the longer one is the outer one."""
+    second, ms = 1_700_000_000 * 10**9, 10**6
+    journal = Journal("req_1", "chat")
+    spans = [
+        Span(service="c", name="late", start_ns=second + 5 * ms, duration_ns=ms, parent_id="1"),
+        Span(service="b", name="inner", start_ns=second, duration_ns=2 * ms, attributes={"n": "1"}),
+        Span(service="a", name="outer", start_ns=second, duration_ns=9 * ms, span_id="1"),
+    ]
+    journal.close(Record(spans=spans))
+    told = journal.as_json()["spans"]
+    assert [(s["name"], s["start_ms"], s["duration_ms"]) for s in told] == [
+        ("outer", 0, 9),
+        ("inner", 0, 2),
+        ("late", 5, 1),
+    ]
+    assert [(s["id"], s["parent"]) for s in told] == [("1", None), ("", None), ("", "1")]
+    assert told[1]["attributes"] == {"n": "1"}
+
+
+def test_what_a_record_counts(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    ticking = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1_700_000_000.9)
+    monkeypatch.setattr("services.gateway.records.time", ticking)
+    journal = Journal("req_1", "chat")
+    journal.close(Record())
+    assert journal.as_json()["time_to_first_token_ms"] is None
+    clock.now = 100.25
+    assert journal.arrived(3)
+    clock.now = 101.5
+    assert not journal.arrived(4)
+    journal.close(Record())
+    journal.decide("rate", "let in", left=2)
+    told = journal.as_json()
+    assert (told["created"], told["tokens"], told["model"]) == (1_700_000_000, 7, None)
+    assert (told["time_to_first_token_ms"], told["duration_ms"]) == (250, 1500)
+    assert (told["id"], told["route"], told["status"]) == ("req_1", "chat", "ok")
+    (made,) = journal.decisions
+    assert (made.stage, made.subject, made.choice, dict(made.reasons)) == (
+        "gateway",
+        "rate",
+        "let in",
+        {"left": "2"},
+    )
+
+
+def test_a_record_is_its_tenants_alone():
+    records = Records(2)
+    for number, tenant in enumerate(("acme", "acme", "rival")):
+        journal = Journal(f"req_{number}", "chat")
+        journal.identity = Identity("key_1", tenant, "normal", 1.0, None)
+        records.keep(journal)
+    assert records.find("req_0", "acme") is None, "the oldest is forgotten"
+    assert (found := records.find("req_1", "acme")) is not None
+    assert found.request_id == "req_1"
+    assert records.find("req_2", "acme") is None
+    assert records.find("req_2", "rival") is not None
 
 
 @pytest.mark.parametrize(
