@@ -1,6 +1,8 @@
 """Whom the scheduler prefers, one choice at a time. The property tests ask only what must hold."""
 
-from services.worker.engine import Request, Sampling
+from typing import Any
+
+from services.worker.engine import FinishReason, Request, Sampling
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.scheduler import Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
@@ -16,9 +18,11 @@ class Bench:
         self.scheduler = Scheduler(self.pool, budget, max_running)
         self.arrivals = 0
 
-    def add(self, name: str, prompt: list[int], priority: int = 0) -> Sequence:
+    def add(
+        self, name: str, prompt: list[int], priority: int = 0, max_tokens: int = 1000, **how: Any
+    ) -> Sequence:
         self.arrivals += 1
-        request = Request(name, prompt, Sampling(1000), priority=priority)
+        request = Request(name, prompt, Sampling(max_tokens), priority=priority, **how)
         sequence = Sequence(request, self.arrivals, BLOCK, frozenset({0}), 1000, queued_ns=0)
         self.scheduler.add(sequence)
         return sequence
@@ -134,3 +138,54 @@ def test_cached_tokens_are_those_of_the_first_admission() -> None:
     again = bench.add("again", tokens(9, first=10))
     bench.step()
     assert again.num_cached == 8
+
+
+def test_decodes_take_their_tokens_from_the_budget_and_prompts_the_rest() -> None:
+    bench = Bench(num_blocks=32, budget=8)
+    bench.add("a", tokens(3, first=10))
+    bench.add("b", tokens(3, first=11))
+    bench.step()
+    bench.add("long", tokens(20, first=12))
+    taken = [[(c.sequence.id, c.count) for c in bench.step().chunks] for _ in range(4)]
+    assert taken == [[("a", 1), ("b", 1), ("long", count)] for count in (6, 6, 6, 2)]
+    bench.add("next", tokens(2, first=13))
+    assert [(c.sequence.id, c.count) for c in bench.step().chunks] == [
+        ("a", 1),
+        ("b", 1),
+        ("long", 1),
+        ("next", 2),
+    ]
+
+
+def test_a_prefill_is_done_with_its_first_token_unless_that_ends_it() -> None:
+    for max_tokens, token, reason in (
+        (9, 9, FinishReason.PREFILL_DONE),
+        (9, 0, FinishReason.STOP),
+        (1, 9, FinishReason.LENGTH),
+    ):
+        bench = Bench(num_blocks=8, budget=4)
+        bench.add("one", tokens(6, first=10), max_tokens=max_tokens, prefill_only=True)
+        (chunk,) = bench.scheduler.schedule().chunks
+        assert bench.scheduler.complete(chunk, None) is None
+        (chunk,) = bench.scheduler.schedule().chunks
+        assert bench.scheduler.complete(chunk, token) is reason
+    bench = Bench(num_blocks=8)
+    bench.add("plain", tokens(6, first=10))
+    (chunk,) = bench.scheduler.schedule().chunks
+    assert bench.scheduler.complete(chunk, 9) is None
+
+
+def test_a_remote_prompt_may_come_from_the_cache_as_a_whole() -> None:
+    """A prompt computed here leaves its last block out, for the logits of its last token."""
+    for remote, cached in ((True, 2), (False, 1)):
+        bench = Bench(num_blocks=16)
+        bench.add("before", tokens(8, first=10))
+        bench.step()
+        again = bench.add("again", tokens(8, first=10), remote_prefill=remote)
+        step = bench.step()
+        assert (again in step.reserved) is remote
+        assert (again.num_received, again.num_cached) == (cached, cached * BLOCK)
+        assert bench.scheduler.num_running == 2
+        if remote:
+            assert bench.scheduler.start_decode(again, 9) is None
+            assert [(c.start, c.count) for c in bench.step().chunks] == [(9, 1), (8, 1)]
