@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 from protos.common_pb2 import Record
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
 from services.common.errors import PenstockError
+from services.common.fair_threads import FairThreads
 from services.gateway.auth import Identity
 from services.gateway.generation_schema import Name, Tag
 from services.gateway.http import Exchange
@@ -49,11 +50,12 @@ class EmbeddingsRequest(Body):
     encoding_format: Literal["float", "base64"] | None = None
     user: Tag | None = Field(None, description="an end user's name; embeddings keep no record")
 
-    async def texts(self, max_bytes: int) -> list[str]:
-        """What is to be embedded; token ids are decoded in a thread (openai_tokens.py)."""
+    async def texts(self, threads: FairThreads, tenant: str, max_bytes: int) -> list[str]:
+        """What is to be embedded; token ids are decoded in a thread (openai_tokens.py), which takes
+        seconds for 8 MB of text."""
         if all(isinstance(one, str) for one in self.input):
             return [str(one) for one in self.input]
-        return await asyncio.to_thread(_texts_of, self.input, max_bytes)
+        return await threads.run(tenant, lambda: _texts_of(self.input, max_bytes))
 
 
 def _texts_of(given: list[str | list[Any]], max_bytes: int) -> list[str]:
@@ -93,7 +95,8 @@ async def embeddings(gateway: Gateway, exchange: Exchange, identity: Identity) -
     body = await parse_body(EmbeddingsRequest, await exchange.json_body())
     exchange.watch_client()
     traceparent = exchange.headers.get("traceparent")
-    texts = await body.texts(gateway.settings.gateway.body_limit_bytes)
+    limit = gateway.settings.gateway.body_limit_bytes
+    texts = await body.texts(gateway.threads, identity.tenant, limit)
     reply = await embed(gateway, identity, exchange.request_id, traceparent, body.model, texts)
     # 2,048 vectors are 8 MB of JSON: not on the event loop.
     answer = await asyncio.to_thread(_answer, reply, body.encoding_format == "base64")

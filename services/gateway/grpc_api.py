@@ -165,7 +165,8 @@ class Inference:
             with self._gateway.intake.slot(identity.tenant) as place:
                 message = await self._inbox.take(place, context)
                 body = await asyncio.to_thread(self._understand, message)
-                texts = await body.texts(self._gateway.settings.gateway.body_limit_bytes)
+                limit = self._gateway.settings.gateway.body_limit_bytes
+                texts = await body.texts(self._gateway.threads, identity.tenant, limit)
                 reply = await embed(self._gateway, identity, id, trace, body.model, texts)
             return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
 

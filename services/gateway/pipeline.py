@@ -15,6 +15,7 @@ from protos.retrieval_pb2 import SearchRequest
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
 from services.common.errors import PenstockError
+from services.common.fair_threads import FairThreads
 from services.common.peers import Peers
 from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
@@ -50,6 +51,7 @@ class Gateway:
     stores: VectorStores
     records: Records
     intake: Intake
+    threads: FairThreads  # for what may take seconds
 
 
 class Front(Protocol):

@@ -6,6 +6,7 @@ import gc
 import grpc
 
 from services.common.config import GatewaySettings, Settings
+from services.common.fair_threads import FairThreads
 from services.common.peers import Peers
 from services.common.redis import Redis
 from services.common.service import Service
@@ -84,6 +85,7 @@ class GatewayService(Service):
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
         await self.gateway.tokenizers.stop()
+        self.gateway.threads.stop()
 
 
 def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> Gateway:
@@ -107,6 +109,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
         records=Records(own.records_kept),
         intake=Intake(own.max_requests, own.max_held_bytes),
+        threads=FairThreads(1, "gateway"),
     )
 
 

@@ -1,5 +1,7 @@
 """Token ids in place of texts to embed: decoded without loss, or refused."""
 
+import asyncio
+
 import grpc
 import pytest
 import tiktoken
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import PenstockError
+from services.common.fair_threads import FairThreads
 from services.gateway.embeddings import EmbeddingsRequest
 from services.gateway.openai_tokens import texts_of
 from services.gateway.schema import validated
@@ -93,7 +96,7 @@ def test_the_texts_in_all_are_bounded():
 )
 async def test_all_four_forms_of_input(given, read):
     body = validated(EmbeddingsRequest, {"model": "m", "input": given})
-    assert await body.texts(ROOM) == read
+    assert await body.texts(FairThreads(1, "test"), "t", ROOM) == read
 
 
 @pytest.mark.parametrize(
@@ -113,3 +116,16 @@ def test_odd_inputs_are_named(given, param):
     with pytest.raises(PenstockError) as refused:
         validated(EmbeddingsRequest, {"model": "m", "input": given})
     assert refused.value.param == param
+
+
+async def test_one_tenants_ids_do_not_hold_up_anothers():
+    """Ids of 8 MB of text take seconds."""
+    body = validated(EmbeddingsRequest, {"model": "m", "input": [15339]})
+    threads, order = FairThreads(1, "test"), []
+
+    async def read(tenant: str) -> None:
+        await body.texts(threads, tenant, ROOM)
+        order.append(tenant)
+
+    await asyncio.gather(*(read(tenant) for tenant in ["flood"] * 20 + ["other"]))
+    assert order.index("other") < 4
