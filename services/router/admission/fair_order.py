@@ -87,9 +87,9 @@ class FairOrder:
         self, id: str, missed: float, left: float, capacity: int, now_s: float, decided: Decided
     ) -> str:
         """A recalled request waits again, with the work that is left; "kept" if none needs it,
-        "unknown" if it holds no slot here."""
+        "unknown" if it is."""
         if id not in self._held:
-            return "unknown"
+            return "waiting" if id in self._waiting else "unknown"
         request = self._held[id]
         self._pump(capacity, now_s, decided)
         need = self._need(0, now_s)

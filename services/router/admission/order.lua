@@ -396,7 +396,8 @@ end
 -- It is kept if nobody needs it any more.
 ops['yield'] = function(id, missed, left, waited)
   local entry = entry_of(id)
-  if not entry or not entry.granted then return 'unknown' end
+  if not entry then return 'unknown' end
+  if not entry.granted then return 'waiting' end -- it did so already, and the answer was lost
   pump()
   local slots = slots_of(entry.tenant) + (entry.asked and 1 or 0)
   local lane, own = need(0)

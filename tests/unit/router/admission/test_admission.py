@@ -631,6 +631,33 @@ async def test_one_slow_call_is_no_outage(routers, monkeypatch):
     await until(lambda: end.away)
 
 
+async def test_a_slot_whose_giving_back_was_told_twice_is_given_back(
+    make_routers, redis_url, monkeypatch
+):
+    routers = make_routers(redis_url, recall_after_s=0.0)
+    routers.capacity = 2
+    end = await routers.add()
+    pipe = end._shared._script
+    send, lost = pipe._round_trip, []
+
+    async def losing(calls):
+        replies = await send(calls)
+        if not lost and any(call[2] == "yield" for call in calls):
+            lost.append(replies)
+            raise RedisTimeoutError("Timeout reading from socket")
+        return replies
+
+    monkeypatch.setattr(pipe, "_round_trip", losing)
+    flood = [ticket("flood") for _ in range(2)]
+    for one in flood:
+        await end.admit(one)
+    calm = ticket("calm")
+    await asyncio.wait_for(end.admit(calm), 5)
+    await until(lambda: bool(lost) and not end._giving_back)
+    assert [one.holds for one in (*flood, calm)] == [True, False, True]
+    assert await end.status(["m"]) == (2, 1)
+
+
 async def test_an_outage_costs_each_request_a_task_or_two(routers, monkeypatch):
     """Not one for each other request whose call fails, too."""
     routers.capacity = 0
@@ -665,7 +692,8 @@ async def test_what_redis_decides_during_an_outage_is_no_surprise(routers):
     end._local.enter(b, 1)
     end._follow("m", Reply(granted=[b.id], recalled=[b.id]))
     await asyncio.wait_for(waiting, 5)
-    assert b.holds
+    assert b.recalled.done()
+    assert not b.holds
     for one in (a, b):
         end.leave(one)
     await until(lambda: not end.away)

@@ -613,6 +613,8 @@ def test_a_recall_that_nobody_needs_is_kept(make_script):
     assert lua.status(4) == [4, 0]
     assert lua.renew(4, ["f3"])[1] == []
     assert lua.enter(4, "calm again", "calm")[4] == ["f3"]  # it may be asked anew
+    assert lua.give_back(4, "f3") == ("waiting", ["calm again"], [])
+    assert lua.give_back(4, "f3") == ("waiting", [], [])  # the first answer was lost
     assert lua.give_back(4, "unheard of")[0] == "unknown"
 
 
