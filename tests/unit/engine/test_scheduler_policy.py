@@ -189,3 +189,22 @@ def test_a_remote_prompt_may_come_from_the_cache_as_a_whole() -> None:
         if remote:
             assert bench.scheduler.start_decode(again, 9) is None
             assert [(c.start, c.count) for c in bench.step().chunks] == [(9, 1), (8, 1)]
+
+
+def test_one_that_shares_all_its_blocks_gives_way_itself_it_wastes_nothing() -> None:
+    bench = Bench(num_blocks=6)
+    shared = tokens(8, first=10)
+    maker = bench.add("maker", shared)
+    bench.step()
+    bench.scheduler.finish(maker)
+    bench.add("eater", tokens(3, first=11))
+    bench.step()
+    bench.add("keeper", shared, remote_prefill=True)
+    late = bench.add("late", shared, remote_prefill=True)
+    bench.step()
+    while bench.pool.num_free:
+        assert not bench.step().preempted
+    bench.scheduler.start_decode(late, 9)
+    step = bench.step()
+    assert [victim.id for victim in step.preempted] == ["late"]
+    assert [chunk.sequence.id for chunk in step.chunks] == ["eater"]
