@@ -6,6 +6,10 @@ _HALF_LIFE_S = 10.0
 """Of what was measured, while nothing is: after a pause the newest step counts most, so that one
 slow step (the first of all, a moment without CPU) is not held against the engine for ever."""
 
+_FEW = 16
+"""Prompt tokens. A step with fewer takes what a decode step takes, and says nothing of long
+prompts: of one whose prefix is cached only the end is computed."""
+
 # What an engine that has measured nothing is expected to do at least: a guess on the slow side.
 _SLOW_FLOPS = {"cpu": 5e9, "cuda": 1e12}
 
@@ -45,10 +49,11 @@ class LoadMeter:
     def add(
         self, prefill_tokens: int, decode_tokens: int, started_ns: int, duration_ns: int
     ) -> None:
-        """Counts a step. A mixed step counts for prefill: the decodes in it ride along."""
-        if prefill_tokens:
+        """Counts a step. A mixed step counts for prefill: the decodes in it ride along. With a few
+        prompt tokens it is they that ride along."""
+        if prefill_tokens >= _FEW:
             self._prefill.add(prefill_tokens, started_ns, duration_ns)
-        elif decode_tokens:
+        elif prefill_tokens or decode_tokens:
             self._decode.add(1, started_ns, duration_ns)
 
     def expected_s(self, prefill_tokens: int, sequences: int) -> float:

@@ -37,6 +37,17 @@ def test_short_chunks_weigh_little() -> None:
     assert clocked.meter.prefill_tokens_per_s > 1800
 
 
+def test_prompts_that_are_all_but_cached_say_nothing_of_long_ones() -> None:
+    """Each computes its last token only, in a step that takes what a decode step takes."""
+    clocked = Clocked()
+    clocked.step(512, 0, 0.25)
+    for _ in range(100):
+        clocked.step(1, 8, 0.02)
+    assert clocked.meter.prefill_tokens_per_s > 1800
+    assert clocked.meter.decode_step_ms == pytest.approx(20)
+    assert clocked.meter.expected_s(512, 9) < 1
+
+
 def test_a_slow_first_step_is_forgotten_over_a_pause() -> None:
     clocked = Clocked()
     clocked.step(512, 0, 20.0)
