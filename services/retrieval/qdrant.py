@@ -24,6 +24,7 @@ from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.secrets import private_folder
 from services.retrieval import metrics
+from services.retrieval.local_filters import use_plain_comparisons
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +186,7 @@ class Qdrant:
             return QdrantClient(
                 url=self._url, api_key=self._api_key, timeout=timeout, check_compatibility=False
             )
+        use_plain_comparisons()
         private_folder(self._folder.parent)
         private_folder(self._folder)
         try:
