@@ -22,8 +22,9 @@ class Shares:
         held = self.held(holder)
         if units > free or (units > 0 and held >= free):
             return False
-        self.taken += units
-        self._held[holder] = held + units
+        if units:
+            self.taken += units
+            self._held[holder] = held + units
         return True
 
     def give_back(self, holder: str, units: int = 1) -> None:

@@ -67,6 +67,11 @@ async def test_follows_the_registry(redis, settings, namespace):
     news: list[tuple[str, bytes]] = []
     states: list[tuple[str, LinkState]] = []
     gone: list[str] = []
+
+    def on_gone(peer: Peer) -> None:
+        assert peer.link.state is LinkState.CLOSED, "it is the last that is heard of it"
+        gone.append(peer.id)
+
     peers = Peers(
         redis,
         settings,
@@ -74,7 +79,7 @@ async def test_follows_the_registry(redis, settings, namespace):
         peer_id="tokenizer-1",
         on_news=lambda peer, payload: news.append((peer.id, payload)),
         on_state=lambda peer, state: states.append((peer.id, state)),
-        on_gone=lambda peer: gone.append(peer.id),
+        on_gone=on_gone,
     )
     first = await Served(redis, namespace, "router-1").start()
     await peers.start()
@@ -133,6 +138,8 @@ async def test_picks_the_least_loaded_and_waits_for_one(redis, settings, namespa
         replicas = [await Served(redis, namespace, f"router-{i}").start() for i in (1, 2)]
         assert (await waiting).ready
         await until(lambda: len(peers.ready()) == 2)
+        idle = {(await peers.pick_least_loaded()).id for _ in range(64)}
+        assert len(idle) == 2, "any among equals: many callers shall not all choose the same one"
         for _ in range(4):
             peer = await peers.pick_least_loaded()
             peer.link.open(b"", deadline=time.monotonic() + 30, on_item=lambda _: None)

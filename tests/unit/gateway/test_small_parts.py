@@ -125,7 +125,7 @@ def test_nothing_is_kept_of_who_holds_nothing():
     shares.give_back("a")
     shares.give_back("c", 1)
     assert shares.taken == 0
-    assert not any(shares._held.values())
+    assert not shares._held
 
 
 async def test_what_a_request_holds_is_counted_to_the_byte():

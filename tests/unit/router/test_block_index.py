@@ -69,6 +69,7 @@ def test_a_removed_holder_counts_at_once_and_its_bit_returns_swept():
     assert index.match(BLOCKS) == {second.bit: 1}
     assert index.add().bit not in (first.bit, second.bit)
     assert index.sweep(3)
+    assert len(index) >= len(BLOCKS) - 3, "no more at once than it was told"
     assert not index.sweep(100)
     assert len(index) == 1
     assert index.add().bit == first.bit
