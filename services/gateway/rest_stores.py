@@ -117,7 +117,9 @@ async def create_store(gateway: Gateway, exchange: Exchange, identity: Identity)
 
 async def list_stores(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
     query = page_query(exchange.query)
-    await exchange.reply_json(page(await gateway.stores.all(identity.tenant), query))
+    listed = page(({"id": id} for id in await gateway.stores.ids(identity.tenant)), query)
+    shown = await gateway.stores.some(identity.tenant, (one["id"] for one in listed["data"]))
+    await exchange.reply_json({**listed, "data": shown})
 
 
 async def get_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:

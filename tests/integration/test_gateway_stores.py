@@ -201,3 +201,22 @@ async def test_a_file_attached_again_while_it_is_indexed_is_indexed_once_more(ri
     told = await shelf.client.vector_stores.files.poll(file, vector_store_id=shelf.id)
     assert told.status == "completed"
     assert shelf.kept == {file}
+
+
+async def test_a_list_of_stores_counts_the_files_of_those_shown_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = await rig.http()
+    made = [(await http.post("/v1/vector_stores", json={})).json()["id"] for _ in range(5)]
+    store_files = rig.gateway.stores._store_files
+    counted, all_of = [], store_files.all
+
+    async def spied(tenant: str, store: str) -> Any:
+        counted.append(store)
+        return await all_of(tenant, store)
+
+    monkeypatch.setattr(store_files, "all", spied)
+    listed = (await http.get("/v1/vector_stores?limit=2")).json()
+    assert [one["id"] for one in listed["data"]] == counted == made[:2:-1]
+    assert (listed["has_more"], listed["last_id"]) == (True, made[3])
+    assert listed["data"][0]["file_counts"]["total"] == 0
