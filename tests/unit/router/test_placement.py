@@ -70,6 +70,7 @@ def test_a_whole_cached_prompt_still_computes_its_last_token():
     one = worker(0)
     ask = replace(ASK, prompt_tokens=160, matched={one.holder.bit: 10})
     assert place(ask, [one]).plan.uncached_tokens == 16
+    assert place(replace(ask, prompt_tokens=161), [one]).plan.uncached_tokens == 1
 
 
 def test_what_was_just_sent_counts_before_the_news_show_it():
@@ -357,5 +358,8 @@ def test_a_rate_fades_between_its_trust_and_its_end():
     assert rates.prefill_tokens_per_s == pytest.approx(100)
     assert rates.step_s == pytest.approx(0.01 / OPTIMISM)
     # A worker that measured next to nothing is measured all the same.
-    tiny = rates_of([aged(worker(0, prefill_tokens_per_s=0.5, decode_step_ms=0.5), 0)], NOW)
-    assert next(iter(tiny.values())) == Rates(0.5, 0.0005)
+    tiny = aged(worker(0, prefill_tokens_per_s=0.5, decode_step_ms=0.5), 0)
+    new = worker(1, prefill_tokens_per_s=0, decode_step_ms=0)
+    rates = rates_of([tiny, new], NOW)
+    assert rates[tiny] == Rates(0.5, 0.0005)
+    assert rates[new] == Rates(0.5 * OPTIMISM, 0.0005 / OPTIMISM)

@@ -415,6 +415,29 @@ def test_full_queue_advises_from_the_drain_rate(lua):
 # ---- ageing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("since_s", "sample_s"), [(4.0, 4.0), (1000.0, 10.0)])
+def test_the_drain_rate_is_smoothed_and_a_pause_counts_for_ten_seconds(lua, since_s, sample_s):
+    """Each time that somebody waits when a slot is freed."""
+
+    def freed(gap_s: float) -> float:
+        """`gap_s`: the mean before; the one after the last of the slots is freed."""
+        seconds, micros = lua.redis.time()
+        facts = {"gap": gap_s, "released": seconds + micros / 1e6 - since_s}
+        lua.redis.hset(f"{lua.root}:clock", mapping=facts)
+        (holder,) = lua.redis.zrange(f"{lua.root}:held", 0, -1)
+        lua.leave(1, holder)
+        return float(lua.redis.hget(f"{lua.root}:clock", "gap"))
+
+    for id in "abcd":
+        lua.enter(1, id, "t")
+    assert freed(0.0) == pytest.approx(sample_s, rel=0.05)
+    mean_s = 0.9 * 20 + 0.1 * sample_s
+    assert freed(20.0) == pytest.approx(mean_s, rel=0.01)
+    assert lua.advice_s == pytest.approx(2 * mean_s, rel=0.01), "one waits, and the newcomer"
+    assert freed(20.0) == pytest.approx(mean_s, rel=0.01)
+    assert freed(20.0) == 20.0, "nobody waited for it"
+
+
 def test_no_request_starves(make_script):
     """A low request behind an endless stream of high ones is served once it has aged."""
     lua = make_script(ageing_s=0.2)
