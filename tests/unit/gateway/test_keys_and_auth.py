@@ -178,6 +178,22 @@ async def test_the_times_of_a_known_key(redis, namespace, monkeypatch):
     assert (await authenticator.identify(header)).tenant == "acme"
 
 
+async def test_a_key_revoked_while_redis_goes_away_under_its_look_up_is_refused(redis, namespace):
+    """Told of it in time, though Redis gave no answer: 401, and not the stale identity."""
+    store = Away(redis, namespace)
+    key, _ = await store.create("acme")
+    authenticator = auth(store, cache_s=0)
+    known = await authenticator.identify(f"Bearer {key}")
+    assert known.tenant == "acme"
+
+    async def find(hashed: str) -> None:
+        authenticator.revoked(hashed)
+        raise ConnectionError
+
+    store.find = find
+    assert (await refusal(authenticator, f"Bearer {key}")).reason == "invalid_api_key"
+
+
 async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespace, monkeypatch):
     monkeypatch.setattr("services.gateway.auth._CACHED_KEYS", 2)
     store = Away(redis, namespace)

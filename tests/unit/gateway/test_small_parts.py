@@ -240,7 +240,7 @@ async def test_a_drain_gives_up_after_its_grace():
     assert request.done()
     with pytest.raises(PenstockError, match="shut down before the answer was whole") as told:
         await request
-    assert told.value.reason == "draining"
+    assert (told.value.reason, told.value.stage) == ("draining", "gateway")
     assert intake.running == 0
     with pytest.raises(PenstockError, match="shutting down"), intake.slot("b"):
         pass

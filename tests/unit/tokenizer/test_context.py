@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from protos.common_pb2 import Sampling
 from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
@@ -274,6 +275,56 @@ def test_text_is_tokenized_as_it_is(model: ServedModel) -> None:
     assert prompt.token_ids == model.tokenizer.encode("The <|eos|> water").ids
     assert prompt.plan.user == len(prompt.token_ids)
     assert prompt.max_tokens == 512 - len(prompt.token_ids)
+
+
+def test_what_the_tokenizer_adds_is_the_templates_in_the_plan(model: ServedModel) -> None:
+    adding = Tokenizer.from_str(model.tokenizer.to_str())
+    marks = [("<|bos|>", 1), ("<|eos|>", 2)]
+    adding.post_processor = TemplateProcessing(single="<|bos|> $A <|eos|>", special_tokens=marks)
+    prompt = assemble(replace(model, tokenizer=adding), PromptRequest(text="The water"))
+    own = model.tokenizer.encode("The water").ids
+    assert prompt.token_ids == [1, *own, 2]
+    assert (prompt.plan.user, prompt.plan.template) == (len(own), 2)
+
+
+def test_the_digest_is_the_token_ids(model: ServedModel) -> None:
+    """Another tokenizer that goes on with the answer compares it."""
+
+    def digest(*ids: int) -> bytes:
+        return assemble(model, PromptRequest(token_ids=TokenIds(ids=ids))).digest
+
+    assert digest(5, 319, 0) == digest(5, 319, 0)
+    assert len({digest(5, 319, 0), digest(5, 319), digest(319, 5, 0), digest(5, 319, 0, 0)}) == 4
+    assert len(digest(5)) == 16
+    assert assemble(model, PromptRequest(text="The water")).digest == digest(
+        *model.tokenizer.encode("The water").ids
+    )
+
+
+@pytest.mark.parametrize("kind", ["chat", "ids"])
+def test_the_window_is_full_to_the_last_token(model: ServedModel, kind: str) -> None:
+    def request(max_tokens: int) -> PromptRequest:
+        if kind == "chat":
+            return chat([("user", "What is it?")], max_tokens=max_tokens)
+        ids = TokenIds(ids=[5] * 100)
+        return PromptRequest(token_ids=ids, sampling=Sampling(max_tokens=max_tokens))
+
+    rest = 512 - len(assemble(model, request(1)).token_ids)
+    whole = assemble(model, request(rest))
+    assert (whole.max_tokens, whole.plan.reserved_output, whole.plan.window) == (rest, rest, 512)
+    assert not whole.was_cut
+    over = refusal(model, request(rest + 1))
+    assert (over.param, over.reason) == ("max_tokens", "context_length_exceeded")
+    assert f"at least {512 - rest} and max_tokens asks for {rest + 1}" in over.message
+
+
+def test_an_open_output_keeps_an_eighth_of_the_window_and_at_most_256(model: ServedModel) -> None:
+    assert [least_output(window) for window in (64, 512, 2048, 4096)] == [8, 64, 256, 256]
+    prompt = assemble(model, chat([("user", LONG), ("user", "now")] * 16))
+    assert prompt.was_cut
+    assert prompt.max_tokens == 512 - len(prompt.token_ids) >= 64
+    one = PromptRequest(token_ids=TokenIds(ids=[5] * 511))
+    assert assemble(model, one).max_tokens == 1
 
 
 def test_ids_are_used_as_they_are_and_checked(model: ServedModel) -> None:
