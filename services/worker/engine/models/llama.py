@@ -84,7 +84,10 @@ class Layer(nn.Module):
 class LlamaBody(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Given its weight it does not draw one at random, for which torch, where there is no memory
+        # to draw into, imports its compiler: 90 MB and a second.
+        weight = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(weight)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config)
 
