@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from services.common.errors import PenstockError
 from services.common.shares import Shares
@@ -165,9 +166,7 @@ class Embedder:
 
 
 def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # more only fight with the other services for the same cores
+    threadpool_limits(1, "blas")  # more only fight with the other services for the same cores
 
 
 def _failure(code: grpc.StatusCode, what: str, reason: str = "") -> PenstockError:

@@ -6,7 +6,7 @@ states become one vector), `sentence_bert_config.json` (its window), and
 that needs more than that is refused at load, because half-applied it would give vectors that look
 right and are not.
 
-Everything here blocks; torch is imported at load.
+Everything here blocks.
 """
 
 import json
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.retrieval.encoder import Encoder
 from services.retrieval.text_reader import TextReader, read_json
 
 _BUILT_IN = "all-MiniLM-L6-v2"
@@ -26,8 +27,6 @@ class EmbeddingModel:
     """`load` it; `reader` is safe from any thread, `encode` from one at a time."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        from services.retrieval.encoder import Encoder
-
         _refuse_unknown_stages(folder)
         self.folder = folder
         self.reader = TextReader(folder)
@@ -58,21 +57,22 @@ class EmbeddingModel:
 
     def encode(self, batch: list[list[int]]) -> np.ndarray:
         """Token ids, one list per text, to float32 [texts, dimension] of unit length."""
-        import torch
-
         shape = (len(batch), max(map(len, batch)))
-        ids = torch.full(shape, self.reader.pad, dtype=torch.long)
-        mask = torch.zeros(shape, dtype=torch.bool)
+        ids = np.full(shape, self.reader.pad)
+        mask = np.zeros(shape, bool)
         for row, tokens in enumerate(batch):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
+            ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = True
         states = self._encoder.encode(ids, mask)
         if self._pooling == "mean":
-            pooled = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+            seen = mask.astype(np.float32)[:, :, None]
+            pooled = (states * seen).sum(1) / seen.sum(1)
         else:
             at = 0 if self._pooling == "cls" else mask.sum(1) - 1
-            pooled = states[torch.arange(len(batch)), at]
-        return torch.nn.functional.normalize(pooled, dim=1).numpy()
+            pooled = states[np.arange(len(batch)), at]
+        length = np.linalg.norm(pooled, axis=1, keepdims=True)
+        unit: np.ndarray = pooled / np.maximum(length, np.float32(1e-12))
+        return unit
 
     def _digest(self) -> str:
         """Tells models apart whatever their folders are called: weights, pooling, instructions."""

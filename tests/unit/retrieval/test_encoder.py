@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, RobertaModel
 
-from services.retrieval.encoder import Encoder
+from services.retrieval.encoder import Encoder, _gelu
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -49,19 +50,32 @@ def test_equals_transformers_with_padding_too(family: str, tmp_path: Path) -> No
     ids[~mask] = model.config.pad_token_id
     with torch.inference_mode():
         wanted = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-    found = Encoder(tmp_path).encode(ids, mask)
-    assert torch.allclose(found[mask], wanted[mask], atol=1e-4)
-    assert found.dtype == torch.float32
+    found = Encoder(tmp_path).encode(ids.numpy(), mask.numpy())
+    assert np.allclose(found[mask], wanted[mask], atol=1e-4)
+    assert found.dtype == np.float32
 
 
-def test_names_below_a_prefix_are_found_and_half_precision_is_widened(tmp_path: Path) -> None:
-    plain = Encoder(written(tmp_path / "plain"))
-    other = written(tmp_path / "other")
-    tensors = load_file(other / "model.safetensors")
-    save_file({f"bert.{n}": t.bfloat16() for n, t in tensors.items()}, other / "model.safetensors")
-    ids, mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.bool)
-    found = Encoder(other).encode(ids, mask)
-    assert torch.allclose(found, plain.encode(ids, mask), atol=0.1)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_names_below_a_prefix_are_found_and_all_floats_are_read(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """`same` has the values of `stored` in float32: to the last bit the model is the same."""
+    same, stored = written(tmp_path / "same"), written(tmp_path / "stored")
+    tensors = {n: t.to(dtype) for n, t in load_file(same / "model.safetensors").items()}
+    save_file({n: t.float() for n, t in tensors.items()}, same / "model.safetensors")
+    numbers = {"bert.embeddings.position_ids": torch.arange(20)}
+    save_file({f"bert.{n}": t for n, t in tensors.items()} | numbers, stored / "model.safetensors")
+    ids, mask = np.array([[5, 6, 7]]), np.ones((1, 3), bool)
+    wanted = Encoder(same).encode(ids, mask)
+    assert np.array_equal(Encoder(stored).encode(ids, mask), wanted)
+
+
+def test_gelu_is_torchs() -> None:
+    x = torch.linspace(-12, 12, 20_000).reshape(-1, 50)
+    found = x.numpy().copy()
+    _gelu(found)
+    wanted = torch.nn.functional.gelu(x.double()).numpy()
+    assert np.allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
