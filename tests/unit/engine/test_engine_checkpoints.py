@@ -1,6 +1,8 @@
 """Checkpoints that cannot be run are refused by the name of what is wrong."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,3 +161,19 @@ def test_broken_folders(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(UnsupportedModel, match=r"model\.safetensors: "):
         load_model(tmp_path, config, torch.float32, CPU)
+
+
+def test_an_engine_that_loads_and_steps_imports_no_compiler(checkpoint: Checkpoint) -> None:
+    """torch would import it for little: 70 MB and half a second of each engine process."""
+    script = (
+        "import sys\n"
+        "from services.worker.engine import EngineConfig, Request, Sampling\n"
+        "from services.worker.engine.engine import Engine\n"
+        f"engine = Engine(EngineConfig({str(checkpoint())!r}, num_blocks=8, threads=1))\n"
+        "engine.add(Request('a', [3, 4, 5], Sampling(max_tokens=2)))\n"
+        "while engine.has_work:\n"
+        "    engine.step()\n"
+        "print('imported', [m for m in ('torch._dynamo', 'sympy') if m in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout == "imported []\n", ran.stderr

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -133,3 +135,16 @@ def test_a_folder_without_a_tokenizer_or_a_window_is_refused(tmp_path: Path) -> 
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         TextReader(folder)
+
+
+def test_what_retrieval_runs_imports_no_torch() -> None:
+    """It would be 150 MB and more than a second of every start."""
+    script = (
+        "import sys\n"
+        "import services.retrieval.server\n"
+        "from services.retrieval.embedding_model import EmbeddingModel\n"
+        "EmbeddingModel.load().encode([[101, 102]])\n"
+        "print('imported', [m for m in ('torch', 'transformers') if m in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout == "imported []\n", ran.stderr
