@@ -18,24 +18,35 @@ class FairThreads:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._turns = Turns(threads)
 
-    async def run(self, tenant: str, work: Callable[[], T]) -> T:
+    async def run(
+        self, tenant: str, work: Callable[[], T], ended: Callable[[], None] = lambda: None
+    ) -> T:
         """What `work` returns or raises, from a thread in which it began in the tenant's turn.
-        Given up before that, it never runs.
+
+        Given up before that, it never runs; given up later, it goes on and keeps its thread.
+        `ended` is called on the loop once it runs no more.
         """
-        await self._turns.take(tenant)
+        try:
+            await self._turns.take(tenant)
+        except BaseException:
+            ended()
+            raise
         loop = asyncio.get_running_loop()
 
-        def ended(_: Future[T]) -> None:
+        def over() -> None:
+            self._turns.give_back()
+            ended()
+
+        def tell(_: Future[T]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop may have ended before the thread
-                loop.call_soon_threadsafe(self._turns.give_back)
+                loop.call_soon_threadsafe(over)
 
         try:
             running = self._pool.submit(work)
         except RuntimeError:  # it was stopped
-            self._turns.give_back()
+            over()
             raise
-        # Given up, work that runs goes on and keeps its thread until it ends.
-        running.add_done_callback(ended)
+        running.add_done_callback(tell)
         return await asyncio.wrap_future(running)
 
     def stop(self) -> None:

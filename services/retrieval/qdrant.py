@@ -1,9 +1,9 @@
 """The way to Qdrant, a server or inside this process: threads, deadlines, and the one collection.
 
 The client blocks, so it is called from threads: one for the local store, which is not made for
-more, eight for a server. Writes may hold half of them (of one: one write at a time), so a search
-waits behind no more than one batch of a document. Each call has a deadline; a store that is away or
-slow is UNAVAILABLE, and found again by a later call.
+more, eight for a server. Tenants have them in turn. Writes may hold half of them (of one: one write
+at a time), so a search waits behind no more than one batch of a document. Each call has a deadline;
+a store that is away or slow is UNAVAILABLE, and found again by a later call.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import grpc
@@ -22,13 +21,15 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
+from services.common.fair_threads import FairThreads
 from services.common.secrets import private_folder
+from services.common.shares import Shares
 from services.retrieval import metrics
 from services.retrieval.local_filters import use_plain_comparisons
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_CALLS = 128
+MAX_WAITING_CALLS = 256  # one tenant alone has half of them
 _SERVER_THREADS = 8
 _SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so in its own time
 
@@ -57,12 +58,12 @@ class Qdrant:
         self._made_by = {"embedding_model": model, "fingerprint": fingerprint}
         self._dimension = dimension
         threads = _SERVER_THREADS if self._url else 1
-        self._threads = ThreadPoolExecutor(threads, "qdrant")
+        self._threads = FairThreads(threads, "qdrant")
         self._write_places = asyncio.Semaphore(max(1, threads // 2))
         self._client: QdrantClient | None = None
         self._opened = False
         self._opening = threading.Lock()
-        self._calls = 0
+        self._waiting = Shares(MAX_WAITING_CALLS)  # and running, shared between the tenants
 
     @property
     def kind(self) -> str:
@@ -75,7 +76,7 @@ class Qdrant:
         (another model's vectors, a local store in use by another process).
         """
         try:
-            await self._run("open", lambda client: None, lambda: None)
+            await self._run("open", "", lambda client: None, lambda: None)
         except PenstockError as error:
             log.warning("the vector store is away, the service starts without it: %s", error)
 
@@ -84,12 +85,13 @@ class Qdrant:
             if self._client is not None:
                 self._client.close()
 
-        await asyncio.get_running_loop().run_in_executor(self._threads, close)
-        self._threads.shutdown(wait=False)
+        await self._threads.run("", close)
+        self._threads.stop()
 
     async def run(
         self,
         operation: str,
+        tenant: str,
         work: Callable[[QdrantClient], T],
         ended: Callable[[], None] = lambda: None,
     ) -> T:
@@ -98,7 +100,7 @@ class Qdrant:
         `ended` is called once `work` has really ended: a thread goes on past its deadline.
         """
         try:
-            return await self._run(operation, work, ended)
+            return await self._run(operation, tenant, work, ended)
         except StoreUnusableError as unusable:
             log.error("%s", unusable)
             metrics.STORE_FAILURES.labels(operation, unusable.reason).inc()
@@ -106,15 +108,19 @@ class Qdrant:
                 "the vector store cannot be used now", stage="retrieval", reason=unusable.reason
             ) from None
 
-    async def write(self, operation: str, work: Callable[[QdrantClient], T]) -> T:
+    async def write(self, operation: str, tenant: str, work: Callable[[QdrantClient], T]) -> T:
         """As `run`, in its turn among the writes; `work` should be one batch."""
         await self._write_places.acquire()
-        return await self.run(operation, work, self._write_places.release)
+        return await self.run(operation, tenant, work, self._write_places.release)
 
     async def _run(
-        self, operation: str, work: Callable[[QdrantClient], T], ended: Callable[[], None]
+        self,
+        operation: str,
+        tenant: str,
+        work: Callable[[QdrantClient], T],
+        ended: Callable[[], None],
     ) -> T:
-        if self._calls >= MAX_WAITING_CALLS:
+        if not self._waiting.take(tenant):
             ended()
             raise PenstockError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -123,14 +129,15 @@ class Qdrant:
                 reason="queue_full",
                 retry_after_s=1.0,
             )
-        self._calls += 1
         began = time.monotonic()
-        loop = asyncio.get_running_loop()
-        run = self._threads.submit(self._attempt, work)
-        run.add_done_callback(lambda _: loop.call_soon_threadsafe(self._call_ended, ended))
+
+        def over() -> None:
+            self._waiting.give_back(tenant)
+            ended()
+
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(run)  # given up before its turn, it never runs
+                return await self._threads.run(tenant, lambda: self._attempt(work), over)
         except TimeoutError:
             metrics.STORE_FAILURES.labels(operation, "store_slow").inc()
             raise unavailable(
@@ -143,10 +150,6 @@ class Qdrant:
             raise
         finally:
             metrics.STORE_SECONDS.labels(operation).observe(time.monotonic() - began)
-
-    def _call_ended(self, ended: Callable[[], None]) -> None:
-        self._calls -= 1
-        ended()
 
     def _attempt(self, work: Callable[[QdrantClient], T]) -> T:
         """In a store thread."""

@@ -70,7 +70,7 @@ class Store:
                 with_payload=["title", "text", "source_id", "position"],
             )
 
-        found = await self._run("search", query)
+        found = await self._run("search", tenant, query)
         return [_passage(point) for point in found.points]
 
     async def replace(
@@ -87,7 +87,7 @@ class Store:
         when only removing the earlier ones fails, both stay until the document is stored again.
         """
         source = {"collection": collection, "source_id": source_id}
-        stored = await self._run("revision", lambda c: self._a_revision(c, tenant, source))
+        stored = await self._run("revision", tenant, lambda c: self._a_revision(c, tenant, source))
         revision = max(stored + 1, time.time_ns() // 1000)
         whose = (tenant, collection, source_id, revision)
         own = _filter(tenant, **source, revision=models.MatchValue(value=revision))
@@ -96,20 +96,20 @@ class Store:
                 to = at + _POINTS_PER_WRITE
                 await self._put(whose, at, chunks[at:to], vectors[at:to])
         except BaseException:
-            self._take_back(own)
+            self._take_back(tenant, own)
             raise
-        await self._delete(_filter(tenant, **source, revision=models.Range(lt=revision)))
+        await self._delete(tenant, _filter(tenant, **source, revision=models.Range(lt=revision)))
         newer = _filter(tenant, **source, revision=models.Range(gt=revision))
-        if await self._count(newer):
-            await self._delete(own)
+        if await self._count(tenant, newer):
+            await self._delete(tenant, own)
 
     async def remove(self, tenant: str, collection: str, source_id: str = "") -> int:
         """Deletes a source, or the whole collection; returns how many chunks there were."""
         named = {"collection": collection} | ({"source_id": source_id} if source_id else {})
         where = _filter(tenant, **named)
-        count = await self._count(where)
+        count = await self._count(tenant, where)
         if count:
-            await self._delete(where)
+            await self._delete(tenant, where)
         return count
 
     def _a_revision(self, client: QdrantClient, tenant: str, source: dict[str, Any]) -> int:
@@ -128,25 +128,26 @@ class Store:
             points = [_point(whose, position, chunk, vector) for position, (chunk, vector) in each]
             client.upsert(self._name, points, wait=True)
 
-        await self._write("write", put)
+        await self._write("write", whose[0], put)
 
-    async def _delete(self, where: models.Filter) -> None:
-        while ids := await self._run("select", lambda client: self._ids(client, where)):
+    async def _delete(self, tenant: str, where: models.Filter) -> None:
+        while ids := await self._run("select", tenant, lambda client: self._ids(client, where)):
             for at in range(0, len(ids), _POINTS_PER_WRITE):
                 batch = models.PointIdsList(points=ids[at : at + _POINTS_PER_WRITE])
-                await self._write("delete", _deletion(self._name, batch))
+                await self._write("delete", tenant, _deletion(self._name, batch))
 
     def _ids(self, client: QdrantClient, where: models.Filter) -> list[Any]:
         points, _ = client.scroll(self._name, where, limit=_POINTS_PER_READ, with_payload=False)
         return [point.id for point in points]
 
-    async def _count(self, where: models.Filter) -> int:
-        return (await self._run("count", lambda c: c.count(self._name, where, exact=True))).count
+    async def _count(self, tenant: str, where: models.Filter) -> int:
+        counted = await self._run("count", tenant, lambda c: c.count(self._name, where, exact=True))
+        return counted.count
 
-    def _take_back(self, where: models.Filter) -> None:
+    def _take_back(self, tenant: str, where: models.Filter) -> None:
         async def delete() -> None:
             try:
-                await self._delete(where)
+                await self._delete(tenant, where)
             except PenstockError as error:
                 log.warning("an unfinished document stays until it is indexed again: %s", error)
 

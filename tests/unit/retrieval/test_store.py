@@ -13,11 +13,11 @@ from qdrant_client import QdrantClient
 
 from services.common.config import RetrievalSettings, Settings
 from services.common.errors import PenstockError
-from services.retrieval import qdrant as qdrant_module
 from services.retrieval import store as store_module
 from services.retrieval.chunks import Chunk
 from services.retrieval.qdrant import Qdrant, StoreUnusableError
 from services.retrieval.store import Store
+from tests.support.waiting import until
 
 DIMENSION = 8
 
@@ -168,12 +168,14 @@ async def test_a_search_waits_behind_one_batch_of_all_that_is_written_and_remove
     await store.replace("t", "c", "gone", *document(*"abcdefgh"))
     executed: list[str] = []
 
-    async def logged(operation: str, work: Callable[[QdrantClient], Any], ended: Any) -> Any:
+    async def logged(
+        operation: str, tenant: str, work: Callable[[QdrantClient], Any], ended: Any
+    ) -> Any:
         def log_and_work(client: QdrantClient) -> Any:
             executed.append(operation)
             return work(client)
 
-        return await as_ever(operation, log_and_work, ended)
+        return await as_ever(operation, tenant, log_and_work, ended)
 
     as_ever = qdrant._run
     monkeypatch.setattr(qdrant, "_run", logged)
@@ -281,7 +283,7 @@ async def test_a_slow_store_ends_at_the_deadline_and_the_loop_stays_live(tmp_pat
 
     ticking = asyncio.create_task(tick())
     with pytest.raises(PenstockError, match=r"within 0\.2 s") as raised:
-        await slow.run("search", lambda client: gate.wait(10))
+        await slow.run("search", "t", lambda client: gate.wait(10))
     ticking.cancel()
     assert raised.value.reason == "store_slow"
     assert turns > 5
@@ -296,24 +298,35 @@ async def test_a_write_past_its_deadline_keeps_its_place_until_it_ends(qdrant: Q
     qdrant._timeout_s = 0.1
     gate = threading.Event()
     with pytest.raises(PenstockError, match="did not answer"):
-        await qdrant.write("write", lambda client: gate.wait(10))
-    next_one = asyncio.create_task(qdrant.write("write", lambda client: None))
+        await qdrant.write("write", "t", lambda client: gate.wait(10))
+    next_one = asyncio.create_task(qdrant.write("write", "t", lambda client: None))
     await asyncio.sleep(0)
-    assert qdrant._calls == 1
+    assert qdrant._waiting.taken == 1
     gate.set()
     qdrant._timeout_s = 10
     await next_one
 
 
-async def test_waiting_calls_are_bounded(qdrant: Qdrant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qdrant_module, "MAX_WAITING_CALLS", 2)
-    gate = threading.Event()
-    hold: Callable[[object], bool] = lambda client: gate.wait(10)  # noqa: E731
-    held = [asyncio.create_task(qdrant.run("search", hold)) for _ in range(2)]
+async def test_waiting_calls_are_bounded_and_tenants_have_their_turns(qdrant: Qdrant) -> None:
+    qdrant._waiting.total = 8
+    gate, order = threading.Event(), list[str]()
+
+    def call(tenant: str) -> asyncio.Task[None]:
+        def work(_: object) -> None:
+            gate.wait(10)
+            order.append(tenant)
+
+        return asyncio.create_task(qdrant.run("search", tenant, work))
+
+    held = [call("flood") for _ in range(4)]
     await asyncio.sleep(0)
     with pytest.raises(PenstockError) as raised:
-        await qdrant.run("search", hold)
+        await call("flood")
     assert raised.value.reason == "queue_full"
+    held.append(call("other"))
+    await asyncio.sleep(0)
     gate.set()
     await asyncio.gather(*held)
-    await qdrant.run("search", hold)
+    assert order.index("other") <= 2
+    await call("flood")
+    await until(lambda: qdrant._waiting.taken == 0, 5)
