@@ -40,9 +40,11 @@ class Patience:
         if self._capacity(model) or model not in self._since:
             return
         until = time.monotonic() - self._patience_s + _NEW_TURN_S
-        refusal = unavailable(
-            f"no worker for {model!r} is available", stage="router", reason="no_worker"
-        )
         for ticket in list(self._tickets()):
             if ticket.model == model and max(ticket.entered_s, self._since[model]) <= until:
-                self._refuse(ticket, refusal)
+                self._refuse(
+                    ticket,
+                    unavailable(
+                        f"no worker for {model!r} is available", stage="router", reason="no_worker"
+                    ),
+                )
