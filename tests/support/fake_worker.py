@@ -4,7 +4,7 @@ that are a pure function of all tokens before them, as a greedy model's are."""
 import asyncio
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import block_hashes, tenant_salt
@@ -14,6 +14,7 @@ from services.common.link import LinkCall, LinkServer, Vitals
 from services.common.redis import Redis
 from services.common.transport import listen
 from services.common.waiting import first_done
+from services.worker.turns import Turns
 from tests.support.transport import TRANSPORT
 
 BLOCK_SIZE = 16
@@ -72,6 +73,7 @@ class FakeWorker:
         self._pushes_broken = asyncio.Event()
         self.poison: int | None = None  # a prompt that begins with it ends the engine
         self.engine_ended = asyncio.Event()
+        self.turns = Turns()
         self._leaving: asyncio.Task[None] | None = None
         self.delay_first = asyncio.Event()  # a prefill's first token leaves once it is set
         self.delay_first.set()
@@ -150,9 +152,12 @@ class FakeWorker:
         try:
             if self.fail_with is not None:
                 raise self.fail_with
-            if work.prompt_token_ids[0] == self.poison:
-                self.end_engine()
-            await self._run_while_alive(work, call)
+            async with self.turns.take(work.alone_tokens) as gave:
+                if self.engine_ended.is_set():
+                    raise unavailable("engine ended", stage="worker", reason="engine_gone")
+                if work.prompt_token_ids[0] == self.poison:
+                    self.end_engine()
+                await self._run_while_alive(work, call, gave)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -170,8 +175,10 @@ class FakeWorker:
         await self._registration.stop()
         await self.links.drain(0.1)
 
-    async def _run_while_alive(self, work: worker_pb2.WorkRequest, call: LinkCall) -> None:
-        run = asyncio.create_task(self._run(work, call))
+    async def _run_while_alive(
+        self, work: worker_pb2.WorkRequest, call: LinkCall, gave: Callable[[int], None]
+    ) -> None:
+        run = asyncio.create_task(self._run(work, call, gave))
         death = asyncio.create_task(self.engine_ended.wait())
         try:
             await first_done(death, run)
@@ -182,7 +189,9 @@ class FakeWorker:
             run.cancel()
             death.cancel()
 
-    async def _run(self, work: worker_pb2.WorkRequest, call: LinkCall) -> None:
+    async def _run(
+        self, work: worker_pb2.WorkRequest, call: LinkCall, gave: Callable[[int], None]
+    ) -> None:
         tokens = list(work.prompt_token_ids)
         hashes = block_hashes(tokens, BLOCK_SIZE, tenant_salt(work.caller.tenant))
         cached = 0
@@ -207,6 +216,7 @@ class FakeWorker:
                 await self._hand_over(work, call, delta, cached_tokens, last)
             else:
                 call.send(delta.SerializeToString())
+            gave(1)
             self.tell(stored=hashes[cached:] if made == 1 else ())
             if last and self.hold_end:
                 await asyncio.Event().wait()
