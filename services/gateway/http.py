@@ -193,8 +193,9 @@ class Exchange:
         self.complete = True
         await self._send({"type": "http.response.body", "body": events})
 
-    async def fail(self, error: PenstockError) -> None:
-        """Tells the client: as the answer, or as the last event of one that has begun."""
+    async def fail(self, error: PenstockError, more: Mapping[str, str] = {}) -> None:
+        """Tells the client: as the answer, with `more` headers, or as the last event of one that
+        has begun."""
         body = error_body(error)
         if self.complete:
             return
@@ -202,7 +203,7 @@ class Exchange:
             await self.end_events(b"data: " + json.dumps(body).encode() + b"\n\n")
             return
         status = http_status(error)
-        headers = {}
+        headers = dict(more)
         if error.retry_after_s > 0 or status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         if status == 503:  # another gateway may take the next request
@@ -280,8 +281,6 @@ class Endpoint:
             await exchange.fail(internal())
 
     async def _not_allowed(self, exchange: Exchange) -> None:
-        raise invalid(
-            f"{exchange.method} is not allowed here; allowed: {', '.join(self._handlers)}.",
-            "",
-            reason="method_not_allowed",
-        )
+        allowed = ", ".join(self._handlers)
+        message = f"{exchange.method} is not allowed here; allowed: {allowed}."
+        await exchange.fail(invalid(message, "", reason="method_not_allowed"), {"allow": allowed})

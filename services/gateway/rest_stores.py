@@ -197,7 +197,7 @@ class SearchStore(Body):
 async def search_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
     body = await parse_body(SearchStore, await exchange.json_body())
     store = exchange.path["store"]
-    await gateway.stores.get(identity.tenant, store)
+    unready = await gateway.stores.unready(identity.tenant, store)
     threshold = body.ranking_options.score_threshold if body.ranking_options else None
     request = SearchRequest(
         caller=identity.caller(exchange.request_id),
@@ -226,5 +226,6 @@ async def search_store(gateway: Gateway, exchange: Exchange, identity: Identity)
             "data": found,
             "has_more": False,
             "next_page": None,
+            "penstock": {"warning": warning} if (warning := unready.warning()) else {},
         }
     )

@@ -93,10 +93,8 @@ class VectorStores:
         return await self.get(tenant, record.id)
 
     async def get(self, tenant: str, id: str) -> dict[str, Any]:
-        stored = await self._redis.hget(self._stores(tenant), STORE.checked(id))
-        if stored is None:
-            raise not_found("vector store", id)
-        return _store_json(StoreRecord.model_validate_json(stored), await self.files(tenant, id))
+        record = await self._record(tenant, id)
+        return _store_json(record, await self.files(tenant, id))
 
     async def ids(self, tenant: str) -> list[str]:
         return [str(id) for id in await self._redis.hkeys(self._stores(tenant))]
@@ -142,6 +140,11 @@ class VectorStores:
 
     # ---- files in a store -------------------------------------------------------------------
 
+    async def unready(self, tenant: str, id: str) -> Unready:
+        """Which files of the store a search does not find."""
+        await self._record(tenant, id)
+        return await self._store_files.unready(tenant, [id])
+
     async def attach(self, caller: Caller, id: str, file_id: str) -> AttachedFile:
         """Begins to index a file; `file` tells how it went."""
         await self.get(caller.tenant, id)
@@ -173,6 +176,12 @@ class VectorStores:
     async def stop(self) -> None:
         """Files whose indexing has not finished are marked as failed."""
         await self._indexing.stop()
+
+    async def _record(self, tenant: str, id: str) -> StoreRecord:
+        stored = await self._redis.hget(self._stores(tenant), STORE.checked(id))
+        if stored is None:
+            raise not_found("vector store", id)
+        return StoreRecord.model_validate_json(stored)
 
     def _stores(self, tenant: str) -> str:
         return tenant_key(self._namespace, tenant, "stores")

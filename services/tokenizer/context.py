@@ -141,11 +141,12 @@ def _check_chat(model: ServedModel, chat: Chat) -> None:
 
 
 def _check_window(model: ServedModel, prompt: int, max_tokens: int, param: str) -> None:
-    """`prompt` tokens and what is to follow them must fit."""
+    """`prompt` tokens and what is to follow them must fit; 0: not counted yet."""
     need = "messages need" if param == "messages" else "prompt needs"
-    said = f"the context window is {model.window} tokens: the {need} at least {prompt}"
+    asked = [f"the {need} at least {prompt}"] if prompt else []
     if max_tokens:
-        said += f" and max_tokens asks for {max_tokens}"
+        asked.append(f"max_tokens asks for {max_tokens}")
+    said = f"the context window is {model.window} tokens: {' and '.join(asked)}"
     if prompt >= model.window:
         raise invalid(said, param, reason=TOO_LONG)
     if prompt + max_tokens > model.window:

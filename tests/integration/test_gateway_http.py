@@ -361,7 +361,10 @@ async def test_a_chat_of_too_many_messages_is_refused_by_name(rig):
 async def test_unknown_paths_methods_and_models(rig):
     http = await rig.http()
     assert (await http.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
-    assert (await http.get(CHAT)).status_code == 405
+    answer = await http.get(CHAT)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+    assert (await http.put("/v1/files/file-0")).headers["allow"] == "GET, DELETE"
     answer = await http.post(CHAT, json=ask(model="nobody"))
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"

@@ -50,6 +50,11 @@ class Shelf:
         )
         return str(answer.penstock.get("warning", ""))
 
+    async def search_warning(self) -> str:
+        found = await self.client.vector_stores.search(self.id, query="When?")
+        assert found.model_extra is not None
+        return str(found.model_extra["penstock"].get("warning", ""))
+
     @property
     def kept(self) -> set[str]:
         """Ids of the files of which retrieval holds something."""
@@ -64,7 +69,7 @@ def tools(*stores: str) -> list[dict[str, Any]]:
 async def test_an_answer_names_the_files_that_were_not_searched(rig: Rig) -> None:
     shelf = await Shelf.of(rig)
     await shelf.add("good.md")
-    assert await shelf.warning() == ""
+    assert await shelf.warning() == await shelf.search_warning() == ""
     rig.retrieval.failure = invalid("the text makes more than 3 chunks, the limit", "text")
     bad = await shelf.add("bad.md")
     rig.retrieval.failure = None
@@ -77,8 +82,9 @@ async def test_an_answer_names_the_files_that_were_not_searched(rig: Rig) -> Non
     told = await shelf.warning()
     assert told.startswith("not searched: ")
     assert set(told.removeprefix("not searched: ").split("; ")) == expected
+    assert await shelf.search_warning() == told
     other = await Shelf.of(rig)
-    assert await other.warning() == "", "it is the searched stores' files"
+    assert await other.warning() == await other.search_warning() == "", "it is the searched stores' files"
     assert await other.warning(shelf.id) == told
 
     stream = await shelf.client.chat.completions.create(
