@@ -2,9 +2,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
+from services.common import discovery
 from services.common.discovery import Directory, Registration, Replica, host_id
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, connect
@@ -124,3 +126,49 @@ async def test_an_odd_record_or_answer_does_not_end_the_loops(redis: Redis, name
     await view.refresh()
     assert not await redis.exists(leases) or not await redis.zscore(leases, "a")
     await view.stop()
+
+
+async def test_a_lease_of_patience_by_the_clock(
+    redis: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is no longer listed stays for a lease since it was listed last, and everybody for one
+    since Redis is back."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(discovery, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    listed: list[str] | None = [json.dumps(asdict(replica(id))) for id in "ab"]
+
+    async def look(keys: list[str]) -> list[str]:
+        if listed is None:
+            raise ConnectionError
+        return listed
+
+    changes: list[tuple[list[str], list[str]]] = []
+    view = Directory(
+        redis,
+        namespace,
+        "worker",
+        6.0,
+        lambda added, removed: changes.append(([r.id for r in added], [r.id for r in removed])),
+    )
+    monkeypatch.setattr(view, "_list", look)
+
+    async def seen_at(now: float) -> str:
+        clock.now = now
+        await view.refresh()
+        return "".join(sorted(view.replicas))
+
+    assert not view.reachable
+    assert await seen_at(1000.0) == "ab"
+    listed = listed[:1]
+    assert await seen_at(1005.9) == "ab"
+    assert await seen_at(1006.0) == "a"
+    assert "b" not in view._seen
+    listed = None
+    assert await seen_at(2000.0) == "a"
+    assert not view.reachable
+    listed = []  # Redis is back, and empty
+    assert await seen_at(3000.0) == "a"
+    assert view.reachable
+    assert await seen_at(3005.9) == "a"
+    assert await seen_at(3006.0) == ""
+    assert changes == [(["a", "b"], []), ([], ["b"]), ([], ["a"])]

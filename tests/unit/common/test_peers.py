@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from services.common import peers as peers_module
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError
@@ -100,7 +101,8 @@ async def test_follows_the_registry(redis, settings, namespace):
     assert sorted(gone) == ["router-1", "router-2"]
 
 
-async def test_running_requests_outlive_the_registration(redis, settings, namespace):
+async def test_running_requests_outlive_the_registration(redis, settings, namespace, monkeypatch):
+    monkeypatch.setattr(peers_module, "_IDLE_POLL_S", 0.0)
     gone: list[Peer] = []
     peers = Peers(redis, settings, "router", peer_id="t", on_gone=gone.append)
     replica = await Served(redis, namespace, "router-1").start()
@@ -112,11 +114,17 @@ async def test_running_requests_outlive_the_registration(redis, settings, namesp
         await replica.registration.stop()
         await until(lambda: not peers.ready())
         assert peer.link.state is LinkState.READY
+        assert not peer.ready, "who still has it opens nothing on it"
+        draining = asyncio.create_task(replica.links.drain(30))
+        await until(lambda: peer.link.state is LinkState.DRAINING)
+        for _ in range(10):
+            await asyncio.sleep(0)  # it is looked whether the link may be closed
         assert not gone
         replica.release.set()
         assert (await request.ended()).status.code == 0
         assert items == [b"done"]
         await until(lambda: gone == [peer])
+        await draining
     finally:
         await peers.stop()
         await replica.stop()
