@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+from opentelemetry.sdk.trace import ReadableSpan
 
 from protos.common_pb2 import Record, Span
 from services.common.telemetry import Telemetry, _JsonLines, decision, remote_parent, traceparent
@@ -67,6 +68,9 @@ def test_a_failed_span_names_the_exception_but_not_its_text() -> None:
     with pytest.raises(ValueError, match="secret"), telemetry.span("work") as span:
         raise ValueError("a secret prompt")
     assert "secret" not in str(telemetry.record(span))
+    assert isinstance(span, ReadableSpan)
+    assert span.status.description == "ValueError", "this is what collectors are sent"
+    assert not span.events
 
 
 def test_a_malformed_traceparent_starts_a_new_trace() -> None:
