@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from services.cli.failures import told
+
 Command = Callable[[argparse.Namespace], int]
 
 # Name, help, and the module that has its `add_arguments` and `main`.
@@ -72,20 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(given)
     except KeyboardInterrupt:
         return 130
-    except (RuntimeError, OSError, ValueError) as error:
-        return _tell(error)
-
-
-def _tell(error: Exception) -> int:
-    from pydantic import ValidationError  # of the settings; where it was raised it is imported
-
-    if not isinstance(error, ValidationError):
-        print(f"penstock: {error}", file=sys.stderr)
-        return 1
-    for problem in error.errors():
-        name = "__".join(str(part) for part in problem["loc"]).upper()
-        print(f"penstock: setting PENSTOCK_{name}: {problem['msg']}", file=sys.stderr)
-    return 2
+    except Exception as error:
+        lines, code = told(error)
+        if not lines:
+            raise
+        for line in lines:
+            print(f"penstock: {line}", file=sys.stderr)
+        return code
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from services.cli.supervisor import LOST
 from services.common.config import Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.redis import Redis, connect
+from services.common.redis import Redis, RedisAway, RedisError, connect
 from services.common.secrets import private_folder, redacted
 from services.common.start_failures import first_told, forget
 from services.gateway.keys import KeyStore, key_hash
@@ -107,6 +107,7 @@ class Stack:
     def _start_redis(self) -> Settings:
         if "redis_url" in self._settings.model_fields_set:
             self._report(f"redis: {redacted(self._settings.redis_url)}")
+            asyncio.run(_check_redis(self._settings.redis_url))
             return self._settings
         redis = self._redis = EmbeddedRedis(self._settings.data_dir / "redis")
         self._undo.enter_context(redis)
@@ -191,6 +192,17 @@ def _deployment_status() -> Any:
     from services.app import APPLICATION
 
     return serve.status().applications[APPLICATION]
+
+
+async def _check_redis(url: str) -> None:
+    """Raises RuntimeError when it does not answer, or not to us."""
+    redis = connect(url)
+    try:
+        await redis.ping()
+    except (*RedisAway, RedisError) as error:
+        raise RuntimeError(f"Redis at {redacted(url)}: {error}") from error
+    finally:
+        await redis.aclose()
 
 
 def _check_port(host: str, port: int) -> None:

@@ -127,8 +127,10 @@ def local_models(given: list[str]) -> "list[ModelSpec]":
 def supervised() -> Leash:
     """Returns in a process of its own for the stack (services/cli/supervisor.py)."""
     from services.common.config import Settings
+    from services.tokenizer.policy import load_policy
 
-    Settings()  # a wrong one is told before there is anything to supervise
+    # What is wrong is told before there is anything to supervise.
+    load_policy(Settings().tokenizer)
     return supervise(report)
 
 

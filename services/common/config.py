@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
@@ -195,7 +196,9 @@ class WorkerSettings(Section):
     role: Literal["prefill", "decode", "both"] = "both"
     model: str = Field("", description="name of the served model; empty: the first")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: str = "cpu"
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="`cpu`, `cuda` or `cuda:1`"
+    )
     block_size: int = Field(16, gt=0, description="tokens per KV block")
     kv_cache_bytes: int = Field(256 * 2**20, gt=0)
     max_batched_tokens: int = Field(512, gt=0, description="token budget of one engine step")
@@ -235,7 +238,7 @@ class Settings(BaseSettings):
     advertise_host: str = Field("", description="how peers reach this host; empty: bind_host")
     lease_s: float = Field(3.0, gt=0.2, description="a silent replica leaves the registry after")
     drain_grace_s: float = Field(20.0, ge=0, description="running requests may finish this long")
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     log_prompts: bool = Field(False, description="put prompt text into logs and spans")
     models: list[ModelSpec] = Field(default_factory=list)
 
@@ -249,10 +252,31 @@ class Settings(BaseSettings):
     def _local_store_has_one_process(self) -> "Settings":
         if self.retrieval.replicas > 1 and not self.qdrant_url:
             raise ValueError(
-                "retrieval.replicas: a local vector store is of one process; set QDRANT_URL, or "
-                "PENSTOCK_RETRIEVAL__REPLICAS=1"
+                "setting PENSTOCK_RETRIEVAL__REPLICAS: a local vector store is of one process; "
+                "set QDRANT_URL, or PENSTOCK_RETRIEVAL__REPLICAS=1"
             )
         return self
+
+    @field_validator("redis_url")
+    @classmethod
+    def _of_redis(cls, url: str) -> str:
+        if not _is_url(url, "redis", "rediss"):
+            raise ValueError(
+                "must be redis://HOST:PORT/0, or rediss://"
+            )  # its password is not shown
+        return url
+
+    @field_validator("qdrant_url")
+    @classmethod
+    def _of_qdrant(cls, url: str) -> str:
+        if url and not _is_url(url, "http", "https"):
+            raise ValueError("must be http://HOST:PORT, or https://")
+        return url
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_any_case(cls, level: object) -> object:
+        return level.upper() if isinstance(level, str) else level
 
     @field_validator("internal_secret")
     @classmethod
@@ -269,6 +293,14 @@ class Settings(BaseSettings):
         if self.bind_host in ("0.0.0.0", "::"):
             return socket.gethostbyname(socket.gethostname())
         return self.bind_host
+
+
+def _is_url(text: str, *schemes: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in schemes and bool(url.hostname) and url.port != 0
+    except ValueError:  # of its port
+        return False
 
 
 _OF_COMMANDS = {"API_KEY"}  # read by the command line's clients

@@ -60,8 +60,8 @@ class Policy:
 
 
 def load_policy(settings: TokenizerSettings) -> Policy:
-    """The rules of the settings, then those of the file. Raises ValueError or OSError that say
-    which rule or file is wrong.
+    """The rules of the settings, then those of the file. Raises ValueError that says which
+    rule or file is wrong.
     """
     rules = list(settings.policy_rules)
     if settings.policy_file is not None:
@@ -72,6 +72,8 @@ def load_policy(settings: TokenizerSettings) -> Policy:
 def _read(path: Path) -> list[PolicyRule]:
     try:
         return TypeAdapter(list[PolicyRule]).validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"policy file {path}: {error.strerror}") from None
     except ValidationError as error:
         raise ValueError(f"policy file {path}: {error}") from None
 

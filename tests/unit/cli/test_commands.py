@@ -89,6 +89,49 @@ def test_a_wrong_setting_is_named(
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("PENSTOCK_TOKENIZER__POLICY_RULES", '[{"name": "x", "pattern": "("}]', "rule 'x'"),
+        ("PENSTOCK_TOKENIZER__POLICY_RULES", '[{"name": "x"}]', "pattern"),
+        ("PENSTOCK_TOKENIZER__POLICY_FILE", "/no/rules.json", "/no/rules.json: No such file"),
+        ("PENSTOCK_WORKER__DEVICE", "banana", "WORKER__DEVICE"),
+        ("PENSTOCK_LOG_LEVEL", "LOUD", "setting PENSTOCK_LOG_LEVEL"),
+        ("REDIS_URL", "notaurl", "setting REDIS_URL: must be redis://"),
+        ("PENSTOCK_REDIS_URL", "redis://host:port/0", "setting PENSTOCK_REDIS_URL: must"),
+        ("QDRANT_URL", "qdrant:6333", "setting QDRANT_URL: must"),
+        ("PENSTOCK_RETRIEVAL__REPLICAS", "2", "setting PENSTOCK_RETRIEVAL__REPLICAS: a local"),
+        ("PENSTOCK_GATEWAY__CORS_ORIGINS", "https://x", "GATEWAY__CORS_ORIGINS: 'https://x'"),
+        ("PENSTOCK_MODELS", "demo", "setting PENSTOCK_MODELS: 'demo' is not JSON"),
+        ("REDIS_URL", NOBODY, f"Redis at {NOBODY}: "),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_starts(
+    variable: str,
+    value: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def start(_: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr("services.cli.ray_cluster.RayCluster.start", start)
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv(variable, value)
+    assert main(["up", "--port", "0"]) in (1, 2)
+    (line,) = [e for e in capsys.readouterr().err.splitlines() if not e.startswith("·")]
+    assert line.startswith("penstock: ")
+    assert said in line
+
+
+def test_a_server_that_is_not_there_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:1", "hello"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("penstock: http://127.0.0.1:1/v1/models: ")
+
+
+@pytest.mark.parametrize(
     ("fault", "said"),
     [
         ("no folder", "there is no folder"),
