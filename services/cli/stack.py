@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from services.cli.checkpoints import made_local
@@ -48,6 +49,11 @@ class Stack:
     def drain_grace_s(self) -> float:
         """How long its end may take for running streams."""
         return self._settings.drain_grace_s
+
+    @property
+    def logs(self) -> Path | None:
+        """Folder of the logs of all processes; None before the start."""
+        return self._ray.logs
 
     def __enter__(self) -> Running:
         with self._undo:

@@ -2,12 +2,13 @@
 
     leash = supervise(report)    # returns in a process below; the caller's own stays and watches
     ...                          # start the stack
-    leash.up(grace_s=20)         # from now on it is worth a new start
+    leash.up(20, logs)           # from now on it is worth a new start
 
 The process above is small and does nothing that could fail. All that the stack starts descends from
 it, orphans too (Linux gives them to it), so that it finds and ends them when the process below has
 ended, in order or not; then it exits likewise, or starts the stack anew if that one was up and was
-lost. If it is killed itself, the process below notices and ends everything in its place.
+lost: at once, then after growing pauses, until `_PAUSES_S` is used up. If it is killed itself, the
+process below notices and ends everything in its place.
 """
 
 import atexit
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
 import psutil
@@ -29,7 +31,8 @@ LOST = 75  # exit code of a stack that lost what only a new start brings back
 _LOOK_EVERY_S = 0.1
 _END_MARGIN_S = 15.0  # after the drain's grace, for the rest of an orderly end
 _TERM_S = 1.0  # for what is left over, to end by itself
-_LEAST_UP_S = 30.0  # a stack that is lost sooner, after a new start, is not started once more
+_PAUSES_S = (0.0, 2.0, 10.0)  # before each of the new starts in a row
+_HELD_S = 30.0  # a new start that is up for this long has held: the next loss is a first one
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
 
 Report = Callable[[str], None]
@@ -44,11 +47,12 @@ class Leash:
         self._grace_s: float | None = None
         threading.Thread(target=self._wait, name="leash", daemon=True).start()
 
-    def up(self, grace_s: float) -> None:
+    def up(self, grace_s: float, logs: object) -> None:
         """The stack is up: what is to stop it comes as SIGTERM now, to be obeyed within `grace_s`
-        (before, it is killed); and should it be lost, it is started again."""
+        (before, it is killed); and should it be lost, it is started again. `logs` is where to look
+        for why, should it be lost too often."""
         self._grace_s = grace_s
-        self._end.sendall(b"%f\n" % grace_s)
+        self._end.sendall(f"{grace_s} {logs}".encode())
 
     def _wait(self) -> None:
         with suppress(OSError):
@@ -70,22 +74,53 @@ def supervise(report: Report) -> Leash:
     asked: list[int] = []  # signals to stop
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
-    restarted = False
+    ups: list[_Up] = []
+    failed = 0  # new starts in a row that have not held
     while True:
         here, there = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             here.close()
-            return _below(there, again=restarted)
+            return _below(there, again=bool(ups))
         there.close()
-        code, up_s = _watch(pid, here, asked, report)
+        code, up = _watch(pid, here, asked, report)
         here.close()
         _end_descendants()
-        lost = code < 0 or code == LOST
-        if asked or not lost or up_s is None or (restarted and up_s < _LEAST_UP_S):
+        if asked and up is None:
+            report("stopped before it was up")
+        if up is not None:
+            ups.append(up)
+        ended = code >= 0 and code != LOST and (up is not None or not ups)
+        if asked or ended or not ups:
             _exit(code, asked)
-        report(f"the stack was lost ({_told(code)}): starting anew")
-        restarted = True
+        failed = 0 if up is not None and up.seconds >= _HELD_S else failed
+        what = f"the stack {'was lost' if up else 'did not start again'} ({_told(code)})"
+        if failed == len(_PAUSES_S):
+            report(
+                f"{what}; {failed} new starts in a row have not held for {_HELD_S:.0f} s: "
+                f"not started anew; logs: {ups[-1].logs}"
+            )
+            _exit(code, asked)
+        pause_s = _PAUSES_S[failed]
+        report(f"{what}: starting anew" + (f" in {pause_s:g} s" if pause_s else ""))
+        failed += 1
+        _pause(pause_s, asked)
+        if asked:
+            _exit(130, asked)
+
+
+@dataclass
+class _Up:
+    """What is known of a stack that was up."""
+
+    seconds: float  # for how long
+    logs: str
+
+
+def _pause(seconds: float, asked: list[int]) -> None:
+    until = time.monotonic() + seconds
+    while not asked and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _below(leash: socket.socket, *, again: bool) -> Leash:
@@ -98,19 +133,22 @@ def _below(leash: socket.socket, *, again: bool) -> Leash:
 
 def _watch(
     pid: int, leash: socket.socket, asked: list[int], report: Report
-) -> tuple[int, float | None]:
+) -> tuple[int, _Up | None]:
     """Waits for the process below, and hands on what is asked of this one. Returns its exit code
-    (negative: the signal that killed it) and for how many seconds it was up, None: never."""
+    (negative: the signal that killed it), and None where it never was up."""
     leash.setblocking(False)
     up_at: float | None = None
+    logs = ""
     grace_s, deadline, told = 0.0, float("inf"), 0
     while True:
         now = time.monotonic()
-        with suppress(BlockingIOError, ValueError):
-            grace_s, up_at = float(leash.recv(64)), now
         code = _reaped(pid)
+        with suppress(BlockingIOError):
+            if said := leash.recv(4096).decode():
+                grace_text, logs = said.split(" ", 1)
+                grace_s, up_at = float(grace_text), now
         if code is not None:
-            return code, up_at and now - up_at
+            return code, None if up_at is None else _Up(now - up_at, logs)
         if len(asked) > told:
             told += 1
             patient = told == 1 and up_at is not None

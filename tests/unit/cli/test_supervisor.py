@@ -16,8 +16,10 @@ from tests.support.waiting import until
 STACK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
+from services.cli import supervisor
 from services.cli.supervisor import LOST, supervise
 
+supervisor._PAUSES_S = (0.0, 0.1, 600.0 if "pauses" in sys.argv[2] else 0.2)
 folder, mode = Path(sys.argv[1]), sys.argv[2]
 above = os.getpid()
 leash = supervise(lambda line: print(line, flush=True))
@@ -36,9 +38,11 @@ if "never up" not in mode:
         (folder / "drained").touch()
         sys.exit(0)
     signal.signal(signal.SIGTERM, end)
-    leash.up(grace_s=0.5)
+    if "not again" in mode and starts:
+        sys.exit(1)
+    leash.up(0.5, folder / "the logs")
 (folder / f"up-{starts}").write_text(str(os.getpid()))
-if mode == "loses":
+if "loses" in mode:
     time.sleep(0.5)
     os._exit(LOST)
 if mode == "ends":
@@ -53,10 +57,14 @@ class Stack:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", STACK, str(folder), mode],
-            stdout=subprocess.DEVNULL,
+            stdout=(folder / "said").open("w"),
             start_new_session=True,
         )
         self._seen: set[psutil.Process] = set()
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
 
     async def up(self, start: int = 0) -> psutil.Process:
         """The process below at its n-th start, once it and all its children run."""
@@ -123,6 +131,7 @@ async def test_before_it_is_up_it_is_ended_at_once(start, number) -> None:
     await stack.up()
     stack.process.send_signal(number)
     assert await stack.ended() == 130
+    assert "stopped" in stack.said
 
 
 async def test_what_does_not_end_is_killed(start) -> None:
@@ -167,8 +176,33 @@ async def test_a_stack_killed_before_it_was_up_is_not_started_again(start) -> No
     assert await stack.ended() == 128 + signal.SIGKILL
 
 
-async def test_a_stack_that_is_lost_again_and_again_is_given_up(start) -> None:
+async def test_a_stack_that_is_lost_again_and_again_is_given_up_and_says_so(start) -> None:
     stack = start("loses")
     await stack.up()
-    assert await stack.ended() == 75
-    assert len(list(stack.folder.glob("start-*"))) == 2
+    assert await stack.ended(20) == 75
+    assert len(list(stack.folder.glob("start-*"))) == 4
+    *news, last = stack.said.splitlines()
+    assert [line.partition(": ")[2] for line in news] == [
+        "starting anew",
+        "starting anew in 0.1 s",
+        "starting anew in 0.2 s",
+    ]
+    assert "have not held for 30 s: not started anew" in last
+    assert last.endswith(f"logs: {stack.folder / 'the logs'}")
+
+
+async def test_a_new_start_that_fails_is_tried_again_and_given_up_with_words(start) -> None:
+    stack = start("loses, not again")
+    await stack.up()
+    assert await stack.ended(20) == 1
+    assert len(list(stack.folder.glob("start-*"))) == 4
+    assert "did not start again (exit code 1): starting anew in 0.1 s" in stack.said
+    assert "not started anew; logs: " in stack.said
+
+
+async def test_asked_to_stop_in_a_pause_it_stops_at_once(start) -> None:
+    stack = start("loses and pauses")
+    await stack.up()
+    await until(lambda: "in 600 s" in stack.said, 20)
+    stack.process.send_signal(signal.SIGTERM)
+    assert await stack.ended() == 130
