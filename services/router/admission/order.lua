@@ -20,7 +20,8 @@
 -- that has its part the place of its own last request of a lower lane.
 --
 -- Keys, all below KEYS[1] (one hash slot):
---   :clock     hash   virtual: the virtual time; gap, released: the drain rate
+--   :clock     hash   virtual: the virtual time; service: how long a slot is held
+--                     (mean, s); served: how many slots came back
 --   :finish    zset   tenant -> virtual time up to which it was served, if ahead of the clock
 --   :entries   hash   request -> what is known of it (msgpack). All keys below can be made from it
 --   :held      zset   request -> its slot's lease, Unix seconds
@@ -262,8 +263,11 @@ local function tell(what, id, entry, advice)
   end
 end
 
--- When a request that came now would have its turn, seconds.
-local function advice() return string.format('%.3f', clock('gap') * (size(WAITING) + 1)) end
+-- When a request that came now would have its turn, seconds; 0 if nothing is known.
+local function advice()
+  local between = clock('service') / math.max(1, capacity)
+  return string.format('%.3f', between * (size(WAITING) + 1))
+end
 
 local function next_tenant()
   for n, lane in ipairs(LANES) do
@@ -350,15 +354,11 @@ local function displace(tenant, lane, limit)
   return true
 end
 
--- The mean time between freed slots, taken only while somebody waits for them.
-local function note_release()
-  local gap, released = clock('gap'), clock('released')
-  if size(WAITING) > 0 and released > 0 then
-    local sample = math.min(now - released, 10)
-    gap = gap > 0 and 0.9 * gap + 0.1 * sample or sample
-    call('HSET', CLOCK, 'gap', exact(gap))
-  end
-  call('HSET', CLOCK, 'released', exact(now))
+-- How long a slot is held: the mean of the first ten times, a moving one from then on.
+local function note_service(entry)
+  local weight = math.max(0.1, 1 / call('HINCRBY', CLOCK, 'served', 1))
+  local mean = (1 - weight) * clock('service') + weight * (now - entry.granted)
+  call('HSET', CLOCK, 'service', exact(mean))
 end
 
 local function made(tenant, lane, work, weight, recalled, waited)
@@ -407,6 +407,7 @@ ops['yield'] = function(id, missed, left, waited)
   end
   take(id, entry)
   settle(entry.tenant, tonumber(missed))
+  note_service(entry)
   entry.asked, entry.granted = nil, nil
   entry.recalls, entry.work = entry.recalls + 1, tonumber(left)
   entry.arrived = now - tonumber(waited)
@@ -421,7 +422,7 @@ function ops.leave()
     if entry then take(id, entry) end
     if entry and entry.granted then
       settle(entry.tenant, missed)
-      note_release()
+      note_service(entry)
     end
   end
 end

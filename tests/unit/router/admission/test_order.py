@@ -399,43 +399,60 @@ def test_a_fresh_request_does_not_overtake(lua):
     assert lua.enter(2, "c", "t")[:3] == ("waiting", 0, ["b"])
 
 
-def test_full_queue_advises_from_the_drain_rate(lua):
-    lua.enter(1, "a", "t")
-    for id in "bcd":
+def test_a_full_queue_advises_the_expected_wait(lua):
+    lua.enter(2, "first", "t")
+    assert lua.advice_s == 0, "nothing is known"
+    time.sleep(0.2)  # that it holds its slot
+    lua.leave(2, "first")
+    assert 0.1 <= lua.advice_s < 2, "for the only one that would come, and one of two slots"
+    for id in "abcd":
+        lua.enter(2, id, "t")
+    assert lua.enter(2, "e", "t", limit=2)[:2] == ("full", 2)
+    assert 0.1 * 3 <= lua.advice_s < 6
+    assert lua.status(2) == [2, 2]
+
+
+def test_the_idle_time_before_a_burst_is_nobodys_wait(lua):
+    lua.enter(1, "before", "t")
+    lua.leave(1, "before")
+    time.sleep(0.5)  # nobody is there
+    for id in "abcd":
         lua.enter(1, id, "t")
     lua.leave(1, "a")
-    time.sleep(0.2)  # the interval that is measured
-    lua.leave(1, "b")
-    lua.enter(1, "e", "t")
-    assert lua.enter(1, "f", "t", limit=2)[:2] == ("full", 2)
-    assert 0.2 * 3 <= lua.advice_s < 5
-    assert lua.status(1) == [1, 2]
+    assert lua.enter(1, "e", "t", limit=2)[:2] == ("full", 2)
+    assert lua.advice_s < 0.5
 
 
 # ---- ageing -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("since_s", "sample_s"), [(4.0, 4.0), (1000.0, 10.0)])
-def test_the_drain_rate_is_smoothed_and_a_pause_counts_for_ten_seconds(lua, since_s, sample_s):
-    """Each time that somebody waits when a slot is freed."""
+@pytest.mark.parametrize("how", ["leave", "yield"])
+def test_how_long_a_slot_is_held_is_a_mean_and_then_a_moving_one(make_script, how):
+    lua = make_script(recalls=1)
 
-    def freed(gap_s: float) -> float:
-        """`gap_s`: the mean before; the one after the last of the slots is freed."""
-        seconds, micros = lua.redis.time()
-        facts = {"gap": gap_s, "released": seconds + micros / 1e6 - since_s}
-        lua.redis.hset(f"{lua.root}:clock", mapping=facts)
-        (holder,) = lua.redis.zrange(f"{lua.root}:held", 0, -1)
-        lua.leave(1, holder)
-        return float(lua.redis.hget(f"{lua.root}:clock", "gap"))
+    def given_back(mean_s: float, of: int) -> float:
+        """The new mean, after a slot that was held for no time."""
+        lua.redis.hset(f"{lua.root}:clock", mapping={"service": mean_s, "served": of})
+        lua.enter(1, "a", "t", waited=100)
+        lua.enter(1, "b", "t", waited=100)
+        if how == "leave":
+            lua.leave(1, "a")
+        else:
+            lua.enter(2, "c", "u")  # two of one tenant, and one of another that waits
+            lua.enter(2, "d", "u")
+            assert lua.give_back(2, "b")[0] == "waiting"
+        mean = float(lua.redis.hget(f"{lua.root}:clock", "service"))
+        lua.leave(0, *"abcd")
+        lua.redis.hset(f"{lua.root}:clock", "service", mean)
+        lua.status(4)
+        assert lua.advice_s == pytest.approx(mean / 4, abs=0.01), "of four slots"
+        return mean
 
-    for id in "abcd":
-        lua.enter(1, id, "t")
-    assert freed(0.0) == pytest.approx(sample_s, rel=0.05)
-    mean_s = 0.9 * 20 + 0.1 * sample_s
-    assert freed(20.0) == pytest.approx(mean_s, rel=0.01)
-    assert lua.advice_s == pytest.approx(2 * mean_s, rel=0.01), "one waits, and the newcomer"
-    assert freed(20.0) == pytest.approx(mean_s, rel=0.01)
-    assert freed(20.0) == 20.0, "nobody waited for it"
+    assert given_back(0.0, 0) < 1
+    assert given_back(10.0, 1) == pytest.approx(5, abs=0.5)
+    assert given_back(10.0, 3) == pytest.approx(7.5, abs=0.5)
+    assert given_back(10.0, 9) == pytest.approx(9, abs=0.5)
+    assert given_back(10.0, 1000) == pytest.approx(9, abs=0.5)
 
 
 def test_no_request_starves(make_script):
