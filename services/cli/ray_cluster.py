@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from services.cli.lean_ray import leave_out_what_serves_nobody
 from services.common.secrets import kept_secret, private_folder
 
 
@@ -35,7 +36,7 @@ class RayCluster:
 
         self._ray = ray
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        _leave_out_what_serves_nobody()
+        leave_out_what_serves_nobody()
         on_sigterm = signal.getsignal(signal.SIGTERM)
         ray.init(
             address="local",
@@ -84,17 +85,3 @@ class RayCluster:
         """Ends Ray's processes, the replicas with them."""
         if self._ray is not None:
             self._ray.shutdown()
-
-
-def _leave_out_what_serves_nobody() -> None:
-    """Ray's head starts a dashboard, an autoscaler and a reader of logs, and waits for the first
-    (170 MB, 2 s of CPU). On one machine nobody uses them, and no setting leaves them out."""
-    from ray._private import node, utils
-
-    parts: Any = node.Node
-    for start in ("start_monitor", "start_api_server", "start_log_monitor"):
-        getattr(parts, start)  # raises where a newer Ray calls it otherwise
-        setattr(parts, start, lambda _self, **_options: None)
-    # What Ray is without its optional libraries: an agent that takes no jobs over HTTP.
-    module: Any = utils
-    module.get_dashboard_dependency_error = lambda: ImportError("left out")
