@@ -1,8 +1,8 @@
 """BERT and its like, the encoders that sentence-transformers checkpoints are mostly made of.
 
 Read from the checkpoint's own config.json and safetensors; a checkpoint that asks for anything else
-is refused by the name of the field. Blocking. In numpy: torch would compute it faster by a tenth,
-and takes 140 MB and more than a second to import.
+is refused by the name of the field. Blocking. In numpy: torch would compute it faster by a tenth or
+two, and takes 140 MB and more than a second to import.
 """
 
 import json
