@@ -9,6 +9,8 @@ import asyncio
 import sys
 import time
 
+from pydantic import ValidationError
+
 from services.cli.console import console, folding_table
 from services.cli.running import find_running
 from services.common.config import Settings
@@ -44,7 +46,9 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_main(arguments))
     except RedisAway as away:
-        raise RuntimeError(f"Redis cannot be reached: {away}") from away
+        raise RuntimeError(
+            f"Redis cannot be reached: {away}; start a Penstock with `penstock up`"
+        ) from away
 
 
 async def _main(arguments: argparse.Namespace) -> int:
@@ -94,13 +98,18 @@ def _check_models(wanted: list[str], served: set[str]) -> None:
 
 
 async def _create(store: KeyStore, arguments: argparse.Namespace) -> None:
-    key, record = await store.create(
-        tenant=arguments.tenant,
-        name=arguments.name,
-        priority=arguments.priority,
-        weight=arguments.weight,
-        models=arguments.model,
-    )
+    try:
+        key, record = await store.create(
+            tenant=arguments.tenant,
+            name=arguments.name,
+            priority=arguments.priority,
+            weight=arguments.weight,
+            models=arguments.model,
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        argument = str(problem["loc"][0]).removesuffix("s")  # `models` are of --model
+        raise ValueError(f"--{argument}: {problem['msg']}") from None
     print(key)
     models = ", ".join(record.models) if record.models else "all models"
     _tell(f"{record.id}, tenant {record.tenant}, {models}; the key is not shown again")

@@ -19,7 +19,8 @@ def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
     if folder.is_dir():
         return folder
     if not is_hub_id(spec.path):
-        raise FileNotFoundError(f"model {spec.name!r}: there is no folder {spec.path}")
+        hub = "" if "/" in spec.path else "; a model of the hub is written OWNER/NAME"
+        raise FileNotFoundError(f"model {spec.name!r}: there is no folder {spec.path}{hub}")
     return _from_hub(spec, [*_FILES, *_WEIGHTS] if weights else _FILES)
 
 

@@ -41,6 +41,19 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 """Mistral without a sliding window is Llama."""
 
 
+_NUMBERS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
+
+
 def read_config(directory: str | Path) -> ModelConfig:
     """Reads config.json and, if there, generation_config.json. Raises UnsupportedModel."""
     folder = Path(directory)
@@ -57,6 +70,8 @@ def read_config(directory: str | Path) -> ModelConfig:
         return _build(path, architecture, raw, _eos_token_ids(folder, raw))
     except KeyError as error:
         raise UnsupportedModel(f"{path}: {error.args[0]} is missing") from error
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise UnsupportedModel(f"{path}: {_odd_number(raw) or error}") from error
     except UnsupportedRope as error:
         raise UnsupportedModel(f"{path}: {error}") from error
 
@@ -93,6 +108,15 @@ def _build(
         checkpoint_dtype=dtype,
         eos_token_ids=eos_token_ids,
     )
+
+
+def _odd_number(raw: dict[str, Any]) -> str:
+    """Says which field is to be a number and is none; empty if all are."""
+    for field in _NUMBERS:
+        value = raw.get(field)
+        if value is not None and (not isinstance(value, int | float) or value <= 0):
+            return f"{field} {value!r} is not a number above 0"
+    return ""
 
 
 def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:

@@ -43,6 +43,14 @@ def test_two_models_of_one_name_are_refused() -> None:
         local_models(["a/llama", "b/llama"])
 
 
+def test_a_model_without_an_owner_is_told_how_to_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["up", "--model", "gpt2"]) == 1
+    assert "written OWNER/NAME" in capsys.readouterr().err
+
+
 def test_the_shipped_model_is_the_default() -> None:
     (spec,) = local_models([])
     assert spec.name == "demo"
@@ -139,6 +147,7 @@ def test_a_server_that_is_not_there_is_told_in_a_line(capsys: pytest.CaptureFixt
         ("architecture", "'GPT2LMHeadModel' is not supported"),
         ("no weights", "neither model.safetensors nor its index.json is there"),
         ("cut", "model.safetensors: broken, or cut short"),
+        ("number", "config.json: num_hidden_layers 'six' is not a number"),
         ("shape", "model.norm.weight is [256], config.json makes it [128]"),
         ("no tokenizer", "has no tokenizer.json"),
         ("tokenizer", "tokenizer.json cannot be read"),
@@ -157,6 +166,8 @@ def test_a_broken_checkpoint_is_told_before_anything_starts(
         config = json.loads((shipped / "config.json").read_text())
         if fault == "architecture":
             config["architectures"] = ["GPT2LMHeadModel"]
+        if fault == "number":
+            config["num_hidden_layers"] = "six"
         if fault == "shape":
             config |= {"hidden_size": 128, "head_dim": 64}
             norm = {"model.norm.weight": torch.ones(256)}
@@ -248,8 +259,10 @@ def test_commands_without_a_running_penstock_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
-    assert main(["chat", "hello"]) == 1
-    assert "penstock up" in capsys.readouterr().err
+    monkeypatch.setenv("REDIS_URL", NOBODY)
+    for command in (["chat", "hello"], ["status"], ["keys", "list"]):
+        assert main(command) == 1
+        assert "penstock up" in capsys.readouterr().err, command
 
 
 _HEAVY = ["torch", "transformers", "ray", "qdrant_client", "numpy", "aiohttp"]

@@ -78,3 +78,11 @@ def test_a_key_for_a_model_that_is_not_served_is_refused(capsys):
 def test_where_nothing_runs_models_are_not_checked_and_it_says_so(capsys):
     assert main(["keys", "create", "--tenant", "a", "--model", "any"]) == 0
     assert "not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "named"), [(["--tenant", ""], "--tenant: "), (["--weight", "0"], "--weight: ")]
+)
+def test_a_wrong_argument_is_named(more, named, capsys):
+    assert main(["keys", "create", "--tenant", "a", *more]) == 1
+    assert capsys.readouterr().err.startswith(f"penstock: {named}")
