@@ -36,6 +36,7 @@ protos: $(READY)        ## generate the contracts' Python modules
 	$(BIN)/python protos/generate.py
 
 bench: $(READY)         ## the engine alone on a small workload, then the links
+	mkdir -p build
 	$(BIN)/penstock bench engine --model models/demo --workload $(WORKLOAD) --json build/engine.json
 	$(BIN)/python -m bench.links
 

@@ -15,6 +15,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from bench import workload
+from bench.result_file import result_file
 from bench.workload import WorkloadError, WorkloadRequest
 from services.worker.engine import EngineConfig, Request, RequestOutput, Sampling, StepOutput
 
@@ -27,8 +28,13 @@ REPORT_EVERY_S = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="folder of the checkpoint")
     parser.add_argument("--workload", required=True, help="JSON lines, see bench/workload.py")
-    parser.add_argument("--json", required=True, help="where the result goes")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--json", required=True, type=result_file, help="where the result goes")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="default: as a worker chooses it",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--kv-cache-bytes", type=int, default=512 * 2**20)
@@ -65,13 +71,11 @@ def main(args: argparse.Namespace) -> int:
             )
         )
         requests = _to_requests(lines, Path(args.model))
-        out = Path(args.json)
-        out.parent.mkdir(parents=True, exist_ok=True)
     except (WorkloadError, UnsupportedModel, ValueError, OSError) as error:
         _say(f"error: {error}")
         return 1
     result = _Run(engine, [line.arrival_s for line in lines], requests).run()
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    args.json.write_text(json.dumps(result, indent=1) + "\n")
     _say(json.dumps(result["totals"]))
     return 0
 

@@ -38,6 +38,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.result_file import result_file
+
 SERVICES = ("router", "tokenizer", "gateway")
 WARM_UP_S = 3.0
 RAMP = (10, 25, 50, 75, 100, 150, 200, 250, 300, 350, 400, 500, 600, 800)  # steps a second
@@ -219,7 +221,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of a request, on average")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured, per variant")
     parser.add_argument("--ramp", action="store_true", help="then look for the highest rate held")
-    parser.add_argument("--json", default="", help="write the figures to this file, too")
+    parser.add_argument("--json", type=result_file, help="write the figures to this file, too")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -233,7 +235,7 @@ def main(args: argparse.Namespace) -> None:
     print(table(results, args))
     if args.json:
         figures = {name: [asdict(w) for w in windows] for name, windows in results.items()}
-        Path(args.json).write_text(json.dumps(figures, indent=1))
+        args.json.write_text(json.dumps(figures, indent=1))
 
 
 def table(results: dict[str, list[Window]], args: argparse.Namespace) -> str:

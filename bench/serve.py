@@ -27,6 +27,7 @@ from typing import Any
 import aiohttp
 
 from bench.openai_stream import Outcome, perform
+from bench.result_file import result_file
 from bench.totals import Slo, totals
 from bench.workload import WorkloadRequest, load
 from services.cli.running import find_running
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", required=True, help="the server's address, with or without /v1")
     add("--workload", required=True, type=Path, help="JSON lines, one request each")
-    add("--json", required=True, type=Path, help="where the results go")
+    add("--json", required=True, type=result_file, help="where the results go")
     add("--key", help="API key (default: PENSTOCK_API_KEY, or the local Penstock's own)")
     add("--model", default="", help="default: the first that the server lists")
     add("--concurrency", type=_positive_int, help="most requests in flight; default: no limit")
@@ -56,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     slo = Slo(args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)
     try:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         workload = load(args.workload)
         report = asyncio.run(_run(args, workload, slo))
     except (SetupError, OSError, ValueError) as error:

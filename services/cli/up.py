@@ -85,10 +85,6 @@ def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = Fals
         changes["gateway"] = settings.gateway.model_copy(update={"port": port})
     if again and (lost := last_running(settings)) is not None:
         changes["gateway"] = settings.gateway.model_copy(update=_ports(lost))
-    if "dtype" not in settings.worker.model_fields_set:
-        # CPUs of laptops compute float32 faster than bfloat16, and greedy output stays the same
-        # whatever the batch.
-        changes["worker"] = settings.worker.model_copy(update={"dtype": "float32"})
     return Stack(
         settings.model_copy(update=changes),
         prefill=arguments.prefill,

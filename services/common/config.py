@@ -195,7 +195,9 @@ class RouterSettings(Replicated):
 class WorkerSettings(Section):
     role: Literal["prefill", "decode", "both"] = "both"
     model: str = Field("", description="name of the served model; empty: the first")
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: float32 on a CPU, elsewhere the checkpoint's own"
+    )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="`cpu`, `cuda` or `cuda:1`"
     )

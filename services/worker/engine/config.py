@@ -12,7 +12,8 @@ class EngineConfig:
     model: str
     """Directory of a checkpoint: config.json and *.safetensors."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: the checkpoint's own; float16 checkpoints run in float32."""
+    """auto: on a CPU float32, in which it computes faster and greedy output is the same whatever
+    the batch; elsewhere the checkpoint's own, or float32 for float16, whose values it holds all."""
     device: str = "cpu"
     """A torch device."""
     block_size: int = 16

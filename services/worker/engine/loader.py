@@ -13,9 +13,11 @@ from services.worker.engine.weights import check_weights, unused
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def choose_dtype(wanted: str, config: ModelConfig) -> torch.dtype:
-    """`wanted`: "auto" or a name. auto turns float16 into float32, which holds all its values."""
-    return DTYPES.get(config.checkpoint_dtype if wanted == "auto" else wanted, torch.float32)
+def choose_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """`wanted`: a name, or "auto" (see EngineConfig.dtype)."""
+    if wanted == "auto":
+        wanted = "float32" if device.type == "cpu" else config.checkpoint_dtype
+    return DTYPES.get(wanted, torch.float32)
 
 
 def load_model(

@@ -27,7 +27,7 @@ class Runner:
         self._device = torch.device(config.device)
         self._block_size = config.block_size
         model = read_config(config.model)
-        dtype = choose_dtype(config.dtype, model)
+        dtype = choose_dtype(config.dtype, model, self._device)
         self._model = load_model(config.model, model, dtype, self._device)
         bytes_of_block = block_bytes(model, config.block_size, dtype)
         num_blocks = config.num_blocks or config.kv_cache_bytes // bytes_of_block

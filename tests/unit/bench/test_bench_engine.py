@@ -65,14 +65,11 @@ def test_missing_fields_and_broken_files_are_named(tmp_path: Path) -> None:
             workload.load(write(tmp_path / "w", *lines))
 
 
-def run(model: Path, path: Path, out: Path) -> int:
+def run(model: Path, path: Path, out: Path, *more: str) -> int:
     parser = argparse.ArgumentParser()
     engine.add_arguments(parser)
-    return engine.main(
-        parser.parse_args(
-            ["--model", str(model), "--workload", str(path), "--json", str(out), "--threads", "1"]
-        )
-    )
+    given = ["--model", str(model), "--workload", str(path), "--json", str(out), "--threads", "1"]
+    return engine.main(parser.parse_args([*given, *more]))
 
 
 def test_a_run_reports_every_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +82,8 @@ def test_a_run_reports_every_request(tmp_path: Path, capsys: pytest.CaptureFixtu
         text | {"id": "c", "messages": [{"role": "user", "content": "hello"}]},
         LINE | {"id": "d", "prompt_token_ids": [10**6]},
     )
-    assert run(model, path, tmp_path / "results" / "out.json") == 0
-    result = json.loads((tmp_path / "results" / "out.json").read_text())
+    assert run(model, path, tmp_path / "out.json") == 0
+    result = json.loads((tmp_path / "out.json").read_text())
     by_id = {request["id"]: request for request in result["requests"]}
     for name in "abc":
         assert by_id[name]["finish_reason"] == "length"
@@ -106,3 +103,28 @@ def test_what_cannot_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "config.json is missing" in capsys.readouterr().err
     assert run(tmp_path, tmp_path / "nothing", tmp_path / "out.json") == 1
     assert "nothing" in capsys.readouterr().err
+
+
+def test_where_no_result_can_go_is_told_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    for out, words in [
+        (missing / "out.json", f"--json: there is no folder {missing}"),
+        (tmp_path, f"--json: {tmp_path} is a folder"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            run(tmp_path, tmp_path / "nothing", out)
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+    assert not missing.exists()
+
+
+def test_a_run_computes_as_a_worker_does_by_itself(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    path, out = write(tmp_path / "w", LINE), tmp_path / "out.json"
+    for given, chosen in [([], "float32"), (["--dtype", "bfloat16"], "bfloat16")]:
+        assert run(model, path, out, *given) == 0
+        assert json.loads(out.read_text())["engine"]["dtype"] == chosen

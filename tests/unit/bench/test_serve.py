@@ -126,7 +126,7 @@ def server() -> Iterator[Server]:
 
 def run(server: Server, folder: Path, workload: list[dict[str, Any]], *extra: str) -> Any:
     """(exit code, report or None)"""
-    source, out = folder / "w.jsonl", folder / "made" / "out.json"
+    source, out = folder / "w.jsonl", folder / "out.json"
     lines = [
         json.dumps(
             {"id": f"r{i}", "max_tokens": 8, "temperature": 0, "ignore_eos": False}

@@ -78,20 +78,26 @@ def test_all_end_of_text_ids_count(checkpoint: Checkpoint, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("wanted", "stored", "runs_in"),
+    ("wanted", "stored", "device", "runs_in"),
     [
-        ("auto", "float32", torch.float32),
-        ("auto", "bfloat16", torch.bfloat16),
-        ("auto", "float16", torch.float32),
-        ("bfloat16", "float32", torch.bfloat16),
-        ("float32", "bfloat16", torch.float32),
+        ("auto", "float32", "cuda", torch.float32),
+        ("auto", "bfloat16", "cuda", torch.bfloat16),
+        ("auto", "float16", "cuda", torch.float32),
+        ("auto", "bfloat16", "cpu", torch.float32),
+        ("bfloat16", "float32", "cpu", torch.bfloat16),
+        ("float32", "bfloat16", "cuda", torch.float32),
     ],
 )
 def test_dtype(
-    checkpoint: Checkpoint, tmp_path: Path, wanted: str, stored: str, runs_in: torch.dtype
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    wanted: str,
+    stored: str,
+    device: str,
+    runs_in: torch.dtype,
 ) -> None:
     config = read_config(edited(checkpoint(), tmp_path, dtype=stored))
-    assert choose_dtype(wanted, config) == runs_in
+    assert choose_dtype(wanted, config, torch.device(device)) == runs_in
 
 
 @pytest.mark.parametrize(
