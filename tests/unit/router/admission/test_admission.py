@@ -99,6 +99,28 @@ async def refusal(waiting: "asyncio.Task[None]") -> tuple[str, float]:
     return refused.value.reason, refused.value.retry_after_s
 
 
+@pytest.mark.parametrize(
+    ("held_s", "advice_s"),
+    [(0.0, 1.0), (1.75, 3.5), (1000.0, 7.0)],
+    ids=["unknown", "mean", "most"],
+)
+async def test_a_full_queue_advises_no_more_than_the_longest_wait(
+    make_routers, namespace, redis_url, held_s, advice_s
+):
+    routers = make_routers(redis_url, queue_limit=1, queue_timeout_s=7.0)
+    end = await routers.add()
+    await routers.clients[0].hset(f"{namespace}:{{admission:m}}:clock", "service", str(held_s))
+    running, waiting = ticket(), ticket()
+    await end.admit(running)
+    wait = asyncio.create_task(end.admit(waiting))
+    await queued(end, 1, 1)
+    assert await refusal(asyncio.create_task(end.admit(ticket()))) == ("queue_full", advice_s)
+    end.leave(waiting)
+    with pytest.raises(asyncio.CancelledError):
+        await wait
+    end.leave(running)
+
+
 @pytest.mark.parametrize("of_another", [False, True])
 async def test_the_displaced_is_told(make_routers, redis_url, of_another):
     routers = make_routers(redis_url, queue_limit=2)
