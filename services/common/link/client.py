@@ -26,6 +26,7 @@ from services.common.link.frames import (
     stage_of,
     status,
 )
+from services.common.link.health import PeerHealth
 from services.common.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,6 @@ class LinkClient:
         self.address = address
         self.stage = stage_of(method)
         self.state = LinkState.CONNECTING
-        self.vitals = Vitals(0, 0)
         self.counters = LinkCounters()
         self._method = method
         self._transport = transport
@@ -162,9 +162,12 @@ class LinkClient:
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._silent_s = 0.0
-        self._unmoved_s = 0.0
-        self._stalled_at: int | None = None  # the step counter's value when it was given up
+        self._health = PeerHealth(options.heartbeat_timeout_s, options.stall_timeout_s)
+
+    @property
+    def vitals(self) -> Vitals:
+        """As last told by the peer."""
+        return self._health.vitals
 
     @property
     def running(self) -> int:
@@ -326,11 +329,9 @@ class LinkClient:
         except TimeoutError:
             raise LinkLostError("no answer to the hello") from None
         self.counters.connects += 1
-        self._silent_s = self._unmoved_s = 0.0
+        self._health.connected()
         self._receive(frame)
-        stalled = frame.vitals.pending > 0 and frame.vitals.steps == self._stalled_at
-        if not stalled:
-            self._stalled_at = None
+        if self._health.well_at_first(_vitals(frame)):
             self._set_state(LinkState.DRAINING if frame.draining else LinkState.READY)
 
     async def _read(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
@@ -343,36 +344,28 @@ class LinkClient:
             await call.write(frame.SerializeToString())
 
     async def _beat(self) -> None:
-        """Pings, and gives up on a peer that is silent or stalled.
-
-        Time is counted in beats of this loop: while this process itself hangs, no peer is blamed.
-        """
-        beat_s = self._options.heartbeat_s
+        """Pings, and gives up on a peer that is silent or stalled."""
         while True:
-            await asyncio.sleep(beat_s)
-            self._silent_s += beat_s
-            if self._silent_s > self._options.heartbeat_timeout_s:
-                raise LinkLostError(f"silent for {self._silent_s:.1f} s")
-            self._unmoved_s += beat_s if self.vitals.pending else 0.0
-            patience_s = self.vitals.patience_s(self._options.stall_timeout_s)
-            if self._unmoved_s > patience_s and self._stalled_at is None:
+            await asyncio.sleep(self._options.heartbeat_s)
+            if self._health.beat(self._options.heartbeat_s):
                 self._give_up_stalled()
             self._outbox.frame.ping = 1
             self._outbox.mark()
 
     def _give_up_stalled(self) -> None:
         """Ends all requests, but stays connected to see the steps move again."""
-        self._stalled_at = self.vitals.steps
-        log.warning("%s at %s stalled at step %d", self.stage, self.address, self._stalled_at)
+        log.warning("%s at %s stalled at step %d", self.stage, self.address, self.vitals.steps)
         self._set_state(LinkState.DEAD)
         for id in self._requests:
             self._outbox.frame.cancel.append(id)
         self._outbox.mark()
-        self._end_all(f"{self.stage} made no step for {self._unmoved_s:.1f} s", "peer_stalled")
+        self._end_all(
+            f"{self.stage} made no step for {self._health.unmoved_s:.1f} s", "peer_stalled"
+        )
 
     def _receive(self, frame: LinkDown) -> None:
         """Takes one frame: news, items, ends, vitals, in this order."""
-        self._silent_s = 0.0
+        self._health.heard()
         self.counters.frames += 1
         self.counters.items += len(frame.items)
         for news in frame.news:
@@ -396,20 +389,10 @@ class LinkClient:
                 self.counters.strays += 1
             else:
                 request._finish(end)
-        if frame.HasField("vitals"):
-            told = frame.vitals
-            self._observe(Vitals(told.steps, told.pending, told.step_ms / 1000))
+        if frame.HasField("vitals") and self._health.observe(_vitals(frame)):
+            self._set_state(LinkState.READY)
         if frame.draining and self.state is LinkState.READY:
             self._set_state(LinkState.DRAINING)
-
-    def _observe(self, vitals: Vitals) -> None:
-        moved = vitals.steps != self.vitals.steps
-        if moved or not vitals.pending or not self.vitals.pending:
-            self._unmoved_s = 0.0
-        self.vitals = vitals
-        if self._stalled_at is not None and vitals.steps != self._stalled_at:
-            self._stalled_at = None
-            self._set_state(LinkState.READY)
 
     def _set_state(self, state: LinkState) -> None:
         if state is self.state or self.state is LinkState.CLOSED:
@@ -431,6 +414,11 @@ class LinkClient:
 
 def _drop(_item: bytes) -> None:
     """`on_item` of a stopped request."""
+
+
+def _vitals(frame: LinkDown) -> Vitals:
+    told = frame.vitals
+    return Vitals(told.steps, told.pending, told.step_ms / 1000)
 
 
 def _decode(raw: object) -> LinkDown:

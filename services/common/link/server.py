@@ -262,7 +262,7 @@ class _Attachment:
     async def watch(self) -> None:
         """Ends the link when told to, or when the client has fallen silent.
 
-        Time is counted in beats of this loop, see `LinkClient._beat`.
+        Time is counted in beats of this loop, see `PeerHealth`.
         """
         beats = 0
         while not self._over.done() and beats < CLIENT_BEATS:
