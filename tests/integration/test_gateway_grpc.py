@@ -186,9 +186,9 @@ async def test_what_breaks_inside_is_told_without_whereabouts(rig):
     rig.tokenizer.script = breaks
     await refusal(broken)
     rig.tokenizer.script = one_word
+    rig.gateway.settings.gateway.tokenizer_patience_s = 0.0  # no other one will come
     lost = service.Chat(ChatRequest(model=MODEL, messages=MESSAGES), metadata=signed(rig))
     assert (await lost.read()).text == "word"
-    rig.gateway.settings.gateway.tokenizer_patience_s = 0.0  # no other one will come
     await rig.tokenizer_host._server.stop(None)  # as if it were killed
     await refusal(lost)
     for call in (broken, lost):
