@@ -60,3 +60,18 @@ async def test_what_was_given_up_keeps_its_thread_until_it_ends():
     gate.set()
     assert await asyncio.wait_for(waiting, 5)
     threads.stop()
+
+
+async def test_what_is_given_up_before_its_turn_has_ended_too():
+    threads = FairThreads(1, "test")
+    gate, ended = threading.Event(), list[str]()
+    first = asyncio.create_task(threads.run("a", gate.wait, lambda: ended.append("first")))
+    second = asyncio.create_task(threads.run("a", gate.wait, lambda: ended.append("second")))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    assert ended == ["second"]
+    gate.set()
+    await first
+    await until(lambda: ended == ["second", "first"], 5)
+    threads.stop()

@@ -214,6 +214,27 @@ def test_an_engine_that_fails_every_request_ends(
         fail_steps(MAX_FAILED_STEPS)
 
 
+def test_an_engine_that_answers_some_goes_on(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that fail beside one that works are at fault themselves, however many they are."""
+    engine = make_engine(checkpoint())
+    compute = engine._runner.run
+
+    def fail(chunks: list[Chunk]) -> Any:
+        if any(chunk.sequence.id != "works" for chunk in chunks):
+            raise RuntimeError("the requests' own error")
+        return compute(chunks)
+
+    monkeypatch.setattr(engine._runner, "run", fail)
+    engine.add(Request("works", PROMPT, greedy(2 * MAX_FAILED_STEPS)))
+    for number in range(MAX_FAILED_STEPS + 1):
+        engine.add(Request(f"bad{number}", PROMPT, greedy(4)))
+        told = {output.request_id: output for output in engine.step().outputs}
+        assert told[f"bad{number}"].error
+        assert told["works"].new_token_ids
+
+
 def test_nan_ends_its_request_alone_and_is_not_cached(checkpoint: Checkpoint) -> None:
     """A sequence whose KV turned bad neither poisons its batch nor whoever gets its blocks."""
     prompts = make_prompts(4, seed=8)

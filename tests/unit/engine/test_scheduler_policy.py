@@ -208,3 +208,12 @@ def test_one_that_shares_all_its_blocks_gives_way_itself_it_wastes_nothing() -> 
     step = bench.step()
     assert [victim.id for victim in step.preempted] == ["late"]
     assert [chunk.sequence.id for chunk in step.chunks] == ["eater"]
+
+
+def test_a_prompt_that_another_engine_computes_is_no_queue_here() -> None:
+    bench = Bench(num_blocks=16, budget=4)
+    remote = bench.add("remote", tokens(8, first=10), remote_prefill=True)
+    bench.add("own", tokens(7, first=11))
+    assert bench.scheduler.queued_prefill_tokens == 7
+    assert remote in bench.step().reserved
+    assert bench.scheduler.queued_prefill_tokens == 3

@@ -85,6 +85,17 @@ async def test_tenants_are_apart_even_under_equal_names(store: Store) -> None:
     assert await texts(store, "theirs", "c") == {"their text"}
 
 
+async def test_a_source_is_removed_from_the_named_collection_alone(store: Store) -> None:
+    """A file may be in several vector stores, under one id."""
+    for collection in ("a", "b"):
+        for source in ("one", "two"):
+            await store.replace("t", collection, source, *document(f"{source} in {collection}"))
+    assert await store.remove("t", "a", "one") == 1
+    assert await texts(store, "t", "a", "b") == {"two in a", "one in b", "two in b"}
+    assert await store.remove("t", "b") == 2
+    assert await texts(store, "t", "a", "b") == {"two in a"}
+
+
 async def test_the_local_store_needs_none_of_the_librarys_filters(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,3 +255,15 @@ def test_a_worker_without_faults_stays_closed(ends: list[str]) -> None:
     for end in ends:
         getattr(breaker.began(), end)()
     assert (breaker.state, breaker.failed_share) == (State.CLOSED, 0.0)
+
+
+def test_a_good_probe_wipes_the_slate(clock: Clock, breaker: Breaker) -> None:
+    """The failures that opened it do not count again, together with a new one."""
+    fail(breaker, MIN_FAILURES)
+    clock.now += PROBE_S
+    breaker.began().answered()
+    assert breaker.failed_share == 0
+    fail(breaker, MIN_FAILURES - 1)
+    assert breaker.state is State.CLOSED
+    fail(breaker)
+    assert breaker.state is State.OPEN

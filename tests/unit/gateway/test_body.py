@@ -1,0 +1,86 @@
+"""A request's body, as an ASGI server hands it over."""
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from services.common.config import GatewaySettings
+from services.common.errors import PenstockError
+from services.common.shares import Shares
+from services.gateway import body as body_module
+from services.gateway.body import ClientGoneError, RequestBody
+from services.gateway.intake import Place
+
+
+class Client:
+    """Sends its pieces when they are read. `clock` is what the body looks at, and moves by
+    `pause_s` before each piece."""
+
+    def __init__(self, pieces: Iterable[bytes], pause_s: float = 0.0) -> None:
+        self.pieces = list(pieces)
+        self.pause_s = pause_s
+        self.clock = 0.0
+        self.asked = 0
+
+    async def receive(self) -> dict[str, Any]:
+        self.asked += 1
+        await asyncio.sleep(0)
+        self.clock += self.pause_s
+        piece = self.pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(self.pieces)}
+
+
+def body_of(client: Client, monkeypatch: pytest.MonkeyPatch, **headers: str) -> RequestBody:
+    monkeypatch.setattr(body_module, "time", SimpleNamespace(monotonic=lambda: client.clock))
+    settings = GatewaySettings(body_grace_s=10, body_min_bytes_per_s=10)
+    return RequestBody(Headers(headers), client.receive, settings)
+
+
+def place() -> Place:
+    return Place("t", Shares(1_000_000))
+
+
+async def test_a_body_that_keeps_its_pace_may_take_longer_than_the_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Client([b"x" * 50] * 10, pause_s=5)  # 10 bytes a second, 50 s
+    assert await body_of(client, monkeypatch).whole(place()) == b"x" * 500
+
+
+async def test_a_body_that_falls_behind_its_pace_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Client([b"x" * 50] * 10, pause_s=9)
+    with pytest.raises(PenstockError) as told:
+        await body_of(client, monkeypatch).whole(place())
+    assert told.value.reason == "body_timeout"
+    assert client.pieces, "it was not heard to its end"
+
+
+async def test_who_waits_for_leave_to_send_is_not_given_it_by_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To read is to answer 100 Continue: of a refused request nothing shall be sent."""
+    client = Client([b"all"])
+    assert not await body_of(client, monkeypatch, expect="100-continue").skim()
+    assert client.asked == 0
+    await body_of(client, monkeypatch).skim()
+    assert client.asked == 1
+
+
+async def test_a_client_that_goes_amid_its_body_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client([b"x", b"y"])
+    body = body_of(client, monkeypatch)
+
+    async def leaves() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    pieces = body.pieces(place())
+    assert await anext(pieces) == b"x"
+    body._receive = leaves
+    with pytest.raises(ClientGoneError):
+        await anext(pieces)
