@@ -289,6 +289,16 @@ def test_bad_transfers_end_their_request_alone(
     assert len(run.tokens["other"]) == 4
 
 
+def test_decoding_does_not_begin_before_the_last_block_came(checkpoint: Checkpoint) -> None:
+    decode = make_engine(checkpoint())
+    size = reserve(decode, list(range(3, 43)))
+    decode.write_kv(KvBlocks("a", 0, 2, bytes(2 * size)))
+    decode.start_decode("a", 5)
+    error = drive(decode, []).last["a"].error
+    assert error
+    assert error.message == "2 of 3 KV blocks came"
+
+
 def test_commands_out_of_place_do_no_harm(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint())
     shared = kv_payload.share(b"x" * 10)

@@ -1,6 +1,9 @@
 """How a request ends at its worker, whatever happens to it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -13,6 +16,7 @@ from services.worker import pipeline
 from services.worker.engine import (
     EngineDied,
     FinishReason,
+    KvBlocks,
     Request,
     RequestOutput,
     Sampling,
@@ -202,3 +206,33 @@ async def test_the_next_suspect_was_not_in_the_engine_that_died() -> None:
     await asyncio.gather(other, *suspects.tasks)
     reasons = [call.ends[0][0].reason for call in [*suspects.calls, beside]]
     assert reasons == ["engine_died", "engine_gone", "engine_died"]
+
+
+class Sender:
+    """A hand-over to a decode worker that has two of the prompt's blocks already."""
+
+    bytes_sent = 0
+
+    @asynccontextmanager
+    async def sender(self, address: str) -> AsyncIterator["Sender"]:
+        yield self
+
+    async def reserve(self, transfer_id: str, prompt_tokens: int) -> int:
+        return 2
+
+    def put(self, blocks: KvBlocks) -> None: ...
+
+    async def push(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_what_the_decode_worker_has_is_not_exported() -> None:
+    engine, call = Engine(), Call(work(mode=Work.PREFILL, transfer_id="t"))
+    stage = replace(stage_of(engine), channels=cast(Any, Sender()))
+    serving = asyncio.create_task(pipeline.serve(stage, cast(Any, call)))
+    await until(lambda: bool(engine.added))
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    (request,) = engine.added
+    assert request.prefill_only
+    assert (request.export_kv, request.export_from_block) == ("inline", 2)

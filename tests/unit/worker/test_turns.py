@@ -31,9 +31,13 @@ async def test_a_turn_ends_with_its_last_token_however_they_come(portions: list[
 
 async def test_a_turn_ends_with_its_request() -> None:
     turns = Turns()
+
+    async def fail() -> None:
+        async with asyncio.timeout(5), turns.take(3) as gave:
+            gave(1)
+            raise ZeroDivisionError
+
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            async with asyncio.timeout(5), turns.take(3) as gave:
-                gave(1)
-                1 // 0  # noqa: B018
+            await fail()
     assert not turns._lock.locked()
