@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class RayCluster:
             configure_logging=False,
             log_to_driver=False,
             namespace="penstock",
+            _temp_dir=_private_temp_dir(),
         )
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace and aborts
         self._node = ray._private.worker._global_node
@@ -86,3 +88,12 @@ class RayCluster:
         """Ends Ray's processes, the replicas with them."""
         if self._ray is not None:
             self._ray.shutdown()
+
+
+def _private_temp_dir() -> str:
+    """Where Ray puts its sockets and logs. It opens every folder that it makes there to all users
+    (0777), who could put their own sockets and links in place of its: so they lie in one of ours.
+
+    Not in the data directory: a socket's path has at most 107 bytes, and Ray's part takes 64.
+    """
+    return str(Path(tempfile.mkdtemp(prefix="penstock-")) / "ray")  # 0700

@@ -139,6 +139,23 @@ async def test_secrets_are_kept_and_not_shown(laptop: Laptop) -> None:
         assert not any(secret in text for text in told), f"{name} is shown"
 
 
+async def test_other_users_reach_no_folder_of_ray(laptop: Laptop) -> None:
+    """Ray makes its folders writable for all: something above them has to be closed."""
+    files = {
+        Path(name)
+        for process in everything(laptop)
+        for name in (
+            *(file.path for file in process.open_files()),
+            *(socket.laddr for socket in process.net_connections("unix") if socket.laddr),
+        )
+        if "/session_" in name
+    }
+    assert {"raylet", "plasma_store"} < {path.name for path in files}
+    for path in files:
+        closed = [folder for folder in path.parents if not folder.stat().st_mode & stat.S_IXOTH]
+        assert closed, f"open to all users: {path}"
+
+
 async def test_calls_wait_out_the_death_of_retrieval(laptop: Laptop) -> None:
     """They failed for 27 s. The new process is there in a few seconds, the calls just wait."""
     text = b"# Guide\n\nThe harbour opens at six."
