@@ -29,6 +29,7 @@ from services.gateway.intake import refused
 
 MAX_HEAD_BYTES = 32 * 1024  # of a request's line and headers, and of what frames its body
 MAX_FIELDS = 128
+MAX_AHEAD = 32  # requests sent before the answer to an earlier one
 _LOOK_EVERY_S = 1.0
 
 
@@ -110,6 +111,10 @@ class Connection(HttpToolsProtocol):
     # ---- from the parser --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        # uvicorn stops reading, but one read brings thousands, and each answer allows another.
+        if len(self.pipeline) >= MAX_AHEAD:
+            metrics.refused.labels("too_many_ahead").inc()
+            self._fail(invalid(f"Over {MAX_AHEAD} requests were sent ahead.", ""))
         super().on_message_begin()
         self._await_head()
         self._fields = 0

@@ -268,6 +268,21 @@ async def test_what_frames_a_body_is_bounded_too(rig, framing):
     await until(lambda: rig.gateway.intake.running == 0, SOON_S)
 
 
+async def test_requests_sent_ahead_are_bounded(rig):
+    """Each costs kilobytes for its 25 bytes, and nobody has asked for a key."""
+    ask = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with raw(rig) as client:
+        await client.send(ask * 20)
+        assert [(await client.answer())[0] for _ in range(20)] == [200] * 20
+    rig.tokenizer.script = silent
+    async with raw(rig) as client:
+        body = json.dumps(chat()).encode()
+        await client.send(head(rig.key, len(body)) + body)
+        await until(lambda: len(rig.tokenizer.requests) == 1, SOON_S)
+        await client.send(ask * 33)
+        await client.closed()
+
+
 async def test_trailers_are_no_headers(rig):
     body = json.dumps(chat()).encode()
     chunk = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n" + b"A: x\r\n" * 200 + b"\r\n"
