@@ -21,13 +21,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from bench.openai_stream import Outcome, perform
-from bench.result_file import result_file
+from bench.serve_arguments import add_arguments
 from bench.totals import Slo, totals
 from bench.workload import WorkloadRequest, load
 from services.cli.running import find_running
@@ -38,20 +37,6 @@ _LAG_TICK_S = 0.02
 
 class SetupError(Exception):
     """The run cannot begin; the message says why."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--url", required=True, help="the server's address, with or without /v1")
-    add("--workload", required=True, type=Path, help="JSON lines, one request each")
-    add("--json", required=True, type=result_file, help="where the results go")
-    add("--key", help="API key (default: PENSTOCK_API_KEY, or the local Penstock's own)")
-    add("--model", default="", help="default: the first that the server lists")
-    add("--concurrency", type=_positive_int, help="most requests in flight; default: no limit")
-    add("--timeout-s", type=_positive, default=600.0, help="per request (default: %(default)s)")
-    add("--slo-ttft-ms", type=_positive, help="goodput: time to the first text")
-    add("--slo-tpot-ms", type=_positive, help="goodput: mean time per output token after it")
-    add("--slo-e2e-ms", type=_positive, help="goodput: whole request")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -205,20 +190,6 @@ def summary(figures: dict[str, Any]) -> str:
 def _base(url: str) -> str:
     trimmed = url.rstrip("/")
     return (trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1") + "/"
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return value
 
 
 if __name__ == "__main__":

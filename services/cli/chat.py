@@ -6,23 +6,6 @@ from typing import Any
 
 from services.cli import client
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_arguments(parser)
-    parser.add_argument("--model", help="default: the first that is served")
-    parser.add_argument("--system", help="a system message")
-    parser.add_argument(
-        "--store",
-        action="append",
-        default=[],
-        metavar="VECTOR_STORE_ID",
-        help="answer from this vector store's files, may be repeated",
-    )
-    parser.add_argument("--max-tokens", type=int, default=512)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("message", nargs="*", help="ask this once and leave")
-
-
 COMMANDS = """\
 /help   this
 /new    begin a new conversation

@@ -12,11 +12,6 @@ from services.cli.running import find_running
 from services.common.config import Settings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="default: the Penstock that runs with this data directory")
-    parser.add_argument("--key", help="API key (default: PENSTOCK_API_KEY, or the laptop's own)")
-
-
 def connect(arguments: argparse.Namespace) -> httpx.Client:
     """Raises RuntimeError when there is nothing to talk to."""
     running = find_running(Settings())

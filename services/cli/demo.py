@@ -10,19 +10,8 @@ import httpx
 
 from services.cli import client
 from services.cli.console import console
-from services.cli.up import add_stack_arguments, report, stack, supervised
+from services.cli.up import report, stack, supervised
 from services.cli.waterfall import print_record
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stack_arguments(parser)
-    parser.add_argument(
-        "--documents",
-        type=Path,
-        default=Path("examples"),
-        help="folder of .md and .txt files to answer from (default examples)",
-    )
-    parser.add_argument("--question", help="default: the first of the folder's questions.jsonl")
 
 
 def main(arguments: argparse.Namespace) -> int:

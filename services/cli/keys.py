@@ -19,29 +19,6 @@ from services.common.redis import Redis, RedisAway, connect
 from services.gateway.keys import KeyStore
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = actions.add_parser("create", help="make a key and print it, once")
-    create.add_argument("--tenant", required=True, help="whose requests these are")
-    create.add_argument("--name", default="", help="a note of what the key is for")
-    create.add_argument("--priority", choices=["high", "normal", "low"], default="normal")
-    create.add_argument(
-        "--weight",
-        type=float,
-        default=1.0,
-        help="the tenant's share when requests wait (default 1)",
-    )
-    create.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME",
-        help="a model the key may use, may be repeated (default: all)",
-    )
-    actions.add_parser("list", help="all keys, without their texts")
-    revoke = actions.add_parser("revoke", help="end a key")
-    revoke.add_argument("id", help="as listed")
-
-
 def main(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_main(arguments))

@@ -8,44 +8,60 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from services.cli import arguments
 from services.cli.failures import told
 
 Command = Callable[[argparse.Namespace], int]
 
-# Name, help, and the module that has its `add_arguments` and `main`.
+# Name, help, the module whose `main` runs it, and what adds its arguments.
 _COMMANDS = (
-    ("up", "start Penstock here and stay up", "services.cli.up"),
+    ("up", "start Penstock here and stay up", "services.cli.up", arguments.up),
     (
         "demo",
         "start, ask one question of the examples, show the request's way, stop",
         "services.cli.demo",
+        arguments.demo,
     ),
-    ("chat", "talk to a running Penstock", "services.cli.chat"),
+    ("chat", "talk to a running Penstock", "services.cli.chat", arguments.chat),
     (
         "status",
         "services, replicas, workers, queue and KV use of a running Penstock",
         "services.cli.status",
+        arguments.status,
     ),
-    ("keys", "create, list and revoke API keys", "services.cli.keys"),
+    ("keys", "create, list and revoke API keys", "services.cli.keys", arguments.keys),
 )
+# Those of `bench` are of the measurement's own module.
 _MEASUREMENTS = (
-    ("engine", "the engine in this process, without services", "bench.engine"),
-    ("serve", "a server through its OpenAI-compatible front door", "bench.serve"),
+    ("engine", "the engine in this process, without services", "bench.engine", "bench.engine"),
+    (
+        "serve",
+        "a server through its OpenAI-compatible front door",
+        "bench.serve",
+        "bench.serve_arguments",
+    ),
 )
+
+
+def _adds(module: str) -> Callable[[argparse.ArgumentParser], None]:
+    def add(parser: argparse.ArgumentParser) -> None:
+        import_module(module).add_arguments(parser)
+
+    return add
 
 
 class _Parser(argparse.ArgumentParser):
-    """A command's takes its arguments from the command's module once there are some to parse."""
+    """A command's takes its arguments once there are some to parse."""
 
-    def __init__(self, *, module: str = "", **options: Any) -> None:
+    def __init__(
+        self, *, adds: Callable[[argparse.ArgumentParser], None] | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
-        self._module = module
+        self._adds = adds
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self._module:
-            module = import_module(self._module)
-            module.add_arguments(self)
-            self.set_defaults(main=module.main)
+        if self._adds:
+            self._adds(self)
         return super().parse_known_args(args, namespace)
 
 
@@ -55,22 +71,24 @@ def parser() -> argparse.ArgumentParser:
         prog="penstock", description="LLM serving, whole: from prompt to streamed tokens."
     )
     commands = root.add_subparsers(metavar="COMMAND", required=True)
-    for name, help, module in _COMMANDS:
-        commands.add_parser(name, help=help, description=help, module=module)
+    for name, help, module, adds in _COMMANDS:
+        command = commands.add_parser(name, help=help, description=help, adds=adds)
+        command.set_defaults(module=module)
     bench = commands.add_parser("bench", help="measure the engine, or a server")
     measurements = bench.add_subparsers(metavar="WHAT", required=True)
-    for name, help, module in _MEASUREMENTS:
-        measurements.add_parser(name, help=help, description=help, module=module)
+    for name, help, module, its in _MEASUREMENTS:
+        command = measurements.add_parser(name, help=help, description=help, adds=_adds(its))
+        command.set_defaults(module=module)
     return root
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; its exit code is 0 on success, 1 on failure, 2 on wrong usage."""
-    given = parser().parse_args(arguments)
+    given = parser().parse_args(argv)
     logging.basicConfig(level=logging.ERROR, format="penstock: %(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a command as Ctrl-C does
-    command: Command = given.main
     try:
+        command: Command = import_module(given.module).main
         return command(given)
     except KeyboardInterrupt:
         return 130

@@ -19,10 +19,6 @@ _TIMEOUT_S = 5.0  # whoever has not answered by then is told so
 _SERVICES = ("gateway", "retrieval", "tokenizer", "router", "worker")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None: it looks where the settings point, or at the Penstock of this data directory."""
-
-
 def main(arguments: argparse.Namespace) -> int:
     return asyncio.run(_main())
 

@@ -4,7 +4,6 @@ import argparse
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,55 +16,6 @@ if TYPE_CHECKING:  # what starts a stack is imported when one is to start
 
 
 _TEND_EVERY_S = 0.2
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stack_arguments(parser)
-    parser.add_argument(
-        "--port",
-        type=_whole(0, 65535),
-        help="HTTP port (default 8000; 0: a free one); gRPC: the next",
-    )
-
-
-def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `up` and `demo` share."""
-    parser.add_argument(
-        "--profile", choices=["laptop"], default="laptop", help="laptop: one machine, CPU, float32"
-    )
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="DIR_OR_HF_ID",
-        help="checkpoint to serve, may be repeated (default: the shipped model)",
-    )
-    parser.add_argument(
-        "--prefill",
-        type=_whole(0),
-        default=1,
-        metavar="N",
-        help="prefill workers a model; 0: the decode workers do both (default 1)",
-    )
-    parser.add_argument(
-        "--decode",
-        type=_whole(1),
-        default=1,
-        metavar="N",
-        help="decode workers a model (default 1)",
-    )
-
-
-def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:
-    """An argument's type: a whole number within bounds."""
-
-    def parse(text: str) -> int:
-        if not text.lstrip("-").isdecimal() or not least <= int(text) <= most:
-            bounds = f"from {least} to {most}" if most < 2**31 else f"of at least {least}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {bounds}")
-        return int(text)
-
-    return parse
 
 
 def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = False) -> "Stack":

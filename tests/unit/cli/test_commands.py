@@ -276,11 +276,16 @@ _EVERY = [*_HEAVY, "pydantic", "redis", "grpc", "httpx", "rich"]
         ("up --help", _EVERY),
         ("up --port http", _EVERY),
         ("bench --help", _EVERY),
+        ("bench serve --help", _EVERY),
+        ("chat --help", _EVERY),
+        ("status --help", _EVERY),
+        ("keys create --help", _EVERY),
+        ("keys create --weight much", _EVERY),
         ("bench engine --help", ["torch", "ray", "redis", "grpc"]),
         ("status", _HEAVY),
         ("chat hello", [*_HEAVY, "grpc"]),
         ("keys list", _HEAVY),
-        ("demo --help", _HEAVY),
+        ("demo --help", _EVERY),
     ],
 )
 def test_a_command_imports_what_it_runs(

@@ -1,0 +1,113 @@
+"""What each command takes. Imports next to nothing: help and wrong arguments are told at once."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+
+def up(parser: argparse.ArgumentParser) -> None:
+    _stack(parser)
+    parser.add_argument(
+        "--port",
+        type=_whole(0, 65535),
+        help="HTTP port (default 8000; 0: a free one); gRPC: the next",
+    )
+
+
+def demo(parser: argparse.ArgumentParser) -> None:
+    _stack(parser)
+    parser.add_argument(
+        "--documents",
+        type=Path,
+        default=Path("examples"),
+        help="folder of .md and .txt files to answer from (default examples)",
+    )
+    parser.add_argument("--question", help="default: the first of the folder's questions.jsonl")
+
+
+def chat(parser: argparse.ArgumentParser) -> None:
+    _server(parser)
+    parser.add_argument("--model", help="default: the first that is served")
+    parser.add_argument("--system", help="a system message")
+    parser.add_argument(
+        "--store",
+        action="append",
+        default=[],
+        metavar="VECTOR_STORE_ID",
+        help="answer from this vector store's files, may be repeated",
+    )
+    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("message", nargs="*", help="ask this once and leave")
+
+
+def status(parser: argparse.ArgumentParser) -> None:
+    """None: it looks where the settings point, or at the Penstock of this data directory."""
+
+
+def keys(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="make a key and print it, once")
+    create.add_argument("--tenant", required=True, help="whose requests these are")
+    create.add_argument("--name", default="", help="a note of what the key is for")
+    create.add_argument("--priority", choices=["high", "normal", "low"], default="normal")
+    create.add_argument(
+        "--weight",
+        type=float,
+        default=1.0,
+        help="the tenant's share when requests wait (default 1)",
+    )
+    create.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="a model the key may use, may be repeated (default: all)",
+    )
+    actions.add_parser("list", help="all keys, without their texts")
+    revoke = actions.add_parser("revoke", help="end a key")
+    revoke.add_argument("id", help="as listed")
+
+
+def _stack(parser: argparse.ArgumentParser) -> None:
+    """What `up` and `demo` share."""
+    parser.add_argument(
+        "--profile", choices=["laptop"], default="laptop", help="laptop: one machine, CPU, float32"
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="DIR_OR_HF_ID",
+        help="checkpoint to serve, may be repeated (default: the shipped model)",
+    )
+    parser.add_argument(
+        "--prefill",
+        type=_whole(0),
+        default=1,
+        metavar="N",
+        help="prefill workers a model; 0: the decode workers do both (default 1)",
+    )
+    parser.add_argument(
+        "--decode",
+        type=_whole(1),
+        default=1,
+        metavar="N",
+        help="decode workers a model (default 1)",
+    )
+
+
+def _server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="default: the Penstock that runs with this data directory")
+    parser.add_argument("--key", help="API key (default: PENSTOCK_API_KEY, or the laptop's own)")
+
+
+def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:
+    """An argument's type: a whole number within bounds."""
+
+    def parse(text: str) -> int:
+        if not text.lstrip("-").isdecimal() or not least <= int(text) <= most:
+            bounds = f"from {least} to {most}" if most < 2**31 else f"of at least {least}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {bounds}")
+        return int(text)
+
+    return parse
