@@ -1,14 +1,20 @@
-"""Why a split failed, and whom a request without a sound worker goes to."""
+"""What the end of a leg says, why a split failed, and where a request goes that finds no sound
+worker."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
+from protos import common_pb2, worker_pb2
 from services.common.errors import PenstockError, unavailable
+from services.common.link import End
 from services.router import legs
-from services.router.leg import HAND_OVER, WorkerLostError
+from services.router.breaker import Breaker, State
+from services.router.leg import HAND_OVER, Way, WorkerLostError, opened
 from services.router.pipeline import _some_workers
 
 WORKER: Any = None
@@ -20,6 +26,8 @@ class Leg:
         self.ended.set_result(None)
         self._failure = failure
         self.blamed = 0
+        self.deltas = 0
+        self.worker: Any = WORKER
 
     def failure(self) -> WorkerLostError | PenstockError | None:
         return self._failure
@@ -67,3 +75,72 @@ async def test_after_the_patience_any_ready_worker_is_better_than_none(suspected
     ready.clear()
     with pytest.raises(PenstockError, match="no worker"):
         await _some_workers(router, "m", case)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "state", "share"),
+    [
+        (grpc.StatusCode.OK, "", State.CLOSED, 0.0),
+        (grpc.StatusCode.UNAVAILABLE, "draining", State.CLOSED, 0.0),  # an orderly end
+        (grpc.StatusCode.UNAVAILABLE, "peer_lost", State.OPEN, 1.0),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_requests", State.OPEN, 1.0),
+        (grpc.StatusCode.UNAVAILABLE, HAND_OVER, State.CLOSED, 1.0),
+        (grpc.StatusCode.INTERNAL, "internal", State.CLOSED, 1.0),
+        (grpc.StatusCode.INVALID_ARGUMENT, "", State.CLOSED, 0.0),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline", State.CLOSED, 0.0),
+    ],
+)
+async def test_what_a_legs_end_says_about_its_worker(
+    code: grpc.StatusCode, reason: str, state: State, share: float
+) -> None:
+    status = common_pb2.Status(code=code.value[0], reason=reason)
+
+    async def ended() -> End:
+        return End(status=status)
+
+    request = SimpleNamespace(ended=ended, stop=lambda: None, cancel=lambda: None)
+    worker: Any = SimpleNamespace(
+        breaker=Breaker(),
+        link=SimpleNamespace(open=lambda *_, **__: request),
+        sent=lambda *_: None,
+        answered=lambda _: None,
+        peers_failed_share=lambda: 0.0,
+    )
+    recalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    way = Way(time.monotonic() + 60, "", common_pb2.Record(), 30.0, recalled)
+    async with opened(worker, worker_pb2.WorkRequest(), 0, way) as leg:
+        await asyncio.wait([leg.ended])
+        await asyncio.sleep(0)  # what is done at its end
+    assert (worker.breaker.state, worker.breaker.failed_share) == (state, share)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["decodes", "first token missing"])
+async def test_the_prefill_worker_may_be_lost_once_its_token_is_out(told: bool) -> None:
+    """Before that the pair has failed, though the decode worker has begun: nobody else knows the
+    first token."""
+    first, then = Leg(lost("engine_died")), Leg(None)
+    then.ended, then.deltas = asyncio.get_running_loop().create_future(), 1
+    then.worker = SimpleNamespace(link=SimpleNamespace(vitals=SimpleNamespace(steps=0)))
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    recalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    class Answer:
+        finished = property(lambda self: done.done())
+
+    answer = Answer()
+    answer.done = done  # type: ignore[attr-defined]
+    early = [] if told else [object()]
+    way = Way(time.monotonic() + 60, "", common_pb2.Record(), 30.0, recalled)
+    both = asyncio.create_task(
+        legs._both(cast(Any, first), cast(Any, then), cast(Any, answer), early, way)
+    )
+    if told:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not both.done()
+        done.set_result(None)
+        await asyncio.wait_for(both, 5)
+    else:
+        with pytest.raises(WorkerLostError) as raised:
+            await asyncio.wait_for(both, 5)
+        assert raised.value.cause == "engine_died"

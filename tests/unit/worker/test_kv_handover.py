@@ -10,7 +10,7 @@ import pytest
 
 from services.common.errors import PenstockError
 from services.common.transport import KEEPALIVE_ALLOWED, listen
-from services.worker import kv_sender
+from services.worker import kv_receiver, kv_sender
 from services.worker.engine import KvBlocks, kv_payload
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels, KvSender
@@ -318,3 +318,13 @@ async def test_channels_to_workers_that_left_go_with_the_next_push(channels: Cha
             return len(channels) == 1
 
         await until(gone, what="its connection is known to be lost")
+
+
+async def test_a_push_that_nobody_awaits_is_refused_and_forgotten(
+    channels: Channels, decode: DecodeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_receiver, "_MEETING_S", 0.01)
+    async with channels.sender(decode.address) as sender:
+        with pytest.raises(PenstockError, match="handing KV blocks"):
+            await sender.reserve("nobody's", 100)
+    assert not decode.receiver._meetings

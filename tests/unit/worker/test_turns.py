@@ -24,7 +24,7 @@ async def test_a_turn_ends_with_its_last_token_however_they_come(portions: list[
             assert len(order) == 1
             before, _ = waiting.done(), gave(count)
             assert not before
-        await waiting
+        await asyncio.wait_for(waiting, 5)
     async with asyncio.timeout(5), turns.take(1):  # once: it is not given back a second time
         assert turns._lock.locked()
 

@@ -14,6 +14,7 @@ from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.router import metrics
 from services.router.admission import Admission, Ticket
+from services.router.admission.local_order import LocalOrder
 from services.router.admission.shared_order import Reply
 from tests.support.waiting import until
 
@@ -365,6 +366,17 @@ async def test_closed_without_redis(make_routers, own_redis):
     assert a.holds  # what runs goes on
     end.leave(a)
     end.leave(b)
+
+
+async def test_what_was_recalled_goes_on_without_redis_though_admission_is_closed():
+    """Its answer is under way."""
+    settings = RouterSettings(admission_without_redis="closed")
+    order = LocalOrder(settings, lambda model: 1, lambda: 1, {})
+    with pytest.raises(PenstockError, match="closed"):
+        order.enter(ticket(), 9)
+    recalled = ticket()
+    recalled.recalls = 1
+    assert order.enter(recalled, 9).first == "granted"
 
 
 async def test_flushed_redis_is_told_again(make_routers, own_redis):
