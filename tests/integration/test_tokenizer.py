@@ -104,6 +104,32 @@ async def test_prompts_fit_the_room_that_the_workers_register(
         await registration.stop()
 
 
+async def test_an_answer_gone_on_with_keeps_the_window_that_it_began_with(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    """A worker with less room may have come meanwhile."""
+    async with bed(tmp_path, redis_url, namespace, says("water")) as b:
+        request = question()
+        request.sampling.max_tokens = 0
+        assert (await b.ask(request)).status.code == 0
+        begun = b.deltas[0]
+        request.resume.token_ids.extend(begun.token_ids)
+        request.resume.characters = len(begun.text)
+        request.resume.plan.CopyFrom(begun.plan)
+        request.resume.prompt_digest = begun.prompt_digest
+        models = b.pipeline.models
+        facts = {"model": "tiny", "max_model_len": "96"}
+        worker = Replica("worker", "worker-1", "127.0.0.1:1", "host", 1, facts=facts)
+        registration = Registration(b.tokenizer.service.redis, namespace, worker, lease_s=5.0)
+        await registration.start()
+        await until(lambda: models["tiny"].window == 96, what="the worker was seen")
+        assert (await b.ask(request)).status.code == 0
+        sent = b.router().requests[-1]
+        assert sent.generated_prefix == len(begun.token_ids)
+        assert len(sent.prompt_token_ids) + sent.sampling.max_tokens == 512
+        await registration.stop()
+
+
 async def test_nothing_reaches_the_router_before_the_policy_s_verdict(
     tmp_path: Path, redis_url: str, namespace: str
 ) -> None:

@@ -70,8 +70,8 @@ async def test_what_is_given_up_before_its_turn_has_ended_too():
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
+    gate.set()  # before anything is asserted: a thread that waits would hold up the test's end
     assert ended == ["second"]
-    gate.set()
     await first
     await until(lambda: ended == ["second", "first"], 5)
     threads.stop()
