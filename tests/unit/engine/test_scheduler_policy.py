@@ -217,3 +217,14 @@ def test_a_prompt_that_another_engine_computes_is_no_queue_here() -> None:
     assert bench.scheduler.queued_prefill_tokens == 7
     assert remote in bench.step().reserved
     assert bench.scheduler.queued_prefill_tokens == 3
+
+
+def test_what_was_generated_is_computed_again_in_chunks_too() -> None:
+    """A preempted sequence has more to compute again than its prompt."""
+    bench = Bench(num_blocks=16, budget=4)
+    sequence = bench.add("a", tokens(3, first=10))
+    while len(sequence.tokens) < 20:
+        bench.step()
+    bench.pool.withdraw(sequence.blocks)  # nothing of it is found again
+    bench.scheduler._preempt(sequence, Step())
+    assert [[c.count for c in bench.step().chunks] for _ in range(6)] == [[4]] * 5 + [[1]]

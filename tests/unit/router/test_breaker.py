@@ -267,3 +267,16 @@ def test_a_good_probe_wipes_the_slate(clock: Clock, breaker: Breaker) -> None:
     assert breaker.state is State.CLOSED
     fail(breaker)
     assert breaker.state is State.OPEN
+
+
+def test_a_late_success_of_before_does_not_shorten_the_pause(
+    clock: Clock, breaker: Breaker
+) -> None:
+    """It began while the worker was well, and says nothing of how it is now."""
+    before = breaker.began()
+    breaker.began().lost()
+    clock.now += PROBE_S
+    breaker.began().lost()
+    before.succeeded()
+    assert breaker.state is State.OPEN
+    assert breaker.takes_in(alone=False) == 2 * PROBE_S
