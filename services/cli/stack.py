@@ -13,7 +13,7 @@ from typing import Any
 
 from services.cli.checkpoints import made_local
 from services.cli.ray_cluster import RayCluster
-from services.cli.running import Running, find_running, state_file
+from services.cli.running import Running, holding, state_file
 from services.cli.supervisor import LOST
 from services.common.config import Settings, unknown_names
 from services.common.discovery import Directory, Replica
@@ -83,19 +83,14 @@ class Stack:
             os._exit(LOST)  # at once: what Ray does at an exit needs the parts that are lost
 
     def _start(self) -> Running:
-        other = find_running(self._settings)
-        if other is not None:
-            raise RuntimeError(
-                f"Penstock already runs here at {other.url} (pid {other.pid}); "
-                "stop it, or choose another PENSTOCK_DATA_DIR"
-            )
         for name in unknown_names(os.environ):
             self._report(f"{name} is set, but there is no such setting")
         # What can be told now is told now, not by a replica that fails a minute later.
         models = [made_local(model, self._report) for model in self._settings.models]
         self._settings = self._settings.model_copy(update={"models": models})
-        _check_port(self._settings.gateway.host, self._settings.gateway.port)
         private_folder(self._settings.data_dir)
+        self._undo.enter_context(holding(self._settings))
+        _check_port(self._settings.gateway.host, self._settings.gateway.port)
         settings = self._start_redis()
         self._start_ray()
         gateway = asyncio.run(self._start_services(settings))

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from services.cli.main import parser
-from services.cli.running import Running, state_file
+from services.cli.running import Running, holding, state_file
 from services.common.config import ModelSpec, Settings
 from tests.support.cluster import ROOT, Cluster
 
@@ -46,8 +46,9 @@ async def readme(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clus
             key=cluster.key,
             pid=os.getpid(),
         )
-        state_file(settings).write_text(json.dumps(asdict(running)))
-        yield cluster
+        with holding(settings):
+            state_file(settings).write_text(json.dumps(asdict(running)))
+            yield cluster
 
 
 def here(text: str, cluster: Cluster) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from services.cli.stack import Running, find_running
+from services.cli.running import Running, find_running
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import free_port

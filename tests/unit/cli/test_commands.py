@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.cli.main import main
-from services.cli.running import Running, find_running, state_file
+from services.cli.running import Running, find_running, holding, state_file
 from services.cli.stack import _missing, _wanted
 from services.cli.up import local_models
 from services.common.config import Settings
@@ -61,13 +62,71 @@ def test_a_running_penstock_is_found_only_while_it_runs(tmp_path: Path) -> None:
     assert find_running(settings) is None
     state = asdict(Running("u", "g", "r", "n", "k", os.getpid()))
     state_file(settings).write_text(json.dumps(state))
-    running = find_running(settings)
-    assert running is not None
-    assert (running.url, running.grpc) == ("u", "g")
-    state_file(settings).write_text(json.dumps({**state, "pid": 2**22 - 1}))
+    assert find_running(settings) is None  # a crashed one's, whose process id is used again
+    with holding(settings):
+        running = find_running(settings)
+        assert running is not None
+        assert (running.url, running.grpc) == ("u", "g")
+        state_file(settings).write_text(json.dumps({**state, "pid": os.getppid()}))
+        assert find_running(settings) is None  # a crashed one's, and the next one only starts
+        state_file(settings).write_text("half a fi")
+        assert find_running(settings) is None
+
+
+_HOLD = """
+import sys
+from services.cli.running import holding
+from services.common.config import Settings
+with holding(Settings()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_penstock_per_data_directory_until_its_process_has_ended(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    first = subprocess.Popen(
+        [sys.executable, "-c", _HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PENSTOCK_DATA_DIR": str(tmp_path)},
+    )
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        with pytest.raises(RuntimeError, match=rf"starts or ends .* \(pid {first.pid}\)"):
+            holding(settings).__enter__()
+        state = asdict(Running("http://there", "g", "r", "n", "k", first.pid))
+        state_file(settings).write_text(json.dumps(state))
+        with pytest.raises(RuntimeError, match="already runs here at http://there"):
+            holding(settings).__enter__()
+        first.kill()
     assert find_running(settings) is None
-    state_file(settings).write_text("half a fi")
-    assert find_running(settings) is None
+    with holding(settings):
+        pass
+
+
+def test_looking_for_one_does_not_keep_it_from_starting(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    with holding(settings):
+        pass
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            find_running(settings)
+
+    state = asdict(Running("u", "g", "r", "n", "k", 1))
+    state_file(settings).write_text(json.dumps(state))
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            for _ in range(2):
+                threads.submit(look)
+            for _ in range(20):
+                with holding(settings):
+                    pass
+        finally:
+            ended.set()
 
 
 @pytest.mark.parametrize(
