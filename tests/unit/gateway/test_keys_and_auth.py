@@ -1,5 +1,6 @@
 """API keys on a real Redis, and who is let in."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import grpc
 import pytest
 from pydantic import ValidationError
 
+from protos import common_pb2
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
@@ -62,9 +64,69 @@ async def test_list_and_revoke(store):
 
 
 async def test_bad_fields_are_refused(store):
-    for fields in ({"tenant": "a b"}, {"tenant": ""}, {"tenant": "a", "weight": 0}):
+    for fields in (
+        *({"tenant": tenant} for tenant in ("a b", "", "a" * 65, "a:b", "{a}", "a\n", "ä")),
+        *({"tenant": "a", "weight": weight} for weight in (0, 1001, float("inf"), float("nan"))),
+        {"tenant": "a", "name": "n" * 101},
+        {"tenant": "a", "priority": "urgent"},
+    ):
         with pytest.raises(ValidationError):
             await store.create(**fields)
+    assert await store.list() == []
+    fields = {"tenant": "A-z_0.9" + "a" * 57, "name": "n" * 100, "weight": 1000}
+    _, record = await store.create(**fields)
+    assert record.model_dump(include={*fields}) == fields
+
+
+async def test_keys_are_listed_oldest_first(store, monkeypatch):
+    clock = SimpleNamespace(now=2000.0)
+    monkeypatch.setattr("services.gateway.keys.time", SimpleNamespace(time=lambda: clock.now))
+    made = []
+    for clock.now in (3000.5, 1000.5, 2000.5, 2000.5):
+        made.append((await store.create("acme"))[1])
+    listed = await store.list()
+    assert [record.created for record in listed] == [1000, 2000, 2000, 3000]
+    assert listed[1:3] == sorted(made[2:], key=lambda record: record.id)
+    assert await store.find_id(made[0].id) == made[0]
+
+
+async def test_a_revocation_keeps_its_first_time_and_is_told_each_time(store, redis, monkeypatch):
+    clock = SimpleNamespace(now=1000.5)
+    monkeypatch.setattr("services.gateway.keys.time", SimpleNamespace(time=lambda: clock.now))
+    key, record = await store.create("acme")
+    _, other = await store.create("acme")
+    async with redis.pubsub() as news:
+        await news.subscribe(store.news)
+        for clock.now in (2000.5, 3000.5):
+            assert await store.revoke(record.id)
+        heard: list[str] = []
+        while len(heard) < 2:
+            message = await news.get_message(timeout=5)
+            assert message is not None
+            heard += [message["data"]] if message["type"] == "message" else []
+    assert heard == [key_hash(key)] * 2
+    revoked = record.model_copy(update={"revoked": 2000})
+    assert await store.find_id(record.id) == await store.find(key_hash(key)) == revoked
+    assert sorted(await store.list(), key=lambda r: r.id) == sorted(
+        [revoked, other], key=lambda r: r.id
+    )
+
+
+async def test_an_id_that_nobody_has(store):
+    assert await store.find_id("key_" + "0" * 12) is None
+    assert not await store.revoke("key_" + "0" * 12)
+    assert await store.find("0" * 64) is None
+    assert await store.revoked_of([]) == set()
+    assert await store.revoked_of(["0" * 64]) == set()
+
+
+async def test_keys_of_another_namespace_are_no_keys(store, redis, namespace):
+    key, record = await store.create("acme")
+    other = KeyStore(redis, namespace + "-other")
+    assert await other.find(key_hash(key)) is None
+    assert not await other.revoke(record.id)
+    assert await other.list() == []
+    assert (await refusal(auth(other), f"Bearer {key}")).reason == "invalid_api_key"
 
 
 def auth(store: KeyStore, cache_s: float = 30.0, stale_s: float = 600.0) -> Authenticator:
@@ -75,6 +137,34 @@ async def refusal(authenticator: Authenticator, header: str | None) -> PenstockE
     with pytest.raises(PenstockError) as refused:
         await authenticator.identify(header)
     return refused.value
+
+
+@pytest.mark.parametrize(
+    ("priority", "told"),
+    [
+        ("high", common_pb2.PRIORITY_HIGH),
+        ("normal", common_pb2.PRIORITY_NORMAL),
+        ("low", common_pb2.PRIORITY_LOW),
+    ],
+)
+async def test_a_priority_is_told_as_it_was_granted(store, priority, told):
+    key, _ = await store.create("acme", priority=priority)
+    assert (await auth(store).identify(f"Bearer {key}")).caller("r").priority == told
+
+
+async def test_without_more_a_key_is_ordinary(store):
+    key, _ = await store.create("acme")
+    identity = await auth(store).identify(f"Bearer {key}")
+    caller = identity.caller("r")
+    assert (caller.priority, caller.weight) == (common_pb2.PRIORITY_NORMAL, 1.0)
+    identity.authorize("any model at all")
+
+
+async def test_a_key_for_no_model_may_use_none(store):
+    key, _ = await store.create("acme", models=[])
+    identity = await auth(store).identify(f"Bearer {key}")
+    with pytest.raises(PenstockError):
+        identity.authorize("m")
 
 
 async def test_an_identity_holds_what_the_key_grants(store):
@@ -231,6 +321,50 @@ async def test_a_recheck_forgets_the_revoked_and_only_those(redis, namespace):
     assert (await refusal(authenticator, f"Bearer {key}")).stage == "gateway"
     assert (await authenticator.identify(f"Bearer {other}")).models is None
     assert store.asked == 2
+
+
+async def test_a_key_looked_up_while_a_recheck_asks_is_looked_up_again(redis, namespace):
+    """The recheck asks about the keys in use; this one is none yet, and its record may be old."""
+    store = Away(redis, namespace)
+    key, record = await store.create("acme")
+    other, _ = await store.create("other")
+    authenticator = auth(store)
+    await authenticator.identify(f"Bearer {other}")
+    found, revoked_of = store.find, store.revoked_of
+    has_record, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_find(hashed: str):
+        stored = await found(hashed)
+        has_record.set()
+        await go_on.wait()
+        return stored
+
+    async def asked(hashes):
+        revoked = await revoked_of(hashes)
+        go_on.set()
+        await asyncio.wait([identified], timeout=0.05)  # it may come to its end meanwhile
+        return revoked
+
+    store.find, store.revoked_of = slow_find, asked
+    identified = asyncio.create_task(authenticator.identify(f"Bearer {key}"))
+    await has_record.wait()
+    await store.revoke(record.id)  # nobody hears of it
+    await authenticator.recheck()
+    with pytest.raises(PenstockError) as refused:
+        await identified
+    assert refused.value.reason == "invalid_api_key"
+
+
+async def test_a_key_that_is_looked_up_anew_is_the_latest(redis, namespace, monkeypatch):
+    monkeypatch.setattr("services.gateway.auth._CACHED_KEYS", 2)
+    store = Away(redis, namespace)
+    keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
+    authenticator = auth(store, cache_s=0)
+    for n in (0, 1, 0, 2):
+        await authenticator.identify(f"Bearer {keys[n]}")
+    store.away = True
+    assert (await authenticator.identify(f"Bearer {keys[0]}")).tenant == "tenant0"
+    assert (await refusal(authenticator, f"Bearer {keys[1]}")).reason == "keys_unavailable"
 
 
 async def test_failures_are_counted_by_their_cause(redis, namespace):

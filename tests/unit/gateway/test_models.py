@@ -1,44 +1,196 @@
 """The catalogue of models, from tokenizers that may answer or not."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import pytest
+
 from protos.tokenizer_pb2 import ModelInfo
+from services.common.errors import PenstockError
 from services.gateway import models
 from services.gateway.models import ModelCatalog
-
-
-class Channel:
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    async def __aenter__(self) -> "Channel":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
+from tests.support.waiting import until
 
 
 class Tokenizers:
-    transport = SimpleNamespace(dial=Channel)
+    """What each serves, by its address, or how it fails; `asked` are the addresses in order."""
+
+    def __init__(self, **served: Any) -> None:
+        self.served: dict[str, Any] = served
+        self.asked: list[str] = []
+        self.open = 0
+        self.gate = asyncio.Event()
+        self.gate.set()  # cleared: all answers wait
+        self.transport = SimpleNamespace(dial=lambda address: Channel(self, address))
 
     def ready(self) -> list[Any]:
-        return [SimpleNamespace(id=id, replica=SimpleNamespace(address=id)) for id in ("odd", "ok")]
+        return [SimpleNamespace(id=id, replica=SimpleNamespace(address=id)) for id in self.served]
 
     async def wait_ready(self, patience_s: float) -> None:
-        pass
+        if not self.served:
+            raise TimeoutError
 
 
-async def test_a_tokenizer_that_answers_oddly_does_not_take_the_others_models(monkeypatch):
-    class Stub:
-        def __init__(self, channel: Any) -> None:
-            self._address = channel.address
+class Channel:
+    def __init__(self, tokenizers: Tokenizers, address: str) -> None:
+        self.tokenizers = tokenizers
+        self.address = address
 
-        async def ListModels(self, request: Any, timeout: float) -> Any:
-            if self._address == "odd":
-                raise ValueError("no such thing")
-            return SimpleNamespace(models=[ModelInfo(name="m")])
+    async def __aenter__(self) -> "Channel":
+        self.tokenizers.open += 1
+        return self
 
+    async def __aexit__(self, *_: object) -> None:
+        self.tokenizers.open -= 1
+
+
+class Stub:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def ListModels(self, request: Any, timeout: float) -> Any:
+        assert timeout > 0
+        tokenizers = self._channel.tokenizers
+        tokenizers.asked.append(self._channel.address)
+        await tokenizers.gate.wait()
+        told = tokenizers.served[self._channel.address]
+        if isinstance(told, BaseException):
+            raise told
+        return SimpleNamespace(models=[ModelInfo(name=name) for name in told])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(models.tokenizer_pb2_grpc, "TokenizerStub", Stub)
-    catalog = ModelCatalog(Tokenizers())  # type: ignore[arg-type]
-    assert [model.name for model in await catalog.all()] == ["m"]
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def catalog_of(tokenizers: Tokenizers) -> ModelCatalog:
+    return ModelCatalog(tokenizers)  # type: ignore[arg-type]
+
+
+async def names(catalog: ModelCatalog) -> list[str]:
+    return [model.name for model in await catalog.all()]
+
+
+async def refusal(catalog: ModelCatalog, name: str) -> PenstockError:
+    with pytest.raises(PenstockError) as refused:
+        await catalog.find(name)
+    return refused.value
+
+
+def lost() -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing)
+
+
+@pytest.mark.parametrize("odd", [ValueError("no such thing"), lost()])
+async def test_a_tokenizer_that_fails_does_not_take_the_others_models(clock, odd):
+    tokenizers = Tokenizers(odd=odd, ok=["m"])
+    assert await names(catalog_of(tokenizers)) == ["m"]
+    assert tokenizers.open == 0
+
+
+async def test_all_models_of_all_tokenizers_by_name(clock):
+    catalog = catalog_of(Tokenizers(one=["m", "c"], two=["a", "m"]))
+    assert await names(catalog) == ["a", "c", "m"]
+    assert (await catalog.find("c")).name == "c"
+
+
+async def test_known_models_are_looked_up_anew_in_the_background_and_seldom(clock):
+    tokenizers = Tokenizers(one=["m"])
+    catalog = catalog_of(tokenizers)
+    assert await names(catalog) == ["m"]
+    tokenizers.served = {"one": ["m", "new"]}
+    clock.now += 9.9
+    assert (await catalog.find("m")).name == "m"
+    assert len(tokenizers.asked) == 1
+    tokenizers.gate.clear()
+    clock.now += 0.2
+    assert await names(catalog) == ["m"], "nobody waits for what is being looked up"
+    await until(lambda: len(tokenizers.asked) == 2, 5)
+    assert (await catalog.find("m")).name == "m"
+    tokenizers.gate.set()
+
+    async def renewed() -> bool:
+        return await names(catalog) == ["m", "new"]
+
+    await until(renewed, 5)
+    assert len(tokenizers.asked) == 2
+
+
+async def test_an_unknown_name_is_asked_for_at_once_but_not_by_everyone(clock):
+    tokenizers = Tokenizers(one=["m"])
+    catalog = catalog_of(tokenizers)
+    await catalog.all()
+    tokenizers.served = {"one": ["m", "new"]}
+    clock.now += 0.6
+    assert (await catalog.find("new")).name == "new"
+    assert len(tokenizers.asked) == 2
+    for _ in range(5):
+        error = await refusal(catalog, "x" * 1000)
+    assert len(tokenizers.asked) == 2
+    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
+    assert (error.param, error.stage) == ("model", "gateway")
+    assert len(error.message) < 200
+    clock.now += 0.6
+    tokenizers.gate.clear()
+    asked = [asyncio.create_task(refusal(catalog, "nobody")) for _ in range(3)]
+    await until(lambda: len(tokenizers.asked) == 3, 5)
+    tokenizers.gate.set()
+    await asyncio.gather(*asked)
+    assert len(tokenizers.asked) == 3, "one look for all that wait"
+
+
+async def test_what_was_known_stands_while_no_tokenizer_answers(clock):
+    tokenizers = Tokenizers(one=["m"])
+    catalog = catalog_of(tokenizers)
+    await catalog.all()
+    for served in ({}, {"one": lost()}):
+        tokenizers.served = served
+        clock.now += 60
+        assert (await refusal(catalog, "new")).reason == "model_not_found"
+        assert await names(catalog) == ["m"]
+    tokenizers.served = {"two": ["m", "new"]}
+    assert (await catalog.find("new")).name == "new", "a look that failed is no look"
+
+
+async def test_before_any_tokenizer_was_reached_nothing_is_known(clock):
+    tokenizers = Tokenizers()
+    catalog = catalog_of(tokenizers)
+    with pytest.raises(PenstockError) as away:
+        await catalog.all()
+    error = await refusal(catalog, "m")
+    for told in (away.value, error):
+        assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "no_replica")
+    tokenizers.served = {"one": ["m"]}
+    assert (await catalog.find("m")).name == "m"
+
+
+async def test_who_gives_up_waiting_ends_nobody_elses_look(clock):
+    tokenizers = Tokenizers(one=["m"])
+    catalog = catalog_of(tokenizers)
+    tokenizers.gate.clear()
+    first, second = (asyncio.create_task(catalog.find("m")) for _ in range(2))
+    await until(lambda: tokenizers.asked, 5)
+    first.cancel()
+    await asyncio.wait([first])
+    tokenizers.gate.set()
+    assert (await second).name == "m"
+
+
+async def test_a_stop_ends_the_look_under_way(clock):
+    tokenizers = Tokenizers(one=["m"])
+    catalog = catalog_of(tokenizers)
+    await catalog.stop()
+    tokenizers.gate.clear()
+    asked = asyncio.create_task(catalog.all())
+    await until(lambda: tokenizers.open == 1, 5)
+    await catalog.stop()
+    assert tokenizers.open == 0
+    await asyncio.wait([asked])
+    assert asked.cancelled()

@@ -9,7 +9,7 @@ import pytest
 from services.common.config import GatewaySettings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
-from services.common.redis import Redis, connect
+from services.common.redis import Redis, ResponseError, connect
 from services.gateway.auth import Authenticator
 from services.gateway.keys import KeyRecord, KeyStore, key_hash
 from services.gateway.revocations import Revocations
@@ -171,3 +171,54 @@ async def test_a_look_up_older_than_the_recheck_is_made_again(operator, redis_ur
         await until(lambda: door.listening > heard, 5)
         door.keys.go_on.set()
         assert not await asked
+
+
+class OddRedis:
+    """Fails as each of `failures` says, one connection each; then `tells`, and no more."""
+
+    def __init__(self, failures: list[Exception], tells: list[dict[str, str]]) -> None:
+        self.failures = failures
+        self.tells = tells
+        self.open = 0
+
+    def pubsub(self) -> "OddRedis":
+        return self
+
+    async def __aenter__(self) -> "OddRedis":
+        self.open += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.open -= 1
+
+    async def subscribe(self, channel: str) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+    async def get_message(self, timeout: float) -> dict[str, str] | None:
+        if self.tells:
+            return self.tells.pop(0)
+        await asyncio.sleep(0.001)
+        return None
+
+
+async def test_whatever_redis_answers_it_listens_on(monkeypatch):
+    monkeypatch.setattr("services.gateway.revocations._RETRY_S", 0)
+    subscribed = {"type": "subscribe", "data": "1"}
+    told = [subscribed, subscribed, {"type": "message", "data": "hash"}]
+    redis = OddRedis([ConnectionError(), ResponseError("NOPERM"), TimeoutError()], told)
+    revoked, rechecks = [], []
+
+    async def recheck() -> None:
+        rechecks.append(len(redis.tells))
+        if len(rechecks) == 1:
+            raise ConnectionError  # what was missed is still to be asked for
+
+    revocations = Revocations(redis, "news", revoked.append, recheck)
+    await revocations.stop()  # of what was not started
+    revocations.start()
+    await until(lambda: revoked, 5)
+    assert revoked == ["hash"]
+    assert rechecks == [2, 1]
+    await revocations.stop()
+    assert redis.open == 0

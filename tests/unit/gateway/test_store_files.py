@@ -106,3 +106,81 @@ def test_an_indexing_that_was_interrupted_has_failed() -> None:
     assert Unready([file], 1).warning() == (
         f"not searched: guide.md ({file.id}) failed: indexing was interrupted"
     )
+
+
+async def test_a_tenants_and_a_stores_files_are_its_own(files: StoreFiles) -> None:
+    store, other = STORE.new(), STORE.new()
+    mine = attached(store)
+    await files.put("t", mine)
+    mine.state = "completed"
+    for tenant, where in (("rival", store), ("t", other)):
+        assert await files.all(tenant, where) == []
+        with pytest.raises(PenstockError) as refused:
+            await files.get(tenant, where, mine.id)
+        assert (refused.value.code, refused.value.reason) == (
+            grpc.StatusCode.NOT_FOUND,
+            "not_found",
+        )
+        assert await files.settle(tenant, mine.model_copy(update={"store": other})) == "gone"
+        await files.drop(tenant, where, mine.id)
+        await files.drop_all(tenant, where)
+    assert await files.settle("rival", mine) == "gone"
+    assert [file.status for file in await files.all("t", store)] == ["in_progress"]
+    assert (await files.unready("t", [store])).total == 1
+
+
+async def test_those_named_are_the_oldest_of_the_first_stores(files: StoreFiles) -> None:
+    stores = [STORE.new(), STORE.new()]
+    made = [attached(store) for store in (*stores, *stores) for _ in range(2)]
+    for file in reversed(made):
+        await files.put("t", file)
+    found = await files.unready("t", stores)
+    by_age = [file.id for store in stores for file in made if file.store == store]
+    assert ([file.id for file in found.files], found.total) == (by_age[:5], 8)
+    assert found.warning().endswith("; and 3 more")
+
+
+async def test_attaching_anew_takes_the_failure_back(files: StoreFiles) -> None:
+    store = STORE.new()
+    first = attached(store)
+    await files.put("t", first)
+    first.fail("no")
+    assert await files.settle("t", first) == "kept"
+    again = attached(store, id=first.id)
+    assert again.attachment != first.attachment
+    await files.put("t", again)
+    told = await files.get("t", store, first.id)
+    assert (told.status, told.as_json()["last_error"]) == ("in_progress", None)
+
+
+def test_what_was_completed_stays_so() -> None:
+    """However long ago its indexing would have been given up."""
+    file = attached(STORE.new(), state="completed", indexing_until=time.time() - 1)
+    assert file.status == "completed"
+    assert Unready([file], 1).warning() == "not searched: and 1 more"
+    assert Unready([file], 0).warning() == ""
+
+
+def test_a_file_in_a_store_is_told_whole() -> None:
+    file = attached(STORE.new(), state="completed", created_at=1_700_000_000)
+    assert file.as_json() == {
+        "id": file.id,
+        "object": "vector_store.file",
+        "created_at": 1_700_000_000,
+        "vector_store_id": file.store,
+        "status": "completed",
+        "usage_bytes": 10,
+        "last_error": None,
+        "attributes": {},
+    }
+    file.fail("broken")
+    assert (file.as_json()["status"], file.as_json()["usage_bytes"]) == ("failed", 0)
+
+
+def test_a_warning_shows_the_beginning_of_long_names_and_errors() -> None:
+    for length, shown in ((60, "x" * 60), (61, "x" * 59 + "…")):
+        assert attached(STORE.new(), "x" * length).why_unready().startswith(f"{shown} (file-")
+    for length in (160, 161):
+        file = attached(STORE.new())
+        file.fail("e" * length)
+        assert file.why_unready().endswith(" failed: " + "e" * 160)

@@ -1,88 +1,30 @@
-"""Vector stores and what is noted of their files, with a retrieval that does as a test says."""
+"""Vector stores and the files in them: what is made, told, refused, and taken out again."""
 
-import asyncio
+import time
 from collections.abc import AsyncIterator
-from typing import Any, cast
 
+import grpc
 import pytest
 
-from protos.common_pb2 import Caller
-from protos.retrieval_pb2 import IndexRequest
-from services.common.config import GatewaySettings
-from services.common.errors import PenstockError, invalid
-from services.common.redis import connect
-from services.common.telemetry import Telemetry
-from services.gateway.files import FileRecord, Files
-from services.gateway.indexing import Indexing
-from services.gateway.store_files import StoreFiles
-from services.gateway.vector_stores import VectorStores
-from tests.support.waiting import until
+from services.common.errors import PenstockError, invalid, unavailable
+from services.common.redis import RedisAway, connect
+from services.gateway.ids import FILE, STORE
+from services.gateway.store_files import Unready
+from tests.support.stores_rig import CALLER, RIVAL, StoresRig
 
-CALLER = Caller(request_id="r", tenant="acme")
-
-
-class Retrieval:
-    """Takes all; while `gate` is not set, it waits over each file."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.failure: PenstockError | None = None
-        self.begun = 0
-        self.indexing = 0
-        self.most_at_once = 0
-
-    async def index(self, request: IndexRequest, span: Any) -> None:
-        self.begun += 1
-        self.indexing += 1
-        self.most_at_once = max(self.most_at_once, self.indexing)
-        try:
-            await self.gate.wait()
-            if self.failure is not None:
-                raise self.failure
-        finally:
-            self.indexing -= 1
-
-    async def remove(self, request: Any, span: Any) -> None: ...
-
-
-class Rig:
-    def __init__(self, redis: Any, namespace: str) -> None:
-        self.redis = redis
-        self.retrieval = Retrieval()
-        self.files = Files(redis, namespace, GatewaySettings(), max_chars=1000)
-        store_files = StoreFiles(redis, namespace)
-        self.indexing = Indexing(
-            self.files,
-            store_files,
-            cast(Any, self.retrieval),
-            Telemetry("gateway", "gateway-1"),
-        )
-        self.stores = VectorStores(
-            redis, namespace, self.files, store_files, self.indexing, max_stores=10
-        )
-
-    async def file(self, text: str = "text") -> FileRecord:
-        return await self.files.create("acme", "a.txt", text.encode())
-
-    async def store(self, *files: FileRecord) -> str:
-        made = await self.stores.create(CALLER, "s", {}, [file.id for file in files])
-        return str(made["id"])
-
-    async def statuses(self, store: str) -> list[str]:
-        return [file.status for file in await self.stores.files("acme", store)]
+AWAY = unavailable("retrieval is away", stage="retrieval", reason="no_replica")
 
 
 @pytest.fixture
-async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
+async def rig(redis_url: str, namespace: str) -> AsyncIterator[StoresRig]:
     redis = connect(redis_url)
-    rig = Rig(redis, namespace)
+    rig = StoresRig(redis, namespace)
     yield rig
     await rig.stores.stop()
     await redis.aclose()
 
 
-async def test_a_deleted_store_is_forgotten_by_its_files(rig: Rig) -> None:
+async def test_a_deleted_store_is_forgotten_by_its_files(rig: StoresRig) -> None:
     file = await rig.file()
     gone, kept = await rig.store(file), await rig.store(file)
     assert await rig.files.stores_of("acme", file.id) == {gone, kept}
@@ -90,7 +32,7 @@ async def test_a_deleted_store_is_forgotten_by_its_files(rig: Rig) -> None:
     assert await rig.files.stores_of("acme", file.id) == {kept}
 
 
-async def test_a_deleted_file_leaves_no_key(rig: Rig) -> None:
+async def test_a_deleted_file_leaves_no_key(rig: StoresRig) -> None:
     file = await rig.file()
     await rig.store(file)
     await rig.stores.drain(5)
@@ -100,7 +42,7 @@ async def test_a_deleted_file_leaves_no_key(rig: Rig) -> None:
     assert [key async for key in rig.redis.scan_iter(f"*{file.id}*")] == []
 
 
-async def test_only_what_is_searchable_counts_as_used(rig: Rig) -> None:
+async def test_only_what_is_searchable_counts_as_used(rig: StoresRig) -> None:
     store = await rig.store(await rig.file("12345"))
     await rig.stores.drain(5)
     rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
@@ -111,32 +53,190 @@ async def test_only_what_is_searchable_counts_as_used(rig: Rig) -> None:
     assert (told["file_counts"]["completed"], told["file_counts"]["failed"]) == (1, 1)
 
 
-async def test_files_that_fail_or_are_given_up_give_their_turn_back(rig: Rig) -> None:
-    rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
-    store = await rig.store(*[await rig.file() for _ in range(5)])
-    await rig.stores.drain(5)
-    assert await rig.statuses(store) == ["failed"] * 5
-    rig.retrieval.failure = None
-    rig.retrieval.gate.clear()
-    for _ in range(5):
-        given_up = await rig.file()
-        await rig.stores.attach(CALLER, store, given_up.id)
-        await until(lambda: rig.retrieval.indexing == 1, 5)
-        await rig.stores.detach(CALLER, store, given_up.id)
-    rig.retrieval.gate.set()
-    await rig.stores.attach(CALLER, store, (await rig.file()).id)
-    await rig.stores.drain(5)
-    assert sorted(await rig.statuses(store)) == ["completed"] + ["failed"] * 5
+async def not_found(call: object) -> PenstockError:
+    with pytest.raises(PenstockError) as refused:
+        await call  # type: ignore[misc]
+    assert (refused.value.code, refused.value.reason) == (grpc.StatusCode.NOT_FOUND, "not_found")
+    assert refused.value.stage == "gateway"
+    return refused.value
 
 
-async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: Rig) -> None:
-    rig.retrieval.gate.clear()
+async def test_a_store_is_told_whole(rig: StoresRig) -> None:
+    before = int(time.time())
+    file = await rig.file("12345")
+    made = await rig.stores.create(CALLER, "guide", {"k": "v"}, [file.id])
+    assert (made["status"], made["file_counts"]["in_progress"]) == ("in_progress", 1)
+    await rig.stores.drain(5)
+    told = await rig.stores.get("acme", made["id"])
+    assert before <= told.pop("created_at") == told.pop("last_active_at") <= time.time()
+    assert told == {
+        "id": made["id"],
+        "object": "vector_store",
+        "name": "guide",
+        "metadata": {"k": "v"},
+        "status": "completed",
+        "file_counts": {
+            "in_progress": 0,
+            "completed": 1,
+            "failed": 0,
+            "cancelled": 0,
+            "total": 1,
+        },
+        "usage_bytes": 5,
+        "expires_after": None,
+        "expires_at": None,
+    }
+
+
+async def test_of_a_store_with_an_unknown_file_nothing_is_made(rig: StoresRig) -> None:
+    good, rivals = await rig.file(), await rig.file(tenant="rival")
+    for missing in (FILE.new(), rivals.id, "odd"):
+        error = await not_found(rig.stores.create(CALLER, "s", {}, [good.id, missing]))
+        assert error.param == "file_ids[1]"
+    assert await rig.stores.ids("acme") == []
+    assert rig.retrieval.begun == 0
+
+
+async def test_a_tenant_has_so_many_stores_and_no_more(rig: StoresRig) -> None:
+    made = [await rig.store() for _ in range(10)]
+    with pytest.raises(PenstockError, match="may have 10 vector stores") as refused:
+        await rig.store()
+    assert refused.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.reason == "too_many_vector_stores"
+    await rig.store(caller=RIVAL)
+    await rig.stores.delete(CALLER, made[0])
+    await rig.store()
+
+
+async def test_a_store_deleted_while_they_are_listed_is_left_out(rig: StoresRig) -> None:
+    kept, gone, rivals = await rig.store(), await rig.store(), await rig.store(caller=RIVAL)
+    assert set(await rig.stores.ids("acme")) == {kept, gone}
+    await rig.stores.delete(CALLER, gone)
+    some = await rig.stores.some("acme", (gone, rivals, kept))
+    assert [store["id"] for store in some] == [kept]
+
+
+async def test_a_deleted_store_leaves_nothing(rig: StoresRig) -> None:
+    files = [await rig.file(), await rig.file()]
+    gone, kept = await rig.store(*files), await rig.store(*files)
+    await rig.stores.drain(5)
+    await rig.stores.delete(CALLER, gone)
+    assert rig.retrieval.removed == [("acme", gone, "")]
+    assert {store for _, store, _ in rig.retrieval.documents} == {kept}
+    assert await rig.stores.ids("acme") == [kept]
+    assert [key async for key in rig.redis.scan_iter(f"*{gone}*")] == []
+    await not_found(rig.stores.get("acme", gone))
+    await not_found(rig.stores.delete(CALLER, gone))
+    assert await rig.statuses(kept) == ["completed"] * 2
+
+
+@pytest.mark.parametrize("what", ["delete", "detach", "forget"])
+async def test_what_retrieval_did_not_take_out_stays_and_can_be_taken_out_again(
+    rig: StoresRig, what: str
+) -> None:
     file = await rig.file()
     store = await rig.store(file)
-    await until(lambda: rig.retrieval.indexing == 1, 5)
-    await rig.stores.attach(CALLER, store, file.id)
-    await until(lambda: rig.retrieval.begun == 2, 5)
-    rig.retrieval.gate.set()
     await rig.stores.drain(5)
-    assert rig.retrieval.most_at_once == 1
+
+    async def take_out() -> None:
+        if what == "delete":
+            await rig.stores.delete(CALLER, store)
+        elif what == "detach":
+            await rig.stores.detach(CALLER, store, file.id)
+        else:
+            await rig.stores.forget_file(CALLER, file.id)
+
+    rig.retrieval.remove_failures = [AWAY]
+    with pytest.raises(PenstockError) as failed:
+        await take_out()
+    assert failed.value.reason == "no_replica"
+    assert await rig.stores.ids("acme") == [store]
     assert await rig.statuses(store) == ["completed"]
+    assert await rig.files.stores_of("acme", file.id) == {store}
+    await take_out()
+    assert rig.retrieval.documents == {}
+    assert await rig.stores.files("acme", store) == []
+
+
+async def test_a_file_taken_out_of_one_store_stays_in_the_other(rig: StoresRig) -> None:
+    file, other = await rig.file(), await rig.file()
+    first, second = await rig.store(file, other), await rig.store(file)
+    await rig.stores.drain(5)
+    await rig.stores.detach(CALLER, first, file.id)
+    assert set(rig.retrieval.documents) == {
+        ("acme", first, other.id),
+        ("acme", second, file.id),
+    }
+    assert [held.id for held in await rig.stores.files("acme", first)] == [other.id]
+    assert await rig.files.stores_of("acme", file.id) == {second}
+    await not_found(rig.stores.file("acme", first, file.id))
+    await not_found(rig.stores.detach(CALLER, first, file.id))
+    assert (await rig.stores.file("acme", second, file.id)).status == "completed"
+
+
+async def test_a_deleted_file_is_taken_out_of_every_store_and_no_other_is(rig: StoresRig) -> None:
+    file, other = await rig.file(), await rig.file()
+    stores = [await rig.store(file, other) for _ in range(3)]
+    await rig.stores.drain(5)
+    await rig.stores.forget_file(CALLER, file.id)
+    assert set(rig.retrieval.documents) == {("acme", store, other.id) for store in stores}
+    for store in stores:
+        assert [held.id for held in await rig.stores.files("acme", store)] == [other.id]
+
+
+async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig) -> None:
+    file, theirs = await rig.file(), await rig.file(tenant="rival")
+    store, rivals = await rig.store(file), await rig.store(theirs, caller=RIVAL)
+    await rig.stores.drain(5)
+    documents = dict(rig.retrieval.documents)
+    for call in (
+        rig.stores.get("rival", store),
+        rig.stores.delete(RIVAL, store),
+        rig.stores.require("rival", [rivals, store]),
+        rig.stores.unready("rival", store),
+        rig.stores.attach(RIVAL, store, theirs.id),
+        rig.stores.attach(RIVAL, rivals, file.id),
+        rig.stores.file("rival", store, file.id),
+        rig.stores.detach(RIVAL, store, file.id),
+        rig.files.get("rival", file.id),
+        rig.files.content("rival", file.id),
+    ):
+        await not_found(call)
+    await rig.stores.forget_file(RIVAL, file.id)
+    await rig.files.delete("rival", file.id)
+    assert await rig.stores.files("rival", store) == []
+    assert await rig.files.stores_of("rival", file.id) == set()
+    assert rig.retrieval.documents == documents
+    assert await rig.files.content("acme", file.id) == "text"
+    assert await rig.statuses(store) == ["completed"]
+
+
+async def test_what_is_attached_to_nothing_or_is_nothing_is_named(rig: StoresRig) -> None:
+    store, file = await rig.store(), await rig.file()
+    assert (await not_found(rig.stores.attach(CALLER, store, FILE.new()))).param == "file_id"
+    assert (
+        "vector store" in (await not_found(rig.stores.attach(CALLER, STORE.new(), file.id))).message
+    )
+    await not_found(rig.stores.unready("acme", STORE.new()))
+    assert await rig.stores.unready("acme", store) == Unready([], 0)
+
+
+async def test_stores_to_search_must_be_the_tenants_each_of_them(rig: StoresRig) -> None:
+    own, also = await rig.store(), await rig.store()
+    assert await rig.stores.require("acme", []) == Unready()
+    assert await rig.stores.require("acme", [own, also]) == Unready([], 0)
+    for missing in (STORE.new(), "odd"):
+        error = await not_found(rig.stores.require("acme", [own, missing, also]))
+        assert error.param == "tools[0].vector_store_ids[1]"
+
+
+async def test_while_redis_is_away_stores_pass_but_odd_ids(rig: StoresRig) -> None:
+    away = StoresRig(connect("redis://127.0.0.1:1/0"), rig.namespace)
+    try:
+        assert await away.stores.require("acme", [STORE.new()]) == Unready()
+        assert await away.stores.require("acme", []) == Unready()
+        await not_found(away.stores.require("acme", [STORE.new(), "odd"]))
+        with pytest.raises(RedisAway):
+            await away.stores.get("acme", STORE.new())
+    finally:
+        await away.redis.aclose()

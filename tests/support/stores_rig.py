@@ -1,0 +1,94 @@
+"""Files and vector stores on a real Redis, with a retrieval that does as a test says."""
+
+import asyncio
+from typing import Any, cast
+
+from protos.common_pb2 import Caller
+from protos.retrieval_pb2 import IndexRequest, RemoveRequest
+from services.common.config import GatewaySettings
+from services.common.errors import PenstockError
+from services.common.redis import Redis
+from services.common.telemetry import Telemetry
+from services.gateway.files import FileRecord, Files
+from services.gateway.indexing import Indexing
+from services.gateway.store_files import StoreFiles
+from services.gateway.vector_stores import VectorStores
+
+CALLER = Caller(request_id="r", tenant="acme")
+RIVAL = Caller(request_id="r", tenant="rival")
+
+
+class ScriptedRetrieval:
+    """Takes all; while `gate` is not set, it waits over each file."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None  # of indexing
+        self.remove_failures: list[PenstockError] = []  # of the next removals
+        self.documents: dict[tuple[str, str, str], IndexRequest] = {}
+        self.removed: list[tuple[str, str, str]] = []
+        self.begun = 0
+        self.indexing = 0
+        self.most_at_once = 0
+
+    async def index(self, request: IndexRequest, span: Any) -> None:
+        self.begun += 1
+        self.indexing += 1
+        self.most_at_once = max(self.most_at_once, self.indexing)
+        try:
+            await self.gate.wait()
+            if self.failure is not None:
+                raise self.failure
+            place = (request.caller.tenant, request.collection, request.source_id)
+            self.documents[place] = request
+        finally:
+            self.indexing -= 1
+
+    async def remove(self, request: RemoveRequest, span: Any) -> None:
+        if self.remove_failures:
+            raise self.remove_failures.pop(0)
+        tenant, store, file = request.caller.tenant, request.collection, request.source_id
+        self.removed.append((tenant, store, file))
+        for place in list(self.documents):
+            if place[:2] == (tenant, store) and file in ("", place[2]):
+                del self.documents[place]
+
+
+class StoresRig:
+    """What of one gateway holds files; several on one Redis and one retrieval are several gateways.
+
+    Limits: ten vector stores a tenant, a thousand characters a file.
+    """
+
+    def __init__(
+        self, redis: Redis, namespace: str, retrieval: ScriptedRetrieval | None = None
+    ) -> None:
+        self.redis = redis
+        self.namespace = namespace
+        self.retrieval = retrieval or ScriptedRetrieval()
+        self.files = Files(redis, namespace, GatewaySettings(), max_chars=1000)
+        self.store_files = StoreFiles(redis, namespace)
+        self.indexing = Indexing(
+            self.files,
+            self.store_files,
+            cast(Any, self.retrieval),
+            Telemetry("gateway", "gateway-1"),
+        )
+        self.stores = VectorStores(
+            redis, namespace, self.files, self.store_files, self.indexing, max_stores=10
+        )
+
+    def another(self) -> "StoresRig":
+        """Another gateway."""
+        return StoresRig(self.redis, self.namespace, self.retrieval)
+
+    async def file(self, text: str = "text", tenant: str = "acme") -> FileRecord:
+        return await self.files.create(tenant, "a.txt", text.encode())
+
+    async def store(self, *files: FileRecord, caller: Caller = CALLER) -> str:
+        made = await self.stores.create(caller, "s", {}, [file.id for file in files])
+        return str(made["id"])
+
+    async def statuses(self, store: str) -> list[str]:
+        return [file.status for file in await self.stores.files("acme", store)]

@@ -1,0 +1,173 @@
+"""Reading bodies and query strings as models, and lists in pages."""
+
+import json
+import threading
+from typing import Annotated, Any, ClassVar
+
+import grpc
+import pytest
+
+from protos.common_pb2 import Passage
+from services.common.config import GatewaySettings
+from services.common.errors import PenstockError
+from services.gateway.citations import annotations, filename
+from services.gateway.pages import PageQuery, page, page_query
+from services.gateway.schema import (
+    Body,
+    Metadata,
+    at_most,
+    parse,
+    parse_body,
+    read_aside,
+    validated,
+)
+
+
+class Part(Body):
+    text: str
+
+
+class Sample(Body):
+    NEUTRAL: ClassVar = {"n": (1,), "bias": ({},), "mode": ("auto", False)}
+
+    name: str
+    count: int | None = None
+    share: float | None = None
+    parts: Annotated[list[Part], at_most("max_messages")] | None = None
+    metadata: Metadata | None = None
+
+
+def refusal(fields: Any, limits: GatewaySettings | None = None) -> PenstockError:
+    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    with pytest.raises(PenstockError) as refused:
+        parse(Sample, body, limits)
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({}, "name", "missing_required_parameter"),
+        ({"name": 3}, "name", "invalid_value"),
+        ({"name": "a", "count": "3"}, "count", "invalid_value"),
+        ({"name": "a", "count": True}, "count", "invalid_value"),
+        ({"name": "a", "count": 3.5}, "count", "invalid_value"),
+        ({"name": "a", "odd": None}, "odd", "unknown_parameter"),
+        ({"name": "a", "o" * 70: 1}, "o" * 64, "unknown_parameter"),
+        ({"name": "a", "parts": [{"text": "x"}, {"text": 3}]}, "parts[1].text", "invalid_value"),
+        ({"name": "a", "parts": [{"text": "x", "u": 1}]}, "parts[0].u", "unknown_parameter"),
+        ({"name": "a", "parts": [{}]}, "parts[0].text", "missing_required_parameter"),
+        ({"name": "a", "n": 2}, "n", "unsupported_parameter"),
+        ({"name": "a", "n": True}, "n", "unsupported_parameter"),
+        ({"name": "a", "bias": {"5": 1}}, "bias", "unsupported_parameter"),
+        ({"name": "a", "mode": 0}, "mode", "unsupported_parameter"),
+        ({"name": "a", "metadata": {"k": 3}}, "metadata.k", "invalid_value"),
+        ({"name": "a", "metadata": {"k": "v" * 513}}, "metadata.k", "invalid_value"),
+        ({"name": "a", "metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
+        (b'{"name": "a", "share": NaN}', "", "invalid_json"),
+        (b'{"name": "a", "share": Infinity}', "", "invalid_json"),
+        (b'"name"', "", "invalid_json"),
+        (b"null", "", "invalid_json"),
+        (b"", "", "invalid_json"),
+    ],
+)
+def test_what_is_wrong_is_named(fields, param, reason):
+    error = refusal(fields)
+    assert (error.param, error.reason) == (param, reason)
+    assert param in error.message
+
+
+def test_a_metadata_key_has_its_limit():
+    assert refusal({"name": "a", "metadata": {"k" * 65: ""}}).param.startswith("metadata.kkk")
+
+
+def test_what_asks_for_nothing_is_accepted_and_gone():
+    for fields in ({"n": 1}, {"n": 1.0}, {"n": None}, {"bias": {}}, {"mode": "auto"}):
+        read = parse(Sample, json.dumps({"name": "a", **fields}).encode())
+        assert read.model_dump(exclude_defaults=True) == {"name": "a"}
+    told = refusal({"name": "a", "mode": "fast"}).message
+    assert '"auto" or false or null' in told
+
+
+def test_limits_are_up_to_and_with():
+    largest = {f"{n:064}": "v" * 512 for n in range(16)}
+    read = parse(Sample, json.dumps({"name": "a", "metadata": largest}).encode())
+    assert read.metadata == largest
+    two, three = ([{"text": "x"}] * n for n in (2, 3))
+    limits = GatewaySettings(max_messages=2)
+    assert validated(Sample, {"name": "a", "parts": two}, limits).parts == [Part(text="x")] * 2
+    assert validated(Sample, {"name": "a", "parts": three}).parts == [Part(text="x")] * 3
+    error = refusal({"name": "a", "parts": three}, limits)
+    assert (error.param, "at most 2" in error.message) == ("parts", True)
+
+
+async def test_only_a_large_body_is_read_in_a_thread():
+    def reader() -> int:
+        return threading.get_ident()
+
+    assert await read_aside(b"x" * 65_536, reader) == threading.get_ident()
+    assert await read_aside(b"x" * 65_537, reader) != threading.get_ident()
+    large = {"name": "x" * 70_000}
+    assert (await parse_body(Sample, json.dumps(large).encode())).name == large["name"]
+
+
+# ---- pages --------------------------------------------------------------------------------------
+
+ITEMS = [{"id": f"x{n:03}"} for n in (3, 0, 4, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("query", "ids", "more"),
+    [
+        ({}, "43210", False),
+        ({"order": "asc"}, "01234", False),
+        ({"limit": "2"}, "43", True),
+        ({"limit": "5"}, "43210", False),
+        ({"limit": "100"}, "43210", False),
+        ({"limit": "1", "after": "x002"}, "1", True),
+        ({"limit": "2", "after": "x002"}, "10", False),
+        ({"limit": "2", "after": "x002", "order": "asc"}, "34", False),
+        ({"after": "x000"}, "", False),
+    ],
+)
+def test_a_page(query, ids, more):
+    told = page(ITEMS, page_query(query))
+    assert [item["id"] for item in told["data"]] == [f"x{n:0>3}" for n in ids]
+    first, last = (f"x{ids[at]:0>3}" if ids else None for at in (0, -1))
+    assert (told["object"], told["has_more"]) == ("list", more)
+    assert (told["first_id"], told["last_id"]) == (first, last)
+
+
+def test_without_a_limit_a_page_has_twenty():
+    many = [{"id": f"x{n:03}"} for n in range(30)]
+    assert len(page(many, page_query({}))["data"]) == 20
+
+
+def test_after_what_is_not_listed():
+    with pytest.raises(PenstockError) as refused:
+        page(ITEMS, PageQuery(after="x" * 1000))
+    assert (refused.value.code, refused.value.param) == (grpc.StatusCode.INVALID_ARGUMENT, "after")
+    assert len(refused.value.message) < 200
+
+
+# ---- citations ----------------------------------------------------------------------------------
+
+
+def test_a_citation_names_the_document_without_its_headings():
+    nested = Passage(title="guide.md › Harbour › Hours", source_id="file-1")
+    assert filename(nested) == "guide.md"
+    assert filename(Passage(title="a > b")) == "a > b"
+    (cited,) = annotations("at six [1]", [nested])
+    assert cited == {
+        "type": "file_citation",
+        "index": 7,
+        "file_id": "file-1",
+        "filename": "guide.md",
+    }
+
+
+def test_marks_of_four_digits_are_none():
+    assert annotations("[0001]", [Passage(title="a")]) == []
+    hundred = [Passage(title=str(n)) for n in range(1, 101)]
+    assert [cited["filename"] for cited in annotations("[100][101]", hundred)] == ["100"]

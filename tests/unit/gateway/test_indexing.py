@@ -1,0 +1,289 @@
+"""Files on their way into vector stores: in turn, bounded, and each with an outcome."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from services.common.errors import PenstockError, invalid, unavailable
+from services.common.redis import connect
+from services.gateway import indexing
+from services.gateway.store_files import AttachedFile
+from tests.support.stores_rig import CALLER, RIVAL, StoresRig
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def rig(redis_url: str, namespace: str) -> AsyncIterator[StoresRig]:
+    redis = connect(redis_url)
+    rig = StoresRig(redis, namespace)
+    yield rig
+    await rig.stores.stop()
+    await redis.aclose()
+
+
+async def the_file(rig: StoresRig, store: str) -> AttachedFile:
+    (file,) = await rig.stores.files("acme", store)
+    return file
+
+
+async def test_files_that_fail_or_are_given_up_give_their_turn_back(rig: StoresRig) -> None:
+    rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
+    store = await rig.store(*[await rig.file() for _ in range(5)])
+    await rig.stores.drain(5)
+    assert await rig.statuses(store) == ["failed"] * 5
+    rig.retrieval.failure = None
+    rig.retrieval.gate.clear()
+    for _ in range(5):
+        given_up = await rig.file()
+        await rig.stores.attach(CALLER, store, given_up.id)
+        await until(lambda: rig.retrieval.indexing == 1, 5)
+        await rig.stores.detach(CALLER, store, given_up.id)
+    rig.retrieval.gate.set()
+    await rig.stores.attach(CALLER, store, (await rig.file()).id)
+    await rig.stores.drain(5)
+    assert sorted(await rig.statuses(store)) == ["completed"] + ["failed"] * 5
+
+
+async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: StoresRig) -> None:
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 5)
+    await rig.stores.attach(CALLER, store, file.id)
+    await until(lambda: rig.retrieval.begun == 2, 5)
+    rig.retrieval.gate.set()
+    await rig.stores.drain(5)
+    assert rig.retrieval.most_at_once == 1
+    assert await rig.statuses(store) == ["completed"]
+
+
+async def test_what_retrieval_is_given(rig: StoresRig) -> None:
+    file = await rig.files.create("acme", "guide.md", "\ufeffgrüße".encode())
+    store = await rig.store(file)
+    await rig.stores.drain(5)
+    (request,) = rig.retrieval.documents.values()
+    assert (request.caller, request.collection, request.source_id) == (CALLER, store, file.id)
+    assert (request.title, request.text) == ("guide.md", "grüße")
+    attached = await the_file(rig, store)
+    assert (attached.id, attached.filename, attached.bytes) == (file.id, "guide.md", 10)
+
+
+async def test_two_files_are_indexed_at_once_and_the_others_wait(rig: StoresRig) -> None:
+    rig.retrieval.gate.clear()
+    store = await rig.store(*[await rig.file() for _ in range(5)])
+    await until(lambda: rig.retrieval.indexing == 2, 5)
+    await rig.stores.attach(CALLER, store, (await rig.file()).id)
+    assert await rig.statuses(store) == ["in_progress"] * 6
+    rig.retrieval.gate.set()
+    await rig.stores.drain(5)
+    assert rig.retrieval.most_at_once == 2
+    assert await rig.statuses(store) == ["completed"] * 6
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "message"),
+    [
+        (invalid("too many chunks", "text"), "invalid_file", "too many chunks"),
+        (unavailable("lost", stage="retrieval", reason="index_lost"), "server_error", "lost"),
+        (ConnectionError("6379"), "server_error", "the file could not be read"),
+        (ValueError("of the inside"), "server_error", "internal error"),
+    ],
+)
+async def test_however_it_fails_it_is_told(
+    rig: StoresRig, failure: Exception, code: str, message: str
+) -> None:
+    rig.retrieval.failure = failure
+    store = await rig.store(await rig.file())
+    await rig.stores.drain(5)
+    told = (await the_file(rig, store)).as_json()
+    assert (told["status"], told["last_error"]) == ("failed", {"code": code, "message": message})
+    rig.retrieval.failure = None
+    for _ in range(2):  # as many as are indexed at once
+        await rig.stores.attach(CALLER, store, (await rig.file()).id)
+    await rig.stores.drain(5)
+    assert sorted(await rig.statuses(store)) == ["completed"] * 2 + ["failed"]
+
+
+async def test_a_file_whose_text_is_gone_has_failed(rig: StoresRig) -> None:
+    file = await rig.file()
+    store = await rig.store()
+    await rig.files.delete("acme", file.id)
+    await rig.indexing.begin(CALLER, store, file)
+    await rig.stores.drain(5)
+    assert (await the_file(rig, store)).status == "failed"
+    assert rig.retrieval.begun == 0
+
+
+async def test_indexing_that_takes_too_long_ends_and_gives_its_turn_back(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.retrieval.gate.clear()
+    monkeypatch.setattr(indexing, "INDEXING_S", 0.05)
+    store = await rig.store(*[await rig.file() for _ in range(3)])
+    await rig.stores.drain(20)
+    assert [(f.status, f.error) for f in await rig.stores.files("acme", store)] == [
+        ("failed", "indexing took too long")
+    ] * 3, "the third had its turn too"
+
+
+async def test_a_file_that_waits_too_long_has_failed(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.retrieval.gate.clear()
+    await rig.store(*[await rig.file() for _ in range(2)])
+    await until(lambda: rig.retrieval.indexing == 2, 5)
+    monkeypatch.setattr(indexing, "QUEUEING_S", 0.05)
+    late = await rig.store(await rig.file())
+
+    async def failed() -> bool:
+        return await rig.statuses(late) == ["failed"]
+
+    await until(failed, 5)
+    assert (await the_file(rig, late)).error == "indexing took too long"
+    assert rig.retrieval.begun == 2
+    rig.retrieval.gate.set()
+    await rig.stores.drain(5)
+    monkeypatch.setattr(indexing, "QUEUEING_S", 60)
+    store = await rig.store(*[await rig.file() for _ in range(3)])
+    await rig.stores.drain(5)
+    assert await rig.statuses(store) == ["completed"] * 3, "no turn was lost"
+
+
+async def test_until_when_it_may_take(rig: StoresRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "QUEUEING_S", 100)
+    monkeypatch.setattr(indexing, "INDEXING_S", 20)
+    store, before = await rig.store(), time.time()
+    attached = await rig.stores.attach(CALLER, store, (await rig.file()).id)
+    assert before + 120 <= attached.indexing_until <= time.time() + 120
+    assert int(before) <= attached.created_at <= time.time()
+
+
+async def test_too_many_waiting_files_of_one_tenant(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_QUEUE", 3)
+    rig.retrieval.gate.clear()
+    store = await rig.store(*[await rig.file() for _ in range(3)])
+    fourth = await rig.file()
+    with pytest.raises(PenstockError) as refused:
+        await rig.stores.attach(CALLER, store, fourth.id)
+    assert (refused.value.code, refused.value.reason, refused.value.retry_after_s) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "index_queue_full",
+        5.0,
+    )
+    assert len(await rig.stores.files("acme", store)) == 3
+    assert await rig.files.stores_of("acme", fourth.id) == set()
+    await rig.store(await rig.file(tenant="rival"), caller=RIVAL)
+    rig.retrieval.gate.set()
+    await rig.stores.drain(5)
+    await rig.stores.attach(CALLER, store, fourth.id)
+    await rig.stores.drain(5)
+    assert await rig.statuses(store) == ["completed"] * 4, "those that are done wait no more"
+
+
+async def test_an_outcome_that_redis_does_not_take_is_noted_later(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_RETRY_S", 0)
+    settle, failures = rig.store_files.settle, [ConnectionError(), ConnectionError()]
+
+    async def flaky(tenant: str, file: AttachedFile) -> str:
+        if failures:
+            raise failures.pop()
+        return await settle(tenant, file)
+
+    monkeypatch.setattr(rig.store_files, "settle", flaky)
+    store = await rig.store(await rig.file())
+    await rig.stores.drain(5)
+    assert (failures, await rig.statuses(store)) == ([], ["completed"])
+
+
+async def test_what_was_taken_out_elsewhere_is_removed_again_until_it_is(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_RETRY_S", 0)
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 5)
+    await rig.another().stores.detach(CALLER, store, file.id)
+    away = unavailable("away", stage="retrieval", reason="no_replica")
+    rig.retrieval.remove_failures = [away, away]
+    rig.retrieval.gate.set()
+    await rig.stores.drain(5)
+    assert rig.retrieval.documents == {}
+    assert rig.retrieval.remove_failures == []
+    assert await rig.stores.files("acme", store) == []
+
+
+async def test_what_was_attached_anew_elsewhere_is_left_to_that(rig: StoresRig) -> None:
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 5)
+    other = rig.another()
+    await other.stores.attach(CALLER, store, file.id)
+    await until(lambda: rig.retrieval.indexing == 2, 5)
+    rig.retrieval.gate.set()
+    await other.stores.drain(5)
+    await rig.stores.drain(5)
+    assert set(rig.retrieval.documents) == {("acme", store, file.id)}
+    assert rig.retrieval.removed == []
+    assert await rig.statuses(store) == ["completed"]
+
+
+async def test_taking_a_file_out_of_one_store_leaves_its_way_into_the_others(
+    rig: StoresRig,
+) -> None:
+    rig.retrieval.gate.clear()
+    file, other = await rig.file(), await rig.file()
+    first, second = await rig.store(file), await rig.store(file)
+    await rig.stores.attach(CALLER, first, other.id)
+    await until(lambda: rig.retrieval.indexing == 2, 5)
+    await rig.stores.detach(CALLER, first, file.id)
+    rig.retrieval.gate.set()
+    await rig.stores.drain(5)
+    assert set(rig.retrieval.documents) == {("acme", first, other.id), ("acme", second, file.id)}
+    assert await rig.statuses(first) == await rig.statuses(second) == ["completed"]
+
+
+async def test_a_drain_waits_as_long_as_it_may_and_a_stop_tells_what_was_not_done(
+    rig: StoresRig,
+) -> None:
+    await rig.stores.drain(60)
+    rig.retrieval.gate.clear()
+    store = await rig.store(*[await rig.file() for _ in range(3)])
+    await until(lambda: rig.retrieval.indexing == 2, 5)
+    await rig.stores.drain(0.01)
+    assert await rig.statuses(store) == ["in_progress"] * 3
+    async with asyncio.timeout(10):
+        await rig.stores.stop()
+    assert [(f.status, f.error) for f in await rig.stores.files("acme", store)] == [
+        ("failed", "the gateway was shut down")
+    ] * 3
+    assert rig.retrieval.indexing == 0
+
+
+async def test_a_stop_does_not_wait_for_redis(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    async def away(tenant: str, file: AttachedFile) -> Any:
+        tried.append(file.id)
+        raise ConnectionError
+
+    monkeypatch.setattr(indexing, "_RETRY_S", 0)
+    monkeypatch.setattr(rig.store_files, "settle", away)
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 5)
+    async with asyncio.timeout(10):
+        await rig.stores.stop()
+    assert tried == [file.id]
