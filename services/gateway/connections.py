@@ -14,10 +14,14 @@ One task looks at all of them, so an open connection costs no timer.
 import asyncio
 import json
 import math
+import sys
+from collections import deque
 from http import HTTPStatus
 from typing import Any
 
 import grpc
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.common.config import GatewaySettings
@@ -62,6 +66,19 @@ class Door:
                 connection.look(now)
 
 
+class _Flow(FlowControl):
+    """Reads nothing while requests wait that were sent ahead: each answer would let in another
+    read, and so each of those that wait a body."""
+
+    def __init__(self, transport: asyncio.Transport, ahead: deque[Any]) -> None:
+        super().__init__(transport)
+        self._ahead = ahead
+
+    def resume_reading(self) -> None:
+        if not self._ahead:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol, within bounds. Refusals have OpenAI's shape and close the connection."""
 
@@ -74,6 +91,7 @@ class Connection(HttpToolsProtocol):
         self._unread_since: float | None = None  # the peer does not take what we send
         self._bytes = 0  # since the last piece of a body, or the last request
         self._fields = 0
+        self._data = b""  # while it is parsed
         self._refusal: PenstockError | None = None
 
     # ---- from the transport -----------------------------------------------------------------
@@ -86,6 +104,7 @@ class Connection(HttpToolsProtocol):
         except PenstockError as error:
             return self._refuse(error)
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,7 +115,9 @@ class Connection(HttpToolsProtocol):
         if self._in_head and self._head_due is None:
             self._await_head()
         self._bytes += len(data)
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_too_large())
 
@@ -147,6 +168,25 @@ class Connection(HttpToolsProtocol):
         if self._head_due is not None:  # the next request was held up by this one
             self._await_head()
 
+    def _should_upgrade(self) -> bool:
+        """Whether uvicorn should leave this request to `handle_websocket_upgrade`."""
+        return self.parser.get_method() != b"CONNECT"  # which the parser takes for an upgrade
+
+    def handle_websocket_upgrade(self) -> None:
+        """The parser takes no body from a request that wishes for another protocol, as Java's
+        client does with each. None is spoken here: the request is read again without its wish.
+        """
+        upgrade = sys.exception()
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        fields = [b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        version = self.parser.get_http_version().encode()
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
+        rest = self._data[upgrade.args[0] :]
+        self._data = b"".join([line, *fields, b"\r\n", rest])
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        super().data_received(self._data)
+
     # ---- the end ----------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
@@ -181,8 +221,13 @@ class Connection(HttpToolsProtocol):
         raise error
 
     def _refuse(self, error: PenstockError) -> None:
-        if self._answering():  # in the middle of another answer there is no place for this one
-            return self.transport.abort()
+        if self._answering():
+            unanswered = not self.cycle.response_started and not self.pipeline
+            if self._in_head or not unanswered:
+                # Another request's answer is due first: there is no place for this one.
+                return self.transport.abort()
+            self.cycle.disconnected = True  # whoever reads its body hears that it ended
+            self.cycle.message_event.set()
         self.transport.write(_response(error))
         self.transport.close()
 

@@ -268,6 +268,34 @@ async def test_what_frames_a_body_is_bounded_too(rig, framing):
     await until(lambda: rig.gateway.intake.running == 0, SOON_S)
 
 
+@pytest.mark.parametrize("body", [b"x\r\n", b"1\r\n{}0\r\n\r\n", b"8000000000000000000\r\n"])
+async def test_a_body_that_is_framed_wrongly_is_told_so(rig, body):
+    async with raw(rig) as client:
+        await client.send(head(rig.key, None))
+        await until(lambda: rig.gateway.intake.running == 1, SOON_S)
+        await client.send(body)
+        assert (await client.error())[:2] == (400, "invalid_http")
+        await client.closed()
+    await until(lambda: rig.gateway.intake.running == 0, SOON_S)
+
+
+async def test_a_wish_for_another_protocol_costs_no_body(rig):
+    """Java's client sends this with each request; what follows on the connection counts too."""
+    body = json.dumps(chat()).encode()
+    wish = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAA")
+    ask = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"
+    async with raw(rig) as client:
+        for length in (len(body), None):
+            sent = body if length else b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+            start = head(rig.key, length, CHAT, *wish)
+            await client.send(start + sent[:7])
+            await until(lambda: rig.gateway.intake.running == 1, SOON_S)
+            await client.send(sent[7:] + ask + ask)
+            assert [(await client.answer())[0] for _ in range(3)] == [200] * 3
+        await client.send(ask * 40)  # no way around the bound
+        await client.closed()
+
+
 async def test_requests_sent_ahead_are_bounded(rig):
     """Each costs kilobytes for its 25 bytes, and nobody has asked for a key."""
     ask = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -9,6 +9,7 @@ from uvicorn.server import ServerState
 
 from services.common.config import GatewaySettings
 from services.gateway.connections import MAX_FIELDS, Connection, Door
+from tests.support.waiting import until
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -18,7 +19,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def connection(door: Door) -> Connection:
+def connection(door: Door, app: Any = app) -> Connection:
     config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
     config.load()
     return Connection(door, config=config, server_state=ServerState(), app_state={})
@@ -53,3 +54,39 @@ async def test_what_is_closing_has_as_long_as_anything_to_be_read() -> None:
     assert not aborted
     one.look(1001.0 + settings.write_timeout_s)
     assert aborted
+
+
+async def test_what_is_sent_ahead_brings_no_body_with_each_answer() -> None:
+    """Each answer let in another read: of 32 requests that wait, each might bring a body."""
+    served: list[Connection] = []
+    turns = asyncio.Semaphore(0)
+
+    async def in_turn(scope: Any, receive: Any, send: Any) -> None:
+        await turns.acquire()
+        await app(scope, receive, send)
+
+    def accepted() -> Connection:
+        served.append(connection(Door(GatewaySettings()), in_turn))
+        return served[-1]
+
+    def held() -> int:
+        return sum(len(cycle.body) for cycle, _ in served[0].pipeline)
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(accepted, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n" * 10)
+        await until(lambda: bool(served) and len(served[0].pipeline) == 9, 10)
+        body = 60_000
+        writer.write(
+            (b"GET / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % body + b"x" * body) * 20
+        )
+        most = 0
+        for _ in range(30):
+            turns.release()
+            await reader.readuntil(b"\r\n\r\nok")
+            await asyncio.sleep(0.002)  # the next read, if there is one
+            most = max(most, held())
+        assert most < 2**18 + body  # of one read; it was all that follows the first answers
+        writer.close()
