@@ -1,5 +1,5 @@
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from services.common.config import GatewaySettings, RetrievalSettings, Settings, unknown_names
 
@@ -45,3 +45,37 @@ def test_two_replicas_of_retrieval_need_a_store_that_both_reach() -> None:
     with pytest.raises(ValidationError, match="QDRANT_URL"):
         Settings(retrieval=two)
     assert Settings(retrieval=two, qdrant_url="http://qdrant:6333").retrieval.replicas == 2
+
+
+def test_urls_and_secrets_are_checked() -> None:
+    for good in ("redis://h:1/0", "rediss://:word@[::1]/0"):
+        assert Settings(redis_url=good).redis_url == good
+    for odd in ("http://h:1", "redis:///0", "redis://h:0", "redis://h:99999", "h:1", ""):
+        with pytest.raises(ValidationError, match="must be redis://"):
+            Settings(redis_url=odd)
+    for url in ("", "http://q:6333", "https://q"):
+        assert Settings(qdrant_url=url).qdrant_url == url
+    for url in ("redis://q", "http://", "q:6333"):
+        with pytest.raises(ValidationError, match="must be http://"):
+            Settings(qdrant_url=url)
+    assert Settings(internal_secret=SecretStr("x" * 16)).internal_secret
+    with pytest.raises(ValidationError, match="16 characters"):
+        Settings(internal_secret=SecretStr("x" * 15))
+    assert Settings(log_level="warning").log_level == "WARNING"  # type: ignore[arg-type]
+
+
+def test_a_password_is_not_in_what_is_said_of_an_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "http://:hunter2@h:1")
+    with pytest.raises(ValidationError) as error:
+        Settings()
+    assert "hunter2" not in error.value.errors()[0]["msg"]
+
+
+def test_peers_are_told_a_host_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "me")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: {"me": "10.0.0.7"}[name])
+    assert Settings().peer_host == "127.0.0.1"
+    assert Settings(bind_host="10.0.0.9").peer_host == "10.0.0.9"
+    for everywhere in ("0.0.0.0", "::"):
+        assert Settings(bind_host=everywhere).peer_host == "10.0.0.7"
+    assert Settings(bind_host="0.0.0.0", advertise_host="node-7").peer_host == "node-7"

@@ -1,13 +1,23 @@
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from services.common import discovery
-from services.common.discovery import Directory, Registration, Replica, host_id
+from services.common.discovery import (
+    REPLICA_ID,
+    SERVICES,
+    Directory,
+    Registration,
+    Replica,
+    host_id,
+    new_replica_id,
+)
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, connect
 from tests.support.waiting import until
@@ -172,3 +182,67 @@ async def test_a_lease_of_patience_by_the_clock(
     assert await seen_at(3005.9) == "a"
     assert await seen_at(3006.0) == ""
     assert changes == [(["a", "b"], []), ([], ["b"]), ([], ["a"])]
+
+
+async def test_services_and_installs_are_apart(redis: Redis, namespace: str) -> None:
+    for place in (namespace, f"{namespace}-other"):
+        for id in ("a", "b"):
+            await Registration(redis, place, replica(id, f"{place}:1"), LEASE_S)._once()
+    here = Directory(redis, namespace, "worker", LEASE_S)
+    await here.refresh()
+    assert {r.address for r in here.replicas.values()} == {f"{namespace}:1"}
+    routers = Directory(redis, namespace, "router", LEASE_S)
+    await routers.refresh()
+    assert routers.reachable
+    assert not routers.replicas
+
+
+async def test_who_died_together_is_forgotten_together(redis: Redis, namespace: str) -> None:
+    registrations = [Registration(redis, namespace, replica(id), 0.05) for id in "abc"]
+    for registration in registrations:
+        await registration._once()
+    await Registration(redis, namespace, replica("d"), 60.0)._once()
+    leases, records = registrations[0]._keys
+    view = Directory(redis, namespace, "worker", 0.05)
+
+    async def alone() -> bool:
+        await view.refresh()
+        return set(view.replicas) == {"d"}
+
+    await until(alone)
+    assert await redis.hkeys(records) == await redis.zrange(leases, 0, -1) == ["d"]
+
+
+async def test_new_facts_of_a_replica_are_a_change(redis: Redis, namespace: str) -> None:
+    changes: list[tuple[int, int]] = []
+    view = Directory(
+        redis, namespace, "worker", LEASE_S, lambda a, r: changes.append((len(a), len(r)))
+    )
+    before, after = replica("a"), replace(replica("a"), facts={"role": "decode"})
+    for told in (before, before, after):
+        await Registration(redis, namespace, told, LEASE_S)._once()
+        await view.refresh()
+    assert changes == [(1, 0), (1, 1)]
+    assert view.replicas["a"].facts == {"role": "decode"}
+
+
+async def test_a_change_is_waited_for_from_now_on(redis: Redis, namespace: str) -> None:
+    view = Directory(redis, namespace, "worker", LEASE_S)
+    await Registration(redis, namespace, replica("a"), 60.0)._once()
+    await view.refresh()
+    waiting = asyncio.create_task(view.changed())
+    await asyncio.sleep(0)
+    await view.refresh()
+    assert not waiting.done(), "that one came before"
+    await Registration(redis, namespace, replica("b"), 60.0)._once()
+    await view.refresh()
+    await asyncio.wait_for(waiting, 10)
+
+
+def test_ids_have_their_shape_and_processes_of_a_host_its_name() -> None:
+    ids = {new_replica_id(service) for service in SERVICES for _ in range(8)}
+    assert len(ids) == 8 * len(SERVICES)
+    assert all(REPLICA_ID.fullmatch(id) for id in ids)
+    script = "from services.common.discovery import host_id; print(host_id())"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert other.stdout.strip() == host_id()

@@ -1,5 +1,10 @@
 """The embedded Redis: behind a password that nobody is shown, and back with its data."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -46,3 +51,31 @@ def test_a_killed_server_comes_back_on_its_port_with_its_data(tmp_path: Path) ->
         assert client.get("kept") == b"well"
     assert EmbeddedRedis(folder).password == server.password
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_one_that_cannot_start_says_why_and_is_not_left_behind(redis_server: EmbeddedRedis) -> None:
+    second = EmbeddedRedis(port=redis_server.port)
+    with pytest.raises(RuntimeError, match=r"did not start:\n(.|\n)*in use"):
+        second.start()
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = second.pid
+    assert not second.ended, "there is none to bring back"
+    second.stop()
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing else tells of a parent's death")
+def test_it_ends_with_who_started_it() -> None:
+    script = (
+        "import time\n"
+        "from services.common.embedded_redis import EmbeddedRedis\n"
+        "print(EmbeddedRedis().start().pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    server = psutil.Process(int(owner.stdout.readline()))
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    _, alive = psutil.wait_procs([server], timeout=20)
+    assert not alive

@@ -1,10 +1,14 @@
 """A process gives its memory back after a burst."""
 
+import asyncio
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from services.common import give_back
 
 MIB = 2**20
 
@@ -47,3 +51,34 @@ def test_garbage_of_a_burst_goes_back_when_it_is_over():
     before, grown, after = json.loads(ran.stdout)
     assert grown > before + 50 * MIB
     assert after < grown - 40 * MIB
+
+
+async def test_only_a_quiet_process_that_has_grown_is_swept(monkeypatch):
+    """What each look finds: CPU seconds since the last one, and the size; and what it does."""
+    looks = [  # of 10 s each
+        (0.9, 100 + 16, False),  # not grown by more than 16 MiB
+        (1.1, 200, False),  # busy
+        (0.9, 117, True),
+        (0.9, 60, False),  # by itself
+        (0.9, 77, True),  # of what it had shrunk to
+    ]
+    cpu_s, size, swept = 0.0, 100 * MIB, list[int]()
+    libc = SimpleNamespace(malloc_trim=swept.append)
+    monkeypatch.setattr(give_back.ctypes, "CDLL", lambda _: libc)
+    monkeypatch.setattr(give_back, "resident_bytes", lambda: size)
+    monkeypatch.setattr(give_back, "time", SimpleNamespace(process_time=lambda: cpu_s))
+    ask, answer = asyncio.Queue[float](), asyncio.Queue[None]()
+
+    async def sleep(seconds: float) -> None:
+        ask.put_nowait(seconds)
+        await answer.get()
+
+    monkeypatch.setattr(give_back, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+    watching = asyncio.create_task(give_back.give_back_memory(10.0))
+    assert await ask.get() == 10.0
+    for used_s, mib, sweeps in looks:
+        cpu_s, size, before = cpu_s + used_s, mib * MIB, len(swept)
+        answer.put_nowait(None)
+        await ask.get()
+        assert (len(swept) > before) == sweeps, (used_s, mib)
+    watching.cancel()

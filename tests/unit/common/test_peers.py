@@ -156,3 +156,56 @@ async def test_picks_the_least_loaded_and_waits_for_one(redis, settings, namespa
         await peers.stop()
         for replica in replicas:
             await replica.stop()
+
+
+async def test_a_replica_at_a_new_address_is_a_new_peer(redis, settings, namespace):
+    gone: list[Peer] = []
+    peers = Peers(redis, settings, "router", peer_id="t", on_gone=gone.append)
+    old = await Served(redis, namespace, "router-1").start()
+    await peers.start()
+    try:
+        first = await peers.pick_least_loaded(patience_s=10)
+        new = await Served(redis, namespace, "router-1").start()
+        old.registration._task.cancel()
+        await until(lambda: gone == [first])
+        second = await peers.pick_least_loaded(patience_s=10)
+        assert second.replica.address == new.replica.address != first.replica.address
+        assert peers.all() == [second]
+        assert first.link.state is LinkState.CLOSED
+        assert not first.ready
+    finally:
+        await peers.stop()
+        await old.stop()
+        await new.stop()
+
+
+async def test_a_peer_that_left_and_is_lost_is_not_waited_for(redis, settings, namespace):
+    gone: list[Peer] = []
+    peers = Peers(redis, settings, "router", peer_id="t", on_gone=gone.append)
+    replica = await Served(redis, namespace, "router-1").start()
+    await peers.start()
+    try:
+        peer = await peers.pick_least_loaded(patience_s=10)
+        request = peer.link.open(b"", deadline=time.monotonic() + 600, on_item=lambda _: None)
+        await until(lambda: replica.links.running == 1)
+        await replica.stop()
+        assert (await request.ended()).status.reason == "peer_lost"
+        await until(lambda: gone == [peer])
+        assert not peers.all()
+    finally:
+        await peers.stop()
+
+
+async def test_stopping_ends_the_requests_and_forgets_all(redis, settings, namespace):
+    peers = Peers(redis, settings, "router", peer_id="t")
+    replica = await Served(redis, namespace, "router-1").start()
+    await peers.start()
+    try:
+        peer = await peers.pick_least_loaded(patience_s=10)
+        request = peer.link.open(b"", deadline=time.monotonic() + 600, on_item=lambda _: None)
+        assert peers.redis_reachable
+    finally:
+        await peers.stop()
+    assert (await request.ended()).status.reason == "peer_lost"
+    assert (peers.all(), peer.link.state) == ([], LinkState.CLOSED)
+    await replica.stop()

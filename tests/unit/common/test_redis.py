@@ -2,7 +2,10 @@
 
 import asyncio
 
-from services.common.redis import connect
+import pytest
+
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.redis import RedisAway, Script, connect
 
 
 async def test_a_cancel_is_never_swallowed(redis_url):
@@ -17,3 +20,39 @@ async def test_a_cancel_is_never_swallowed(redis_url):
         assert task.cancelled() == reached, f"cancelled at loop turn {turn % 8}"
     assert await client.ping()
     await client.aclose()
+
+
+async def test_a_function_that_redis_lost_is_loaded_again(redis_url):
+    client = connect(redis_url)
+    twice = Script(client, "return {KEYS[1], ARGV[1], ARGV[1]}")
+    assert await twice(["k"], ["v"]) == ["k", "v", "v"]
+    await client.script_flush()
+    assert await twice(["k"], ["v"]) == ["k", "v", "v"]
+    await client.aclose()
+
+
+async def test_a_redis_that_is_silent_or_full_or_not_there_is_away():
+    connected = asyncio.Event()
+    silent = await asyncio.start_server(lambda *_: connected.set(), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    for url in (f"redis://127.0.0.1:{port}/0", "redis://127.0.0.1:1/0"):
+        client = connect(url)
+        with pytest.raises(RedisAway):
+            await asyncio.wait_for(client.get("k"), 15)
+        await client.aclose()
+    assert connected.is_set()
+    silent.close()
+    with EmbeddedRedis() as server:
+        client = connect(server.url)
+        await client.config_set("maxmemory", 1)
+        with pytest.raises(RedisAway):
+            await client.set("k", "v")
+        await client.aclose()
+
+
+async def test_a_burst_shares_a_few_connections():
+    with EmbeddedRedis() as server:
+        client = connect(server.url)
+        await asyncio.gather(*(client.blpop(["nothing"], 0.01) for _ in range(300)))
+        assert (await client.info("clients"))["connected_clients"] <= 64
+        await client.aclose()

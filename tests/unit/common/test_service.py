@@ -1,4 +1,7 @@
 import asyncio
+import os
+import signal
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -8,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.common.config import Settings
 from services.common.discovery import Directory
 from services.common.redis import connect
-from services.common.service import Host, Service
+from services.common.service import Host, Service, _serve_until_signal
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
@@ -116,3 +119,67 @@ async def test_without_redis_a_host_still_serves_and_registers_later(namespace: 
     await host.stop()
     await redis.aclose()
     server.stop()
+
+
+class Leaving(Quiet):
+    """Looks at its host while it drains."""
+
+    async def drain(self, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self.registered = await self.redis.hlen(f"{self.settings.namespace}:{{registry:router}}")
+        async with TRANSPORT.dial(self.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            self.health = (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
+
+
+@pytest.mark.parametrize(("given", "grace_s"), [(None, 20.0), (7.0, 7.0), (0.0, 0.0)])
+async def test_a_host_that_stops_is_looked_for_by_nobody_before_it_drains(
+    settings: Settings, given: float | None, grace_s: float
+) -> None:
+    host = Host(Leaving, settings)
+    replica = await host.start()
+    host.service.address = replica.address
+    await host.stop(grace_s=given)
+    assert (host.service.grace_s, host.service.registered) == (grace_s, 0)
+    assert host.service.health == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert host.service.stopped
+    for url in (f"http://{replica.address}", replica.metrics_url):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+
+
+async def test_what_never_served_has_nothing_to_drain(settings: Settings) -> None:
+    host = Host(Quiet, settings.model_copy(update={"log_level": "ERROR"}))
+    with pytest.raises(RuntimeError, match="cannot start"):
+        await host.start()
+    assert not host.service.drained
+    assert host.replica is None
+
+
+class Odd(Quiet):
+    broken = True
+
+
+@pytest.mark.parametrize(("service", "status"), [(Quiet, 0), (Odd, 1)])
+async def test_alone_it_ends_well_when_asked_to_and_with_1_when_its_check_fails(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, service: type[Quiet], status: int
+) -> None:
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PENSTOCK_NAMESPACE", settings.namespace)
+    monkeypatch.setattr("services.common.service._CHECK_EVERY_S", 0.0)
+    serving = asyncio.create_task(_serve_until_signal(service))
+    redis = connect(settings.redis_url)
+    view = Directory(redis, settings.namespace, "router", settings.lease_s)
+
+    async def seen() -> bool:
+        await view.refresh()
+        return bool(view.replicas) or serving.done()
+
+    await until(seen)
+    if status == 0:
+        assert not serving.done(), "nobody else takes the signal"
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(serving, 20) == status
+    await redis.aclose()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)

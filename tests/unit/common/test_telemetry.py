@@ -1,5 +1,6 @@
 import json
 import logging
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -123,6 +124,23 @@ def test_a_log_line_is_one_json_object_with_its_trace() -> None:
     assert line["message"] == "hi there"
     assert line["service"] == "gateway"
     assert line["trace_id"] == f"{span.get_span_context().trace_id:032x}"
+
+
+def test_a_log_line_outside_a_request_has_no_trace_and_an_exception_its_own() -> None:
+    try:
+        raise ValueError("of the inside")
+    except ValueError:
+        failed = sys.exc_info()
+    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "hi", None, failed)
+    line = json.loads(_JsonLines("gateway").format(record))
+    assert (line["level"], line["logger"]) == ("warning", "x")
+    assert "ValueError: of the inside" in line["exception"]
+    assert "trace_id" not in line
+    record.exc_info = None
+    record.created, record.msecs = 0.0, 7.0
+    line = json.loads(_JsonLines("gateway").format(record))
+    assert "exception" not in line
+    assert line["time"] == "1970-01-01T00:00:00.007Z"
 
 
 def test_spans_go_to_a_collector_when_an_endpoint_is_given(

@@ -1,5 +1,6 @@
 """Unary calls: spans and whole errors reach the caller."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -95,3 +96,46 @@ async def test_an_unreachable_server_is_named_by_its_stage() -> None:
             await call(retrieval_pb2_grpc.RetrievalStub(channel), "any")
     assert raised.value.code == grpc.StatusCode.UNAVAILABLE
     assert (raised.value.stage, raised.value.reason) == ("retrieval", "unreachable")
+
+
+class Odd(retrieval_pb2_grpc.RetrievalServicer):
+    """Ends calls as no handler of ours would."""
+
+    async def Remove(self, request: Any, context: Any) -> Any:
+        if request.collection == "silent":
+            await asyncio.Event().wait()
+        if request.collection == "unreadable":
+            context.set_trailing_metadata(((unary.STATUS_KEY, b"\xff\xff"),))
+        await context.abort(grpc.StatusCode.ABORTED, "at 10.0.0.7:1234")
+
+
+@pytest.mark.parametrize(
+    ("collection", "timeout_s", "code", "reason"),
+    [
+        ("silent", 0.05, grpc.StatusCode.DEADLINE_EXCEEDED, "timeout"),
+        ("unreadable", 5, grpc.StatusCode.ABORTED, ""),
+        ("odd", 5, grpc.StatusCode.ABORTED, ""),
+    ],
+)
+async def test_an_end_without_an_error_of_ours_names_the_stage_and_keeps_its_code(
+    collection: str, timeout_s: float, code: grpc.StatusCode, reason: str
+) -> None:
+    server = TRANSPORT.server()
+    retrieval_pb2_grpc.add_RetrievalServicer_to_server(Odd(), server)
+    port = listen(server, "127.0.0.1", 0)
+    await server.start()
+    telemetry = Telemetry("gateway", "gateway-1")
+    async with TRANSPORT.dial(f"127.0.0.1:{port}") as channel:
+        with telemetry.span("request") as span, pytest.raises(unary.PenstockError) as raised:
+            await unary.call(
+                retrieval_pb2_grpc.RetrievalStub(channel).Remove,
+                retrieval_pb2.RemoveRequest(collection=collection),
+                span=span,
+                timeout_s=timeout_s,
+                stage="retrieval",
+                record=common_pb2.Record(),
+            )
+    await server.stop(0)
+    error = raised.value
+    assert (error.code, error.stage, error.reason) == (code, "retrieval", reason)
+    assert "10.0.0.7" not in error.message

@@ -1,0 +1,113 @@
+"""Where a model's files are looked for, and what of them is fetched from a hub."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+
+from services.common.checkpoint import chosen, is_hub_id, locate
+from services.common.config import ModelSpec, Settings
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"),
+    [
+        ("owner/name", True),
+        ("gpt2", False),
+        ("/models", False),
+        ("./models", False),
+        ("~/models", False),
+        ("owner/", False),
+        ("a/b/c", False),
+        ("", False),
+    ],
+)
+def test_a_hub_id_is_an_owner_and_a_name(path: str, is_one: bool) -> None:
+    assert is_hub_id(path) == is_one
+
+
+class Hub:
+    """A hub whose one model has the revision "abc"; notes what is fetched."""
+
+    def __init__(self, folder: Path, failure: Exception | None = None) -> None:
+        self.folder = folder
+        self.failure = failure
+        self.kept = True  # a copy from before
+        self.fetched: list[dict[str, Any]] = []
+
+    def model_info(self, name: str, timeout: float) -> SimpleNamespace:
+        assert 0 < timeout <= 10, "it is told within seconds"
+        if self.failure is not None:
+            raise self.failure
+        return SimpleNamespace(sha="abc")
+
+    def snapshot_download(self, name: str, **options: Any) -> str:
+        if options.get("local_files_only") and not self.kept:
+            raise LocalEntryNotFoundError("none")
+        self.fetched.append({"name": name, **options})
+        return str(self.folder)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    made = Hub(tmp_path / "snapshot")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+SPEC = ModelSpec(name="tiny", path="owner/name")
+
+
+def test_a_folder_comes_before_a_hub_s_model_of_its_name(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert locate(SPEC).resolve() == tmp_path / "owner" / "name"
+    assert not hub.fetched
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_hub_s_newest_is_fetched_and_weights_only_where_wanted(hub: Hub, weights: bool) -> None:
+    assert locate(SPEC, weights=weights) == hub.folder
+    (fetched,) = hub.fetched
+    assert (fetched["name"], fetched["revision"]) == ("owner/name", "abc")
+    wanted = fetched["allow_patterns"]
+    assert {"*.json", "*.jinja"} <= set(wanted)
+    assert ("*.safetensors" in wanted) == weights
+
+
+def test_a_copy_from_before_does_while_the_hub_gives_no_answer(hub: Hub) -> None:
+    hub.failure = httpx.ConnectTimeout("no answer\nat all")
+    assert locate(SPEC) == hub.folder
+    assert [f.get("local_files_only") for f in hub.fetched] == [True]
+    hub.kept = False
+    with pytest.raises(FileNotFoundError, match=r"'tiny'.*gave no answer \(no answer\)$"):
+        locate(SPEC)
+
+
+def test_terms_that_are_not_accepted_are_no_reason_to_use_an_old_copy(hub: Hub) -> None:
+    answer = httpx.Response(403, request=httpx.Request("GET", "http://hub/owner/name"))
+    hub.failure = GatedRepoError("gated", response=answer)
+    with pytest.raises(FileNotFoundError, match=r"'tiny'.*HF_TOKEN and its terms"):
+        locate(SPEC)
+    assert not hub.fetched
+
+
+@pytest.mark.parametrize(("path", "hint"), [("gpt2", True), ("/no/such/folder", False)])
+def test_what_is_no_folder_and_no_hub_id_is_told(path: str, hint: bool) -> None:
+    with pytest.raises(FileNotFoundError, match=f"'tiny': there is no folder {path}") as error:
+        locate(ModelSpec(name="tiny", path=path))
+    assert ("OWNER/NAME" in str(error.value)) == hint
+
+
+def test_the_first_model_is_chosen_by_no_name_and_others_by_theirs() -> None:
+    settings = Settings(models=[ModelSpec(name=name, path=name) for name in ("a", "b")])
+    assert [chosen(settings, name).name for name in ("", "a", "b")] == ["a", "a", "b"]
+    with pytest.raises(ValueError, match=r"'c' is not served here.*a, b"):
+        chosen(settings, "c")
+    with pytest.raises(ValueError, match="none"):
+        chosen(Settings(), "")
