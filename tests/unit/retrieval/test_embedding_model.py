@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from services.retrieval.embedding_model import EmbeddingModel
+from services.retrieval.embedding_model import EmbeddingModel, _pooling
 from services.retrieval.text_reader import TextReader
 from tests.support.minilm import FOLDER, model
 
@@ -118,12 +119,60 @@ def test_a_checkpoint_that_needs_more_is_refused(
 
 
 def test_cls_pooling_takes_the_first_state(tmp_path: Path) -> None:
-    path = variant(tmp_path, **{"1_Pooling/config.json": {"pooling_mode_cls_token": True}})
-    cls = EmbeddingModel.load(str(path))
+    cls = EmbeddingModel.load(str(cls_variant(tmp_path)))
     ids = [cls.reader.text("one tide").ids, cls.reader.text("a longer text about tides").ids]
     both = cls.encode(ids)
     assert np.allclose(both[0], cls.encode(ids[:1])[0], atol=1e-5)
     assert not np.allclose(both[0], model().encode(ids)[0], atol=1e-2)
+
+
+def test_last_pooling_takes_the_last_state_before_the_padding(tmp_path: Path) -> None:
+    path = variant(tmp_path, **{"1_Pooling/config.json": {"pooling_mode": "last"}})
+    last = EmbeddingModel.load(str(path))
+    ids = [last.reader.text("one tide").ids, last.reader.text("a longer text about tides").ids]
+    both = last.encode(ids)
+    assert np.allclose(both[0], last.encode(ids[:1])[0], atol=1e-5)
+    assert np.allclose(np.linalg.norm(both, axis=1), 1, atol=1e-5)
+    for others in (model(), EmbeddingModel.load(str(cls_variant(tmp_path / "cls")))):
+        assert not np.allclose(both[0], others.encode(ids)[0], atol=1e-2)
+        assert others.fingerprint != last.fingerprint, "their vectors are not to be compared"
+
+
+def cls_variant(folder: Path) -> Path:
+    return variant(folder, **{"1_Pooling/config.json": {"pooling_mode_cls_token": True}})
+
+
+def test_other_weights_are_another_model(tmp_path: Path) -> None:
+    path = variant(tmp_path)
+    weights = load_file(path / "model.safetensors")
+    weights["embeddings.LayerNorm.bias"] = weights["embeddings.LayerNorm.bias"] + 1
+    save_file(weights, path / "model.safetensors")
+    assert EmbeddingModel.load(str(path)).fingerprint != model().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({}, "mean"),
+        ({"include_prompt": True}, "mean"),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": True}, "mean"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": "max"}, None),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, None),
+    ],
+)
+def test_pooling_is_as_the_checkpoint_says_or_refused(
+    tmp_path: Path, config: dict[str, object], pooling: str | None
+) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    if pooling is None:
+        with pytest.raises(ValueError, match=r"pooling .* is not supported"):
+            _pooling(tmp_path)
+    else:
+        assert _pooling(tmp_path) == pooling
 
 
 def test_a_folder_without_a_tokenizer_or_a_window_is_refused(tmp_path: Path) -> None:
