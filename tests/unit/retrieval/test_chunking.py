@@ -108,6 +108,29 @@ def test_borders_fall_between_sentences_and_overlap_by_whole_ones() -> None:
         assert after.start < before.end  # they share a sentence
 
 
+def test_the_overlap_is_as_many_whole_sentences_as_it_holds_and_no_more() -> None:
+    sentence = "Boat sails at dawn."  # 5 tokens
+    text = " ".join([sentence] * 12)
+    for overlap, shared in ((0, 0), (4, 0), (5, 1), (9, 1), (10, 2)):
+        chunks = cut(text, limit=20, overlap=overlap)
+        assert {c.tokens for c in chunks[:-1]} == {20}
+        for before, after in itertools.pairwise(chunks):
+            assert text[after.start : before.end].count(sentence) == shared
+
+
+def test_chunks_of_different_sections_share_nothing() -> None:
+    text = "# A\nBoat sails at dawn. Gate opens.\n# B\nOne coin. Two coins."
+    for before, after in itertools.pairwise(cut(text, limit=24, overlap=12)):
+        assert before.end <= after.start
+
+
+def test_a_chunk_is_not_left_half_empty_for_a_paragraph() -> None:
+    short, long = "It is six.", "Boat sails at dawn. " * 8
+    first = cut(f"{short}\n\n{long}", limit=20, overlap=0)[0]
+    assert first.text.startswith(short)
+    assert "dawn." in first.text
+
+
 def test_a_paragraph_border_is_preferred_to_a_sentence_border() -> None:
     first = "The harbour opens at six. The gate closes at nine."  # 12 tokens
     second = "Boats pay two coins. Boats over ten metres pay four coins."

@@ -193,3 +193,19 @@ async def test_a_stalled_model_fails_the_check(
     model.gate.set()
     await first
     embedder.check()
+
+
+async def test_a_dead_loop_fails_the_check(embedder: Embedder) -> None:
+    embedder.check()
+    assert embedder._task is not None
+    embedder._task.cancel()
+    await asyncio.gather(embedder._task, return_exceptions=True)
+    with pytest.raises(RuntimeError, match="loop ended"):
+        embedder.check()
+
+
+async def test_texts_of_like_length_share_a_batch(model: Model, embedder: Embedder) -> None:
+    """What is padded is computed all the same."""
+    await embedder.embed("t", [[2] * (200 if n % 2 else 2) for n in range(60)])
+    padded = sum(len(batch) * max(map(len, batch)) for batch in model.batches)
+    assert padded < 1.2 * 30 * (200 + 2)
