@@ -14,7 +14,7 @@ from protos.tokenizer_pb2 import PromptRequest, Resume, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.config import PolicyRule
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, unavailable
 from services.common.link import End, LinkCall
 from services.common.service import Host
 from services.tokenizer.generation import MAX_LOSSES
@@ -117,6 +117,32 @@ async def test_a_request_that_routers_die_of_ends(two: Bed) -> None:
     assert (end.status.stage, end.status.reason) == ("router", "peer_lost")
     assert len(asked) == MAX_LOSSES + 1
     assert two.text, "what came before counts"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_routers_that_drain_are_no_losses_of_the_request_s_making(two: Bed) -> None:
+    """An upgrade may move it as often as there are routers."""
+    story, drains = Story(TEXT), 0
+
+    async def drains_first(call: LinkCall, request: GenerateRequest) -> None:
+        nonlocal drains
+        if drains <= MAX_LOSSES:
+            drains += 1
+            raise unavailable("is draining", stage="router", reason="draining")
+        await story(call, request)
+
+    end, asked = await told(two, drains_first, question())
+    assert (end.status.code, two.text, len(asked)) == (0, TEXT, MAX_LOSSES + 2)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("reason", ["queue_full", "internal", "no_replica"])
+async def test_what_a_router_refuses_is_asked_of_no_other(two: Bed, reason: str) -> None:
+    async def refuses(call: LinkCall, request: GenerateRequest) -> None:
+        raise unavailable("no", stage="router", reason=reason)
+
+    end, asked = await told(two, refuses, question())
+    assert (end.status.reason, len(asked)) == (reason, 1)
 
 
 @pytest.mark.asyncio(loop_scope="module")

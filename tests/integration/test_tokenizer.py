@@ -10,18 +10,25 @@ import grpc
 import pytest
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
-from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, Message
 from protos.router_pb2 import GenerateRequest
-from protos.tokenizer_pb2 import PromptRequest, TokenIds
+from protos.tokenizer_pb2 import PromptRequest, Resume, TokenIds
 from protos.worker_pb2 import TokenDelta
-from services.common.config import ModelSpec, PolicyRule, Settings, TokenizerSettings
+from services.common.config import (
+    ModelSpec,
+    PolicyRule,
+    Settings,
+    TokenizerSettings,
+    WorkerSettings,
+)
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
 from services.common.service import Host
+from services.tokenizer import metrics
 from services.tokenizer.context import assemble
 from services.tokenizer.server import TokenizerService
-from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, says
+from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, says, write_model
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
@@ -146,6 +153,118 @@ async def test_nothing_reaches_the_router_before_the_policy_s_verdict(
         assert too_long.reason == "context_length_exceeded"
         assert b.router().requests == []
         assert b.deltas == []
+
+
+async def test_a_refusal_by_the_policy_counts_before_a_prompt_s_own_fault(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async with bed(tmp_path, redis_url, namespace, says("never")) as b:
+        refusals = metrics.REFUSALS.labels("secret")._value.get()
+        error = await b.refused(question("a TOP secret " + "water " * 900))
+        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "content_policy")
+        assert metrics.REFUSALS.labels("secret")._value.get() == refusals + 1
+
+
+async def test_requests_and_tokens_are_counted_once(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    def counts() -> dict[str, float]:
+        outcomes = ("ok", "invalid_argument", "not_found", "cancelled", "internal")
+        found = {name: metrics.REQUESTS.labels(name)._value.get() for name in outcomes}
+        for name, counter in (("in", metrics.PROMPT_TOKENS), ("out", metrics.COMPLETION_TOKENS)):
+            found[name] = counter.labels("tiny")._value.get()
+        for what in ("passages", "messages"):
+            found[what] = metrics.CUT.labels(what)._value.get()
+        return found
+
+    before = counts()
+
+    def since() -> dict[str, float]:
+        nonlocal before
+        last, before = before, counts()
+        return {name: before[name] - last[name] for name in last if before[name] != last[name]}
+
+    answer = "The water"
+    async with bed(tmp_path, redis_url, namespace, says(answer)) as b:
+        request = question()
+        assert (await b.ask(request)).status.code == 0
+        prompt = len(b.router().requests[0].prompt_token_ids)
+        assert since() == {"ok": 1, "in": prompt, "out": len(ids(answer))}
+        # Gone on with, only what is new is counted: another tokenizer has counted the rest.
+        first = b.deltas[0]
+        resumed = question()
+        resumed.resume.CopyFrom(
+            Resume(
+                plan=first.plan,
+                prompt_digest=first.prompt_digest,
+                token_ids=first.token_ids,
+                characters=len(first.text),
+            )
+        )
+        assert (await b.ask(resumed)).status.code == 0
+        assert since() == {"ok": 1, "out": len(ids(answer))}
+        cut = question()
+        cut.chat.messages.insert(1, Message(role="user", content="water " * 400))
+        for _ in range(2):
+            cut.chat.passages.add(title="Long", text="water " * 400)
+        assert (await b.ask(cut)).status.code == 0
+        counted = since()
+        assert (counted["passages"], counted["messages"]) == (2, 1)
+        await b.refused(question(stop=[""]))
+        assert since() == {"invalid_argument": 1}
+        await b.refused(PromptRequest(model="huge", text="a"))
+        assert since() == {"not_found": 1}
+        junk = b.link.open(b"\xff\xff", deadline=time.monotonic() + 20, on_item=lambda _: None)
+        assert (await junk.ended()).status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert since() == {"invalid_argument": 1}
+
+
+async def test_a_fault_of_our_own_is_told_without_its_text(
+    tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("secret prompt text")
+
+    monkeypatch.setattr("services.tokenizer.pipeline.assemble", broken)
+    async with bed(tmp_path, redis_url, namespace, says("never")) as b:
+        end = await b.ask(question())
+        error = PenstockError.from_status(end.status)
+        assert (error.code, error.stage) == (grpc.StatusCode.INTERNAL, "tokenizer")
+        assert "secret" not in error.message
+        assert "tokenizer" in {span.name for span in end.record.spans}
+
+
+async def test_more_than_the_limit_of_requests_is_refused(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    never = asyncio.Event()
+    async with bed(tmp_path, redis_url, namespace, says("water", never), max_requests=2) as b:
+        running = [b.open(question()) for _ in range(2)]
+        await until(lambda: len(b.router().requests) == 2)
+        assert (await b.refused(question())).reason == "too_many_requests"
+        never.set()
+        for request in running:
+            assert (await request.ended()).status.code == 0
+
+
+async def test_the_window_is_bounded_by_the_setting(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    write_model(tmp_path)
+    settings = Settings(
+        redis_url=redis_url,
+        namespace=namespace,
+        models=[ModelSpec(name="tiny", path=str(tmp_path))],
+        worker=WorkerSettings(max_model_len=64),
+    )
+    host = Host(TokenizerService, settings)
+    replica = await host.start()
+    async with TRANSPORT.dial(replica.address) as channel:
+        stub = tokenizer_pb2_grpc.TokenizerStub(channel)
+        (model,) = (await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)).models
+    assert model.window == 64
+    assert replica.facts == {"models": "tiny"}
+    await host.stop(grace_s=0)
 
 
 async def test_a_stop_string_ends_the_generation(

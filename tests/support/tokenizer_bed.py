@@ -208,7 +208,12 @@ def write_model(folder: Path) -> None:
 
 @asynccontextmanager
 async def bed(
-    folder: Path, redis_url: str, namespace: str, *scripts: Script, patience_s: float = 5.0
+    folder: Path,
+    redis_url: str,
+    namespace: str,
+    *scripts: Script,
+    patience_s: float = 5.0,
+    max_requests: int = 2048,
 ) -> AsyncIterator[Bed]:
     write_model(folder)
     settings = Settings(
@@ -219,6 +224,7 @@ async def bed(
         tokenizer=TokenizerSettings(
             policy_rules=[PolicyRule(name="secret", pattern="top secret")],
             router_patience_s=patience_s,
+            max_requests=max_requests,
         ),
     )
     routers = [Host(router_class(script), settings) for script in scripts]

@@ -92,6 +92,26 @@ def test_passages_go_before_the_question_where_there_is_no_system_role() -> None
     assert text == "[user]Passages:\n\n[1] One\nfirst text\n\nWhat?"
 
 
+def test_without_a_system_role_passages_go_before_the_last_question_alone() -> None:
+    talk = chat(("user", "Old?"), ("assistant", "Yes."), ("user", "What?"), ("assistant", "Hm."))
+    text = ChatTemplate(tokenizer(STRICT)).render(talk, PASSAGES[:1]).text
+    block = "Passages:\n\n[1] One\nfirst text\n\n"
+    assert text == f"[user]Old?[assistant]Yes.[user]{block}What?[assistant]Hm."
+
+
+def test_a_passage_without_a_title_is_its_text() -> None:
+    text = ChatTemplate(tokenizer(CHATML)).render(TALK, [Passage(text="first text")]).text
+    assert "Passages:\n\n[1] first text<|im_end|>" in text
+
+
+def test_names_are_shown_where_there_are_any() -> None:
+    source = (
+        "{% for m in messages %}{{ m.name if 'name' in m else '-' }}:{{ m.content }} {% endfor %}"
+    )
+    talk = [Message(role="user", content="a", name="Ann"), Message(role="user", content="b")]
+    assert ChatTemplate(tokenizer(source)).render(talk).text == "Ann:a -:b "
+
+
 def test_a_comment_that_mentions_documents_is_no_use_of_them() -> None:
     source = "{# documents are not used #}" + CHATML
     assert "Passages:" in ChatTemplate(tokenizer(source)).render(TALK, PASSAGES).text
