@@ -1,5 +1,6 @@
 """When a worker takes itself for broken."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -8,7 +9,7 @@ from services.common.config import ModelSpec, Settings
 from services.common.errors import PenstockError
 from services.common.telemetry import Telemetry
 from services.worker import server
-from services.worker.engine import Load, StepOutput
+from services.worker.engine import Load, Request, Sampling, StepOutput
 from services.worker.news import News
 from services.worker.sequences import Sequences
 from services.worker.server import WorkerService
@@ -41,7 +42,7 @@ def service(clock: Clock, tmp_path: Any) -> WorkerService:
     )
     unused = cast(Any, None)
     made = WorkerService(settings, unused, Telemetry("worker", "w"), "w")
-    engine = made._engine = cast(Any, type("Engine", (), {"running": True})())
+    engine = made._engine = cast(Any, SimpleNamespace(running=True, add=lambda request: None))
     made._sequences = Sequences(engine)
     made._news = News(cast(Any, type("Info", (), {"num_blocks": 1, "block_size": 16})()), 1)
     made._receiver = unused
@@ -71,4 +72,18 @@ def test_a_long_step_has_its_time_and_no_more(service: WorkerService, clock: Clo
     assert service._vitals().step_s == 0
     clock.now += 31
     with pytest.raises(PenstockError, match="no step"):
+        service.check()
+
+
+async def test_an_idle_engine_has_its_time_from_its_next_request_on(
+    service: WorkerService, clock: Clock
+) -> None:
+    service._on_step(StepOutput(2, 0, 0, LOAD, pending=0))
+    clock.now += 3600
+    service.check()
+    service._sequences.add(Request("a", [3], Sampling(1)), lambda output: None)
+    clock.now += 29
+    service.check()
+    clock.now += 2
+    with pytest.raises(PenstockError, match="no step for 31 s"):
         service.check()
