@@ -270,3 +270,149 @@ def test_settings_that_cannot_work_are_refused(
     folder = Path(settings.pop("model", checkpoint()))
     with pytest.raises(ValueError, match=words):
         make_engine(folder, **settings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_token_ids": [0, 256]},
+        {"prompt_token_ids": [3] * 255},
+        {"sampling": Sampling(1)},
+        {"sampling": Sampling(1, temperature=0.0, top_k=0, top_p=1.0, seed=2**64 - 1)},
+        {"sampling": Sampling(1, top_p=1e-9, top_k=10_000)},
+        {"sampling": Sampling(2**31), "prompt_token_ids": [3] * 250},
+        {"generated_prefix": 39},
+    ],
+)
+def test_what_is_just_within_its_limits_is_served(
+    checkpoint: Checkpoint, change: dict[str, Any]
+) -> None:
+    request = replace(Request("a", PROMPT, greedy(1)), **change)
+    run = drive(make_engine(checkpoint()), [request])
+    assert run.last["a"].error is None
+    assert run.tokens["a"]
+
+
+def test_usage_counts_no_more_as_cached_than_the_prompt(checkpoint: Checkpoint) -> None:
+    """What is gone on with is found in the cache too, but is no prompt."""
+    engine = make_engine(checkpoint())
+    whole = drive(engine, [Request("a", PROMPT, greedy(40))])
+    rest = Request("b", PROMPT + whole.tokens["a"][:39], greedy(1), generated_prefix=39)
+    last = drive(engine, [rest]).last["b"]
+    assert last.num_cached_tokens == 64
+    assert last.usage == Usage(prompt_tokens=40, cached_tokens=40, completion_tokens=40)
+
+
+def test_a_preempted_request_was_scheduled_when_it_first_was(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint(), num_blocks=9, max_running=3, max_batched_tokens=16)
+    run = drive(engine, [Request(str(i), PROMPT[i:], greedy(30)) for i in range(3)])
+    assert run.num_preempted
+    for name in "012":
+        (timeline,) = [
+            o.timeline for s in run.steps for o in s.outputs if o.timeline and o.request_id == name
+        ]
+        first = next(s for s in run.steps if s.started_ns >= timeline.scheduled_ns)
+        assert first.started_ns == timeline.scheduled_ns
+        assert sum(chunk.tokens for chunk in timeline.chunks) == 40 - int(name)
+
+
+def test_a_long_step_is_told_before_it_begins(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(checkpoint())
+    told: list[str] = []
+    engine.on_long_step = lambda expected_s: told.append(f"expected {expected_s:.1f}")
+    compute = engine._runner.run
+
+    def run(chunks: list[Chunk]) -> Any:
+        told.append("runs")
+        return compute(chunks)
+
+    monkeypatch.setattr(engine._runner, "run", run)
+    for expected_s in (1.0, 0.9):
+        monkeypatch.setattr(engine._meter, "expected_s", lambda *_, s=expected_s: s)
+        drive(engine, [Request("a", PROMPT, greedy(1))])
+    assert told == ["expected 1.0", "runs", "runs"]
+
+
+def test_a_long_step_is_judged_by_its_prompt_tokens_and_its_sequences(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(checkpoint())
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine._meter, "expected_s", lambda *a: asked.append(a) or 0.0)
+    engine.add(Request("a", PROMPT, greedy(3)))
+    engine.step()
+    drive(engine, [Request("b", PROMPT[20:], greedy(2))])
+    assert asked == [(40, 1), (20, 2), (0, 2)]
+
+
+def test_load_tells_who_waits_and_who_holds_a_place(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint(), max_running=2, num_blocks=20)
+    engine.add(Request("remote", PROMPT, greedy(4), remote_prefill=True))
+    engine.add(Request("runs", PROMPT[::-1], greedy(4)))
+    engine.add(Request("waits", PROMPT, greedy(4)))
+    step = engine.step()
+    load = step.load
+    assert (load.waiting, load.running, load.max_running, step.pending) == (1, 2, 2, 2)
+    assert (load.free_blocks, load.total_blocks, load.block_size) == (14, 20, 16)
+    assert load.queued_prefill_tokens == 40
+    assert load.prefill_tokens_per_s > 0
+    assert load.decode_step_ms == 0
+    engine.cancel("remote")
+    drive(engine, [])
+
+
+def test_a_step_that_only_reports_counts_as_one(checkpoint: Checkpoint) -> None:
+    """A refusal waits for no other request."""
+    engine = make_engine(checkpoint())
+    assert not engine.has_work
+    engine.add(Request("bad", [], greedy(1)))
+    assert engine.has_work
+    step = engine.step()
+    assert (step.step, step.prefill_tokens, step.decode_tokens, step.pending) == (1, 0, 0, 0)
+    (output,) = step.outputs
+    assert output.error
+    assert output.usage is None
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_blocks": 0},
+        {"max_model_len": 0},
+        {"threads": 0},
+        {"kv_cache_bytes": 0},
+        {"max_batched_tokens": 0},
+        {"max_running": 0},
+    ],
+)
+def test_a_setting_of_nothing_is_refused_by_name(
+    checkpoint: Checkpoint, settings: dict[str, Any]
+) -> None:
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+        make_engine(checkpoint(), **settings)
+
+
+def test_settings_at_their_limits_work(checkpoint: Checkpoint) -> None:
+    engine = make_engine(
+        checkpoint(), max_model_len=48, num_blocks=3, max_batched_tokens=2, max_running=2
+    )
+    assert engine.info.max_model_len == 48
+    assert len(drive(engine, [Request("a", PROMPT, greedy(100))]).tokens["a"]) == 8
+    assert make_engine(checkpoint(), max_model_len=256).info.max_model_len == 256
+
+
+def test_the_cache_holds_what_fits_its_bytes(checkpoint: Checkpoint) -> None:
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        block = 2 * 2 * 16 * 2 * 16 * size  # layers, sides, tokens, heads, dim
+        info = make_engine(
+            checkpoint(), dtype=dtype, num_blocks=None, kv_cache_bytes=6 * block - 1
+        ).info
+        assert (info.num_blocks, info.kv_bytes_per_block) == (5, block)
+        assert info.kv_shape_per_block == (2, 2, 16, 2, 16)
+        assert info.max_model_len == 80
+        assert info.parameter_bytes == info.num_parameters * size
+        assert info.eos_token_ids == (2,)

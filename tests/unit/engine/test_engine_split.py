@@ -13,6 +13,7 @@ from services.worker.engine import (
     Request,
     Sampling,
     SharedRef,
+    Usage,
     kv_payload,
 )
 from services.worker.engine import engine as engine_module
@@ -312,3 +313,101 @@ def test_commands_out_of_place_do_no_harm(checkpoint: Checkpoint) -> None:
     run = drive(engine, [])
     assert run.last["plain"].error
     assert run.last["plain"].error.code == "kv_transfer"
+
+
+def test_kv_that_comes_for_a_request_of_another_kind_is_not_written(checkpoint: Checkpoint) -> None:
+    """A request that computes its prompt itself would go on from a stranger's."""
+    engine = make_engine(checkpoint())
+    engine.add(Request("plain", list(range(3, 43)), greedy(8)))
+    engine.step()
+    before = bytes(engine._runner.cache.read([0, 1, 2]))
+    engine.write_kv(KvBlocks("plain", 0, 1, bytes(engine.info.kv_bytes_per_block)))
+    assert bytes(engine._runner.cache.read([0, 1, 2])) == before
+    error = drive(engine, []).last["plain"].error
+    assert error
+    assert (error.code, error.message) == (
+        "kv_transfer", "write_kv out of place: the request is not reserved",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("token", [-1, 257])
+def test_a_first_token_must_be_one(checkpoint: Checkpoint, token: int) -> None:
+    decode = make_engine(checkpoint())
+    size = reserve(decode, list(range(3, 43)))
+    decode.write_kv(KvBlocks("a", 0, 3, bytes(3 * size)))
+    decode.start_decode("a", token)
+    error = drive(decode, []).last["a"].error
+    assert error
+    assert error.code == "kv_transfer"
+
+
+def test_a_second_start_ends_the_request(checkpoint: Checkpoint) -> None:
+    decode = make_engine(checkpoint())
+    size = reserve(decode, list(range(3, 43)))
+    decode.write_kv(KvBlocks("a", 0, 3, bytes(3 * size)))
+    for _ in range(2):
+        decode.start_decode("a", 5)
+    assert drive(decode, []).last["a"].error
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        (greedy(1), FinishReason.LENGTH),
+        (greedy(4, stop_token_ids=(5,)), FinishReason.STOP),
+        (Sampling(4), FinishReason.STOP),
+    ],
+)
+def test_a_first_token_that_ends_it_ends_the_decode_engines_part(
+    checkpoint: Checkpoint, sampling: Sampling, reason: FinishReason
+) -> None:
+    decode = make_engine(checkpoint())
+    decode._eos_token_ids = frozenset({5})
+    prompt = list(range(3, 43))
+    decode.add(Request("a", prompt, sampling, remote_prefill=True))
+    decode.step()
+    decode.write_kv(KvBlocks("a", 0, 3, bytes(3 * decode.info.kv_bytes_per_block)))
+    decode.start_decode("a", 5)
+    run = drive(decode, [])
+    assert run.tokens["a"] == []
+    assert run.last["a"].finish_reason is reason
+    assert run.last["a"].usage == Usage(40, 0, 1)
+    assert len(decode.snapshot()) == 2, "what came is cached as if computed here"
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_no_room_for_what_is_exported_ends_its_request_alone(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Amid its prompt or at its end."""
+    engine = make_engine(checkpoint(), max_batched_tokens=chunk)
+    prompt = list(range(3, 43))
+
+    def full(data: object) -> SharedRef:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kv_payload, "share", full)
+    engine.add(Request("a", prompt, greedy(4), prefill_only=True, export_kv="shared"))
+    run = drive(engine, [Request("other", prompt[::-1], greedy(4))])
+    error = run.last["a"].error
+    assert error
+    assert error.code == "kv_transfer"
+    assert "No space left" in error.message
+    assert run.tokens["a"] == []
+    assert len(run.tokens["other"]) == 4
+
+
+def test_a_prefill_without_export_gives_its_token_alone(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint())
+    run = drive(engine, [Request("a", list(range(3, 43)), greedy(4), prefill_only=True)])
+    assert run.last["a"].finish_reason is FinishReason.PREFILL_DONE
+    assert len(run.tokens["a"]) == 1
+    assert not any(step.kv_exports for step in run.steps)
+
+
+def test_a_segment_for_a_refused_piece_is_removed_too(checkpoint: Checkpoint) -> None:
+    decode = make_engine(checkpoint())
+    size = reserve(decode, list(range(3, 43)))
+    decode.write_kv(KvBlocks("a", 2, 1, kv_payload.share(bytes(size))))
+    assert segments() == []
+    assert drive(decode, []).last["a"].error

@@ -168,3 +168,27 @@ def test_kv_data_is_not_copied_into_the_pickle() -> None:
     assert blocks == KvBlocks("a", 0, 1, blocks.data)
     assert bytes(blocks.data) == data
     assert pickle.loads(pickle.dumps(KvBlocks("a", 0, 1, b"xy"), 5)).data == b"xy"
+
+
+def test_segments_are_this_users_alone(folder: Path) -> None:
+    """They hold what tenants said."""
+    kv_payload.share(DATA)
+    assert [path.stat().st_mode & 0o077 for path in folder.iterdir()] == [0, 0]
+
+
+def test_a_forked_process_has_names_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its segments would be swept when the first one ends, or overwrite each other's."""
+    mine = kv_payload.share(DATA).name.rsplit("-", 1)[0]
+    monkeypatch.setattr(kv_payload.os, "getpid", lambda: -1)
+    assert kv_payload.share(DATA).name.rsplit("-", 1)[0] != mine
+
+
+def test_a_name_with_more_behind_it_is_not_ours(folder: Path) -> None:
+    name = kv_payload.share(DATA).name
+    (folder / f"{name}.kept").write_text("kept")
+    for more in (".kept", "\n"):
+        with pytest.raises(ValueError, match="not a KV segment's name"):
+            kv_payload.take(SharedRef(name + more, 0, 1))
+    assert len(list(folder.iterdir())) == 3

@@ -81,3 +81,34 @@ def test_a_first_step_is_expected_by_the_models_size() -> None:
     assert small.expected_s(512, 1) < 1.5
     assert large.expected_s(512, 1) > 600
     assert Clocked(8_000_000_000, "cuda:0").meter.expected_s(512, 1) < 10
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "counts_for"),
+    [(16, 0, "prefill"), (16, 3, "prefill"), (15, 0, "decode"), (0, 1, "decode"), (0, 0, "")],
+)
+def test_what_a_step_counts_for(prefill: int, decode: int, counts_for: str) -> None:
+    """One that computed nothing says nothing: it told of a cancel, or that it lives."""
+    clocked = Clocked()
+    clocked.step(prefill, decode, 0.5)
+    meter = clocked.meter
+    assert bool(meter.prefill_tokens_per_s) == (counts_for == "prefill")
+    assert bool(meter.decode_step_ms) == (counts_for == "decode")
+
+
+def test_a_step_of_nothing_takes_nothing() -> None:
+    clocked = Clocked()
+    assert clocked.meter.expected_s(0, 0) == 0
+    clocked.step(0, 4, 0.1)
+    assert clocked.meter.expected_s(0, 0) == 0
+
+
+def test_steps_one_after_the_other_forget_by_their_number_alone() -> None:
+    """However long each takes: what ten of them say counts for most."""
+    quick, slow = Clocked(), Clocked()
+    for clocked, factor in ((quick, 1), (slow, 1000)):
+        clocked.step(0, 1, 0.010 * factor)
+        for _ in range(10):
+            clocked.step(0, 1, 0.020 * factor)
+    assert slow.meter.decode_step_ms == pytest.approx(1000 * quick.meter.decode_step_ms)
+    assert 18 < quick.meter.decode_step_ms < 20

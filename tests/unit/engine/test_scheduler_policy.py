@@ -228,3 +228,111 @@ def test_what_was_generated_is_computed_again_in_chunks_too() -> None:
     bench.pool.withdraw(sequence.blocks)  # nothing of it is found again
     bench.scheduler._preempt(sequence, Step())
     assert [[c.count for c in bench.step().chunks] for _ in range(6)] == [[4]] * 5 + [[1]]
+
+
+def test_room_for_a_remote_prompt_takes_no_budget() -> None:
+    bench = Bench(num_blocks=32, budget=4)
+    bench.add("long", tokens(9, first=10))
+    remote = bench.add("remote", tokens(8, first=11), remote_prefill=True)
+    plain = bench.add("plain", tokens(4, first=12))
+    step = bench.step()
+    assert [(c.sequence.id, c.count) for c in step.chunks] == [("long", 4)]
+    assert step.reserved == [remote]
+    assert plain.status is Status.WAITING
+
+
+def test_admission_leaves_a_free_block_for_those_that_are_reserved_too() -> None:
+    for num_blocks, status in ((6, Status.WAITING), (7, Status.RUNNING)):
+        bench = Bench(num_blocks)
+        for number in range(2):
+            bench.add(str(number), tokens(4, first=number + 10), remote_prefill=True)
+        new = bench.add("new", tokens(12, first=12))
+        bench.step()
+        assert new.status is status
+
+
+def test_places_are_for_the_running_and_the_reserved_together() -> None:
+    bench = Bench(num_blocks=32, max_running=3)
+    reserved = [bench.add(f"r{n}", tokens(4, first=n + 10), remote_prefill=True) for n in range(2)]
+    bench.add("a", tokens(4, first=20))
+    late = bench.add("late", tokens(4, first=21))
+    bench.step()
+    scheduler = bench.scheduler
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_pending) == (3, 1, 2)
+    scheduler.start_decode(reserved[0], 9)  # keeps its place
+    bench.step()
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_pending) == (3, 1, 3)
+    assert late.status is Status.WAITING
+    scheduler.finish(reserved[1])
+    bench.step()
+    assert late.status is Status.RUNNING
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_pending) == (3, 0, 3)
+
+
+def test_what_waits_for_another_engine_is_no_victim() -> None:
+    """Nor is it computed: what it holds was made elsewhere."""
+    bench = Bench(num_blocks=7)
+    remote = bench.add("remote", tokens(4, first=10), priority=5, remote_prefill=True)
+    bench.add("a", tokens(4, first=11))
+    bench.add("b", tokens(4, first=12))
+    assert bench.preempted() == ["b"]
+    assert remote.status is Status.RESERVED
+    assert len(remote.blocks) == 1
+
+
+def test_nobody_new_comes_in_on_the_blocks_of_a_victim() -> None:
+    """In the same step: they were freed for those that go on running."""
+    bench = Bench(num_blocks=6)
+    bench.add("stays", tokens(4, first=10), priority=1)
+    bench.add("victim", tokens(12, first=11), priority=2)
+    while bench.pool.num_free:
+        bench.step()
+    new = bench.add("new", tokens(2, first=12), priority=0)
+    assert bench.preempted() == ["victim"]
+    assert bench.pool.num_free > 2
+    assert new.status is Status.WAITING
+    bench.step()
+    assert new.status is Status.RUNNING
+
+
+def test_without_a_prefix_cache_nothing_is_named_or_found() -> None:
+    bench = Bench(num_blocks=16)
+    bench.scheduler.prefix_caching = False
+    for name in ("one", "two"):
+        sequence = bench.add(name, tokens(9, first=10))
+        (chunk,) = bench.step().chunks
+        assert (chunk.start, sequence.num_cached) == (0, 0)
+        bench.scheduler.finish(sequence)
+    assert bench.pool.take_events() == []
+
+
+def test_a_failed_sequences_blocks_are_found_by_nobody() -> None:
+    bench = Bench(num_blocks=16)
+    for end, cached in ((bench.scheduler.finish, 8), (bench.scheduler.abort, 0)):
+        bad = bench.add("bad", tokens(9, first=cached + 10))
+        bench.step()
+        end(bad)
+        again = bench.add("again", tokens(9, first=cached + 10))
+        bench.step()
+        assert again.num_cached == cached
+        bench.scheduler.finish(again)
+
+
+def test_whoever_ends_while_it_waits_is_passed_over() -> None:
+    bench = Bench(num_blocks=16, max_running=1)
+    bench.add("runs", tokens(4, first=10))
+    waiting = [bench.add(f"w{number}", tokens(4, first=number + 11)) for number in range(3)]
+    bench.step()
+    for sequence in waiting[:2]:
+        bench.scheduler.finish(sequence)
+    assert bench.scheduler.num_waiting == 1
+    bench.scheduler.finish(bench.scheduler.sequences["runs"])
+    assert [c.sequence.id for c in bench.step().chunks] == ["w2"]
+
+
+def test_decodes_are_no_prompt_that_waits() -> None:
+    bench = Bench(num_blocks=16)
+    bench.add("a", tokens(5, first=10))
+    assert bench.scheduler.queued_prefill_tokens == 5
+    bench.step()
+    assert bench.scheduler.queued_prefill_tokens == 0

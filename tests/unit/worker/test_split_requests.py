@@ -472,3 +472,22 @@ async def test_a_decode_worker_that_nobody_reaches_ends_the_prefill(split: Split
     end = await prefill_to(split.prefill, "127.0.0.1:1").end()
     assert status_of(end) == (UNAVAILABLE, "worker", "kv_transfer", "")
     assert not split.prefill.engine.requests
+
+
+async def test_a_hand_over_under_way_outlives_its_engine(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part is done; those that are not end with the engine."""
+    taking = asyncio.Event()
+    monkeypatch.setattr(split.decode.engine, "drain", taking.wait)
+    prefilling, at_prefill, _, _ = await split.begin()
+    other, _ = await split.prefill.ask()
+    id = at_prefill.request_id
+    split.prefill.engine.step(
+        first(id, 7, finish_reason=FinishReason.PREFILL_DONE), kv_exports=[KvBlocks(id, 0, 3, b"x")]
+    )
+    await until(lambda: bool(prefilling.deltas))
+    split.prefill.engine.die()
+    assert (await other.end()).status.reason == "engine_died"
+    taking.set()
+    assert (await prefilling.end()).status.code == 0
