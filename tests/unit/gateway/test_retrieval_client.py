@@ -3,20 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from grpc import ChannelConnectivity
 
 from protos.common_pb2 import Caller, Record
 from protos.retrieval_pb2 import EmbedRequest, IndexRequest, RemoveRequest, SearchRequest
 from services.common.config import GatewaySettings, RetrievalSettings, Settings
-from services.common.errors import PenstockError, unavailable
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.gateway import retrieval_client as module
-from services.gateway.retrieval_client import RetrievalClient
+from services.gateway.retrieval_client import RetrievalClient, is_outage
 from tests.support.gateway_rig import EMBEDDING_MODEL, SmallRetrieval
 from tests.support.waiting import until
 
@@ -40,14 +42,15 @@ class Rig:
     async def listed(self, number: int) -> None:
         await until(lambda: len(self.client._channels) == number, 5)
 
-    async def call(self, name: str) -> Any:
+    async def call(self, name: str, record: Record | None = None) -> Any:
+        record = Record() if record is None else record
         with Telemetry("gateway", "gateway-1").span("request") as span:
             about = {"caller": CALLER, "collection": "c"}
             calls: dict[str, Callable[[], Awaitable[Any]]] = {
-                "search": lambda: self.client.search(searched, span, Record()),
-                "chat": lambda: self.client.search_for_chat(searched, span, Record()),
+                "search": lambda: self.client.search(searched, span, record),
+                "chat": lambda: self.client.search_for_chat(searched, span, record),
                 "embed": lambda: self.client.embed(
-                    EmbedRequest(caller=CALLER, texts=["tide"]), span, Record()
+                    EmbedRequest(caller=CALLER, texts=["tide"]), span, record
                 ),
                 "index": lambda: self.client.index(
                     IndexRequest(**about, source_id="f", text="the tide"), span
@@ -56,6 +59,13 @@ class Rig:
             }
             searched = SearchRequest(caller=CALLER, collections=["c"], query="tide", limit=1)
             return await calls[name]()
+
+    async def begun(self, name: str, replica: Host) -> "asyncio.Task[Any]":
+        """Held by the replica."""
+        replica.service.hold.clear()  # type: ignore[attr-defined]
+        call = self.begin(name)
+        await until(lambda: calls(replica) > 0, 5)
+        return call
 
     def begin(self, name: str) -> "asyncio.Task[Any]":
         return asyncio.create_task(self.call(name))
@@ -70,6 +80,15 @@ class Rig:
 def kill(replica: Host) -> Awaitable[None]:
     """As a process is killed: connections are cut, the registry is told nothing."""
     return replica._server.stop(None)  # type: ignore[no-any-return]
+
+
+def calls(replica: Host) -> int:
+    return int(replica.service.servicer.calls)  # type: ignore[attr-defined]
+
+
+def leave(replica: Host) -> Awaitable[None]:
+    """It is no longer registered, and serves on."""
+    return replica._registration.stop()  # type: ignore[union-attr]
 
 
 def documents(replica: Host) -> int:
@@ -190,3 +209,210 @@ async def test_patience_ends(rig: Rig, name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rig.client, "_search_s", 0.1)
     monkeypatch.setattr(module, "INDEX_TIMEOUT_S", 0.1)
     assert await rig.outcome(name) == "no_replica"
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_that_is_given_up_is_over(rig: Rig, name: str) -> None:
+    call = await rig.begun(name, await rig.replica())
+    call.cancel()
+    await asyncio.wait([call], timeout=5)
+    assert call.cancelled()
+
+
+async def test_a_replica_that_leaves_ends_the_calls_it_has_and_gets_no_more(rig: Rig) -> None:
+    leaving = await rig.replica()
+    await rig.listed(1)
+    call = await rig.begun("search", leaving)
+    await leave(leaving)
+    await rig.listed(0)
+    other = await rig.replica()
+    await rig.call("search")
+    assert (calls(leaving), calls(other)) == (1, 1)
+    leaving.service.hold.set()  # type: ignore[attr-defined]
+    await call
+    assert calls(other) == 1, "it was not asked again"
+
+
+@pytest.mark.parametrize(("name", "outcome"), [("search", ""), ("index", "index_lost")])
+async def test_a_call_whose_replica_stays_away_is_as_one_that_is_lost(
+    rig: Rig, name: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CLOSE_GRACE_S", 0)
+    leaving = await rig.replica()
+    await rig.listed(1)
+    call = await rig.begun(name, leaving)
+    other = await rig.replica()
+    await rig.listed(2)
+    await leave(leaving)
+    if outcome:
+        with pytest.raises(PenstockError) as raised:
+            await call
+        assert raised.value.reason == outcome
+    else:
+        await call
+    assert calls(other) == (0 if outcome else 1)
+
+
+async def test_a_stop_closes_every_connection(rig: Rig) -> None:
+    for _ in range(2):
+        await rig.replica()
+    await rig.listed(2)
+    await rig.call("embed")
+    channels = list(rig.client._channels.values())
+    await rig.client.stop()
+    assert [channel.get_state() for channel in channels] == [ChannelConnectivity.SHUTDOWN] * 2
+
+
+async def test_what_the_replica_did_comes_into_the_record(rig: Rig) -> None:
+    replica = await rig.replica()
+    for name, span in (("search", "search"), ("chat", "search"), ("embed", "embed")):
+        record = Record()
+        await rig.call(name, record)
+        assert [told.name for told in record.spans] == [span]
+    replica.service.failure = invalid("no", "query")  # type: ignore[attr-defined]
+    record = Record()
+    with pytest.raises(PenstockError) as refused:
+        await rig.call("search", record)
+    assert refused.value.param == "query"
+    assert [told.name for told in record.spans] == ["search"]
+
+
+# ---- with replicas that are told, and a clock ---------------------------------------------------
+
+
+class Line:
+    """A channel: connected, or as `state` says for ever."""
+
+    def __init__(self, name: str, state: ChannelConnectivity = ChannelConnectivity.READY) -> None:
+        self.name = name
+        self.state = state
+
+    def get_state(self, try_to_connect: bool = False) -> ChannelConnectivity:
+        if self.state is ChannelConnectivity.SHUTDOWN:
+            raise grpc.aio.UsageError
+        return self.state
+
+    async def wait_for_state_change(self, last: ChannelConnectivity) -> None:
+        await asyncio.Event().wait()
+
+
+class Told:
+    """Calls take a second each and fail as `error` says; how long each could have taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: PenstockError | None = None
+        self.timeouts: list[float] = []
+        self.lines: list[str] = []
+        self.now = 1000.0
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0)
+        monkeypatch.setattr(module, "_call_one", self._call)
+
+    async def _call(
+        self, line: Line, method: str, request: Any, span: Any, timeout_s: float, record: Any
+    ) -> str:
+        self.timeouts.append(timeout_s)
+        self.lines.append(line.name)
+        self.now += 1
+        if self.error is not None:
+            raise self.error
+        return method
+
+
+@pytest.fixture
+async def client(redis_url: str, namespace: str) -> AsyncIterator[RetrievalClient]:
+    redis = connect(redis_url)
+    settings = Settings(
+        redis_url=redis_url,
+        namespace=namespace,
+        gateway=GatewaySettings(retrieval_patience_s=10),
+        retrieval=RetrievalSettings(timeout_s=3),
+    )
+    yield RetrievalClient(redis, settings)
+    await redis.aclose()
+
+
+@pytest.mark.parametrize(
+    ("name", "timeouts"),
+    [
+        ("search", range(13, 3, -1)),
+        ("chat", range(3, 0, -1)),  # patient for 2.4 s
+        ("embed", range(60, 50, -1)),
+        ("remove", range(60, 50, -1)),
+        ("index", range(300, 0, -1)),
+    ],
+)
+async def test_each_try_has_what_is_left_and_patience_is_one_for_all(
+    client: RetrievalClient, name: str, timeouts: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(monkeypatch)
+    told.error = unavailable("stopping", stage="retrieval", reason="draining")
+    client._channels = {"one": Line("one")}  # type: ignore[dict-item]
+    rig = Rig(Settings(), client, AsyncExitStack())
+    assert await rig.outcome(name) == "draining"
+    assert told.timeouts == list(timeouts)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        unavailable("the store is away", stage="retrieval", reason="store_away"),
+        PenstockError(
+            grpc.StatusCode.DEADLINE_EXCEEDED, "late", stage="retrieval", reason="timeout"
+        ),
+        PenstockError(grpc.StatusCode.INTERNAL, "odd", stage="retrieval", reason="unreachable"),
+    ],
+)
+async def test_only_a_lost_replica_is_a_reason_to_ask_again(
+    client: RetrievalClient, name: str, error: PenstockError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(monkeypatch)
+    told.error = error
+    client._channels = {"one": Line("one"), "two": Line("two")}  # type: ignore[dict-item]
+    assert await Rig(Settings(), client, AsyncExitStack()).outcome(name) == error.reason
+    assert len(told.timeouts) == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ChannelConnectivity.CONNECTING,
+        ChannelConnectivity.TRANSIENT_FAILURE,
+        ChannelConnectivity.SHUTDOWN,
+    ],
+)
+async def test_a_file_is_sent_to_who_is_connected(
+    client: RetrievalClient, state: ChannelConnectivity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(monkeypatch)
+    monkeypatch.setattr(module, "_CONNECT_S", 0.001)
+    client._channels = {"bad": Line("bad", state), "good": Line("good")}  # type: ignore[dict-item]
+    rig = Rig(Settings(), client, AsyncExitStack())
+    for _ in range(12):
+        assert await rig.call("index") == "Index"
+    assert set(told.lines) == {"good"}
+
+
+async def test_replicas_share_the_calls(
+    client: RetrievalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(monkeypatch)
+    client._channels = {"one": Line("one"), "two": Line("two")}  # type: ignore[dict-item]
+    rig = Rig(Settings(), client, AsyncExitStack())
+    for _ in range(64):  # in random order: in two of 2 ** 64 runs one of them gets none
+        await rig.call("embed")
+    assert set(told.lines) == {"one", "two"}
+
+
+def test_what_is_an_outage_and_what_a_wrong_request() -> None:
+    outages = {
+        code for code in grpc.StatusCode if is_outage(PenstockError(code, "x", stage="retrieval"))
+    }
+    assert {code.name for code in outages} == {
+        "UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "RESOURCE_EXHAUSTED",
+        "INTERNAL",
+        "UNKNOWN",
+    }

@@ -1,0 +1,357 @@
+"""/v1/files, /v1/vector_stores and /v1/embeddings in full: what each takes, refuses and answers.
+
+One gateway for all; each test is a tenant of its own.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import pytest_asyncio
+
+from protos.gateway_pb2 import PublicEmbedRequest
+from protos.gateway_pb2_grpc import InferenceStub
+from services.common.embedded_redis import EmbeddedRedis
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PURPOSE = {"purpose": "assistants"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(redis_server: EmbeddedRedis) -> AsyncIterator[Rig]:
+    async with gateway_rig(redis_server.url, f"test-{uuid.uuid4().hex[:8]}") as rig:
+        yield rig
+
+
+class Tenant:
+    """A new tenant's way in, and what it does there all the time."""
+
+    def __init__(self, rig: Rig, http: httpx.AsyncClient) -> None:
+        self.rig = rig
+        self.http = http
+
+    @classmethod
+    async def of(cls, rig: Rig) -> "Tenant":
+        key, _ = await rig.keys.create(f"tenant-{uuid.uuid4().hex[:8]}")
+        return cls(rig, await rig.http(key))
+
+    async def get(self, path: str) -> Any:
+        answer = await self.http.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        answer = await self.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def file(self, name: str = "a.txt", text: str = "water") -> str:
+        upload = {"file": (name, text.encode())}
+        answer = await self.http.post("/v1/files", files=upload, data=PURPOSE)
+        return str(answer.json()["id"])
+
+    async def store(self, *files: str) -> str:
+        """With all of them indexed."""
+        store = str((await self.post("/v1/vector_stores", {"file_ids": list(files)}))["id"])
+
+        async def done() -> bool:
+            counts = (await self.get(f"/v1/vector_stores/{store}"))["file_counts"]
+            return bool(counts["completed"] == counts["total"])
+
+        await until(done, 10, "all files are indexed")
+        return store
+
+    async def refused(self, path: str, body: dict[str, Any]) -> tuple[int, str | None, str]:
+        answer = await self.http.post(path, json=body)
+        error = answer.json()["error"]
+        return answer.status_code, error["param"], error["code"]
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "code", "param"),
+    [
+        ({"json": {"file": "x"}}, 415, "unsupported_media_type", None),
+        ({"data": {"purpose": "assistants", "file": "x"}}, 415, "unsupported_media_type", None),
+        ({"files": {"file": ("a.txt", b"x")}}, 400, "unsupported_parameter", "purpose"),
+        (
+            {"files": {"file": ("a.txt", b"x")}, "data": {"purpose": "batch"}},
+            400,
+            "unsupported_parameter",
+            "purpose",
+        ),
+        (
+            {"files": {"file": ("a.txt", b"x")}, "data": {**PURPOSE, "expires_after": "1"}},
+            400,
+            "unknown_parameter",
+            "expires_after",
+        ),
+        (
+            {"files": {"file": ("a.txt", b"x")}, "data": {**PURPOSE, "o" * 80: "1"}},
+            400,
+            "unknown_parameter",
+            "o" * 64,
+        ),
+        ({"files": {"purpose": (None, "assistants")}}, 400, "invalid_argument", "file"),
+        (
+            {"files": {"purpose": (None, "assistants"), "file": (None, "x")}},
+            400,
+            "invalid_argument",
+            "file",
+        ),
+        (
+            {"files": [("file", ("a.txt", b"x")), ("file", ("b.txt", b"x"))], "data": PURPOSE},
+            400,
+            "invalid_form",
+            None,
+        ),
+        (
+            {"files": {"file": ("a.txt", b"x")}, "data": {f"f{n}": "1" for n in range(9)}},
+            400,
+            "invalid_form",
+            None,
+        ),
+    ],
+)
+async def test_a_form_is_a_file_and_its_purpose(rig, form, status, code, param):
+    tenant = await Tenant.of(rig)
+    answer = await tenant.http.post("/v1/files", **form)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert (await tenant.get("/v1/files"))["data"] == []
+
+
+async def test_the_kind_of_a_form_is_read_in_any_case(rig):
+    tenant = await Tenant.of(rig)
+    content = (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.md"\r\n\r\n'
+        b"# a\r\n--b--\r\n"
+    )
+    kind = {"content-type": "Multipart/Form-Data; boundary=b"}
+    answer = await tenant.http.post("/v1/files", content=content, headers=kind)
+    assert (answer.status_code, answer.json()["filename"]) == (200, "a.md")
+
+
+async def test_a_files_life(rig):
+    tenant = await Tenant.of(rig)
+    ids = [await tenant.file(f"{n}.txt", "grüße") for n in range(3)]
+    assert (await tenant.get(f"/v1/files/{ids[0]}"))["filename"] == "0.txt"
+    content = await tenant.http.get(f"/v1/files/{ids[0]}/content")
+    assert content.content == "grüße".encode()
+    assert content.headers["content-type"] == "application/octet-stream"
+    for query, shown in (
+        ("", ids[::-1]),
+        ("?purpose=assistants&limit=2", ids[:0:-1]),
+        ("?order=asc&after=" + ids[0], ids[1:]),
+        ("?purpose=batch", []),
+    ):
+        assert [file["id"] for file in (await tenant.get(f"/v1/files{query}"))["data"]] == shown
+    for method, path in (
+        ("DELETE", f"/v1/files/{ids[0]}"),
+        ("GET", f"/v1/files/{ids[0]}"),
+        ("GET", f"/v1/files/{ids[0]}/content"),
+    ):
+        answer = await tenant.http.request(method, path)
+        if method == "DELETE":
+            assert answer.json() == {"id": ids[0], "object": "file", "deleted": True}
+        else:
+            assert answer.status_code == 404
+    assert len((await tenant.get("/v1/files"))["data"]) == 2
+
+
+# ---- vector stores ------------------------------------------------------------------------------
+
+
+async def test_what_a_store_is_made_of(rig):
+    tenant = await Tenant.of(rig)
+    file = await tenant.file()
+    body = {
+        "name": "n" * 256,
+        "file_ids": [file, file],
+        "metadata": {"k": "v"},
+        "chunking_strategy": {"type": "auto"},
+        "expires_after": None,
+    }
+    made = await tenant.post("/v1/vector_stores", body)
+    assert (made["name"], made["metadata"]) == ("n" * 256, {"k": "v"})
+    assert made["file_counts"]["total"] == 1
+    empty = await tenant.post("/v1/vector_stores", {})
+    assert (empty["name"], empty["metadata"], empty["status"]) == ("", {}, "completed")
+    for odd, param, code in (
+        ({"name": "n" * 257}, "name", "invalid_value"),
+        ({"file_ids": [file] * 101}, "file_ids", "invalid_value"),
+        ({"file_ids": [""]}, "file_ids[0]", "invalid_value"),
+        ({"metadata": {"k": 1}}, "metadata.k", "invalid_value"),
+        ({"expires_after": {"days": 1}}, "expires_after", "unsupported_parameter"),
+        ({"chunking_strategy": {"type": "static"}}, "chunking_strategy", "unsupported_parameter"),
+        ({"description": "d"}, "description", "unsupported_parameter"),
+        ({"odd": 1}, "odd", "unknown_parameter"),
+    ):
+        assert await tenant.refused("/v1/vector_stores", odd) == (400, param, code)
+    assert len((await tenant.get("/v1/vector_stores"))["data"]) == 2
+    gone = await tenant.http.delete(f"/v1/vector_stores/{empty['id']}")
+    assert gone.json() == {"id": empty["id"], "object": "vector_store.deleted", "deleted": True}
+    assert [s["id"] for s in (await tenant.get("/v1/vector_stores"))["data"]] == [made["id"]]
+
+
+async def test_the_files_of_a_store(rig):
+    tenant = await Tenant.of(rig)
+    files = [await tenant.file(f"{n}.txt", f"water {n}") for n in range(3)]
+    store = await tenant.store(*files[:2])
+    path = f"/v1/vector_stores/{store}/files"
+    rig.retrieval.hold_index.clear()
+    attached = await tenant.post(path, {"file_id": files[2], "attributes": {}})
+    assert (attached["id"], attached["status"]) == (files[2], "in_progress")
+    for query, shown in (
+        ("", files[::-1]),
+        ("?filter=completed", files[1::-1]),
+        ("?filter=in_progress", files[2:]),
+        ("?filter=failed", []),
+        ("?limit=1&order=asc", files[:1]),
+    ):
+        assert [file["id"] for file in (await tenant.get(path + query))["data"]] == shown
+    one = await tenant.http.get(f"{path}/{files[2]}")
+    assert (one.json()["status"], one.headers["openai-poll-after-ms"]) == ("in_progress", "100")
+    rig.retrieval.hold_index.set()
+    for body, param in (
+        ({}, "file_id"),
+        ({"file_id": files[0], "attributes": {"a": 1}}, "attributes"),
+        ({"file_id": files[0], "odd": 1}, "odd"),
+    ):
+        assert (await tenant.refused(path, body))[:2] == (400, param)
+    odd = await tenant.http.get(path + "?filter=odd")
+    assert (odd.status_code, odd.json()["error"]["param"]) == (400, "filter")
+    gone = await tenant.http.delete(f"{path}/{files[0]}")
+    assert gone.json() == {
+        "id": files[0],
+        "object": "vector_store.file.deleted",
+        "deleted": True,
+    }
+    assert (await tenant.http.get(f"{path}/{files[0]}")).status_code == 404
+    assert {file["id"] for file in (await tenant.get(path))["data"]} == set(files[1:])
+    nobodys = "/v1/vector_stores/vs_" + "0" * 30
+    assert (await tenant.http.get(nobodys + "/files")).status_code == 404
+    assert (await tenant.refused(nobodys + "/files", {"file_id": files[1]}))[0] == 404
+
+
+def ranked(**options: Any) -> dict[str, Any]:
+    return {"ranking_options": options}
+
+
+async def test_a_search(rig):
+    tenant = await Tenant.of(rig)
+    best = await tenant.file("best.md", "the tide comes in")
+    files = [await tenant.file(f"{n}.md", f"tide {n}") for n in range(11)]
+    store = await tenant.store(best, *files)
+    path = f"/v1/vector_stores/{store}/search"
+    found = await tenant.post(path, {"query": "the tide"})
+    assert len(found["data"]) == 10
+    assert found["data"][0] == {
+        "file_id": best,
+        "filename": "best.md",
+        "score": 1.0,
+        "attributes": {"title": "best.md"},
+        "content": [{"type": "text", "text": "the tide comes in"}],
+    }
+    del found["data"]
+    assert found == {
+        "object": "vector_store.search_results.page",
+        "search_query": ["the tide"],
+        "has_more": False,
+        "next_page": None,
+        "penstock": {},
+    }
+    for more, number in (
+        ({"query": ["the tide"], "max_num_results": 12}, 12),
+        ({"max_num_results": 3}, 3),
+        (ranked(score_threshold=0.5, ranker="none"), 1),
+        ({**ranked(), "rewrite_query": False}, 10),
+    ):
+        assert len((await tenant.post(path, {"query": "the tide", **more}))["data"]) == number
+    for odd, param in (
+        ({"query": " "}, "query[0]"),
+        ({"query": []}, "query"),
+        ({"query": ["tide", "water"]}, "query"),
+        ({}, "query"),
+        ({"query": "x", "max_num_results": 0}, "max_num_results"),
+        ({"query": "x", "max_num_results": 51}, "max_num_results"),
+        ({"query": "x", **ranked(score_threshold=1.1)}, "ranking_options.score_threshold"),
+        ({"query": "x", **ranked(ranker="best")}, "ranking_options.ranker"),
+        ({"query": "x", "filters": {"type": "eq"}}, "filters"),
+        ({"query": "x", "rewrite_query": True}, "rewrite_query"),
+    ):
+        assert (await tenant.refused(path, odd))[:2] == (400, param)
+    other = await Tenant.of(rig)
+    assert (await other.refused(path, {"query": "the tide"}))[0] == 404
+    mine = await other.store(await other.file("mine.md", "the tide of mine"))
+    (one,) = (await other.post(f"/v1/vector_stores/{mine}/search", {"query": "the tide"}))["data"]
+    assert one["filename"] == "mine.md", "and of this store alone"
+
+
+# ---- embeddings ---------------------------------------------------------------------------------
+
+
+async def test_embeddings_are_told_whole(rig):
+    tenant = await Tenant.of(rig)
+    body = {"model": EMBEDDING_MODEL, "input": ["a", "b", "a"], "user": "u", "dimensions": None}
+    told = await tenant.post("/v1/embeddings", body)
+    assert (told["object"], told["model"]) == ("list", EMBEDDING_MODEL)
+    assert told["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert [(one["object"], one["index"]) for one in told["data"]] == [
+        ("embedding", n) for n in range(3)
+    ]
+    vectors = [one["embedding"] for one in told["data"]]
+    assert vectors[0] == vectors[2] != vectors[1]
+    for odd, param in (
+        ({"dimensions": 8}, "dimensions"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"odd": 1}, "odd"),
+        ({"model": ""}, "model"),
+    ):
+        assert (await tenant.refused("/v1/embeddings", {**body, **odd}))[:2] == (400, param)
+
+
+async def test_a_key_without_the_embedding_model_embeds_nothing(rig):
+    key, _ = await rig.keys.create("small", models=[MODEL])
+    tenant = Tenant(rig, await rig.http(key))
+    body = {"model": EMBEDDING_MODEL, "input": "a"}
+    calls = rig.retrieval.servicer.calls
+    refused = (403, "model", "model_not_allowed")
+    assert await tenant.refused("/v1/embeddings", body) == refused
+    stub = InferenceStub(await rig.channel())
+    request = PublicEmbedRequest(model=EMBEDDING_MODEL, texts=["a"])
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Embed(request, metadata=(("authorization", f"Bearer {key}"),))
+    assert raised.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert rig.retrieval.servicer.calls == calls
+    unknown = {**body, "model": "nobody"}
+    assert (await tenant.refused("/v1/embeddings", unknown))[0] == 403
+    every = await Tenant.of(rig)
+    missing = await every.refused("/v1/embeddings", unknown)
+    assert missing == (404, "model", "model_not_found")
+
+
+async def test_a_client_that_goes_away_ends_its_embedding(rig):
+    tenant = await Tenant.of(rig)
+    calls = rig.retrieval.servicer.calls
+    rig.retrieval.hold.clear()
+    request = asyncio.create_task(
+        tenant.http.post("/v1/embeddings", json={"model": EMBEDDING_MODEL, "input": "a"})
+    )
+    try:
+        await until(lambda: rig.retrieval.servicer.calls > calls, 5)
+        assert rig.gateway.intake.running == 1
+        request.cancel()
+        await until(lambda: rig.gateway.intake.running == 0, 5, "its place is free")
+    finally:
+        rig.retrieval.hold.set()
