@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -50,7 +51,6 @@ _LAST_WORD_S = 2.0  # for a client that does not read to take its error
 _PARAMS = (
     ("tools[0].vector_store_ids", "vector_store_ids"),
     ("tools", "vector_store_ids"),
-    ("prompt", "token_ids"),
     ("input", "texts"),
     *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
 )
@@ -244,7 +244,7 @@ def _trailers(id: str, error: PenstockError) -> Iterable[tuple[str, str]]:
     if error.param:
         yield "x-param", _param(error.param)
     if error.retry_after_s > 0:
-        yield "retry-after", str(max(1, round(error.retry_after_s)))
+        yield "retry-after", str(math.ceil(error.retry_after_s))
 
 
 def _param(rest: str) -> str:

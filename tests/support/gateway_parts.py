@@ -1,0 +1,157 @@
+"""A gateway of stand-ins, for tests of one part of it without servers."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+
+from protos.retrieval_pb2 import SearchReply, SearchRequest
+from protos.tokenizer_pb2 import ModelInfo, PromptRequest
+from services.common.config import GatewaySettings, Settings
+from services.common.errors import PenstockError
+from services.common.fair_threads import FairThreads
+from services.common.link import End
+from services.common.telemetry import Telemetry
+from services.gateway.auth import Identity
+from services.gateway.intake import Intake
+from services.gateway.models import model_not_found
+from services.gateway.pipeline import Gateway
+from services.gateway.records import Records
+from services.gateway.store_files import Unready
+
+MODEL = "tiny"
+EMBEDDING_MODEL = "tiny-embed"
+
+
+def identity(tenant: str = "acme", models: frozenset[str] | None = None) -> Identity:
+    return Identity("key_1", tenant, "normal", 1.0, models)
+
+
+class Auth:
+    """Knows the keys in `keys`, which are what stands in the header."""
+
+    def __init__(self) -> None:
+        self.keys = {"Bearer k": identity()}
+        self.knows_keys = True
+
+    async def identify(self, authorization: str | None) -> Identity:
+        if authorization not in self.keys:
+            raise PenstockError(grpc.StatusCode.UNAUTHENTICATED, "no", reason="invalid_api_key")
+        return self.keys[authorization]
+
+
+class Models:
+    async def all(self) -> list[ModelInfo]:
+        return [ModelInfo(name=name, window=512, created=7) for name in ("other", MODEL)]
+
+    async def find(self, name: str) -> ModelInfo:
+        for model in await self.all():
+            if model.name == name:
+                return model
+        raise model_not_found(name)
+
+
+class Retrieval:
+    def __init__(self) -> None:
+        self.embedding_model = EMBEDDING_MODEL
+        self.searches: list[SearchRequest] = []
+        self.reply: SearchReply | PenstockError = SearchReply()
+
+    async def search_for_chat(self, request: SearchRequest, span: Any, record: Any) -> SearchReply:
+        self.searches.append(request)
+        if isinstance(self.reply, PenstockError):
+            raise self.reply
+        return self.reply
+
+
+class Stores:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.unready = Unready()
+
+    async def require(self, tenant: str, ids: tuple[str, ...]) -> Unready:
+        self.asked.append((tenant, ids))
+        return self.unready
+
+
+class Opened:
+    """One request on a tokenizer's link."""
+
+    def __init__(self, payload: bytes, deadline: float, traceparent: str, on_item: Any) -> None:
+        self.request = PromptRequest.FromString(payload)
+        self.deadline = deadline
+        self.traceparent = traceparent
+        self.cancelled = self.settled = False
+        self._on_item = on_item
+        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+
+    def say(self, *deltas: Any) -> None:
+        for delta in deltas:
+            self._on_item(delta.SerializeToString())
+
+    def finish(self, end: End | None = None) -> None:
+        if not self._end.done():
+            self._end.set_result(end or End())
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def settle(self) -> None:
+        self.settled = True
+
+    async def ended(self) -> End:
+        return await asyncio.shield(self._end)
+
+
+class Tokenizers:
+    """Answers as `script` does with each request that is opened, as soon as it is."""
+
+    def __init__(self, script: Callable[[Opened], None] = lambda opened: None) -> None:
+        self.script = script
+        self.opened: list[Opened] = []
+        self.patience_s: float | None = None
+        self.linked = True
+        self.redis_reachable = True
+
+    def ready(self) -> list[Any]:
+        return [SimpleNamespace(id="tokenizer")] * self.linked
+
+    async def pick_least_loaded(self, patience_s: float) -> Any:
+        self.patience_s = patience_s
+        number = len(self.opened) + 1
+        return SimpleNamespace(id=f"tokenizer-{number}", link=SimpleNamespace(open=self._open))
+
+    def _open(self, payload: bytes, *, deadline: float, traceparent: str, on_item: Any) -> Opened:
+        opened = Opened(payload, deadline, traceparent, on_item)
+        self.opened.append(opened)
+        self.script(opened)
+        return opened
+
+
+@contextmanager
+def gateway_parts(**gateway: Any) -> Iterator[Any]:
+    """A Gateway whose neighbours are stand-ins; `gateway` are GatewaySettings."""
+    own = GatewaySettings(**{"port": 0, **gateway})
+    threads = FairThreads(1, "test")
+    parts = Gateway(
+        settings=Settings(gateway=own),
+        telemetry=Telemetry("gateway", "gateway-1"),
+        auth=cast(Any, Auth()),
+        revocations=cast(Any, None),
+        tokenizers=cast(Any, Tokenizers()),
+        models=cast(Any, Models()),
+        retrieval=cast(Any, Retrieval()),
+        files=cast(Any, None),
+        stores=cast(Any, Stores()),
+        records=Records(10),
+        intake=Intake(own.max_requests, own.max_held_bytes),
+        threads=threads,
+    )
+    try:
+        yield parts
+    finally:
+        threads.stop()
+        parts.telemetry.close()
