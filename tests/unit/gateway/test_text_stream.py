@@ -8,11 +8,13 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from protos.common_pb2 import FINISH_STOP, Status
-from protos.tokenizer_pb2 import PromptRequest, TextDelta
+from protos.common_pb2 import FINISH_STOP, Record, Span, Status, Usage
+from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
 from services.common.errors import PenstockError
 from services.common.link import End
 from services.gateway.text_stream import MAX_LOSSES, MAX_UNREAD_BYTES, TextStream
+from tests.support import gateway_parts
+from tests.support.gateway_parts import Opened
 
 
 class Tokenizers:
@@ -106,3 +108,113 @@ async def test_only_what_waits_unread_counts_as_unread(reads: bool) -> None:
         else:
             with pytest.raises(PenstockError, match="did not read"):
                 _ = [batch async for batch in batches]
+
+
+# ---- what is handed on, and when ----------------------------------------------------------------
+
+PLAN = PromptPlan(window=512, user=5)
+
+
+def lost(reason: str, stage: str = "tokenizer", span: str = "") -> End:
+    spans = [Span(service="tokenizer", name=span)] if span else []
+    code = grpc.StatusCode.UNAVAILABLE.value[0]
+    return End(status=Status(code=code, stage=stage, reason=reason), record=Record(spans=spans))
+
+
+def begins(opened: Opened) -> None:
+    first = TextDelta(text="é\U0001f600", token_ids=[5, 6], plan=PLAN, prompt_digest=b"d")
+    first.usage.CopyFrom(Usage(prompt_tokens=9, cached_tokens=4))
+    opened.say(first, TextDelta(token_ids=[7]))
+
+
+async def test_another_tokenizer_is_told_all_that_it_has_to_know() -> None:
+    def script(opened: Opened) -> None:
+        if len(tokenizers.opened) == 1:
+            begins(opened)
+            opened.finish(lost("peer_lost", span="one"))
+        else:
+            opened.say(TextDelta(text="!", token_ids=[8], finish=FINISH_STOP))
+            opened.finish(End(record=Record(spans=[Span(service="tokenizer", name="two")])))
+
+    tokenizers = gateway_parts.Tokenizers(script)
+    stream = TextStream(
+        cast(Any, tokenizers),
+        PromptRequest(model="m", text="Q"),
+        patience_s=3,
+        deadline=99.0,
+        traceparent="trace",
+    )
+    assert await text_of(stream) == "é\U0001f600!"
+    first, second = tokenizers.opened
+    assert not first.request.HasField("resume")
+    resume = second.request.resume
+    assert (resume.plan, resume.prompt_digest, resume.cached_tokens) == (PLAN, b"d", 4)
+    assert (list(resume.token_ids), resume.characters) == ([5, 6, 7], 2)
+    for opened in (first, second):
+        assert (opened.request.model, opened.request.text) == ("m", "Q")
+        assert (opened.deadline, opened.traceparent) == (99.0, "trace")
+    assert tokenizers.patience_s == 3
+    assert stream.attempts == ["tokenizer-1", "tokenizer-2"]
+    assert [span.name for span in stream.record.spans] == ["one", "two"]
+    assert (first.settled, second.settled) == (False, True)
+    stream.cancel()
+    assert second.cancelled
+
+
+async def test_before_the_first_token_it_begins_anew() -> None:
+    stream = stream_from(tokenizers := gateway_parts.Tokenizers())
+    tokenizers.script = lambda opened: opened.finish(
+        lost("peer_lost") if len(tokenizers.opened) == 1 else End()
+    )
+    assert await text_of(stream) == ""
+    assert not tokenizers.opened[1].request.HasField("resume")
+    assert not stream.finished
+
+
+@pytest.mark.parametrize(
+    ("end", "goes_on"),
+    [
+        (lost("peer_lost"), True),
+        (lost("peer_stalled"), True),
+        (lost("draining"), True),
+        (lost("cannot_resume"), False),
+        (lost("no_replica"), False),
+        (lost("peer_lost", stage="router"), False),
+        (lost("peer_lost", stage="worker"), False),
+        (lost("draining", stage="router"), False),
+        (End(), False),
+    ],
+)
+async def test_only_a_tokenizers_own_loss_is_made_good(end: End, goes_on: bool) -> None:
+    def script(opened: Opened) -> None:
+        begins(opened)
+        opened.finish(end if len(tokenizers.opened) == 1 else lost("queue_full"))
+
+    stream = stream_from(tokenizers := gateway_parts.Tokenizers(script))
+    await text_of(stream)
+    assert len(tokenizers.opened) == 1 + goes_on
+    assert stream.end.status.reason == ("queue_full" if goes_on else end.status.reason)
+    assert not stream.finished
+
+
+async def test_what_came_before_the_end_is_given_out_in_its_order() -> None:
+    def script(opened: Opened) -> None:
+        for letter in "abcdef":
+            opened.say(TextDelta(text=letter, token_ids=[1]))
+        opened.finish(lost("queue_full"))
+
+    stream = stream_from(gateway_parts.Tokenizers(script))
+    batches = [batch async for batch in stream.batches()]
+    assert all(batches), "none is empty"
+    assert "".join(delta.text for batch in batches for delta in batch) == "abcdef"
+
+
+async def test_a_given_up_stream_leaves_nothing_waiting() -> None:
+    stream = stream_from(gateway_parts.Tokenizers(begins))
+    stream.cancel()  # nothing is open yet
+    before = asyncio.all_tasks()
+    batches = stream.batches()
+    await anext(batches)
+    await batches.aclose()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
