@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.worker.engine.rope_config import RopeConfig, UnsupportedRope, parse_rope
+from services.worker.engine.rope_config import RopeConfig, parse_rope
 
 
 class UnsupportedModel(Exception):
@@ -66,13 +66,12 @@ def read_config(directory: str | Path) -> ModelConfig:
             f"supported: {', '.join(ARCHITECTURES)}"
         )
     _refuse_unsupported(path, raw)
+    _refuse_odd_numbers(path, raw)
     try:
         return _build(path, architecture, raw, _eos_token_ids(folder, raw))
     except KeyError as error:
         raise UnsupportedModel(f"{path}: {error.args[0]} is missing") from error
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise UnsupportedModel(f"{path}: {_odd_number(raw) or error}") from error
-    except UnsupportedRope as error:
+    except (ValueError, TypeError) as error:  # of the rotary embedding, too
         raise UnsupportedModel(f"{path}: {error}") from error
 
 
@@ -110,13 +109,12 @@ def _build(
     )
 
 
-def _odd_number(raw: dict[str, Any]) -> str:
-    """Says which field is to be a number and is none; empty if all are."""
+def _refuse_odd_numbers(path: Path, raw: dict[str, Any]) -> None:
+    """Some of them would fail late and by another's name, or not at all."""
     for field in _NUMBERS:
         value = raw.get(field)
         if value is not None and (not isinstance(value, int | float) or value <= 0):
-            return f"{field} {value!r} is not a number above 0"
-    return ""
+            raise UnsupportedModel(f"{path}: {field} {value!r} is not a number above 0")
 
 
 def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:

@@ -183,3 +183,143 @@ def test_an_engine_that_loads_and_steps_imports_no_compiler(checkpoint: Checkpoi
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.stdout == "imported []\n", ran.stderr
+
+
+def test_what_a_config_leaves_out_has_its_usual_value(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    left_out = (
+        "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "attention_bias",
+        "mlp_bias", "tie_word_embeddings", "dtype", "eos_token_id",
+    )  # fmt: skip
+    folder = edited(checkpoint(), tmp_path, **dict.fromkeys(left_out))
+    config = read_config(folder)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 4, 16)
+    assert config.rms_norm_epsilon == 1e-6
+    assert (config.rope.kind, config.rope.parameters["rope_theta"]) == ("default", 10000.0)
+    flags = (config.attention_bias, config.mlp_bias, config.tie_word_embeddings)
+    assert flags == (False, False, False)
+    assert (config.checkpoint_dtype, config.eos_token_ids) == ("float32", ())
+
+
+def test_what_a_config_says_is_taken(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = edited(
+        checkpoint(), tmp_path, head_dim=24, rms_norm_eps=1e-3, attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=True, dtype="bfloat16", num_key_value_heads=1, vocab_size=300,
+        intermediate_size=128, num_hidden_layers=3, max_position_embeddings=99,
+    )  # fmt: skip
+    config = read_config(folder)
+    assert (config.head_dim, config.num_kv_heads, config.num_heads) == (24, 1, 4)
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (300, 64, 128)
+    assert (config.num_layers, config.context, config.rms_norm_epsilon) == (3, 99, 1e-3)
+    assert config.attention_bias
+    assert config.mlp_bias
+    assert config.tie_word_embeddings
+    assert config.checkpoint_dtype == "bfloat16"
+    assert config.rope.parameters["original_max_position_embeddings"] == 99
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a number above 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings 0 is not a number above 0"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps -1e-05 is not a number above 0"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers 'many' is not a number above 0"),
+        ({"rms_norm_eps": [1]}, "rms_norm_eps [1] is not a number above 0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"rope_theta": "10k"}}, "rope_theta is '10k', not a number"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
+            "high_freq_factor is missing",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": None}}, "factor is None"),
+    ],
+)
+def test_numbers_that_are_none_are_named(
+    checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        read_config(edited(checkpoint(), tmp_path, **changes))
+    assert words in str(caught.value)
+
+
+def test_values_that_change_nothing_are_no_reason_to_refuse(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = edited(checkpoint(), tmp_path, partial_rotary_factor=1.0, hidden_act="silu")
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 5}')
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_config(folder).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"text"'])
+def test_a_config_must_be_an_object(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UnsupportedModel, match="not a JSON object"):
+        read_config(tmp_path)
+
+
+def test_tensors_that_follow_from_others_are_left_alone(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Old checkpoints carry frequencies, some tied ones their head as well, whatever is in it."""
+    tensors = load_file(checkpoint("mha-tied") / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(3)
+    tensors["lm_head.weight"] = torch.zeros(3, 3)
+    config = read_config(edited(checkpoint("mha-tied"), tmp_path))
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = load_model(tmp_path, config, torch.float32, CPU)
+    embedded = tensors["model.embed_tokens.weight"]
+    assert torch.equal(model.lm_head.weight, embedded)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "default", "rope_theta": 123.0},
+        YARN,
+        YARN | {"original_max_position_embeddings": 128},
+        YARN | {"original_max_position_embeddings": 64, "truncate": False},
+        YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+        YARN | {"beta_fast": 16, "original_max_position_embeddings": 100_000},
+        YARN | {"attention_factor": 0.7},
+        YARN | {"mscale": 0.707, "mscale_all_dim": 0.5},
+        YARN | {"mscale": 0.707},
+        YARN | {"factor": 1.0},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+    ],
+)
+def test_rotary_frequencies_are_those_of_transformers(
+    checkpoint: Checkpoint, tmp_path: Path, parameters: dict[str, Any]
+) -> None:
+    from transformers import AutoConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    context = int(parameters.get("original_max_position_embeddings", 64) * 4)
+    folder = edited(
+        checkpoint(), tmp_path, rope_parameters=parameters, max_position_embeddings=context,
+        head_dim=64,
+    )  # fmt: skip
+    rope = build_rope(read_config(folder).rope)
+    theirs = LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
+    positions = torch.tensor([0, 1, 7, 63])
+    cos, sin = theirs(torch.zeros(1), positions[None])
+    half = theirs.inv_freq.shape[0]
+    for mine, other in zip(rope.tables(positions), (cos, sin), strict=True):
+        torch.testing.assert_close(mine, other[0, :, :half], rtol=1e-5, atol=1e-5)

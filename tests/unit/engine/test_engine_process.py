@@ -294,3 +294,15 @@ async def test_the_engine_ends_when_its_parent_is_killed(config: EngineConfig) -
         pid = int(await asyncio.to_thread(parent.stdout.readline))
         parent.kill()
     await asyncio.to_thread(wait_until_gone, pid)
+
+
+@shares_engine
+async def test_an_interrupt_of_the_terminal_is_the_parents_to_decide(
+    engine: tuple[EngineClient, Listener],
+) -> None:
+    client, listener = engine
+    assert client.pid
+    os.kill(client.pid, signal.SIGINT)
+    client.add(Request("after", PROMPT, greedy(4)))
+    await listener.until(lambda: "after" in listener.last)
+    assert len(listener.tokens["after"]) == 4

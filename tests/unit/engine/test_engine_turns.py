@@ -7,7 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from services.worker.engine import KvBlocks, Load, StepOutput, process, wire
+from services.worker.engine import (
+    KvBlocks,
+    KvReserved,
+    Load,
+    RequestOutput,
+    StepOutput,
+    process,
+    wire,
+)
 
 WRITES = 40
 WRITE_S = 0.002
@@ -150,3 +158,115 @@ def test_steps_go_on_while_a_frame_has_come_in_part(parent: Parent, engine: Engi
 def split_in_two(pieces: Sequence[bytes | memoryview]) -> tuple[bytes, bytes]:
     whole = b"".join(pieces)
     return whole[: len(whole) // 2], whole[len(whole) // 2 :]
+
+
+class Idle(Engine):
+    """Has work, and nothing to compute: all waits for others, but for what `made` says."""
+
+    def __init__(self, *made: dict[str, Any]) -> None:
+        super().__init__()
+        self.made = list(made)
+
+    def step(self) -> StepOutput:
+        super().step()
+        return StepOutput(1, 0, 0, LOAD, 1, **(self.made.pop(0) if self.made else {}))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"prefill_tokens": 1},
+        {"decode_tokens": 1},
+        {"outputs": [RequestOutput("a", [])]},
+        {"kv_reserved": [KvReserved("a", 0)]},
+    ],
+)
+def test_whoever_moved_steps_again_at_once_and_else_only_to_show_that_he_lives(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any]
+) -> None:
+    """Anything that a step brought about may let the next one do more."""
+    engine = Idle(made)
+    waits: list[float | None] = []
+
+    class Poll:
+        def register(self, *_: object) -> None: ...
+
+        def poll(self, milliseconds: float | None) -> bool:
+            waits.append(milliseconds)
+            if len(waits) == 4:
+                parent.send(parent.commands, "shutdown")
+            return len(waits) == 1
+
+    monkeypatch.setattr(process.select, "poll", Poll)
+    parent.send(parent.commands, "add", "a")
+    parent.serve(engine)
+    beat = process.HEARTBEAT_S * 1000
+    assert waits == [None, 0, beat, beat]
+
+
+def test_an_engine_with_nothing_to_do_checks_itself_once_and_sleeps(
+    parent: Parent, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+
+    class Poll:
+        def register(self, *_: object) -> None: ...
+
+        def poll(self, milliseconds: float | None) -> bool:
+            waits.append(milliseconds)
+            if len(waits) == 3:
+                parent.send(parent.commands, "shutdown")
+            return len(waits) in (1, 3)
+
+    monkeypatch.setattr(process.select, "poll", Poll)
+    parent.send(parent.commands, "cancel", "a")
+    parent.serve(engine)
+    assert waits == [None, process.IDLE_S * 1000, None]
+    assert engine.written_at["idle"] == [0]
+
+
+def test_it_says_that_a_step_is_long_before_it_makes_it(parent: Parent, engine: Engine) -> None:
+    def long_step() -> None:
+        engine.on_long_step(2.5)  # type: ignore[attr-defined]
+        parent.send(parent.commands, "shutdown")
+
+    engine.on_step = long_step
+    parent.send(parent.commands, "add", "a")
+    parent.serve(engine)
+    heard = process.Channel(parent.commands)
+    assert heard.take() == wire.LongStep(2.5)
+    assert isinstance(heard.take(), StepOutput)
+    assert heard.take() is None
+
+
+def test_a_snapshot_is_answered_between_the_steps_around_it(parent: Parent, engine: Engine) -> None:
+    engine.snapshot = lambda: [b"%d" % len(engine.written_at["step"])]  # type: ignore[assignment, misc]
+
+    def ask() -> None:
+        if len(engine.written_at["step"]) == 2:
+            parent.send(parent.commands, "snapshot", 17)
+        elif len(engine.written_at["step"]) == 3:
+            parent.send(parent.commands, "shutdown")
+
+    engine.on_step = ask
+    parent.send(parent.commands, "add", "a")
+    parent.serve(engine)
+    heard = process.Channel(parent.commands)
+    told = [heard.take() for _ in range(4)]
+    assert [type(one) for one in told] == [StepOutput, StepOutput, wire.Snapshot, StepOutput]
+    assert told[2] == wire.Snapshot(17, [b"2"])
+
+
+@pytest.mark.parametrize("end", ["commands", "transfers"])
+def test_it_ends_when_either_socket_does(parent: Parent, engine: Engine, end: str) -> None:
+    engine.on_step = lambda: getattr(parent, end).close()
+    parent.send(parent.commands, "add", "a")
+    parent.serve(engine)
+    assert len(engine.written_at["step"]) == 1
+
+
+def test_it_ends_when_nobody_hears_it(parent: Parent, engine: Engine) -> None:
+    parent.send(parent.commands, "add", "a")
+    engine.on_step = lambda: parent.commands.shutdown(socket.SHUT_RD)
+    parent.serve(engine)
+    assert len(engine.written_at["step"]) == 1
