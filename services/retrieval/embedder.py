@@ -44,17 +44,20 @@ class _Job:
 
 
 class Embedder:
-    """`encode` (token ids → [texts, dimension]) runs in this object's own thread."""
+    """`encode` (token ids → [texts, dimension]) runs in this object's own thread; `steps` is a
+    number that changes while it computes."""
 
-    def __init__(self, encode: Encode) -> None:
+    def __init__(self, encode: Encode, steps: Callable[[], int] = lambda: 0) -> None:
         self._encode = encode
+        self._steps = steps
+        self._seen_steps = 0
         self._thread = ThreadPoolExecutor(1, "embedding", _one_thread)
         self._open: set[_Job] = set()
         # The jobs with texts waiting, by tenant; whose turn is next, first.
         self._turns: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._waiting = Shares(MAX_WAITING_TEXTS)  # texts, shared between the tenants
         self._wake = asyncio.Event()
-        self._busy_since = 0.0  # monotonic; 0 while no batch is computed
+        self._moved_at = 0.0  # monotonic, of a batch or a step in it; 0 while none is computed
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -70,9 +73,14 @@ class Embedder:
         await asyncio.to_thread(self._thread.shutdown)
 
     def check(self) -> None:
-        """Raises RuntimeError when a batch has been under way for too long, or the loop died."""
-        if self._busy_since and time.monotonic() - self._busy_since > STALLED_S:
-            raise RuntimeError(f"no embedding batch finished for {STALLED_S:.0f} s")
+        """Raises RuntimeError when a batch has not moved for too long, or the loop died.
+
+        To be called often. A large model takes minutes for 8,192 tokens: that is no stall.
+        """
+        if self._moved_at and (steps := self._steps()) != self._seen_steps:
+            self._seen_steps, self._moved_at = steps, time.monotonic()
+        if self._moved_at and time.monotonic() - self._moved_at > STALLED_S:
+            raise RuntimeError(f"no embedding batch went on for {STALLED_S:.0f} s")
         if self._task is not None and self._task.done():
             raise RuntimeError("the embedding loop ended")
 
@@ -131,7 +139,7 @@ class Embedder:
         return batch
 
     async def _compute(self, batch: list[tuple[_Job, int]]) -> None:
-        self._busy_since = began = time.monotonic()
+        self._moved_at = began = time.monotonic()
         ids = [job.texts[index] for job, index in batch]
         try:
             vectors = await asyncio.get_running_loop().run_in_executor(
@@ -147,7 +155,7 @@ class Embedder:
                     await self._compute([one])
             return
         finally:
-            self._busy_since = 0.0
+            self._moved_at = 0.0
         metrics.EMBED_BATCH_TEXTS.observe(len(batch))
         metrics.EMBED_BATCH_SECONDS.observe(time.monotonic() - began)
         for (job, index), vector in zip(batch, vectors, strict=True):

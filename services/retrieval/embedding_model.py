@@ -55,6 +55,11 @@ class EmbeddingModel:
             spec, Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=ignored))
         )
 
+    @property
+    def steps(self) -> int:
+        """Grows while `encode` computes."""
+        return self._encoder.steps
+
     def encode(self, batch: list[list[int]]) -> np.ndarray:
         """Token ids, one list per text, to float32 [texts, dimension] of unit length."""
         shape = (len(batch), max(map(len, batch)))

@@ -27,22 +27,24 @@ _SIZES = (
     "vocab_size",
 )
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+_SCORES = 2**22  # of attention in memory, 4 bytes each
 Shape = tuple[int, ...]
 
 
 class Encoder:
-    """`encode` is safe from one thread at a time."""
+    """`encode` is safe from one thread at a time; `steps` grows while it computes."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ValueError or OSError that names the file and what is wrong with it."""
         config = _config(folder / "config.json")
         self.dimension = int(config["hidden_size"])
         behind_padding = _FAMILIES[config["model_type"]]
-        self._first = 1 + int(config.get("pad_token_id") or 0) if behind_padding else 0
+        self._first = 1 + int(config.get("pad_token_id", 1)) if behind_padding else 0
         self._heads = int(config["num_attention_heads"])
         self._layers = int(config["num_hidden_layers"])
         self._epsilon = float(config.get("layer_norm_eps", 1e-12))
         self._weights = _weights(folder, _shapes(config))
+        self.steps = 0
 
     def encode(self, ids: Array, mask: Array) -> Array:
         """Final states, float32 [texts, tokens, dimension]. `ids` ints [texts, tokens], padded on
@@ -65,13 +67,28 @@ class Encoder:
             .swapaxes(1, 2)
             for name in ("query", "key", "value")
         )
-        attended = _softmax(q @ k.swapaxes(2, 3) * np.float32(q.shape[3] ** -0.5) + unseen) @ v
-        attended = attended.swapaxes(1, 2).reshape(x.shape)
+        attended = self._attend(q, k, v, unseen).swapaxes(1, 2).reshape(x.shape)
         attended = self._linear(attended, f"{at}.attention.output.dense")
         x = self._norm(x + attended, f"{at}.attention.output.LayerNorm")
         inner = self._linear(x, f"{at}.intermediate.dense")
         _gelu(inner)
         return self._norm(x + self._linear(inner, f"{at}.output.dense"), f"{at}.output.LayerNorm")
+
+    def _attend(self, q: Array, k: Array, v: Array, unseen: Array) -> Array:
+        """All float32 [texts, heads, tokens, size]. For some of the tokens at a time: the scores of
+        all of 8,192 with each other are gigabytes.
+        """
+        keys = k.swapaxes(2, 3) * np.float32(q.shape[3] ** -0.5)
+        attended = np.empty_like(q)
+        texts, heads, tokens, _ = q.shape
+        at_once = max(1, _SCORES // (texts * heads * tokens))
+        for start in range(0, tokens, at_once):
+            part = np.s_[:, :, start : start + at_once]
+            scores = q[part] @ keys
+            scores += unseen
+            attended[part] = _softmax(scores) @ v
+            self.steps += 1
+        return attended
 
     def _linear(self, x: Array, name: str) -> Array:
         rows: Array = x.reshape(-1, x.shape[-1]) @ self._weights[f"{name}.weight"].T

@@ -39,7 +39,7 @@ class RetrievalService(Service):
         own = self.settings.retrieval
         model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
         _refuse_odd_chunks(own.chunk_tokens, own.chunk_overlap_tokens, model)
-        embedder = Embedder(model.encode)
+        embedder = Embedder(model.encode, lambda: model.steps)
         qdrant = Qdrant(self.settings, model.name, model.fingerprint, model.dimension)
         chunkers = Chunkers(
             CutOptions(

@@ -109,7 +109,7 @@ def _positions(config: dict[str, Any]) -> int | None:
     """How many tokens there are positions for; RoBERTa's begin behind the padding's."""
     count: int | None = config.get("max_position_embeddings")
     if count and "roberta" in config.get("model_type", ""):
-        count -= 1 + (config.get("pad_token_id") or 0)
+        count -= 1 + int(config.get("pad_token_id", 1))
     return count
 
 

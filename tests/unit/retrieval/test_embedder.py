@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -22,6 +24,7 @@ class Model:
         self.gate = threading.Event()
         self.gate.set()
         self.computing = threading.Event()
+        self.steps = 0
 
     def encode(self, batch: list[list[int]]) -> np.ndarray:
         self.batches.append(batch)
@@ -39,7 +42,7 @@ def model() -> Model:
 
 @pytest.fixture
 async def embedder(model: Model) -> AsyncIterator[Embedder]:
-    made = Embedder(model.encode)
+    made = Embedder(model.encode, lambda: model.steps)
     made.start()
     yield made
     model.gate.set()
@@ -209,3 +212,23 @@ async def test_texts_of_like_length_share_a_batch(model: Model, embedder: Embedd
     await embedder.embed("t", [[2] * (200 if n % 2 else 2) for n in range(60)])
     padded = sum(len(batch) * max(map(len, batch)) for batch in model.batches)
     assert padded < 1.2 * 30 * (200 + 2)
+
+
+async def test_a_batch_that_goes_on_is_no_stall_however_long_it_takes(
+    model: Model, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await hold(model, embedder)
+    began = time.monotonic()
+    monkeypatch.setattr(module, "STALLED_S", 60.0)
+    for minute in range(1, 5):
+        now = began + 59.0 * minute
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        model.steps += 1
+        embedder.check()
+    late = now + 61.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: late))
+    with pytest.raises(RuntimeError, match="no embedding batch"):
+        embedder.check()
+    monkeypatch.undo()
+    model.gate.set()
+    await first

@@ -1,6 +1,7 @@
 """Our encoder beside transformers', and checkpoints that it must refuse."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,48 @@ def test_equals_transformers_with_padding_too(family: str, tmp_path: Path) -> No
     found = Encoder(tmp_path).encode(ids.numpy(), mask.numpy())
     assert np.allclose(found[mask], wanted[mask], atol=1e-4)
     assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("scores", [1, 7 * 3 * 4 * 18, 2**22])
+def test_attention_in_parts_is_the_same(
+    scores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder(written(tmp_path))
+    ids = np.arange(54).reshape(3, 18) % 50
+    mask = np.arange(18) < np.array([[18], [7], [1]])
+    wanted = encoder.encode(ids, mask)
+    monkeypatch.setattr("services.retrieval.encoder._SCORES", scores)
+    steps = encoder.steps
+    assert np.allclose(encoder.encode(ids, mask)[mask], wanted[mask], atol=1e-5)
+    assert encoder.steps > steps
+
+
+def test_a_long_texts_scores_are_not_held_at_once(tmp_path: Path) -> None:
+    """Of 2,048 tokens with 8 heads they would be 128 MiB."""
+    config = BertConfig(
+        **SIZES | {"num_attention_heads": 8, "max_position_embeddings": 2048}, pad_token_id=0
+    )
+    BertModel(config).save_pretrained(tmp_path)
+    encoder = Encoder(tmp_path)
+    tracemalloc.start()
+    try:
+        encoder.encode(np.ones((1, 2048), int), np.ones((1, 2048), bool))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 48 * 2**20
+
+
+def test_robertas_padding_may_be_left_out_of_its_config(tmp_path: Path) -> None:
+    reference("roberta").save_pretrained(tmp_path)
+    ids, mask = np.array([[5, 6, 7]]), np.ones((1, 3), bool)
+    wanted = Encoder(tmp_path).encode(ids, mask)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["pad_token_id"]
+    path.write_text(json.dumps(config))
+    assert RobertaConfig.from_pretrained(tmp_path).pad_token_id == 1
+    assert np.array_equal(Encoder(tmp_path).encode(ids, mask), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
