@@ -1,0 +1,174 @@
+"""What a start decides without starting anything: its parts, its key, what it waits for."""
+
+import http.server
+import json
+import stat
+import threading
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.cli import stack as module
+from services.cli import up
+from services.cli.running import Running, state_file
+from services.cli.stack import Stack, _laptop_key, _missing, _not_ready, _wanted
+from services.common.config import ModelSpec, Settings
+from services.common.discovery import Replica
+from services.common.redis import Redis, connect
+from services.common.start_failures import StartFailure, tell
+from services.gateway.keys import KeyStore, key_hash
+
+
+@pytest.fixture
+def settings(
+    redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    return Settings(redis_url=redis_url, namespace=namespace, data_dir=tmp_path)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = connect(redis_url)
+    yield client
+    await client.aclose()
+
+
+async def test_the_laptop_s_key_stays_until_it_is_revoked_or_redis_knows_it_no_more(
+    settings: Settings, redis: Redis
+) -> None:
+    store = KeyStore(redis, settings.namespace)
+    first = await _laptop_key(settings)
+    record = await store.find(key_hash(first))
+    assert record is not None
+    assert record.tenant == "local"
+    assert stat.S_IMODE((settings.data_dir / "key").stat().st_mode) == 0o600
+    assert await _laptop_key(settings) == first
+    await store.revoke(record.id)
+    second = await _laptop_key(settings)
+    assert second != first
+    assert await _laptop_key(settings) == second
+    other = settings.model_copy(update={"namespace": f"{settings.namespace}-other"})
+    third = await _laptop_key(other)
+    assert third not in (first, second)
+    assert await _laptop_key(other) == third
+
+
+def arguments(**given: Any) -> Namespace:
+    return Namespace(**{"model": [], "prefill": 1, "decode": 1} | given)
+
+
+def test_arguments_come_before_settings_and_those_before_what_is_shipped(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def made(port: int | None = None, **given: Any) -> Settings:
+        return up.stack(arguments(**given), port)._settings
+
+    assert [m.name for m in made().models] == ["demo"]
+    assert made().gateway.port == 8000
+    monkeypatch.setenv("PENSTOCK_MODELS", '[{"name": "own", "path": "/own"}]')
+    monkeypatch.setenv("PENSTOCK_GATEWAY__PORT", "9000")
+    monkeypatch.setenv("PENSTOCK_GATEWAY__MAX_FILES", "7")
+    assert [m.name for m in made().models] == ["own"]
+    assert [m.name for m in made(model=["org/given"]).models] == ["given"]
+    assert made().gateway.port == 9000
+    assert (made(0).gateway.port, made(0).gateway.max_files) == (0, 7)
+    split = up.stack(arguments(prefill=3, decode=2), None)
+    assert (split._prefill, split._decode) == (3, 2)
+
+
+def test_started_again_it_is_where_it_was(settings: Settings) -> None:
+    lost = Running("http://127.0.0.1:4321", "127.0.0.1:4567", "r", "n", "k", 2**22 - 1)
+
+    def gateway(again: bool) -> tuple[int, int | None]:
+        found = up.stack(arguments(), 0, again=again)._settings.gateway
+        return found.port, found.grpc_port
+
+    assert gateway(True) == gateway(False) == (0, None), "nothing is known of an earlier one"
+    state_file(settings).write_text(json.dumps(asdict(lost)))
+    assert gateway(False) == (0, None)
+    assert gateway(True) == (4321, 4567)
+
+
+def test_all_replicas_are_waited_for() -> None:
+    models = [ModelSpec(name=name, path=name) for name in ("a", "b")]
+    wanted = _wanted(Settings(models=models), 1, 2)
+
+    def replica(service: str, n: int = 0, **facts: str) -> Replica:
+        return Replica(service, f"{service}-{n}", "h:1", "h", 1, facts=facts)
+
+    def missing(*replicas: Replica) -> list[str]:
+        view: Any = SimpleNamespace(replicas=dict(enumerate(replicas)))
+        return _missing(wanted, {"all": view})
+
+    assert set(missing()) == {name for _, name in wanted}
+    decode = [replica("worker", n, role="decode", model="a") for n in range(2)]
+    assert "decode worker of a" in missing(decode[0])
+    assert "decode worker of a" not in missing(*decode)
+    assert {"decode worker of b", "prefill worker of a"} <= set(missing(*decode))
+    assert "gateway" not in missing(replica("gateway"))
+
+
+@pytest.fixture
+def gateway() -> Iterator[Any]:
+    """Answers `/readyz` with its `status`."""
+
+    class Ready(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(server.status if self.path == "/readyz" else 404)  # type: ignore[attr-defined]
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_gateway_is_waited_for_until_it_says_that_it_is_ready(gateway: Any) -> None:
+    url = f"http://127.0.0.1:{gateway.server_port}"
+    for status, left in ((503, 1), (404, 1), (200, 0)):
+        gateway.status = status
+        assert len(_not_ready(url)) == left
+    assert _not_ready("http://127.0.0.1:1")
+
+
+async def test_a_start_ends_with_the_first_reason_that_is_told(
+    settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = SimpleNamespace(status="DEPLOYING", message="")
+    monkeypatch.setattr(module, "_deployment_status", lambda: serve)
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    said: list[str] = []
+    starting = Stack(settings, prefill=1, decode=1, report=said.append)
+    left = [["router"], ["router"], []]
+    await starting._wait(redis, lambda: left.pop(0))
+    assert said == ["waiting for: router"], "once"
+
+    serve.status, serve.message = "DEPLOY_FAILED", "it failed to update"
+    with pytest.raises(RuntimeError, match="it failed to update"):
+        await starting._wait(redis, lambda: ["router"])
+    await tell(redis, settings.namespace, StartFailure("retrieval", "no such model", ""))
+    with pytest.raises(RuntimeError, match="retrieval did not start: no such model"):
+        await starting._wait(redis, lambda: ["router"])
+    serve.status = "DEPLOYING"
+    with pytest.raises(RuntimeError, match="no such model"):
+        await starting._wait(redis, lambda: ["router"])
+
+
+async def test_a_start_that_nobody_says_anything_of_has_an_end(
+    settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_deployment_status", lambda: SimpleNamespace(status="DEPLOYING"))
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.0)
+    starting = Stack(settings, prefill=1, decode=1, report=lambda _: None)
+    with pytest.raises(RuntimeError, match=r"not up after 0 s: router, worker of demo"):
+        await starting._wait(redis, lambda: ["router", "worker of demo"])
