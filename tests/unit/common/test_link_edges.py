@@ -1,0 +1,215 @@
+"""Links at their edges: ends that are given up, far deadlines, drains met at hello, back-off."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from link_peers import (
+    METHOD,
+    QUICK,
+    STILL,
+    Context,
+    Seen,
+    client,
+    greet,
+    grpc_server,
+    linked,
+    next_open,
+    raw_client,
+    raw_server,
+    soon,
+    until,
+)
+
+from protos.common_pb2 import Hello, LinkDown, LinkUp
+from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
+from services.common.link import client as module
+from tests.support.transport import TRANSPORT
+
+CANCELLED = grpc.StatusCode.CANCELLED.value[0]
+
+
+def ignore(_item: bytes) -> None:
+    pass
+
+
+async def test_who_settles_waits_for_the_end_and_not_for_the_deadline_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go, calls = asyncio.Event(), list[LinkCall]()
+
+    async def handler(call: LinkCall) -> None:
+        calls.append(call)
+        await go.wait()
+        call.send(b"last")
+
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+
+    def noted(*given: Any, **options: Any) -> asyncio.TimerHandle:
+        timers.append(call_at(*given, **options))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_at", noted)
+    items: list[bytes] = []
+    async with linked(LinkServer(METHOD, handler)) as link:
+        deadline = soon(1000)
+        request = link.open(b"", deadline=deadline, on_item=items.append)
+        await until(lambda: calls)
+        request.settle()
+        go.set()
+        assert (await request.ended()).status.code == 0
+        assert items == [b"last"], "what was on its way is still wanted"
+        request.settle()
+        late = [timer for timer in timers if timer.when() == deadline]
+        assert late
+        assert all(timer.cancelled() for timer in late)
+
+
+@pytest.mark.parametrize("how", ["stop", "settle"])
+async def test_an_end_that_does_not_come_is_not_waited_for_long(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancels: list[int] = []
+
+    async def behave(context: Context) -> None:
+        await greet(context)
+        await next_open(context)
+        while True:
+            cancels.extend(LinkUp.FromString(await context.read()).cancel)
+
+    monkeypatch.setattr(module, "STOP_TIMEOUT_S", 0.05)
+    async with grpc_server(raw_server(behave)) as address, client(address, None, STILL) as link:
+        request = link.open(b"", deadline=soon(600), on_item=ignore)
+        getattr(request, how)()
+        async with asyncio.timeout(10):
+            end = await request.ended()
+        assert (end.status.code, end.status.reason) == (CANCELLED, "cancelled")
+        assert link.running == 0
+        await until(lambda: request.id in cancels)
+
+
+async def test_a_far_deadline_and_an_endless_step_still_fit_their_frames() -> None:
+    calls: list[LinkCall] = []
+
+    async def handler(call: LinkCall) -> None:
+        calls.append(call)
+
+    server = LinkServer(METHOD, handler, vitals=lambda: Vitals(1, 0, 1e9))
+    async with linked(server) as link:
+        request = link.open(b"", deadline=soon(1e8), on_item=ignore)
+        assert (await request.ended()).status.code == 0
+        assert calls[0].deadline > soon(40 * 86_400)
+        assert link.vitals.step_s > 1e6
+
+
+async def test_a_peer_that_drains_at_its_hello_takes_no_request() -> None:
+    async def behave(context: Context) -> None:
+        await context.read()
+        await context.write(LinkDown(draining=True).SerializeToString())
+        await asyncio.Event().wait()
+
+    seen = Seen()
+    async with (
+        grpc_server(raw_server(behave)) as address,
+        client(address, seen, STILL, ready=False) as link,
+    ):
+        await until(lambda: link.state is LinkState.DRAINING)
+        end = await link.open(b"", deadline=soon(), on_item=ignore).ended()
+        assert end.status.reason == "draining"
+        assert seen.states == [LinkState.DRAINING]
+
+
+async def test_a_server_that_drains_attaches_nobody() -> None:
+    server = LinkServer(METHOD, lambda call: asyncio.sleep(0))
+    server.draining = True
+    async with (
+        grpc_server(server.add_to) as address,
+        raw_client(address, hello=False) as raw,
+    ):
+        await raw.write(LinkUp(hello=Hello(protocol=1, peer="late")))
+        assert "draining" in await raw.lost()
+        assert server.links == 0
+
+
+async def test_late_frames_of_one_connection_hit_no_request_of_the_next() -> None:
+    opened: list[int] = []
+
+    async def behave(context: Context) -> None:
+        await greet(context)
+        opened.append(await next_open(context))
+        if len(opened) == 2:  # of the request that the first connection took along
+            late = LinkDown()
+            late.items.add(id=opened[0], payload=b"late")
+            late.ends.add(id=opened[0])
+            late.items.add(id=opened[1], payload=b"right")
+            await context.write(late.SerializeToString())
+            await asyncio.Event().wait()
+
+    async with grpc_server(raw_server(behave)) as address, client(address) as link:
+        first = link.open(b"", deadline=soon(), on_item=ignore)
+        assert (await first.ended()).status.reason == "peer_lost"
+        await link.wait_ready(10)
+        items: list[bytes] = []
+        second = link.open(b"", deadline=soon(), on_item=items.append)
+        await until(lambda: items)
+        assert items == [b"right"]
+        assert not second._end.done()
+        assert link.counters.strays == 2
+
+
+async def test_attempts_back_off_and_begin_anew_after_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        task = asyncio.current_task()
+        if task is not None and task.get_name().startswith("link to"):
+            pauses.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(module.random, "uniform", lambda least, most: most)
+    monkeypatch.setattr(module.asyncio, "sleep", noted)
+    server = LinkServer(METHOD, lambda call: sleep(0))
+    async with grpc_server(server.add_to) as address:
+        pass
+    link = LinkClient(address, METHOD, transport=TRANSPORT, peer_id="t", options=QUICK)
+    await link.start()
+    await until(lambda: len(pauses) >= 5)
+    assert pauses[:5] == [0.02, 0.04, 0.08, 0.1, 0.1]
+    async with grpc_server(server.add_to, int(address.split(":")[1])):
+        await link.wait_ready(10)
+        before = len(pauses)
+    await until(lambda: len(pauses) >= before + 2)
+    assert pauses[before : before + 2] == [0.02, 0.04]
+    await link.close()
+
+
+async def test_callbacks_that_raise_do_no_harm() -> None:
+    def broken(_: object) -> None:
+        raise ValueError("of the caller")
+
+    async def handler(call: LinkCall) -> None:
+        call.on_cancel(lambda: broken(None))
+        call.on_cancel(lambda: told.append("cancelled"))
+        await asyncio.Event().wait()
+
+    told: list[str] = []
+    server = LinkServer(METHOD, handler, snapshot=lambda: [b"news"])
+    async with grpc_server(server.add_to) as address:
+        link = LinkClient(
+            address, METHOD, transport=TRANSPORT, peer_id="t", on_news=broken, on_state=broken
+        )
+        await link.start()
+        await link.wait_ready(10)
+        request = link.open(b"", deadline=soon(), on_item=ignore)
+        await until(lambda: server.running == 1)
+        request.stop()
+        assert (await request.ended()).status.code == CANCELLED
+        assert told == ["cancelled"]
+        assert link.counters.connects == 1
+        await link.close()
