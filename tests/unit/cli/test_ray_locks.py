@@ -1,0 +1,80 @@
+"""What Ray is told before it starts, and what becomes of its parts that end, without a Ray."""
+
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.cli.ray_cluster import RayCluster, RayLost
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_ray_asks_for_a_token_of_this_install_and_stays_on_the_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"RAY_AUTH_TOKEN": "of another", "RAY_AUTH_MODE": "disabled", "PATH": "/bin"}
+    monkeypatch.setattr(os, "environ", environment)
+    data = tmp_path / "data"
+    (data / "ray").mkdir(parents=True)
+    (data / "ray" / "old").touch()
+    RayCluster(data)._prepare()
+    token = Path(environment["RAY_AUTH_TOKEN_PATH"])
+    first = token.read_text()
+    assert "RAY_AUTH_TOKEN" not in environment, "it would be used in place of the file"
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert environment["PATH"] == "/bin"
+    assert (token.parent, mode(token), mode(data)) == (data, 0o600, 0o700)
+    assert len(first) >= 32
+    state = Path(environment["RAY_gcs_storage_path"])
+    assert state.is_relative_to(data)
+    assert (mode(state), list(state.iterdir())) == (0o700, []), "of a Ray that is no more"
+    RayCluster(data)._prepare()
+    assert token.read_text() == first
+
+
+class Node:
+    def __init__(self, *dead: str) -> None:
+        self.dead = dead
+        self.done: list[str] = []
+
+    def dead_processes(self) -> list[tuple[str, Any]]:
+        return [(name, SimpleNamespace(pid=1)) for name in self.dead]
+
+    def kill_gcs_server(self, check_alive: bool) -> None:
+        assert not check_alive, "it is dead"
+        self.done.append("forget")
+
+    def start_gcs_server(self) -> None:
+        self.done.append("start")
+
+
+@pytest.mark.parametrize(
+    ("dead", "done"),
+    [
+        ([], []),
+        (["log_monitor"], []),
+        (["gcs_server"], ["forget", "start"]),
+        (["raylet"], None),
+        (["gcs_server", "raylet"], None),
+    ],
+)
+def test_the_state_service_is_started_again_and_a_lost_raylet_is_the_end(
+    tmp_path: Path, dead: list[str], done: list[str] | None
+) -> None:
+    cluster, node = RayCluster(tmp_path), Node(*dead)
+    cluster._node = node
+    if done is None:
+        with pytest.raises(RayLost, match="raylet"):
+            cluster.tend()
+        assert not node.done
+    else:
+        assert len(cluster.tend()) == (1 if done else 0)
+        assert node.done == done
