@@ -1,6 +1,8 @@
 """What a tenant's record shows of the installation: labels, and nothing else."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,34 @@ from services.common.telemetry import decision
 from services.gateway.auth import Identity
 from services.gateway.records import Journal, Records
 from tests.support.inside import check, leaks
+
+# In a process of its own, as what is measured is the process.
+MANY_RECORDS = """
+import json
+from protos.common_pb2 import Record, Span
+from services.common.give_back import resident_bytes
+from services.common.telemetry import decision
+from services.gateway.records import Journal
+
+def ended():
+    journal = Journal("req_1", "chat")
+    spans = [Span(service="router", name="run", attributes={"a": "1", "b": "2"}) for _ in range(16)]
+    made = [decision("router", "placement", "w", dict.fromkeys("abcdef", 1.5)) for _ in range(6)]
+    journal.below.MergeFrom(Record(spans=spans, decisions=made))
+    for _ in range(4):
+        journal.decide("retrieval", "searched", passages=3)
+    told = [Span(service="gateway", name="request") for _ in range(4)]
+    record = Record(spans=told, decisions=journal.decisions)
+    record.MergeFrom(journal.below)
+    journal.close(record)
+    return journal
+
+first = ended()
+before = resident_bytes()
+kept = [ended() for _ in range(3000)]
+each = (resident_bytes() - before) / len(kept)
+print(json.dumps([each, len(kept[-1].as_json()["spans"])]))
+"""
 
 FIRST, THEN = new_replica_id("worker"), new_replica_id("worker")
 ROUTER = new_replica_id("router")
@@ -93,6 +123,17 @@ def test_what_a_record_counts(monkeypatch):
         "let in",
         {"left": "2"},
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_kept_record_is_small():
+    """A thousand are kept. As messages each took over 40 KB, and no flood's end gave that back."""
+    command = [sys.executable, "-c", MANY_RECORDS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    each, spans = json.loads(ran.stdout)
+    assert each < 8_000
+    assert spans == 20, "and it tells all"
 
 
 def test_a_record_is_its_tenants_alone():
