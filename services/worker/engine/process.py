@@ -35,7 +35,9 @@ HEARTBEAT_S = 1.0
 IDLE_S = 0.2
 """Idle for so long, the engine checks that no block leaked."""
 TRANSFER_S = 0.005
-"""Taking KV blocks delays a step by so much at most, and by the last one's writing."""
+"""Taking KV blocks delays a step by so much at most, and by the last one's writing; a step that
+follows a shorter one, by as long as that one took: those who decode wait for two steps, not more.
+"""
 
 
 class Closed(Exception):
@@ -126,12 +128,13 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
     for source in (channel, transfers):
         poll.register(source, select.POLLIN)
     timeout: float | None = None
+    transfer_s = TRANSFER_S
     while True:
         if poll.poll(None if timeout is None else timeout * 1000):
             timeout = 0
         while (command := channel.take()) is not None:
             carry_out(*command)
-        until = monotonic() + TRANSFER_S
+        until = monotonic() + transfer_s
         while (transfer := transfers.take()) is not None or transfers.more(until - monotonic()):
             if transfer is not None:
                 carry_out(*transfer)
@@ -142,7 +145,9 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
         if engine.has_work:
             output = engine.step()
             channel.send(output)
-            timeout = 0 if _moved(output) else HEARTBEAT_S
+            moved = _moved(output)
+            timeout = 0 if moved else HEARTBEAT_S
+            transfer_s = min(TRANSFER_S, output.duration_ns / 1e9) if moved else TRANSFER_S
         else:
             timeout = IDLE_S if timeout == 0 else None
 

@@ -28,6 +28,8 @@ class Engine:
     def __init__(self) -> None:
         self.now = 0.0
         self.has_work = False
+        self.step_s = 1.0
+        self.moves = True  # else each step only shows that it lives
         self.written = 0
         self.written_at: dict[str, list[int]] = {"step": [], "cancel": [], "idle": []}
         self.on_step: Callable[[], None] = lambda: None
@@ -47,7 +49,7 @@ class Engine:
     def step(self) -> StepOutput:
         self.written_at["step"].append(self.written)
         self.on_step()
-        return StepOutput(1, 0, 0, LOAD, 0, decode_tokens=1)
+        return StepOutput(1, 0, round(self.step_s * 1e9), LOAD, 0, decode_tokens=int(self.moves))
 
     def check(self) -> None:
         self.written_at["idle"].append(self.written)
@@ -99,7 +101,9 @@ def push(parent: Parent) -> None:
         parent.send(parent.transfers, "write_kv", KvBlocks("d", number, 1, b"kv"))
 
 
-def test_steps_go_on_during_a_burst_of_kv_blocks(parent: Parent, engine: Engine) -> None:
+def written_between_steps(parent: Parent, engine: Engine) -> list[int]:
+    """Of a burst that comes while there is work."""
+
     def end_after_all() -> None:
         if engine.written == WRITES:
             parent.send(parent.commands, "shutdown")
@@ -108,9 +112,30 @@ def test_steps_go_on_during_a_burst_of_kv_blocks(parent: Parent, engine: Engine)
     parent.send(parent.commands, "add", "a")
     push(parent)
     parent.serve(engine)
-    between = [after - before for before, after in pairwise([0, *engine.written_at["step"]])]
-    assert max(between) * WRITE_S < process.TRANSFER_S + WRITE_S
     assert engine.written_at["step"][-1] == WRITES
+    return [after - before for before, after in pairwise([0, *engine.written_at["step"]])]
+
+
+def test_steps_go_on_during_a_burst_of_kv_blocks(parent: Parent, engine: Engine) -> None:
+    between = written_between_steps(parent, engine)
+    assert max(between) * WRITE_S < process.TRANSFER_S + WRITE_S
+    assert max(between) > 1, "and the burst goes on as well"
+
+
+def test_a_burst_takes_no_longer_between_steps_than_a_short_step(
+    parent: Parent, engine: Engine
+) -> None:
+    engine.step_s = WRITE_S
+    first, *then = written_between_steps(parent, engine)
+    assert first * WRITE_S < process.TRANSFER_S + WRITE_S, "before a step was measured"
+    assert set(then) == {1}
+
+
+def test_steps_that_move_nobody_do_not_hold_up_a_burst(parent: Parent, engine: Engine) -> None:
+    engine.step_s, engine.moves = 0.0, False
+    first, *then = written_between_steps(parent, engine)
+    assert set(then[:-1]) <= {first}
+    assert first > 1
 
 
 def test_a_cancel_overtakes_a_burst_of_kv_blocks(parent: Parent, engine: Engine) -> None:
