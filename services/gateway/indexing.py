@@ -54,13 +54,11 @@ class Indexing:
         self._tasks: dict[asyncio.Task[None], _Place] = {}
         self._turns = Turns(_AT_ONCE)
 
-    async def begin(self, caller: Caller, store: str, file: FileRecord) -> AttachedFile:
-        """Attaches the file and indexes it in the background.
-
-        Raises RESOURCE_EXHAUSTED ("index_queue_full") when too many of the tenant's wait.
-        """
-        tenant = caller.tenant
-        if sum(place.tenant == tenant for place in self._tasks.values()) >= _QUEUE:
+    def expect(self, tenant: str, files: int) -> None:
+        """Raises RESOURCE_EXHAUSTED ("index_queue_full") when so many more of the tenant's files
+        are too many."""
+        waiting = sum(place.tenant == tenant for place in self._tasks.values())
+        if waiting + files > _QUEUE:
             raise PenstockError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "too many of your files wait to be indexed",
@@ -68,6 +66,11 @@ class Indexing:
                 reason="index_queue_full",
                 retry_after_s=5.0,
             )
+
+    async def begin(self, caller: Caller, store: str, file: FileRecord) -> AttachedFile:
+        """Attaches the file and indexes it in the background. Raises as `expect` does."""
+        tenant = caller.tenant
+        self.expect(tenant, 1)
         await self.give_up(tenant, store, file.id)
         attached = AttachedFile(
             id=file.id,
@@ -147,9 +150,8 @@ class Indexing:
             title=file.filename,
             text=await self._files.content(caller.tenant, file.id),
         )
-        with self._telemetry.span("index file", file_id=file.id) as span:
+        with self._telemetry.lone_span("index file", file_id=file.id) as span:
             await self._retrieval.index(request, span)
-        self._telemetry.record(span)  # no request's record is waiting for this span
 
     async def _note_outcome(self, caller: Caller, attached: AttachedFile, attempts: int) -> None:
         for _ in range(attempts):
@@ -162,7 +164,6 @@ class Indexing:
                 await asyncio.sleep(_RETRY_S)
 
     async def _unindex(self, caller: Caller, store: str, file_id: str) -> None:
-        with self._telemetry.span("remove") as span:
-            request = RemoveRequest(caller=caller, collection=store, source_id=file_id)
+        request = RemoveRequest(caller=caller, collection=store, source_id=file_id)
+        with self._telemetry.lone_span("remove") as span:
             await self._retrieval.remove(request, span)
-        self._telemetry.record(span)

@@ -16,13 +16,20 @@ from pydantic import BaseModel
 
 from protos.common_pb2 import Caller
 from services.common.errors import PenstockError, unavailable
-from services.common.redis import Redis, RedisAway
+from services.common.redis import Redis, RedisAway, Script
 from services.gateway.files import Files, tenant_key, too_many
 from services.gateway.ids import STORE, not_found
 from services.gateway.indexing import Indexing
 from services.gateway.store_files import AttachedFile, StoreFiles, Unready
 
 log = logging.getLogger(__name__)
+
+# Count and store together: stores made at the same time must not pass the limit side by side.
+_CREATE = """
+local stores, id, record, max_stores = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+if redis.call('HLEN', stores) >= max_stores then return 0 end
+return redis.call('HSET', stores, id, record)
+"""
 
 
 class StoreRecord(BaseModel):
@@ -71,23 +78,28 @@ class VectorStores:
         self._store_files = store_files
         self._indexing = indexing
         self._max_stores = max_stores
+        self._create = Script(redis, _CREATE)
 
     # ---- stores -----------------------------------------------------------------------------
 
     async def create(
         self, caller: Caller, name: str, metadata: dict[str, str], file_ids: list[str]
     ) -> dict[str, Any]:
+        """With these files on their way into it. Raises RESOURCE_EXHAUSTED
+        ("too_many_vector_stores", "index_queue_full"), and NOT_FOUND for an unknown file.
+        """
         tenant = caller.tenant
-        if await self._redis.hlen(self._stores(tenant)) >= self._max_stores:
-            raise too_many("vector stores", self._max_stores)
         files = [
             await self._files.get(tenant, id, f"file_ids[{index}]")
             for index, id in enumerate(file_ids)
         ]
+        self._indexing.expect(tenant, len(files))
         record = StoreRecord(
             id=STORE.new(), name=name, created_at=int(time.time()), metadata=metadata
         )
-        await self._redis.hset(self._stores(tenant), record.id, record.model_dump_json())
+        told = [record.id, record.model_dump_json(), self._max_stores]
+        if not await self._create([self._stores(tenant)], told):
+            raise too_many("vector stores", self._max_stores)
         for file in files:
             await self._indexing.begin(caller, record.id, file)
         return await self.get(tenant, record.id)

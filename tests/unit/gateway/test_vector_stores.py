@@ -1,5 +1,6 @@
 """Vector stores and the files in them: what is made, told, refused, and taken out again."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -8,6 +9,7 @@ import pytest
 
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import RedisAway, connect
+from services.gateway import indexing
 from services.gateway.ids import FILE, STORE
 from services.gateway.store_files import Unready
 from tests.support.stores_rig import CALLER, RIVAL, StoresRig
@@ -106,6 +108,27 @@ async def test_a_tenant_has_so_many_stores_and_no_more(rig: StoresRig) -> None:
     await rig.store(caller=RIVAL)
     await rig.stores.delete(CALLER, made[0])
     await rig.store()
+
+
+async def test_stores_made_at_once_do_not_pass_the_limit_together(rig: StoresRig) -> None:
+    made = await asyncio.gather(*(rig.store() for _ in range(14)), return_exceptions=True)
+    refused = [one for one in made if isinstance(one, PenstockError)]
+    assert [error.reason for error in refused] == ["too_many_vector_stores"] * 4
+    assert set(await rig.stores.ids("acme")) == {one for one in made if isinstance(one, str)}
+
+
+async def test_of_a_store_whose_files_have_no_room_nothing_is_made(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_QUEUE", 2)
+    files = [await rig.file() for _ in range(3)]
+    with pytest.raises(PenstockError) as refused:
+        await rig.store(*files)
+    assert refused.value.reason == "index_queue_full"
+    assert await rig.stores.ids("acme") == []
+    assert rig.retrieval.begun == 0
+    assert [await rig.files.stores_of("acme", file.id) for file in files] == [set()] * 3
+    await rig.store(*files[:2])
 
 
 async def test_a_store_deleted_while_they_are_listed_is_left_out(rig: StoresRig) -> None:
