@@ -12,7 +12,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from opentelemetry import trace
@@ -115,6 +115,16 @@ class Telemetry:
             except BaseException as error:
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise
+
+    @contextmanager
+    def lone_span(
+        self, name: str, parent: Context | None = None, **attributes: Any
+    ) -> Iterator[Span]:
+        """A span of which no record is made: it leaves for the collector, and nothing of it stays
+        here, however it ends."""
+        with ExitStack() as after, self.span(name, parent, **attributes) as span:
+            after.callback(self.record, span)
+            yield span
 
     def past_span(
         self, name: str, parent: Span, start_ns: int, end_ns: int, **attributes: Any

@@ -78,17 +78,15 @@ async def embed(
     if known and model != known:
         raise model_not_found(model)
     record = Record()
-    with gateway.telemetry.span(
+    with gateway.telemetry.lone_span(
         "embeddings", client_context(traceparent), request_id=request_id, texts=len(texts)
     ) as span:
         request = EmbedRequest(caller=identity.caller(request_id), texts=texts)
         try:
-            reply = await gateway.retrieval.embed(request, span, record)
+            return await gateway.retrieval.embed(request, span, record)
         except PenstockError as error:
             _name_as_the_client_does(error)
             raise
-    gateway.telemetry.record(span)
-    return reply
 
 
 async def embeddings(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:

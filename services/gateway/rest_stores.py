@@ -206,9 +206,8 @@ async def search_store(gateway: Gateway, exchange: Exchange, identity: Identity)
         limit=body.max_num_results or 10,
         score_threshold=threshold or 0.0,
     )
-    with gateway.telemetry.span("search", request_id=exchange.request_id) as span:
+    with gateway.telemetry.lone_span("search", request_id=exchange.request_id) as span:
         reply = await gateway.retrieval.search(request, span, Record())
-    gateway.telemetry.record(span)
     found: list[dict[str, Any]] = [
         {
             "file_id": passage.source_id,

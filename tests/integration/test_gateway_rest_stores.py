@@ -16,6 +16,7 @@ import pytest_asyncio
 from protos.gateway_pb2 import PublicEmbedRequest
 from protos.gateway_pb2_grpc import InferenceStub
 from services.common.embedded_redis import EmbeddedRedis
+from services.common.errors import invalid
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
 from tests.support.waiting import until
 
@@ -339,6 +340,29 @@ async def test_a_key_without_the_embedding_model_embeds_nothing(rig):
     every = await Tenant.of(rig)
     missing = await every.refused("/v1/embeddings", unknown)
     assert missing == (404, "model", "model_not_found")
+
+
+async def test_nothing_is_kept_of_requests_that_failed(rig):
+    tenant = await Tenant.of(rig)
+    store = await tenant.store()
+    file = await tenant.file()
+    kept = rig.gateway.telemetry._requests._by_root
+    before = list(kept)
+    rig.retrieval.failure = invalid("no good", "text")
+    try:
+        for path, body, status in (
+            ("/v1/embeddings", {"model": EMBEDDING_MODEL, "input": "a"}, 400),
+            (f"/v1/vector_stores/{store}/search", {"query": "a"}, 400),
+            (f"/v1/vector_stores/{store}/files", {"file_id": file}, 200),
+        ):
+            answer = await tenant.http.post(path, json=body)
+            assert answer.status_code == status
+        await rig.gateway.stores.drain(10)
+        removal = await tenant.http.delete(f"/v1/vector_stores/{store}/files/{file}")
+        assert removal.status_code == 400
+    finally:
+        rig.retrieval.failure = None
+    assert list(kept) == before
 
 
 async def test_a_client_that_goes_away_ends_its_embedding(rig):

@@ -82,6 +82,19 @@ def test_a_malformed_traceparent_starts_a_new_trace() -> None:
         assert telemetry.record(span).spans[0].parent_id == ""
 
 
+def test_of_a_lone_span_nothing_stays_however_it_ends() -> None:
+    telemetry = Telemetry("gateway", "gateway-1")
+    with telemetry.lone_span("search", number=3) as good, telemetry.span("inner"):
+        pass
+    with pytest.raises(KeyError), telemetry.lone_span("search") as bad:
+        raise KeyError
+    for span in (good, bad):
+        assert not span.is_recording()
+        assert list(telemetry.record(span).spans) == []
+    assert (good.attributes["number"], bad.status.description) == (3, "KeyError")
+    assert not telemetry._requests._by_root
+
+
 def test_unclaimed_spans_are_bounded() -> None:
     telemetry = Telemetry("gateway", "g1")
     for number in range(5000):
