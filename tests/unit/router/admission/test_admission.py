@@ -1,83 +1,21 @@
 """A router's end of admission against a real Redis: grants, recalls, leases, outages."""
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.common.config import RouterSettings, Settings
+from services.common.config import RouterSettings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
-from services.common.redis import Redis, connect
+from services.common.redis import connect
 from services.router import metrics
-from services.router.admission import Admission, Ticket
+from services.router.admission import Ticket
 from services.router.admission.local_order import LocalOrder
 from services.router.admission.shared_order import Reply
+from tests.support.admission_ends import queued, ticket
 from tests.support.waiting import until
-
-
-class Routers:
-    """Admission ends of several routers, with a capacity that tests set."""
-
-    def __init__(self, url: str, namespace: str, **options: object) -> None:
-        self.capacity = 1
-        self.url, self.namespace = url, namespace
-        self.options = options
-        self.ends: list[Admission] = []
-        self.clients: list[Redis] = []
-
-    async def add(self) -> Admission:
-        client = connect(self.url)
-        self.clients.append(client)
-        options = RouterSettings(**self.options)  # type: ignore[arg-type]
-        end = Admission(
-            client,
-            Settings(redis_url=self.url, namespace=self.namespace, router=options),
-            f"router-{len(self.ends)}",
-            lambda model: self.capacity,
-            lambda: len(self.ends),
-        )
-        await end.start()
-        self.ends.append(end)
-        return end
-
-    async def close(self) -> None:
-        for end in self.ends:
-            await end.stop()
-        for client in self.clients:
-            await client.aclose()
-
-
-def ticket(tenant: str = "t", lane: int = 2, cost: float = 10) -> Ticket:
-    return Ticket(uuid.uuid4().hex, "m", tenant, lane, cost, 1.0)
-
-
-@pytest.fixture
-async def make_routers(namespace) -> AsyncIterator[Callable[..., Routers]]:
-    made: list[Routers] = []
-
-    def make(url: str, **options: object) -> Routers:
-        made.append(Routers(url, namespace, **options))
-        return made[-1]
-
-    yield make
-    for routers in made:
-        await routers.close()
-
-
-@pytest.fixture
-def routers(make_routers, redis_url) -> Routers:
-    return make_routers(redis_url)
-
-
-async def queued(end: Admission, held: int, waiting: int) -> None:
-    async def reached() -> bool:
-        return await end.status(["m"]) == (held, waiting)
-
-    await until(reached, what=f"{held} held, {waiting} waiting")
 
 
 async def test_a_grant_reaches_the_other_router(routers):
@@ -126,7 +64,7 @@ async def test_a_full_queue_advises_no_more_than_the_longest_wait(
 async def test_the_displaced_is_told(make_routers, redis_url, of_another):
     routers = make_routers(redis_url, queue_limit=2)
     first, second = await routers.add(), await routers.add()
-    await until(lambda: listening(routers, first))
+    await until(lambda: routers.listening(first))
     a = ticket("flood")
     await first.admit(a)
     waiting = [asyncio.create_task(first.admit(ticket("flood")))]
@@ -145,11 +83,6 @@ async def test_the_displaced_is_told(make_routers, redis_url, of_another):
     await asyncio.wait_for(other, 5)
     end.leave(calm)
     await asyncio.wait_for(waiting[0], 5)
-
-
-async def listening(routers: "Routers", end: Admission) -> bool:
-    channel = end._shared.channel(end._shared._router_id)
-    return (await routers.clients[0].pubsub_numsub(channel))[0][1] == 1
 
 
 async def test_a_lost_word_of_displacement_is_found_by_the_renewal(make_routers, redis_url):
@@ -294,12 +227,6 @@ async def test_gauges_are_read_while_tickets_come_and_go(routers):
     for n in range(3):
         end._tickets[f"{n}"] = Moving(f"{n}", "m", "t", 2, 10, 1.0)
     assert [s.value for m in metrics.admitted.collect() for s in m.samples] == [3]
-
-
-@pytest.fixture
-def own_redis():
-    with EmbeddedRedis() as server:
-        yield server
 
 
 async def test_open_without_redis_and_back(make_routers, own_redis):
@@ -476,7 +403,7 @@ async def test_a_recalled_ticket_waits_again(make_routers, redis_url, of_another
     routers = make_routers(redis_url, recall_after_s=0.05)
     routers.capacity = 2
     first, second = await routers.add(), await routers.add()
-    await until(lambda: listening(routers, first))
+    await until(lambda: routers.listening(first))
     flood = [ticket("flood") for _ in range(3)]
     for one in flood[:2]:
         await first.admit(one)

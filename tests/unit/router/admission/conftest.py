@@ -1,0 +1,33 @@
+"""What the tests of admission share."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from services.common.embedded_redis import EmbeddedRedis
+from tests.support.admission_ends import Routers
+
+
+@pytest.fixture
+async def make_routers(namespace: str) -> AsyncIterator[Callable[..., Routers]]:
+    made: list[Routers] = []
+
+    def make(url: str, **options: object) -> Routers:
+        made.append(Routers(url, **{"namespace": namespace, **options}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for routers in made:
+        await routers.close()
+
+
+@pytest.fixture
+def routers(make_routers: Callable[..., Routers], redis_url: str) -> Routers:
+    return make_routers(redis_url)
+
+
+@pytest.fixture
+def own_redis() -> Iterator[EmbeddedRedis]:
+    """One to stop and to start again."""
+    with EmbeddedRedis() as server:
+        yield server

@@ -1,0 +1,124 @@
+"""The order in one process, in what its test beside the script leaves out: time."""
+
+import pytest
+
+from services.router.admission.fair_order import Decided, FairOrder, Request
+
+AGEING_S = 10.0
+
+
+def order(patience_s: float = 0.0, recalls: int = 0) -> FairOrder:
+    return FairOrder(AGEING_S, patience_s, recalls)
+
+
+def request(id: str, tenant: str, at_s: float, lane: int = 2, work: float = 1.0) -> Request:
+    return Request(id, tenant, lane, work, 1.0, at_s)
+
+
+def enter(order: FairOrder, capacity: int, new: Request, at_s: float | None = None) -> Decided:
+    decided = Decided()
+    order.enter(new, 100, capacity, new.arrived_s if at_s is None else at_s, decided)
+    return decided
+
+
+def leave(order: FairOrder, capacity: int, id: str, at_s: float) -> list[str]:
+    """What is granted then."""
+    decided = Decided()
+    order.leave(id, 0.0, at_s)
+    order.look(capacity, at_s, decided)
+    return decided.granted
+
+
+@pytest.mark.parametrize(
+    ("tenant", "lane", "waited_s", "others_lane", "first"),
+    [
+        ("a", 3, 9.9, 2, "other"),
+        ("a", 3, 10.0, 2, "old"),
+        ("a", 3, 19.9, 1, "other"),
+        ("a", 3, 20.0, 1, "old"),
+        ("a", 2, 9.9, 1, "other"),
+        ("a", 2, 10.0, 1, "old"),
+        ("z", 3, 15.0, 2, "other"),  # of equals, the first by name
+        ("z", 3, 25.0, 2, "old"),
+        ("z", 3, 1000.0, 1, "other"),  # above the high lane there is none
+    ],
+)
+def test_a_tenant_without_a_slot_rises_a_lane_each_time(
+    tenant: str, lane: int, waited_s: float, others_lane: int, first: str
+) -> None:
+    line = order()
+    enter(line, 1, request("runs", "x", 0.0))
+    enter(line, 1, request("old", tenant, 0.0, lane))
+    enter(line, 1, request("other", "b", waited_s, others_lane))
+    assert leave(line, 1, "runs", waited_s) == [first]
+
+
+def test_a_tenants_age_is_as_long_as_it_waits_and_goes_with_its_last_request() -> None:
+    line = order()
+    enter(line, 1, request("runs", "x", 0.0))
+    for at_s in (0.0, 8.0):
+        enter(line, 1, request(f"low {at_s:.0f}", "a", at_s, 3))
+    line.leave("low 0", 0.0, 9.0)
+    enter(line, 1, request("normal", "b", 10.0))
+    assert leave(line, 1, "runs", 10.0) == ["low 8"], "its tenant has waited for ten seconds"
+    enter(line, 1, request("gone", "c", 11.0, 3))
+    line.leave("gone", 0.0, 30.0)
+    enter(line, 1, request("low again", "c", 30.0, 3))
+    line.leave("normal", 0.0, 31.0)
+    enter(line, 1, request("late", "d", 39.0))
+    assert leave(line, 1, "low 8", 39.0) == ["late"], "nine seconds"
+
+
+def test_who_holds_a_slot_does_not_age_and_begins_anew_with_its_end() -> None:
+    line = order()
+    enter(line, 2, request("mine", "a", 0.0))
+    enter(line, 2, request("other's", "x", 0.0))
+    enter(line, 2, request("low", "a", 0.0, 3))
+    for n in range(2):
+        enter(line, 2, request(f"high {n}", "h", 90.0, 1))
+    assert leave(line, 2, "mine", 100.0) == ["high 0"], "it was served up to now"
+    line.leave("high 1", 0.0, 100.0)
+    enter(line, 2, request("normal", "z", 105.0))
+    assert leave(line, 2, "other's", 109.0) == ["normal"], "nine seconds without a slot"
+    enter(line, 2, request("normal too", "z", 109.0))
+    assert leave(line, 2, "high 0", 110.0) == ["low"], "ten"
+
+
+def test_a_recall_waits_for_the_patience() -> None:
+    line = order(patience_s=5.0, recalls=1)
+    for id in ("f0", "f1"):
+        enter(line, 2, request(id, "flood", 0.0))
+    assert enter(line, 2, request("calm", "calm", 10.0)).recalled == []
+    for at_s, recalled in ((14.9, []), (15.0, ["f1"]), (16.0, [])):
+        decided = Decided()
+        line.look(2, at_s, decided)
+        assert (decided.granted, decided.recalled) == ([], recalled)
+
+
+def test_a_recalled_request_has_its_first_arrival_but_ages_from_its_giving_back() -> None:
+    line = order(recalls=1)
+    for id in ("f0", "f1"):
+        enter(line, 2, request(id, "flood", 0.0, 3))
+    decided = enter(line, 2, request("calm", "calm", 50.0, 3))
+    assert decided.recalled == ["f1"]
+    assert line.give_back("f1", 0.0, 1.0, 2, 60.0, decided) == "waiting"
+    assert decided.granted == ["calm"]
+    enter(line, 2, request("f2", "flood", 61.0, 3))
+    enter(line, 2, request("normal", "other", 62.0))
+    assert leave(line, 2, "f0", 63.0) == ["normal"], "it has aged for three seconds, not for 63"
+    assert leave(line, 2, "calm", 64.0) == ["f1"], "before the younger of its tenant"
+
+
+def test_what_runs_already_is_charged_and_what_is_unknown_is_ignored() -> None:
+    line = order()
+    line.hold(request("ran", "a", 0.0, work=50), 0.0)
+    assert "ran" in line
+    line.leave("unheard of", 0.0, 0.0)
+    enter(line, 1, request("a", "a", 1.0))
+    enter(line, 1, request("b", "b", 2.0))
+    assert len(line) == 2
+    assert leave(line, 1, "ran", 3.0) == ["b"]
+    assert "ran" not in line
+    decided = Decided()
+    assert line.give_back("unheard of", 0.0, 0.0, 1, 3.0, decided) == "unknown"
+    assert line.give_back("a", 0.0, 0.0, 1, 3.0, decided) == "waiting"

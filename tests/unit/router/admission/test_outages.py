@@ -1,0 +1,294 @@
+"""Who is told what, who has which slots, and what an outage of Redis leaves behind."""
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+
+from services.common.errors import PenstockError
+from services.router import metrics
+from services.router.admission import admission
+from services.router.admission.shared_order import Reply
+from tests.support.admission_ends import queued, ticket
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """No renewal helps, unless a test asks for it."""
+    monkeypatch.setattr(admission, "_RENEW_S", 1000.0)
+    return {"slot_lease_s": 3000.0}
+
+
+# ---- who is told --------------------------------------------------------------------------------
+
+
+async def test_models_have_slots_and_queues_of_their_own(make_routers, redis_url, seldom):
+    """And a word to another router says which model it is of."""
+    routers = make_routers(redis_url, queue_limit=1, **seldom)
+    first, second = await routers.add(), await routers.add()
+    await until(lambda: routers.listening(second))
+    held = {model: ticket(model=model) for model in ("m", "a:b", "m}")}
+    waiting = {}
+    for model, one in held.items():
+        await asyncio.wait_for(first.admit(one), 5)  # whatever the others hold
+        wait = ticket(model=model)
+        waiting[model] = wait, asyncio.create_task(second.admit(wait))
+        await queued(first, 1, 1, model)
+    assert await first.status(held) == (3, 3)
+    for model, one in held.items():
+        wait, admitted = waiting.pop(model)
+        first.leave(one)
+        await asyncio.wait_for(admitted, 5)
+        assert not any(task.done() for _, task in waiting.values())
+        second.leave(wait)
+        await queued(first, 0, 0, model)
+
+
+async def test_installs_in_one_redis_know_nothing_of_each_other(make_routers, redis_url, namespace):
+    ends = [
+        await make_routers(redis_url, namespace=f"{namespace}-{n}").add() for n in range(2)
+    ]  # routers of the same name
+    for end in ends:
+        await asyncio.wait_for(end.admit(ticket()), 5)
+    assert [await end.status(["m"]) for end in ends] == [(1, 0)] * 2
+
+
+async def test_words_are_heard_again_after_an_outage(make_routers, own_redis, seldom):
+    routers = make_routers(own_redis.url, **seldom)
+    first, second = await routers.add(), await routers.add()
+    await until(lambda: routers.listening(second))
+    own_redis.stop()
+    one = ticket()
+    await first.admit(one)
+    own_redis.start()
+    first.poke()
+    await until(lambda: not first.away)
+    await until(lambda: routers.listening(second))
+    waiting = asyncio.create_task(second.admit(ticket()))
+    await queued(first, 1, 1)
+    first.leave(one)
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_word_that_none_waits_for_gives_the_slot_back(routers):
+    """Its request left while the grant was under way, and its leaving came first."""
+    end, other = await routers.add(), await routers.add()
+    gone = ticket()
+    entered = await end._shared.enter(gone, 9)
+    assert entered.first == "granted"
+    waiting = asyncio.create_task(other.admit(ticket()))
+    await queued(other, 1, 1)
+    end._follow("m", Reply(granted=[gone.id]))
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_router_that_stops_gives_back_what_it_holds(routers):
+    end, other = await routers.add(), await routers.add()
+    await end.admit(ticket())
+    waiting = asyncio.create_task(end.admit(ticket()))
+    await queued(other, 1, 1)
+    mine = asyncio.create_task(other.admit(ticket()))
+    await queued(other, 1, 2)
+    await end.stop()
+    await asyncio.wait_for(mine, 5)
+    assert await other.status(["m"]) == (1, 0)
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert waiting.cancelled()
+
+
+async def test_a_renewal_that_has_ended_is_no_health(routers):
+    end = await routers.add()
+    end.check()
+    end._loops[0].cancel()
+    await asyncio.wait(end._loops[:1])
+    with pytest.raises(RuntimeError, match="admission renewal has ended"):
+        end.check()
+
+
+# ---- one request --------------------------------------------------------------------------------
+
+
+async def test_waiting_too_long_is_told_and_leaves_no_place(make_routers, redis_url):
+    routers = make_routers(redis_url, queue_timeout_s=0.3)
+    end = await routers.add()
+    held = ticket()
+    await end.admit(held)
+    late = ticket()
+    before = refused("queue_timeout")
+    with pytest.raises(PenstockError) as told:
+        await asyncio.wait_for(end.admit(late), 5)
+    error = told.value
+    assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_timeout")
+    assert (error.stage, error.retry_after_s) == ("router", 0.15)
+    assert "0.3 s" in error.message
+    assert refused("queue_timeout") == before + 1
+    end.leave(late)
+    end.leave(late)  # as often as one likes
+    await queued(end, 1, 0)
+    end.leave(held)
+    await queued(end, 0, 0)
+
+
+def refused(reason: str) -> float:
+    return metrics.refusals.labels(reason)._value.get()
+
+
+async def test_what_is_counted(routers):
+    """At this router alone, and not any more once it has left."""
+    end, other = await routers.add(), await routers.add()
+    await other.stop()  # the gauges are of the router that started last
+    await end.stop()
+    end = await routers.add()
+    granted = {lane: metrics.grants.labels(lane, "redis")._value.get() for lane in ("high", "low")}
+    waited = metrics.wait._sum.get()
+
+    def gauges() -> list[float]:
+        samples = [*metrics.admitted.collect(), *metrics.queued.collect()]
+        return [sample.value for metric in samples for sample in metric.samples]
+
+    urgent, low = ticket(lane=1), ticket(lane=3)
+    await end.admit(urgent)
+    waiting = asyncio.create_task(end.admit(low))
+    await queued(end, 1, 1)
+    assert gauges() == [1, 1]
+    end.leave(urgent)
+    await asyncio.wait_for(waiting, 5)
+    assert gauges() == [1, 0]
+    end.leave(low)
+    assert gauges() == [0, 0]
+    for lane, before in granted.items():
+        assert metrics.grants.labels(lane, "redis")._value.get() == before + 1
+    assert metrics.wait._sum.get() > waited
+
+
+async def test_what_another_routers_request_was_given_is_counted_as_such(routers):
+    end = await routers.add()
+    counts = metrics.grants.labels("normal", "before")
+    before = counts._value.get()
+    resumed = ticket()
+    resumed.resumed = True
+    await end.admit(resumed)
+    assert resumed.order == "before"
+    assert counts._value.get() == before + 1
+
+
+# ---- outages ------------------------------------------------------------------------------------
+
+
+async def test_a_router_without_requests_finds_redis_back_and_not_before(
+    make_routers, own_redis, monkeypatch
+):
+    monkeypatch.setattr(admission, "_RENEW_S", 0.05)
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    looks = 0
+    renew = end._renew
+
+    async def counted() -> None:
+        nonlocal looks
+        looks += 1
+        await renew()
+
+    monkeypatch.setattr(end, "_renew", counted)
+    one = ticket()
+    await end.admit(one)
+    own_redis.stop()
+    end.leave(one)
+    await until(lambda: end.away)
+    assert metrics.redis_away._value.get() == 1
+    seen = looks
+    await until(lambda: looks > seen + 2)
+    assert end.away
+    own_redis.start()
+    await until(lambda: not end.away)
+    assert metrics.redis_away._value.get() == 0
+    await queued(end, 0, 0)
+
+
+async def test_status_without_redis_is_of_this_router(make_routers, own_redis):
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    one = ticket()
+    await end.admit(one)
+    own_redis.stop()
+    waiting = [asyncio.create_task(end.admit(ticket())) for _ in range(2)]
+    await until(lambda: end._local.waiting("m") == 2)
+    assert await end.status(["m"]) == (1, 2)
+    for task in waiting:
+        task.cancel()
+
+
+async def test_each_outage_begins_with_the_slots_held_then(make_routers, own_redis):
+    """Also those that were granted between the two."""
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    first = ticket()
+    own_redis.stop()
+    await asyncio.wait_for(end.admit(first), 10)
+    assert first.order == "local"
+    own_redis.start()
+    await until(lambda: not end.away)
+    end.leave(first)
+    second = ticket()
+    await asyncio.wait_for(end.admit(second), 5)
+    assert second.order == "redis"
+    own_redis.stop()
+    third = ticket()
+    waiting = asyncio.create_task(end.admit(third))
+    await until(lambda: end.away and end._local.waiting("m") == 1)
+    assert third.waits
+    end.leave(second)
+    await asyncio.wait_for(waiting, 5)
+    assert third.order == "local"
+
+
+async def test_what_goes_on_during_an_outage_takes_part_of_the_share(make_routers, own_redis):
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    held = ticket()
+    await end.admit(held)
+    own_redis.stop()
+    next_one = ticket()
+    waiting = asyncio.create_task(end.admit(next_one))
+    await until(lambda: end.away and end._local.waiting("m") == 1)
+    resumed = ticket(cost=0)
+    resumed.resumed = True
+    await asyncio.wait_for(end.admit(resumed), 5)
+    end.leave(held)
+    await until(lambda: not end._leaving or end.away)
+    assert next_one.waits, "the one that went on has the slot"
+    end.leave(resumed)
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_the_last_to_leave_are_told_when_too_many_left(make_routers, own_redis, monkeypatch):
+    """The first were of old: their leases end first."""
+    monkeypatch.setattr(admission, "_LEAVING_KEPT", 2)
+    monkeypatch.setattr(admission, "_RENEW_S", 1000.0)
+    routers = make_routers(own_redis.url, slot_lease_s=3000.0)
+    end = await routers.add()
+    routers.capacity = 5
+    tickets = [ticket() for _ in range(5)]
+    for one in tickets:
+        await end.admit(one)
+    told: list[list[tuple[str, float]]] = []
+    leave = end._shared.leave
+
+    async def spy(model, leavers):
+        told.append(list(leavers))
+        return await leave(model, leavers)
+
+    monkeypatch.setattr(end._shared, "leave", spy)
+    own_redis.stop()
+    for one in tickets:
+        end.leave(one)
+    await until(lambda: end.away)
+    await until(lambda: not any(t.get_name() == "admission leave" for t in end._tasks))
+    told.clear()
+    own_redis.start()
+    end.poke()
+    await until(lambda: not end.away and bool(told))
+    assert [[id for id, _ in leavers] for leavers in told] == [[one.id for one in tickets[-2:]]]
