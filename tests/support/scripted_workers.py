@@ -91,12 +91,19 @@ class Pool:
             state=LinkState.READY, vitals=SimpleNamespace(steps=0), open=open_, running=0
         )
         peer = Peer(replica, cast(Any, link))
+        self.workers._peers._peers[id] = peer
         self.workers._on_state(peer, LinkState.READY)
         return peer
 
     def worker(self, id: str, *args: Any, **facts: Any) -> Worker:
         peer = self.peer(id, *args, **facts)
         return next(w for w in self.workers.all() if w.peer is peer)
+
+    def gone(self, peer: Peer) -> None:
+        """It left, and its last request has ended."""
+        del self.workers._peers._peers[peer.id]
+        peer.left.set()
+        self.workers._on_gone(peer)
 
     def tell(self, peer: Peer, snapshot: bool = False, **news: Any) -> None:
         """News of the worker: `load`, and `events` as (stored, hashes)."""
