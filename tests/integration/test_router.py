@@ -15,7 +15,7 @@ from services.common.block_hash import block_hashes, tenant_salt
 from services.common.config import RouterSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError, invalid, unavailable
-from services.common.link import End, LinkClient
+from services.common.link import End, LinkClient, LinkState
 from services.common.redis import Redis, connect
 from services.common.service import Host
 from services.router import metrics, pipeline
@@ -698,6 +698,22 @@ async def test_redis_dies_and_comes_back_mid_stream(namespace):
             await during.whole()
             assert during.tokens == undisturbed()
             assert during.decisions["admission"].reasons["order"] == "redis"
+
+
+async def test_a_router_that_is_drained_ends_what_it_began(stack):
+    """New requests are refused meanwhile, as ones to bring elsewhere."""
+    worker = await stack.worker("w1")
+    worker.gate.clear()
+    link = await stack.router()
+    answer = ask(link)
+    await until(lambda: worker.running == 1)
+    stopping = asyncio.create_task(stack.hosts[0].stop(grace_s=60))
+    await until(lambda: link.state is LinkState.DRAINING)
+    assert not stopping.done()
+    worker.gate.set()
+    await answer.whole()
+    assert answer.tokens == undisturbed()
+    await asyncio.wait_for(stopping, 10)
 
 
 async def test_long_prompts_are_matched_too(stack):

@@ -1,5 +1,6 @@
 """A router's view of its workers: news in order, however they come."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from services.common.link import LinkState
 from services.common.peers import Peer
 from services.router.breaker import PROBE_S
 from services.router.workers import Workers
+from tests.support.scripted_workers import Pool
 from tests.support.waiting import until
 
 
@@ -81,3 +83,141 @@ async def test_the_next_try_is_at_the_first_pause_that_is_not_over(workers: Work
     ill.breaker.began().lost()
     assert well in workers.sound("m")
     assert 0 < workers.next_try_s("m") <= PROBE_S
+
+
+async def test_workers_of_another_model_are_no_help() -> None:
+    """Neither to run on, nor to compare a worker with, nor to say that one is not alone."""
+    pool = Pool()
+    one, other = pool.worker("one"), pool.worker("other", model="another")
+    assert pool.workers.ready("m") == pool.workers.sound("m") == [one]
+    assert one.peers_failed_share() is None
+    other.breaker.began().lost()
+    one.breaker.began().lost()
+    for _ in range(3):  # its probes, so that its pause is long
+        one.breaker.began().lost()
+    assert pool.workers.breakers_open() == 2
+    assert 0 < pool.workers.next_try_s("m") <= PROBE_S, "it is alone"
+    pool.worker("third", model="another")
+    assert pool.workers.next_try_s("m") <= PROBE_S
+    peer = pool.worker("fourth")
+    assert pool.workers.next_try_s("m") > PROBE_S, "it is not any more"
+    peer.breaker.began().lost()
+    assert pool.workers.next_try_s("m") <= PROBE_S
+    assert pool.workers.breakers_open() == 3
+
+
+async def test_a_workers_failures_are_compared_with_the_mean_of_its_peers() -> None:
+    pool = Pool()
+    one, good, bad = (pool.worker(id) for id in ("one", "good", "bad"))
+    assert one.peers_failed_share() == 0
+    for _ in range(3):
+        good.breaker.began().succeeded()
+        bad.breaker.began().failed(None)
+        one.breaker.began().failed(None)
+    assert one.peers_failed_share() == 0.5
+    assert good.peers_failed_share() == 1.0
+    bad.peer.left.set()
+    assert one.peers_failed_share() == 0, "who left is no peer"
+    cast(Any, good.link).state = LinkState.DRAINING
+    assert one.peers_failed_share() is None
+    assert pool.workers.ready("m") == [one]
+
+
+async def test_a_workers_facts_and_what_its_load_says_of_them() -> None:
+    pool = Pool()
+    told = pool.peer("told", block_size=32, max_running=5)
+    bare = pool.worker("bare")
+    worker = pool.workers._of(told)
+    assert (worker.block_size, worker.max_running) == (32, 5)
+    assert (bare.block_size, bare.max_running) == (16, 1)
+    load = worker_pb2.Load(block_size=8, max_running=7)
+    for peer in (told, bare.peer):
+        pool.tell(peer, load=load)
+    assert (worker.block_size, worker.max_running) == (8, 5)
+    assert (bare.block_size, bare.max_running) == (8, 7)
+    assert (bare.role, bare.model) == ("both", "m")
+
+
+async def test_what_was_sent_counts_until_two_news_have_come() -> None:
+    pool = Pool()
+    worker = pool.worker("w")
+    first = worker.sent(100)
+    pool.tell(worker.peer)
+    second = worker.sent(200)
+    waits = worker.sent(300, until_answered=True)
+    assert worker.unseen == [first, second, waits]
+    pool.tell(worker.peer)
+    assert worker.unseen == [second, waits]
+    for _ in range(5):
+        pool.tell(worker.peer)
+    assert worker.unseen == [waits]
+    for _ in range(2):
+        worker.answered(waits)
+    assert worker.unseen == []
+
+
+async def test_news_without_a_load_keep_the_last_one() -> None:
+    pool = Pool()
+    worker = pool.worker("w")
+    pool.tell(worker.peer, load=worker_pb2.Load(running=3))
+    pool.tell(worker.peer, events=[(True, blocks(0, 2))])
+    assert worker.load.running == 3
+
+
+async def test_news_are_taken_in_in_their_order_in_slices() -> None:
+    """More than one turn of the loop can take in, of two workers at once."""
+    pool = Pool()
+    one, other = pool.peer("one"), pool.peer("other")
+    many = blocks(0, 3000)
+    events = [(True, many), (False, many[1:]), (True, many[2000:]), (False, many[2500:])]
+    for peer in (one, other):
+        pool.tell(peer, events=events)
+    assert len(pool.workers.index) <= 1024, "no more at once"
+    await until(lambda: pool.workers._chores is None)
+    bits = {pool.workers._of(peer).holder.bit for peer in (one, other)}
+    match = pool.workers.index.match
+    assert match(many) == dict.fromkeys(bits, 1)
+    assert match(many[2000:]) == dict.fromkeys(bits, 500)
+    assert len(pool.workers.index) == 501
+    pool.tell(one, events=[(True, blocks(5000, 10))])
+    assert match(blocks(5000, 10)) == {pool.workers._of(one).holder.bit: 10}, "few at once"
+
+
+async def test_what_a_worker_held_goes_with_it() -> None:
+    pool = Pool()
+    one, other = pool.peer("one"), pool.peer("other")
+    held = blocks(0, 3000)
+    pool.tell(one, events=[(True, held)])
+    pool.tell(other, events=[(True, held[:1])])
+    await until(lambda: pool.workers._chores is None)
+    changes = pool.changes
+    pool.gone(one)
+    assert pool.changes == changes + 1
+    assert pool.workers.index.match(held) == {pool.workers._of(other).holder.bit: 1}
+    assert [w.id for w in pool.workers.all()] == ["other"]
+    await until(lambda: pool.workers._chores is None)
+    assert len(pool.workers.index) == 1
+    assert pool.workers.models() == {"m"}
+
+
+async def test_who_waits_for_a_change_hears_of_each() -> None:
+    pool = Pool()
+    worker = pool.worker("w")
+
+    async def hears(of: Any) -> None:
+        waits = asyncio.create_task(pool.workers.changed(60.0))
+        await asyncio.sleep(0)
+        assert not waits.done(), "of what was before it does not"
+        of()
+        await asyncio.wait_for(waits, 5)
+
+    changes = pool.changes
+    await hears(lambda: pool.peer("another"))
+    await hears(lambda: pool.workers._on_state(worker.peer, LinkState.DEAD))
+    assert pool.changes == changes + 2
+    await hears(lambda: worker.breaker.began().lost())  # the others may be alone now
+    await hears(pool.workers.poke)
+    assert pool.changes == changes + 2, "slots are as many as before"
+    await hears(lambda: pool.gone(worker.peer))
+    await pool.workers.changed(0.0)  # nothing happens, and it waits no longer
+    await pool.workers.stop()
