@@ -410,7 +410,7 @@ ops['yield'] = function(id, missed, left, waited)
   note_service(entry)
   entry.asked, entry.granted = nil, nil
   entry.recalls, entry.work = entry.recalls + 1, tonumber(left)
-  entry.arrived = now - tonumber(waited)
+  entry.arrived = math.min(entry.arrived, now - tonumber(waited)) -- `hold` does not know it
   queue(id, entry, now + lease, now)
   return 'waiting'
 end

@@ -72,4 +72,8 @@ def test_a_removed_holder_counts_at_once_and_its_bit_returns_swept():
     assert len(index) >= len(BLOCKS) - 3, "no more at once than it was told"
     assert not index.sweep(100)
     assert len(index) == 1
-    assert index.add().bit == first.bit
+    again = index.add()
+    assert again.bit == first.bit
+    assert index.match(BLOCKS) == {second.bit: 1}, "it holds nothing of its predecessor's"
+    index.store(again, BLOCKS[:3])
+    assert index.match(BLOCKS) == {second.bit: 1, again.bit: 3}

@@ -280,3 +280,16 @@ def test_a_late_success_of_before_does_not_shorten_the_pause(
     before.succeeded()
     assert breaker.state is State.OPEN
     assert breaker.takes_in(alone=False) == 2 * PROBE_S
+
+
+def test_each_way_of_opening_begins_with_the_first_pause(clock: Clock) -> None:
+    """Only a failed probe makes it longer."""
+    for opened in (Breaker(clock), Breaker(clock)):
+        fail(opened, MIN_FAILURES)
+        assert opened.takes_in(alone=False) == PROBE_S
+        clock.now += PROBE_S
+        good = opened.began()
+        good.answered()
+        good.succeeded()
+        opened.began().lost()
+        assert opened.takes_in(alone=False) == PROBE_S
