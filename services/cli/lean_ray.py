@@ -31,7 +31,14 @@ def leave_out_what_serves_nobody() -> None:
 
 
 def _replace(owner: Any, name: str, by: Any) -> None:
-    getattr(owner, name)  # raises where a newer Ray calls it otherwise
+    """Raises RuntimeError where a newer Ray calls it otherwise."""
+    if not hasattr(owner, name):
+        import ray
+
+        raise RuntimeError(
+            f"Ray {ray.__version__} has no {owner.__name__}.{name}, which Penstock replaces: "
+            "install the version of constraints.txt"
+        )
     setattr(owner, name, by)
 
 
