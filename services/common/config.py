@@ -84,7 +84,9 @@ class GatewaySettings(Section):
         256 * 2**20, gt=0, description="of bodies and large answers in memory, shared likewise"
     )
     max_connections: int = Field(
-        4096, gt=0, description="HTTP, and as many gRPC; a peer address has its share likewise"
+        4096,
+        gt=0,
+        description="HTTP, where a peer address has its share likewise; and as many gRPC",
     )
     head_timeout_s: float = Field(10.0, gt=0, description="for a request's line and headers")
     body_grace_s: float = Field(10.0, gt=0, description="for a body, and longer at its rate:")

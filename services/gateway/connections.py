@@ -34,6 +34,9 @@ from services.gateway.intake import refused
 MAX_HEAD_BYTES = 32 * 1024  # of a request's line and headers, and of what frames its body
 MAX_FIELDS = 128
 MAX_AHEAD = 32  # requests sent before the answer to an earlier one
+MAX_PIECES = (
+    4096  # of a body in one read of 256 KiB: a chunk of one byte costs as much as a long one
+)
 _LOOK_EVERY_S = 1.0
 
 
@@ -92,6 +95,7 @@ class Connection(HttpToolsProtocol):
         self._bytes = 0  # since the last piece of a body, or the last request
         self._fields = 0
         self._data = b""  # while it is parsed
+        self._pieces = 0  # of bodies, in this data
         self._refusal: PenstockError | None = None
 
     # ---- from the transport -----------------------------------------------------------------
@@ -115,7 +119,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head and self._head_due is None:
             self._await_head()
         self._bytes += len(data)
-        self._data = data
+        self._data, self._pieces = data, 0
         super().data_received(data)
         self._data = b""
         if self._bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -157,6 +161,10 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._bytes = 0
+        self._pieces += 1
+        if self._pieces > MAX_PIECES:
+            metrics.refused.labels("chunks_too_small").inc()
+            self._fail(invalid("The body's chunks are too small.", "", reason="chunks_too_small"))
         super().on_body(body)
 
     def on_message_complete(self) -> None:

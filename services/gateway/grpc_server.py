@@ -3,7 +3,10 @@
 Apart from the Host's server, whose port is internal and which takes the large messages of peers.
 """
 
+import logging
+
 import grpc
+from grpc._cython.cygrpc import ExecuteBatchError
 from grpc_health.v1 import health, health_pb2
 
 from services.common.config import GatewaySettings
@@ -31,6 +34,12 @@ def _options(own: GatewaySettings) -> list[tuple[str, int]]:
     ]
 
 
+def _worth_keeping(record: logging.LogRecord) -> bool:
+    """Whether a line of gRPC's is worth keeping: not that a caller was gone before its answer, with
+    a stack trace for each. Anybody could fill the disk."""
+    return not (record.exc_info and isinstance(record.exc_info[1], ExecuteBatchError))
+
+
 class GrpcServer:
     def __init__(self, gateway: Gateway) -> None:
         own = gateway.settings.gateway
@@ -43,6 +52,7 @@ class GrpcServer:
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port. Raises RuntimeError when it is taken."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_keeping)
         port = listen(self._server, host, port)
         await self._server.start()
         for name in ("", INFERENCE):

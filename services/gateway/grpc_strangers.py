@@ -61,6 +61,7 @@ class Strangers:
             async for request in self._messages(HealthCheckRequest, peer, context):
                 reply: HealthCheckResponse | None = await self._health.Check(request, context)
                 return reply
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The call has no message.")
         return None
 
     async def watch(self, _: object, context: Context) -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from grpc._cython.cygrpc import ExecuteBatchError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -275,6 +277,22 @@ async def test_a_strangers_message_is_bounded_in_time_and_waits_for_its_turn(
     monkeypatch.setattr(grpc_strangers, "MESSAGE_TIMEOUT_S", 0.2)
     assert await open_call().code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: strangers._places.taken == 0, 5)
+
+
+async def test_strangers_write_no_stack_traces_into_the_log(rig, caplog):
+    check = (await rig.channel()).stream_stream("/grpc.health.v1.Health/Check")
+    call = check()
+    await call.done_writing()
+    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "no message" in await call.details()
+    assert not caplog.records
+    log = logging.getLogger("grpc._cython.cygrpc")
+    for error in (ExecuteBatchError("its caller was gone"), ValueError("a fault of ours")):
+        try:
+            raise error
+        except Exception:
+            log.exception("failed")
+    assert [record.exc_info[1].args for record in caplog.records] == [("a fault of ours",)]
 
 
 async def test_its_address_is_its_own_and_as_configured(rig):

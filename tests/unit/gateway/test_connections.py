@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -90,3 +91,38 @@ async def test_what_is_sent_ahead_brings_no_body_with_each_answer() -> None:
             most = max(most, held())
         assert most < 2**18 + body  # of one read; it was all that follows the first answers
         writer.close()
+
+
+@pytest.mark.parametrize(("size", "told"), [(1, "chunks_too_small"), (64, "")])
+async def test_chunks_of_a_few_bytes_are_refused(size: int, told: str) -> None:
+    """43,690 of one read held every other connection for 15 ms, and so did the next one's."""
+    written = bytearray()
+
+    class Transport(asyncio.Transport):
+        def write(self, data: Any) -> None:
+            written.extend(data)
+
+        def is_closing(self) -> bool:
+            return bool(written)
+
+        def close(self) -> None:
+            pass
+
+        def pause_reading(self) -> None:
+            pass
+
+    async def never(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    one = connection(Door(GatewaySettings()), never)
+    one.connection_made(Transport({"peername": ("127.0.0.1", 1)}))
+    one.data_received(b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+    chunk = b"%x\r\n%s\r\n" % (size, b"x" * size)
+    for _ in range(3):
+        one.data_received(chunk * (2**18 // len(chunk)))
+        if told:
+            break
+    assert told.encode() in written if told else not written
+    for task in one.tasks:
+        task.cancel()
+    await asyncio.gather(*one.tasks, return_exceptions=True)
