@@ -1,0 +1,188 @@
+"""Answers in OpenAI's shapes, whole and in events, and what is put together of deltas."""
+
+import json
+from typing import Any
+
+import pytest
+
+from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, Usage
+from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta, TokenIds
+from services.gateway import prompt as prompt_module
+from services.gateway.openai_format import (
+    Chunks,
+    chat_completion,
+    event,
+    text_completion,
+)
+from services.gateway.prompt import Answer, Prompt, total_usage
+
+PASSAGES = [
+    Passage(title="a.md", text="x", score=0.123456, source_id="file-1"),
+    Passage(title="mine", text="y"),
+    Passage(title="left out", text="z"),
+]
+
+
+def answer(
+    text: str = "See [1].", finish: Any = FINISH_STOP, index: int = 0, used: int = 2
+) -> Answer:
+    made = Answer("req_abc", "m", PASSAGES[:], index, created=7)
+    usage = Usage(prompt_tokens=10 + index, cached_tokens=4, completion_tokens=3)
+    made.add([TextDelta(text=text, plan=PromptPlan(window=512, user=5, passages_used=used))])
+    made.add([TextDelta(finish=finish, usage=usage)])
+    return made
+
+
+def told(events: bytes) -> list[Any]:
+    *blocks, rest = events.split(b"\n\n")
+    assert rest == b""
+    assert all(block.startswith(b"data: ") and b"\n" not in block for block in blocks)
+    return [
+        block[6:].decode() if block == b"data: [DONE]" else json.loads(block[6:])
+        for block in blocks
+    ]
+
+
+# ---- whole --------------------------------------------------------------------------------------
+
+
+def test_a_chats_answer():
+    made = answer()
+    made.warnings += ["one", "two"]
+    whole = chat_completion(made)
+    assert (whole["id"], whole["object"], whole["created"]) == (
+        "chatcmpl-abc",
+        "chat.completion",
+        7,
+    )
+    (choice,) = whole["choices"]
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
+    message = choice["message"]
+    assert (message["role"], message["content"], message["refusal"]) == (
+        "assistant",
+        "See [1].",
+        None,
+    )
+    assert [(a["index"], a["file_id"]) for a in message["annotations"]] == [(4, "file-1")]
+    assert whole["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 3,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    extension = whole["penstock"]
+    assert extension["request_id"] == "req_abc"
+    assert extension["warning"] == "one; two"
+    assert extension["passages"] == [
+        {"index": 1, "file_id": "file-1", "filename": "a.md", "title": "a.md", "score": 0.1235},
+        {"index": 2, "file_id": None, "filename": "mine", "title": "mine", "score": 0.0},
+    ]
+    plan = PromptPlan(window=512, user=5, passages_used=2)
+    assert extension["plan"] == {
+        field.name: getattr(plan, field.name) for field in plan.DESCRIPTOR.fields
+    }
+
+
+def test_an_answer_to_each_prompt_ends_by_itself():
+    answers = [answer("one", FINISH_LENGTH), answer("two", FINISH_STOP, 1)]
+    whole = text_completion(answers)
+    assert (whole["id"], whole["object"]) == ("cmpl-abc", "text_completion")
+    assert [(c["index"], c["text"], c["finish_reason"]) for c in whole["choices"]] == [
+        (0, "one", "length"),
+        (1, "two", "stop"),
+    ]
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (21, 6)
+    assert [plan["user"] for plan in whole["penstock"]["plans"]] == [5, 5]
+    alone = text_completion(answers[:1])["penstock"]
+    assert (alone["plan"]["window"], "plans" in alone, "warning" in alone) == (512, False, False)
+
+
+# ---- events -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_the_events_of_a_chat(counts):
+    made = answer("See [1].", FINISH_LENGTH)
+    chunks = Chunks(made, chat=True, include_usage=counts)
+    text = 'a"\n\0\u2028é'
+    sent = chunks.opening() + chunks.text(text) + chunks.closing() + chunks.ending([made])
+    assert sent.isascii()
+    opening, said, closing, *ending, done = told(sent)
+    assert done == "[DONE]"
+    head = {"id": "chatcmpl-abc", "object": "chat.completion.chunk", "created": 7, "model": "m"}
+    for chunk in (opening, said, closing):
+        assert {name: chunk[name] for name in head} == head
+        assert ("usage" in chunk) is counts
+        assert chunk.get("usage") is None
+        assert chunk["choices"][0]["index"] == 0
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert said["choices"][0]["delta"] == {"content": text}
+    (last,) = closing["choices"]
+    assert (last["finish_reason"], said["choices"][0]["finish_reason"]) == ("length", None)
+    assert last["delta"]["annotations"][0]["file_id"] == "file-1"
+    assert closing["penstock"]["plan"]["passages_used"] == 2
+    assert len(ending) == counts
+    if counts:
+        assert ending[0]["choices"] == []
+        assert ending[0]["usage"]["total_tokens"] == 13
+
+
+def test_the_events_of_completions():
+    answers = [answer("one", index=0, used=0), answer("two", index=1, used=0)]
+    of_both = [Chunks(one, chat=False, include_usage=True) for one in answers]
+    said, closing = told(of_both[1].text("x") + of_both[1].closing())
+    assert (said["id"], said["object"]) == ("cmpl-abc", "text_completion")
+    assert said["choices"] == [{"index": 1, "text": "x", "finish_reason": None, "logprobs": None}]
+    assert closing["choices"][0] == {
+        "index": 1,
+        "text": "",
+        "finish_reason": "stop",
+        "logprobs": None,
+    }
+    counted, _ = told(of_both[0].ending(answers))
+    assert counted["usage"]["prompt_tokens"] == 21
+
+
+def test_a_chat_without_marks_ends_with_an_empty_delta():
+    made = answer("plain")
+    closing = told(Chunks(made, chat=True, include_usage=False).closing())[0]
+    assert closing["choices"][0]["delta"] == {}
+
+
+def test_an_event_is_one_line():
+    assert event({"a": "\u2028\n", "b": 1}) == b'data: {"a":"\\u2028\\n","b":1}\n\n'
+
+
+# ---- what is put together -----------------------------------------------------------------------
+
+
+def test_an_answer_counts_what_arrives_and_the_time_between(monkeypatch):
+    clock = iter([100.0, 100.5, 102.0])
+    monkeypatch.setattr(prompt_module.time, "monotonic", lambda: next(clock))
+    made = Answer("req_abc", "m", PASSAGES[:])
+    assert made.add([TextDelta(token_ids=[1, 2]), TextDelta(text="a", token_ids=[3])]) == (3, 0.0)
+    assert made.add([TextDelta(text="b", token_ids=[4])]) == (1, 0.5)
+    assert made.add([TextDelta(text="c")]) == (0, 1.5)
+    assert (made.text, made.finish, made.passages_used) == ("abc", 0, [])
+
+
+def test_usage_known_early_is_not_yet_the_answers():
+    made = Answer("req_abc", "m", [])
+    first = TextDelta(text="a", plan=PromptPlan(passages_used=1))
+    first.usage.CopyFrom(Usage(prompt_tokens=9, cached_tokens=4))
+    made.add([first])
+    assert made.usage == Usage()
+    made.add([TextDelta(finish=FINISH_STOP, usage=Usage(prompt_tokens=9, completion_tokens=2))])
+    assert (made.usage.completion_tokens, made.plan.passages_used) == (2, 1)
+
+
+def test_usage_is_summed_by_kind():
+    total = total_usage([answer(index=0), answer(index=1), answer(index=2)])
+    assert (total.prompt_tokens, total.cached_tokens, total.completion_tokens) == (33, 12, 9)
+
+
+def test_what_is_shown_of_a_prompt():
+    chat = Chat(messages=[{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}])
+    assert Prompt(PromptRequest(chat=chat)).text == "user: Q\nassistant: A"
+    assert Prompt(PromptRequest(text="T")).text == "T"
+    assert Prompt(PromptRequest(token_ids=TokenIds(ids=[1, 2]))).text == "2 token ids"
