@@ -21,6 +21,8 @@ from services.cli.supervisor import LOST, supervise
 
 supervisor._PAUSES_S = (0.0, 0.1, 600.0 if "pauses" in sys.argv[2] else 0.2)
 folder, mode = Path(sys.argv[1]), sys.argv[2]
+if "no margin" in mode:
+    supervisor._END_MARGIN_S = 0.0
 above = os.getpid()
 leash = supervise(lambda line: print(line, flush=True))
 starts = len(list(folder.glob("start-*")))
@@ -33,14 +35,17 @@ if "killed from above" not in mode:  # orphans before that are out of its reach
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as if deep in somebody's C code
 if "never up" not in mode:
     def end(*_):
-        if mode == "deaf":
+        if "deaf" in mode:
             return
+        (folder / "asked").touch()
+        while "patient" in mode and not (folder / "go").exists():
+            time.sleep(0.01)
         (folder / "drained").touch()
         sys.exit(0)
     signal.signal(signal.SIGTERM, end)
     if "not again" in mode and starts:
         sys.exit(1)
-    leash.up(0.5, folder / "the logs")
+    leash.up(600.0 if "patient" in mode else 0.5, folder / "the logs")
 (folder / f"up-{starts}").write_text(str(os.getpid()))
 if "loses" in mode:
     time.sleep(0.5)
@@ -141,6 +146,26 @@ async def test_what_does_not_end_is_killed(start) -> None:
     stack.process.send_signal(signal.SIGTERM)  # the second time is in earnest
     assert await stack.ended() == 130
     assert not alive(below)
+
+
+async def test_what_does_not_end_in_its_time_is_killed_and_that_is_told(start) -> None:
+    stack = start("deaf, no margin")
+    below = await stack.up()
+    stack.process.send_signal(signal.SIGINT)
+    assert await stack.ended() == 130
+    assert not alive(below)
+    assert "not ended 0 s after it was asked to: killed" in stack.said
+
+
+async def test_what_drains_has_all_the_time_that_it_said(start) -> None:
+    stack = start("patient, no margin")
+    await stack.up()
+    stack.process.send_signal(signal.SIGTERM)
+    await until((stack.folder / "asked").exists, 20)
+    (stack.folder / "go").touch()
+    assert await stack.ended() == 0
+    assert (stack.folder / "drained").exists()
+    assert "killed" not in stack.said
 
 
 async def test_killed_from_above_it_drains_and_leaves_nothing(start) -> None:

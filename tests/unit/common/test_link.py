@@ -12,6 +12,7 @@ from protos import router_pb2_grpc
 from protos.common_pb2 import Decision, Record
 from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
+from services.common.link import client as link_client
 from tests.support.transport import TRANSPORT
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
@@ -295,7 +296,11 @@ async def test_the_deadline_ends_a_request_at_both_ends() -> None:
         assert server.running == 0
 
 
-async def test_the_deepest_hop_gives_the_account_of_a_missed_deadline() -> None:
+async def test_the_deepest_hop_gives_the_account_of_a_missed_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_client, "ACCOUNT_S", 1.0)  # a tenth of what is left: a busy machine's
+
     async def handler(call: LinkCall) -> None:
         try:
             await asyncio.Event().wait()
@@ -313,7 +318,7 @@ async def test_the_deepest_hop_gives_the_account_of_a_missed_deadline() -> None:
             call.end(end.status, end.record)
 
         async with linked(LinkServer(METHOD, hop)) as link:
-            end = await link.open(b"", deadline=soon(1.0), on_item=ignore).ended()
+            end = await link.open(b"", deadline=soon(3.0), on_item=ignore).ended()
     assert (end.status.stage, end.status.reason) == ("worker", "deadline")
     assert end.record.decisions[0].stage == "worker"
 

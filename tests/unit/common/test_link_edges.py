@@ -1,6 +1,7 @@
 """Links at their edges: ends that are given up, far deadlines, drains met at hello, back-off."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -187,6 +188,26 @@ async def test_attempts_back_off_and_begin_anew_after_a_connection(
     await until(lambda: len(pauses) >= before + 2)
     assert pauses[before : before + 2] == [0.02, 0.04]
     await link.close()
+
+
+async def test_time_without_a_step_is_counted_anew_on_each_connection() -> None:
+    """Or a peer whose link is cut now and then would be taken for stalled at last."""
+    patience = 12  # heartbeats
+
+    async def behave(context: Context) -> None:
+        await context.read()
+        await context.write(LinkDown(vitals={"steps": 5, "pending": 1}).SerializeToString())
+        for _ in range(patience * 2 // 3):
+            assert await context.read()  # a heartbeat, or several at once
+            await context.write(LinkDown(pong=1).SerializeToString())
+
+    options = replace(QUICK, heartbeat_timeout_s=5.0, stall_timeout_s=patience * QUICK.heartbeat_s)
+    async with grpc_server(raw_server(behave)) as address, client(address, None, options) as link:
+        for connection in range(1, 4):
+            await until(lambda n=connection: link.counters.connects >= n)
+            await link.wait_ready(10)
+            end = await link.open(b"", deadline=soon(), on_item=ignore).ended()
+            assert end.status.reason == "peer_lost", connection
 
 
 async def test_callbacks_that_raise_do_no_harm() -> None:
