@@ -37,7 +37,7 @@ def reader(folder: Path, **files: Any) -> TextReader:
             0,
             512,
         ),
-        (None, {"max_position_embeddings": 514, "model_type": "xlm-roberta"}, 0, 513),
+        (None, {"max_position_embeddings": 514, "model_type": "xlm-roberta"}, 0, 512),
         (None, {"max_position_embeddings": 514, "model_type": "bert", "pad_token_id": 1}, 0, 514),
     ],
 )
