@@ -4,6 +4,7 @@ One gateway for all; each test is a tenant of its own.
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -34,14 +35,14 @@ async def rig(redis_server: EmbeddedRedis) -> AsyncIterator[Rig]:
 class Tenant:
     """A new tenant's way in, and what it does there all the time."""
 
-    def __init__(self, rig: Rig, http: httpx.AsyncClient) -> None:
-        self.rig = rig
+    def __init__(self, name: str, http: httpx.AsyncClient) -> None:
+        self.name = name
         self.http = http
 
     @classmethod
     async def of(cls, rig: Rig) -> "Tenant":
-        key, _ = await rig.keys.create(f"tenant-{uuid.uuid4().hex[:8]}")
-        return cls(rig, await rig.http(key))
+        key, record = await rig.keys.create(f"tenant-{uuid.uuid4().hex[:8]}")
+        return cls(record.tenant, await rig.http(key))
 
     async def get(self, path: str) -> Any:
         answer = await self.http.get(path)
@@ -245,6 +246,27 @@ async def test_the_files_of_a_store(rig):
     assert (await tenant.refused(nobodys + "/files", {"file_id": files[1]}))[0] == 404
 
 
+async def test_an_indexing_that_was_interrupted_is_listed_as_failed(rig):
+    tenant = await Tenant.of(rig)
+    file = await tenant.file()
+    store = await tenant.store()
+    path = f"/v1/vector_stores/{store}"
+    rig.retrieval.hold_index.clear()
+    try:
+        await tenant.post(f"{path}/files", {"file_id": file})
+        store_files, name = rig.gateway.stores._store_files, tenant.name
+        on_its_way = await store_files.get(name, store, file)
+        late = on_its_way.model_copy(update={"indexing_until": time.time() - 1})
+        await store_files.put(name, late)
+        for state, shown in (("failed", [file]), ("in_progress", []), ("completed", [])):
+            told = await tenant.get(f"{path}/files?filter={state}")
+            assert [one["id"] for one in told["data"]] == shown
+        told = await tenant.get(path)
+        assert (told["status"], told["file_counts"]["failed"]) == ("completed", 1)
+    finally:
+        rig.retrieval.hold_index.set()
+
+
 def ranked(**options: Any) -> dict[str, Any]:
     return {"ranking_options": options}
 
@@ -324,7 +346,7 @@ async def test_embeddings_are_told_whole(rig):
 
 async def test_a_key_without_the_embedding_model_embeds_nothing(rig):
     key, _ = await rig.keys.create("small", models=[MODEL])
-    tenant = Tenant(rig, await rig.http(key))
+    tenant = Tenant("small", await rig.http(key))
     body = {"model": EMBEDDING_MODEL, "input": "a"}
     calls = rig.retrieval.servicer.calls
     refused = (403, "model", "model_not_allowed")

@@ -78,6 +78,14 @@ def test_what_is_wrong_is_named(fields, param, reason):
     assert param in error.message
 
 
+def test_a_body_may_have_every_field():
+    every = {"name": "a", "count": 3, "share": 1, "parts": [{"text": "x"}], "metadata": {"k": "v"}}
+    read = parse(Sample, json.dumps(every).encode())
+    assert read.model_dump() == every
+    for odd in ("odd", "odd2"):
+        assert refusal({**every, odd: 1}).param == odd
+
+
 def test_a_metadata_key_has_its_limit():
     assert refusal({"name": "a", "metadata": {"k" * 65: ""}}).param.startswith("metadata.kkk")
 

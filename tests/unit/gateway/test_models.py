@@ -121,6 +121,17 @@ async def test_known_models_are_looked_up_anew_in_the_background_and_seldom(cloc
 
     await until(renewed, 5)
     assert len(tokenizers.asked) == 2
+    tokenizers.served = {"one": ["new"]}
+    clock.now += 10.1
+
+    async def gone() -> bool:
+        try:
+            await catalog.find("m")
+        except PenstockError as refused:
+            return refused.reason == "model_not_found"
+        return False
+
+    await until(gone, 5, "who only ever asks for one name hears of its end")
 
 
 async def test_an_unknown_name_is_asked_for_at_once_but_not_by_everyone(clock):

@@ -13,6 +13,7 @@ from grpc import ChannelConnectivity
 from protos.common_pb2 import Caller, Record
 from protos.retrieval_pb2 import EmbedRequest, IndexRequest, RemoveRequest, SearchRequest
 from services.common.config import GatewaySettings, RetrievalSettings, Settings
+from services.common.discovery import Registration, Replica, new_replica_id
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.common.service import Host
@@ -261,6 +262,19 @@ async def test_a_stop_closes_every_connection(rig: Rig) -> None:
     channels = list(rig.client._channels.values())
     await rig.client.stop()
     assert [channel.get_state() for channel in channels] == [ChannelConnectivity.SHUTDOWN] * 2
+
+
+async def test_a_replica_that_names_no_model_takes_the_name_from_nobody(rig: Rig) -> None:
+    await rig.replica()
+    await rig.listed(1)
+    nameless = Replica("retrieval", new_replica_id("retrieval"), "127.0.0.1:1", "host", 1)
+    redis = connect(rig.settings.redis_url)
+    registered = Registration(redis, rig.settings.namespace, nameless, 60)
+    await registered.start()
+    await rig.listed(2)
+    assert rig.client.embedding_model == EMBEDDING_MODEL
+    await registered.stop()
+    await redis.aclose()
 
 
 async def test_what_the_replica_did_comes_into_the_record(rig: Rig) -> None:

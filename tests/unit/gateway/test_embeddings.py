@@ -1,0 +1,71 @@
+"""Embeddings: who may have them of which model, and what retrieval's refusals are called."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.retrieval_pb2 import EmbedReply, EmbedRequest
+from services.common.errors import PenstockError, invalid, unavailable
+from services.common.telemetry import Telemetry
+from services.gateway.auth import Identity
+from services.gateway.embeddings import embed
+
+
+class Retrieval:
+    def __init__(self, model: str, error: PenstockError | None = None) -> None:
+        self.embedding_model = model
+        self.error = error
+        self.asked: list[EmbedRequest] = []
+
+    async def embed(self, request: EmbedRequest, span: Any, record: Any) -> EmbedReply:
+        self.asked.append(request)
+        if self.error is not None:
+            raise self.error
+        return EmbedReply(tokens=7)
+
+
+async def ask(retrieval: Retrieval, model: str = "m", *, models: Any = None) -> EmbedReply:
+    gateway: Any = SimpleNamespace(retrieval=retrieval, telemetry=Telemetry("gateway", "g"))
+    identity = Identity("key_1", "acme", "high", 2.0, models)
+    return await embed(gateway, identity, "req_1", None, model, ["a", "b"])
+
+
+async def refusal(retrieval: Retrieval, model: str = "m", **more: Any) -> PenstockError:
+    with pytest.raises(PenstockError) as refused:
+        await ask(retrieval, model, **more)
+    return refused.value
+
+
+async def test_retrieval_is_told_who_asks_and_what():
+    retrieval = Retrieval("m")
+    assert (await ask(retrieval, models=frozenset({"m"}))).tokens == 7
+    (request,) = retrieval.asked
+    assert (request.caller.tenant, request.caller.request_id) == ("acme", "req_1")
+    assert list(request.texts) == ["a", "b"]
+
+
+async def test_another_model_than_retrievals_is_refused_before_it_is_asked():
+    retrieval = Retrieval("m")
+    error = await refusal(retrieval, "other")
+    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
+    for model in ("m", "other"):  # what a key does not cover, it is not told of
+        error = await refusal(retrieval, model, models=frozenset({"chat"}))
+        assert error.code == grpc.StatusCode.PERMISSION_DENIED
+    assert retrieval.asked == []
+
+
+async def test_while_no_replica_was_seen_no_model_is_unknown():
+    retrieval = Retrieval("", unavailable("none", stage="retrieval", reason="no_replica"))
+    assert (await refusal(retrieval)).reason == "no_replica"
+
+
+@pytest.mark.parametrize(
+    ("param", "named"),
+    [("texts[1]", "input[1]"), ("texts", "input"), ("", ""), ("model", "model")],
+)
+async def test_a_text_at_fault_has_the_clients_name(param, named):
+    error = await refusal(Retrieval("m", invalid(f"bad: {param} texts", param)))
+    assert error.param == named
+    assert error.message.startswith(f"bad: {named} ")
