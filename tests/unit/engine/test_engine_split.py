@@ -411,3 +411,21 @@ def test_a_segment_for_a_refused_piece_is_removed_too(checkpoint: Checkpoint) ->
     decode.write_kv(KvBlocks("a", 2, 1, kv_payload.share(bytes(size))))
     assert segments() == []
     assert drive(decode, []).last["a"].error
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 3), (1, 2), (2, 1), (3, 0)])
+def test_a_piece_that_brings_nothing_new_changes_nothing(
+    checkpoint: Checkpoint, first: int, count: int
+) -> None:
+    request = Request("a", list(range(3, 3 + 16 * 3)), greedy(8))
+    whole = drive(make_engine(checkpoint()), [request])
+    prefill, decode = make_engine(checkpoint()), make_engine(checkpoint())
+    size = prefill.info.kv_bytes_per_block
+    at_prefill = drive(prefill, [replace(request, prefill_only=True, export_kv="inline")])
+    data = b"".join(bytes(b.data) for s in at_prefill.steps for b in s.kv_exports)  # type: ignore[arg-type]
+    decode.add(replace(request, remote_prefill=True))
+    decode.step()
+    decode.write_kv(KvBlocks("a", 0, 3, data))
+    decode.write_kv(KvBlocks("a", first, count, b"\xff" * (count * size)))
+    decode.start_decode("a", at_prefill.tokens["a"][0])
+    assert at_prefill.tokens["a"] + drive(decode, []).tokens["a"] == whole.tokens["a"]

@@ -265,7 +265,7 @@ def test_it_says_that_a_step_is_long_before_it_makes_it(parent: Parent, engine: 
 
 
 def test_a_snapshot_is_answered_between_the_steps_around_it(parent: Parent, engine: Engine) -> None:
-    engine.snapshot = lambda: [b"%d" % len(engine.written_at["step"])]  # type: ignore[assignment, misc]
+    engine.snapshot = lambda: [b"%d" % len(engine.written_at["step"])]  # type: ignore[assignment]
 
     def ask() -> None:
         if len(engine.written_at["step"]) == 2:

@@ -236,3 +236,26 @@ async def test_what_the_decode_worker_has_is_not_exported() -> None:
     (request,) = engine.added
     assert request.prefill_only
     assert (request.export_kv, request.export_from_block) == ("inline", 2)
+
+
+async def test_a_cancelled_prefill_frees_its_blocks_before_its_push_has_unwound() -> None:
+    class Slow(Sender):
+        begun, unwound = asyncio.Event(), asyncio.Event()
+
+        async def push(self) -> None:
+            self.begun.set()
+            try:
+                await super().push()
+            finally:
+                await self.unwound.wait()
+
+    engine, call = Engine(), Call(work(mode=Work.PREFILL, transfer_id="t"))
+    stage = replace(stage_of(engine), channels=cast(Any, Slow()))
+    serving = asyncio.create_task(pipeline.serve(stage, cast(Any, call)))
+    await asyncio.wait_for(Slow.begun.wait(), 20)
+    serving.cancel()
+    await until(lambda: bool(engine.cancelled))
+    assert not serving.done()
+    Slow.unwound.set()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert engine.cancelled == [engine.added[0].request_id]

@@ -126,6 +126,7 @@ async def test_a_request_in_two_parts(split: Split) -> None:
     pushed = spans_of(end)["push kv"].attributes
     assert (pushed["bytes"], pushed["shared_memory"]) == ("31", "True")
     assert spans_of(end)["worker"].attributes["mode"] == "prefill"
+    assert {"reserve kv", "queue"} <= spans_of(end).keys()
 
     split.decode.engine.step(first(at_decode.request_id, 8))
     split.decode.engine.step(last(at_decode.request_id, 9, reason=FinishReason.LENGTH))
@@ -134,6 +135,7 @@ async def test_a_request_in_two_parts(split: Split) -> None:
     assert decoding.tokens == [8, 9]
     assert decoding.deltas[-1].finish == common_pb2.FINISH_LENGTH
     assert spans_of(end)["worker"].attributes["mode"] == "decode"
+    assert {"queue", "decode"} <= spans_of(end).keys()
     assert not split.decode.engine.cancelled
 
 
@@ -491,3 +493,48 @@ async def test_a_hand_over_under_way_outlives_its_engine(
     assert (await other.end()).status.reason == "engine_died"
     taking.set()
     assert (await prefilling.end()).status.code == 0
+
+
+async def test_a_decode_worker_that_takes_nothing_more_ends_the_prefill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the patience that a router has with a worker that makes no step."""
+    async with two_workers(tmp_path, stall_timeout_s=0.2) as split:
+        monkeypatch.setattr(split.decode.engine, "drain", asyncio.Event().wait)
+        prefilling, at_prefill, _, _ = await split.begin()
+        id = at_prefill.request_id
+        split.prefill.engine.step(
+            first(id, 7, finish_reason=FinishReason.PREFILL_DONE),
+            kv_exports=[KvBlocks(id, 0, 3, b"x")],
+        )
+        end = await prefilling.end()
+    assert status_of(end) == (UNAVAILABLE, "worker", "kv_transfer", "")
+    assert "takes nothing any more" in end.status.message
+
+
+async def test_a_worker_that_stops_leaves_no_connection(split: Split) -> None:
+    _, _, decoding, _ = await split.begin()
+    assert len(split.prefill.service._channels) == 1
+    await split.prefill.service.stop()
+    assert len(split.prefill.service._channels) == 0
+    assert (await decoding.end()).status.reason == "kv_transfer"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_push_that_comes_too_late_is_told_why(split: Split, closed: bool) -> None:
+    decoding, at_decode = await split.decodes()
+    async with pushing(split.decode) as stream:
+        await stream.write(begin())
+        split.decode.engine.reserve(at_decode.request_id)
+        assert (await stream.read()).HasField("reserved")
+        if closed:
+            decoding.request.stop()
+            await decoding.end()
+        else:
+            split.decode.engine.running = False  # and nobody has noticed yet
+        await stream.write(blocks(0))
+        words = "the request was ended" if closed else "not running"
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as failure:
+            assert await stream.read() is None
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not split.decode.engine.written

@@ -152,14 +152,18 @@ async def test_an_engines_error_ends_its_request_alone(
     assert not worker.engine.cancelled
 
 
-async def test_what_cannot_be_sent_ends_its_request_alone(worker: Worker) -> None:
-    """And frees what the engine holds for it, once."""
+@pytest.mark.parametrize("reason", [None, FinishReason.STOP])
+async def test_what_cannot_be_sent_ends_its_request_alone(
+    worker: Worker, reason: FinishReason | None
+) -> None:
+    """And frees what the engine holds for it, once, if it holds anything."""
     answer, request = await worker.ask()
     other, beside = await worker.ask()
-    worker.engine.step(output(request.request_id, -1), output(beside.request_id, 7))
+    bad = output(request.request_id, -1, finish_reason=reason)
+    worker.engine.step(bad, output(beside.request_id, 7))
     end = await answer.end()
     assert status_of(end) == (grpc.StatusCode.INTERNAL.value[0], "worker", "internal", "")
-    assert worker.engine.cancelled == [request.request_id]
+    assert worker.engine.cancelled == ([] if reason else [request.request_id])
     worker.engine.step(last(request.request_id, 9, reason=FinishReason.CANCELLED))
     worker.engine.step(last(beside.request_id, 8, reason=FinishReason.STOP))
     assert (await other.end()).status.code == 0

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from protos import common_pb2, worker_pb2
-from services.common.config import ModelSpec, Settings
+from services.common.config import ModelSpec, RouterSettings, Settings
 from services.common.link import End, LinkClient, LinkRequest
 from services.common.service import SERVER_OPTIONS
 from services.common.telemetry import Telemetry
@@ -186,12 +186,15 @@ class Worker:
 
 
 @asynccontextmanager
-async def running_worker(folder: Path, **options: Any) -> AsyncIterator[Worker]:
+async def running_worker(
+    folder: Path, stall_timeout_s: float = 30.0, **options: Any
+) -> AsyncIterator[Worker]:
     """`options`: of WorkerSettings."""
     settings = Settings(
         models=[ModelSpec(name="tiny", path=str(folder))],
         internal_secret=SECRET,
         data_dir=folder,
+        router=RouterSettings(stall_timeout_s=stall_timeout_s),
         worker=options,
     )
     made: list[FakeEngine] = []
