@@ -157,7 +157,7 @@ class FairOrder:
 
     def _release(self, id: str, missed: float, now_s: float) -> None:
         tenant = self._held.pop(id).tenant
-        if tenant in self._since and all(r.tenant != tenant for r in self._held.values()):
+        if tenant in self._since and not self._slots(tenant):
             self._since[tenant] = now_s
         self._settle(tenant, missed)
 

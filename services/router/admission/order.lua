@@ -159,7 +159,7 @@ local function share(tenant, weight)
   local slots = how_many(SLOTS, tenant)
   if slots == 0 then call('ZREM', SHARES, tenant) else call('ZADD', SHARES, slots / weight, tenant) end
   if score(TENANTS, tenant) then
-    if slots == 0 then call('ZADD', SINCE, now, tenant) end
+    if slots_of(tenant) == 0 then call('ZADD', SINCE, now, tenant) end
     place(tenant)
   end
 end

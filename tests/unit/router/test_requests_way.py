@@ -285,6 +285,8 @@ async def test_losses_are_told_and_counted_and_the_prompt_is_counted_once(rig: R
     first.end(grpc.StatusCode.UNAVAILABLE, "engine_died")
     second = await rig.nth(other, 1)
     assert list(second.work.prompt_token_ids) == [*PROMPT, 1]
+    (there,) = (w for w in rig.pool.workers.all() if w.id == other)
+    assert [sent.prefill_tokens for sent in there.unseen] == [101], "what is made is to compute too"
     second.give(2, 3, finish=FINISH_LENGTH)
     second.end()
     assert (await served.end()).code == 0

@@ -431,6 +431,26 @@ async def test_a_recalled_ticket_waits_again(make_routers, redis_url, of_another
     await queued(first, 0, 0)
 
 
+async def test_what_is_left_is_charged_by_weight_when_it_goes_on(routers, redis_url):
+    routers.capacity = 2
+    end = await routers.add()
+    flood = [ticket("flood", cost=8) for _ in range(2)]
+    for one in flood:
+        one.weight = 4.0
+        one.progress = lambda: (8.0, 100.0)
+        assert (await end._shared.enter(one, 9)).first == "granted"
+    calm = ticket("calm")
+    calm.weight = 4.0
+    assert (await end._shared.enter(calm, 9)).first == "waiting"
+    reply = await end._shared.give_back(flood[1], 100.0)
+    assert (reply.first, reply.granted) == ("waiting", [calm.id])
+    reply = await end._shared.leave("m", [(calm.id, 0.0)])
+    assert reply.granted == [flood[1].id]
+    finish = f"{routers.namespace}:{{admission:m}}:finish"
+    assert await routers.clients[0].zscore(finish, "flood") == 2 + 2 + 25
+    await end._shared.leave("m", [(one.id, 0.0) for one in flood])
+
+
 async def test_a_recall_without_redis(make_routers, own_redis):
     routers = make_routers(own_redis.url, recall_after_s=0.05)
     routers.capacity = 2
@@ -483,6 +503,12 @@ def test_each_stint_is_charged_by_itself():
         assert (claim.cost, claim.missed, claim.holds) == (90, -45, False)
         used = 250.0
         assert claim.missed == 10  # 110 used in this stint, 90 charged
+        claim.granted.set_result(None)
+        claim.heard()
+        claim.wait_again(40.0)
+        assert (claim.recalls, claim.missed) == (2, -20)
+        used = 260.0
+        assert claim.missed == -15  # 10 used in the third, 40 charged
 
     asyncio.run(stints())
 

@@ -84,6 +84,33 @@ def test_who_holds_a_slot_does_not_age_and_begins_anew_with_its_end() -> None:
     assert leave(line, 2, "high 0", 110.0) == ["low"], "ten"
 
 
+def test_who_keeps_only_a_slot_that_was_recalled_was_served_up_to_now() -> None:
+    line = order(recalls=1)
+    for id, tenant in (("f0", "flood"), ("f1", "flood"), ("x", "x")):
+        enter(line, 3, request(id, tenant, 0.0))
+    enter(line, 3, request("low", "flood", 0.0, 3))
+    assert enter(line, 3, request("calm", "calm", 50.0)).recalled == ["f1"]
+    enter(line, 3, request("calm too", "calm too", 50.0))
+    assert leave(line, 3, "f0", 50.0) == ["calm"]
+    assert leave(line, 3, "x", 59.0) == ["calm too"], "nine seconds without a slot"
+
+
+def test_a_slots_end_beside_others_makes_nobody_younger() -> None:
+    """Only the last one's does: what waits is as old as it was while the tenant was served."""
+    line = order()
+    for id, tenant in (("a0", "a"), ("a1", "a"), ("x", "x")):
+        enter(line, 3, request(id, tenant, 0.0))
+    for n in range(4):
+        enter(line, 3, request(f"high {n}", "h", 0.0, 1))
+    enter(line, 3, request("low", "a", 0.0, 3))
+    assert leave(line, 3, "a0", 50.0) == ["high 0"]
+    assert leave(line, 3, "a1", 60.0) == ["high 1"]
+    enter(line, 3, request("normal", "b", 60.0))
+    for n in (2, 3):
+        line.leave(f"high {n}", 0.0, 60.0)
+    assert leave(line, 3, "x", 69.0) == ["normal"]
+
+
 def test_a_recall_waits_for_the_patience() -> None:
     line = order(patience_s=5.0, recalls=1)
     for id in ("f0", "f1"):

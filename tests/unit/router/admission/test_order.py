@@ -524,6 +524,17 @@ def test_age_begins_anew_with_the_last_slots_end(make_script):
     assert lua.redis.zrange(f"{lua.root}:lane:5", 0, -1) == ["a"]
 
 
+def test_who_keeps_only_a_slot_that_was_recalled_was_served_up_to_now(make_script):
+    """However long its low request has waited beside those that it held."""
+    lua = make_script(ageing_s=10.0, recalls=1)
+    for id, tenant in (("f0", "flood"), ("f1", "flood"), ("x", "x")):
+        lua.enter(3, id, tenant)
+    lua.enter(3, "low", "flood", lane=3, waited=50.0)
+    assert lua.enter(3, "calm", "calm")[4] == ["f1"]
+    lua.enter(3, "calm too", "calm too")
+    assert lua.leave(3, "f0") == ["calm"]
+
+
 # ---- the queue's places -------------------------------------------------------------------------
 
 
