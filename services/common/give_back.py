@@ -18,27 +18,37 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 5.0
 _QUIET = 0.1  # of a core; a collection holds all requests for up to a tenth of a second
 _GROWTH_BYTES = 16 * 2**20
+_LONGEST_PAUSE = 720  # looks: an hour
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = 4096
 
 
 async def give_back_memory(look_every_s: float = _LOOK_EVERY_S) -> None:
-    """Watches this process for ever. Does nothing but on Linux with glibc."""
+    """Watches this process for ever. Does nothing but on Linux with glibc.
+
+    Gives back when a burst is over, and again after twice, four times, ... as long: what was still
+    under way then, and so kept its memory, ends without a trace of its own.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None or sys.platform != "linux":
         return
-    floor, busy_s = resident_bytes(), time.process_time()
+    lowest, busy_s = resident_bytes(), time.process_time()
+    pause = rest = 1  # in looks
     while True:
         await asyncio.sleep(look_every_s)
         used_s, busy_s = time.process_time() - busy_s, time.process_time()
         now = resident_bytes()
-        if used_s < _QUIET * look_every_s and now > floor + _GROWTH_BYTES:
+        lowest = min(lowest, now)
+        if used_s >= _QUIET * look_every_s:
+            pause = rest = 1
+            continue
+        rest -= 1
+        if rest <= 0 and now > lowest + _GROWTH_BYTES:
             gc.collect()
             await asyncio.to_thread(trim, 0)
-            floor = resident_bytes()
-            log.info("gave %d MiB back to the system", (now - floor) >> 20)
-        else:
-            floor = min(floor, now)
+            log.info("gave %d MiB back to the system", (now - resident_bytes()) >> 20)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            rest = pause
 
 
 def resident_bytes() -> int:
