@@ -336,3 +336,23 @@ def test_decodes_are_no_prompt_that_waits() -> None:
     assert bench.scheduler.queued_prefill_tokens == 5
     bench.step()
     assert bench.scheduler.queued_prefill_tokens == 0
+
+
+def test_nobody_gives_way_whose_blocks_others_hold_too() -> None:
+    """It would waste nothing, and free nothing."""
+    bench = Bench(num_blocks=8)
+    shared = tokens(8, first=10)
+    bench.add("maker", shared)
+    bench.step()
+    bench.scheduler.finish(bench.scheduler.sequences["maker"])
+    early = bench.add("early", tokens(3, first=11))
+    bench.add("eater", tokens(3, first=12))
+    bench.add("keeper", shared, remote_prefill=True)
+    late = bench.add("late", shared, remote_prefill=True)
+    while len(early.tokens) < 13:
+        assert not bench.step().preempted
+    assert bench.pool.num_free == 0
+    bench.scheduler.start_decode(late, 9)
+    step = bench.step()
+    assert [victim.id for victim in step.preempted] == ["eater"]
+    assert [chunk.sequence.id for chunk in step.chunks] == ["early", "late"]

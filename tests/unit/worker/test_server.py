@@ -54,6 +54,9 @@ def service(clock: Clock, tmp_path: Any) -> WorkerService:
 def test_a_hung_engine_is_found_out(service: WorkerService, clock: Clock) -> None:
     clock.now += 29
     service.check()
+    service._on_step(StepOutput(2, 0, 0, LOAD, pending=1))
+    clock.now += 29
+    service.check()
     clock.now += 2
     with pytest.raises(PenstockError, match="no step for 31 s") as told:
         service.check()

@@ -1,6 +1,7 @@
 """PREFILL and DECODE requests between two workers, whose engines the test steps by hand."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,14 @@ from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from services.common.discovery import host_id
 from services.common.transport import listen
 from services.worker import kv_receiver
-from services.worker.engine import FinishReason, KvBlocks, Request, RequestError, kv_payload
+from services.worker.engine import (
+    FinishReason,
+    KvBlocks,
+    KvReserved,
+    Request,
+    RequestError,
+    kv_payload,
+)
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 from tests.unit.worker.worker_rig import (
@@ -538,3 +546,48 @@ async def test_a_push_that_comes_too_late_is_told_why(split: Split, closed: bool
             assert await stream.read() is None
         assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
     assert not split.decode.engine.written
+
+
+async def test_a_prompt_whose_blocks_nobody_takes_is_not_computed_to_its_end(
+    split: Split, folder: Path
+) -> None:
+    prefilling, at_prefill, decoding, _ = await split.begin()
+    decoding.request.stop()
+    await decoding.end()
+    numbers = itertools.count()
+
+    def given_up() -> bool:
+        if not split.prefill.engine.cancelled:
+            export(split, next(numbers))
+        return bool(split.prefill.engine.cancelled)
+
+    await until(given_up)
+    assert status_of(await prefilling.end()) == (UNAVAILABLE, "worker", "kv_transfer", "")
+    assert split.prefill.engine.cancelled == [at_prefill.request_id]
+    assert not list(folder.glob("penstock-kv-*-*"))
+
+
+async def test_a_push_that_gave_up_before_its_request_came_leaves_its_id_free(
+    split: Split,
+) -> None:
+    meetings = split.decode.service._receiver._meetings
+    async with pushing(split.decode) as stream:
+        await stream.write(begin())
+        await until(lambda: "t" in meetings)
+        stream.cancel()
+    await until(lambda: "t" not in meetings)
+    _, _, decoding, at_decode = await split.begin()
+    split.decode.engine.step(last(at_decode.request_id, 8, reason=FinishReason.STOP))
+    assert (await decoding.end()).status.code == 0
+
+
+async def test_room_for_two_in_one_step_is_told_to_both(split: Split) -> None:
+    requests = [(await split.decodes(transfer))[1] for transfer in ("t", "u")]
+    async with pushing(split.decode) as one, pushing(split.decode) as other:
+        for stream, transfer in ((one, "t"), (other, "u")):
+            await stream.write(begin(transfer))
+        split.decode.engine.step(
+            kv_reserved=[KvReserved(r.request_id, n) for n, r in enumerate(requests)]
+        )
+        told = [(await stream.read()).reserved.cached_blocks for stream in (one, other)]
+    assert told == [0, 1]

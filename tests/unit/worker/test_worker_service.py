@@ -196,13 +196,14 @@ async def test_blocks_exported_for_nobody_leave_no_segment(worker: Worker, tmp_p
 
 async def test_news_come_with_each_step_and_as_a_whole_to_who_attaches(worker: Worker) -> None:
     a, b = b"a" * 16, b"b" * 16
-    worker.engine.step(kv_events=[KvEvents(True, [a, b])])
+    worker.engine.step(kv_events=[KvEvents(True, [a]), KvEvents(True, [b])])
     worker.engine.step(kv_events=[KvEvents(False, [a])])
     await until(lambda: len(worker.news) == 3)
     assert [n.snapshot for n in worker.news] == [True, False, False]
     assert (worker.news[0].load.free_blocks, worker.news[1].load.free_blocks) == (9, 3)
     assert [(e.stored, e.hashes) for n in worker.news[1:] for e in n.events] == [
-        (True, a + b),
+        (True, a),
+        (True, b),
         (False, a),
     ]
     late = Worker(worker.service, worker.engine, worker.address)
