@@ -129,10 +129,14 @@ def parse(model: type[M], body: bytes, limits: GatewaySettings | None = None) ->
     try:
         fields = from_json(body, allow_inf_nan=False)
     except ValueError as error:  # tells the position and the kind, not the text
-        raise invalid(f"The body is not valid JSON: {error}", "", reason="invalid_json") from None
+        raise _no_json(f"The body is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise invalid("The body must be a JSON object.", "", reason="invalid_json")
+        raise _no_json("The body must be a JSON object.")
     return validated(model, fields, limits)
+
+
+def _no_json(message: str) -> PenstockError:
+    return invalid(message, "", reason="invalid_json", stage="gateway")
 
 
 def validated(

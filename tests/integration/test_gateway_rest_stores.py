@@ -277,13 +277,16 @@ async def test_a_search(rig):
     files = [await tenant.file(f"{n}.md", f"tide {n}") for n in range(11)]
     store = await tenant.store(best, *files)
     path = f"/v1/vector_stores/{store}/search"
+    for (_, _, file), document in rig.retrieval.servicer.documents.items():
+        if file == best:
+            document.title = "best.md › Tides"
     found = await tenant.post(path, {"query": "the tide"})
     assert len(found["data"]) == 10
     assert found["data"][0] == {
         "file_id": best,
         "filename": "best.md",
         "score": 1.0,
-        "attributes": {"title": "best.md"},
+        "attributes": {"title": "best.md › Tides"},
         "content": [{"type": "text", "text": "the tide comes in"}],
     }
     del found["data"]

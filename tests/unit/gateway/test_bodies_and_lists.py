@@ -76,6 +76,7 @@ def test_what_is_wrong_is_named(fields, param, reason):
     error = refusal(fields)
     assert (error.param, error.reason) == (param, reason)
     assert param in error.message
+    assert error.stage == "gateway"
 
 
 def test_a_body_may_have_every_field():

@@ -97,11 +97,8 @@ async def test_what_is_no_text_file_is_refused(files, name, content, reason, sai
     with pytest.raises(PenstockError, match=said) as refused:
         await files.create("acme", name, content)
     error = refused.value
-    assert (error.code, error.param, error.reason) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "file",
-        reason,
-    )
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.stage, error.param, error.reason) == ("gateway", "file", reason)
     assert await files.all("acme") == []
 
 
