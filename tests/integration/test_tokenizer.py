@@ -273,7 +273,8 @@ async def test_a_stop_string_ends_the_generation(
     never = asyncio.Event()
     script = says("The water.\n\nUser: and much more of it", never)
     async with bed(tmp_path, redis_url, namespace, script) as b:
-        end = await b.ask(question(stop=["\n\nUser"]))
+        stops = ["\n\nUser", "###", "never", "<|eos|>"]  # as many as there may be
+        end = await b.ask(question(stop=stops))
         assert end.status.code == 0
         assert b.text == "The water."
         last = b.deltas[-1]

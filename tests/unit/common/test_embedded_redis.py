@@ -38,6 +38,11 @@ def test_it_listens_on_the_loopback_only(redis_server: EmbeddedRedis) -> None:
     assert addresses == {("127.0.0.1", redis_server.port)}
 
 
+def test_ctrl_c_in_the_terminal_is_not_for_it(redis_server: EmbeddedRedis) -> None:
+    """It is stopped last, by who started it."""
+    assert os.getsid(redis_server.pid) == redis_server.pid != os.getsid(0)
+
+
 def test_a_killed_server_comes_back_on_its_port_with_its_data(tmp_path: Path) -> None:
     folder = tmp_path / 'with a space and a "quote"' / "redis"
     with EmbeddedRedis(folder) as server, redis.Redis.from_url(server.url) as client:

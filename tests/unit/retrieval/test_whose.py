@@ -1,0 +1,143 @@
+"""Whose call it is goes with every part of its work: waits, vectors and chunks are a tenant's."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from protos import retrieval_pb2 as pb
+from protos.common_pb2 import Caller, Passage
+from services.common.config import RetrievalSettings
+from services.common.errors import PenstockError
+from services.common.telemetry import Telemetry
+from services.retrieval import pipeline
+from services.retrieval.chunkers import CutDocument
+from services.retrieval.chunks import Chunk
+from services.retrieval.text_reader import Tokens
+
+ME = Caller(tenant="acme")
+
+
+class Parts:
+    """Stands for all that a call works with, and notes for whom each piece of work is."""
+
+    settings = RetrievalSettings()
+    telemetry = Telemetry("retrieval", "r-1")
+
+    def __init__(self) -> None:
+        self.tenants: list[tuple[str, str]] = []
+        self.embedded: list[list[list[int]]] = []
+        self.stored: list[tuple[Any, ...]] = []
+        self.found: list[Passage] = []
+        self.document = CutDocument([], [], 0)
+        reader = SimpleNamespace(text=self._read, query=self._read, max_tokens=9)
+        self.model = SimpleNamespace(reader=reader, name="small")
+        self.questions = self._threads("questions")
+        self.texts = self._threads("texts")
+        self.embedder = SimpleNamespace(embed=self._embed)
+        self.chunkers = SimpleNamespace(cut=self._cut)
+        self.qdrant = SimpleNamespace(kind="local")
+        self.store = SimpleNamespace(
+            search=self._store("search"),
+            replace=self._store("replace"),
+            remove=self._store("remove"),
+        )
+
+    def _read(self, text: str) -> Tokens:
+        return Tokens([len(text)] * min(len(text), 9), max(0, len(text) - 9))
+
+    def _threads(self, name: str) -> Any:
+        async def run(tenant: str, work: Callable[[], Any]) -> Any:
+            self.tenants.append((name, tenant))
+            return work()
+
+        return SimpleNamespace(run=run)
+
+    async def _embed(self, tenant: str, texts: list[list[int]]) -> np.ndarray:
+        self.tenants.append(("embedder", tenant))
+        self.embedded.append(texts)
+        return np.array([[text[0], 0.5] for text in texts], np.float32)
+
+    async def _cut(self, title: str, text: str) -> CutDocument:
+        return self.document
+
+    def _store(self, name: str) -> Any:
+        async def call(tenant: str, *given: Any) -> Any:
+            self.tenants.append((f"store {name}", tenant))
+            self.stored.append(given)
+            return {"search": self.found, "remove": 7}.get(name)
+
+        return call
+
+    async def run(self, name: str, request: Any) -> Any:
+        with self.telemetry.span(name) as span:
+            return await getattr(pipeline, name)(self, request, span)
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+async def test_embeddings_wait_in_their_tenant_s_turn_and_come_in_order(parts: Parts) -> None:
+    reply = await parts.run("embed", pb.EmbedRequest(caller=ME, texts=["ab", "abc"]))
+    assert parts.tenants == [("texts", "acme"), ("embedder", "acme")]
+    assert [list(vector.values) for vector in reply.vectors] == [[2, 0.5], [3, 0.5]]
+    assert (reply.model, reply.tokens) == ("small", 5)
+    fits, long = "x" * 9, "x" * 10
+    assert (await parts.run("embed", pb.EmbedRequest(caller=ME, texts=[fits]))).tokens == 9
+    parts.embedded.clear()
+    with pytest.raises(PenstockError) as refused:
+        await parts.run("embed", pb.EmbedRequest(caller=ME, texts=[fits, long]))
+    error = refused.value
+    assert (error.code, error.param) == (grpc.StatusCode.INVALID_ARGUMENT, "texts[1]")
+    assert error.reason == "context_length_exceeded"
+    assert not parts.embedded, "never in part"
+
+
+async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Parts) -> None:
+    parts.found = [Passage(text="found", score=0.9)]
+    request = pb.SearchRequest(
+        caller=ME, collections=["a", "b"], query="abc", limit=5, score_threshold=0.25
+    )
+    reply = await parts.run("search", request)
+    assert parts.tenants == [("questions", "acme"), ("embedder", "acme"), ("store search", "acme")]
+    ((collections, vector, limit, threshold),) = parts.stored
+    assert (list(collections), list(vector), limit, threshold) == (["a", "b"], [3, 0.5], 5, 0.25)
+    assert list(reply.passages) == parts.found
+    parts.found = []
+    assert not (await parts.run("search", request)).passages
+
+
+async def test_a_document_is_embedded_and_stored_whole_as_its_tenant_s(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_EMBED_AT_ONCE", 2)
+    chunks = [Chunk("T", "x" * n, 0, n, n) for n in range(1, 6)]
+    parts.document = CutDocument(chunks, [[n] * n for n in range(1, 6)], 1)
+    request = pb.IndexRequest(caller=ME, collection="c", source_id="s", title="T", text="x")
+    reply = await parts.run("index", request)
+    assert {tenant for _, tenant in parts.tenants} == {"acme"}
+    assert [len(texts) for texts in parts.embedded] == [2, 2, 1]
+    ((collection, source, stored, vectors),) = parts.stored
+    assert (collection, source, stored) == ("c", "s", chunks)
+    assert vectors[:, 0].tolist() == [1, 2, 3, 4, 5]
+    assert (reply.chunks, reply.tokens) == (5, 15)
+
+
+async def test_what_is_removed_is_the_tenant_s_own(parts: Parts) -> None:
+    request = pb.RemoveRequest(caller=ME, collection="c", source_id="s")
+    assert (await parts.run("remove", request)).chunks == 7
+    assert (parts.tenants, parts.stored) == ([("store remove", "acme")], [("c", "s")])
+
+
+@pytest.mark.parametrize("name", ["embed", "search", "index", "remove"])
+async def test_no_work_is_done_for_nobody(parts: Parts, name: str) -> None:
+    request = getattr(pb, f"{name.capitalize()}Request")()
+    with pytest.raises(PenstockError) as refused:
+        await parts.run(name, request)
+    assert refused.value.param == "caller.tenant"
+    assert not parts.tenants
