@@ -219,6 +219,39 @@ async def test_requests_and_tokens_are_counted_once(
         assert since() == {"invalid_argument": 1}
 
 
+async def test_threads_are_taken_and_time_is_kept_in_the_caller_s_name(
+    tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[float] = []
+
+    async def notes(call: LinkCall, request: GenerateRequest) -> None:
+        deadlines.append(call.deadline)
+        await says("water")(call, request)
+
+    async with bed(tmp_path, redis_url, namespace, notes) as b:
+        tenants: list[str] = []
+        run = b.pipeline.threads.run
+
+        async def noted(tenant: str, work: Any) -> Any:
+            tenants.append(tenant)
+            return await run(tenant, work)
+
+        monkeypatch.setattr(b.pipeline.threads, "run", noted)
+        until_s = time.monotonic() + 500
+        assert (await b.open(asked_by("acme"), timeout_s=500).ended()).status.code == 0
+        assert tenants == ["acme"] * 2, "for the policy and for the prompt"
+        assert until_s - 10 < deadlines[0] < until_s + 10
+        begun = b.deltas[0]
+        request = asked_by("acme")
+        request.resume.token_ids.extend(begun.token_ids)
+        request.resume.characters = len(begun.text)
+        request.resume.plan.CopyFrom(begun.plan)
+        request.resume.prompt_digest = begun.prompt_digest
+        tenants.clear()
+        assert (await b.ask(request)).status.code == 0
+        assert tenants == ["acme"] * 2, "for the prompt and for what was begun"
+
+
 async def test_a_fault_of_our_own_is_told_without_its_text(
     tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

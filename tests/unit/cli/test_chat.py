@@ -68,6 +68,30 @@ def test_two_slashes_say_one(asked, monkeypatch):
     assert asked == [["/etc is a folder"]]
 
 
+def test_what_is_asked_for_is_in_the_request(monkeypatch):
+    bodies = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "tiny"}, {"id": "large"}]})
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, text="data: [DONE]\n\n")
+
+    transport = httpx.MockTransport(answer)
+    monkeypatch.setattr(
+        client, "connect", lambda _: httpx.Client(base_url="http://p", transport=transport)
+    )
+    assert main(["chat", "hi"]) == 0
+    options = ["--model", "large", "--max-tokens", "7", "--temperature", "0.5"]
+    assert main(["chat", *options, "--store", "vs_1", "--store", "vs_2", "hi"]) == 0
+    plain, full = bodies
+    assert (plain["model"], plain["max_tokens"], plain["temperature"]) == ("tiny", 512, 0)
+    assert plain["stream"]
+    assert "tools" not in plain
+    assert (full["model"], full["max_tokens"], full["temperature"]) == ("large", 7, 0.5)
+    assert full["tools"] == [{"type": "file_search", "vector_store_ids": ["vs_1", "vs_2"]}]
+
+
 def test_a_command_as_the_one_message(asked, capsys):
     assert main(["chat", "/help"]) == 0
     assert capsys.readouterr().out.strip() == chat.COMMANDS

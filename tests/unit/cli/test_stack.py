@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from services.cli import checkpoints, up
 from services.cli import stack as module
-from services.cli import up
 from services.cli.running import Running, state_file
 from services.cli.stack import Stack, _laptop_key, _missing, _not_ready, _wanted
 from services.common.config import ModelSpec, Settings
@@ -172,3 +172,34 @@ async def test_a_start_that_nobody_says_anything_of_has_an_end(
     starting = Stack(settings, prefill=1, decode=1, report=lambda _: None)
     with pytest.raises(RuntimeError, match=r"not up after 0 s: router, worker of demo"):
         await starting._wait(redis, lambda: ["router", "worker of demo"])
+
+
+def test_a_hub_s_model_is_checked_before_its_weights_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = Path(up.local_models([])[0].path)
+    fetched: list[bool] = []
+
+    def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
+        fetched.append(weights)
+        return folder
+
+    monkeypatch.setattr(checkpoints, "locate", locate)
+    said: list[str] = []
+    folder = shipped
+    model = checkpoints.made_local(ModelSpec(name="m", path="owner/name"), said.append)
+    assert (model.name, model.path, fetched) == ("m", str(shipped), [False, True])
+    assert "owner/name" in said[0]
+    fetched.clear()
+    checkpoints.made_local(ModelSpec(name="m", path=str(shipped)), said.append)
+    assert (fetched, len(said)) == ([True], 1), "no hub is asked for a folder"
+
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    config = json.loads((shipped / "config.json").read_text())
+    config["architectures"] = ["Unknown"]
+    (folder / "config.json").write_text(json.dumps(config))
+    fetched.clear()
+    with pytest.raises(RuntimeError, match=r"'m'.*Unknown"):
+        checkpoints.made_local(ModelSpec(name="m", path="owner/name"), said.append)
+    assert fetched == [False]

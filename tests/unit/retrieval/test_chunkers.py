@@ -142,6 +142,16 @@ async def test_who_gives_up_ends_the_work() -> None:
         assert not process.is_running()
 
 
+async def test_what_the_model_s_window_has_no_room_for_is_counted_by_texts() -> None:
+    async with running(chunk_tokens=300) as chunkers:
+        document = await chunkers.cut("Doc", "tide " * 290 + "\n\n# Short\nSix.")
+        assert ([len(ids) for ids in document.texts], document.shortened) == ([256, 9], 1)
+        process = first(chunkers)
+        process.send_signal(signal.SIGINT)  # Ctrl-C is for the service
+        assert (await chunkers.cut("Doc", TEXT)).chunks
+        assert first(chunkers) == process
+
+
 async def test_only_so_many_at_once() -> None:
     async with running() as chunkers:
         cuts = await asyncio.gather(*(chunkers.cut("Doc", TEXT) for _ in range(6)))

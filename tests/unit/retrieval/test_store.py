@@ -120,6 +120,24 @@ async def test_replacing_leaves_nothing_of_the_earlier_text(store: Store) -> Non
     assert await texts(store, "t", "c") == {"new one", "new two", "untouched"}
 
 
+async def test_a_long_document_goes_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_POINTS_PER_READ", 3)
+    monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 2)
+    await store.replace("t", "c", "doc", *document(*"abcdefgh"))
+    assert await texts(store, "t", "c") == set("abcdefgh")
+    await store.replace("t", "c", "doc", *document("new"))
+    assert await texts(store, "t", "c") == {"new"}
+    await store.replace("t", "c", "doc", *document(*"abcdefgh"))
+    assert await store.remove("t", "c") == 8
+    assert await texts(store, "t", "c") == set()
+
+
+async def test_without_a_threshold_the_least_alike_is_found_too(store: Store) -> None:
+    await store.replace("t", "c", "doc", *document("north"))
+    assert [p.text for p in await store.search("t", ["c"], -axis(0), 9)] == ["north"]
+    assert not await store.search("t", ["c"], -axis(0), 9, 0.1)
+
+
 async def test_a_clock_that_goes_backwards_does_not_lose_the_newer_text(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
