@@ -9,11 +9,11 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from services.cli.lean_ray import leave_out_what_serves_nobody
+from services.cli.logs import new_logs
 from services.common.secrets import kept_secret, private_folder
 
 
@@ -21,11 +21,19 @@ class RayLost(Exception):
     """What cannot be replaced has ended: all of Ray has to be started anew."""
 
 
-class RayCluster:
-    """This process is its driver: `start` once, `tend` often, `stop`."""
+_SESSION = "session"  # as Ray calls one run of itself, and the folder of it
 
-    def __init__(self, data_dir: Path) -> None:
+
+class RayCluster:
+    """This process is its driver: `start` once, `tend` often, `stop`.
+
+    What is to outlive it, logs too, is in `data_dir`; its sockets are below `sockets`.
+    """
+
+    def __init__(self, data_dir: Path, sockets: Path) -> None:
         self._data_dir = data_dir
+        self._sockets = sockets
+        self.logs: Path | None = None  # of all its processes and the replicas; made by the start
         self._ray: Any = None  # the library, once it is wholly imported
         self._node: Any = None
 
@@ -45,22 +53,25 @@ class RayCluster:
             configure_logging=False,
             log_to_driver=False,
             namespace="penstock",
-            _temp_dir=_private_temp_dir(),
+            _temp_dir=str(self._sockets / "ray"),
         )
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace and aborts
         self._node = ray._private.worker._global_node
         serve.start(proxy_location="Disabled")
 
-    @property
-    def logs(self) -> Path | None:
-        """Folder of the logs of Ray's processes and the replicas; None before the start."""
-        return None if self._node is None else Path(self._node.get_logs_dir_path())
-
     def _prepare(self) -> None:
-        """Ray reads these when it is imported, and hands them on to all its processes."""
+        """Lays out its folders: Ray opens each of its own to all users (0777), who could put their
+        sockets and links in place of its, so they lie in closed ones. And sets what Ray reads when
+        it is imported, and hands on to all its processes."""
         kept_secret(self._data_dir, "ray-token")
+        self.logs = new_logs(self._data_dir)
+        session = self._sockets / "ray" / _SESSION
+        session.mkdir(parents=True)
+        (session / "logs").symlink_to(self.logs)
         state = self._data_dir / "ray"
         shutil.rmtree(state, ignore_errors=True)  # of a Ray that is no more
+        # Which session this state is of. Ray would take a name for it that we cannot know before.
+        (private_folder(state) / "session_name").write_text(_SESSION)
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would be used in place of the file
         os.environ.update(
             RAY_AUTH_MODE="token",
@@ -70,7 +81,7 @@ class RayCluster:
             RAY_SERVE_LOG_TO_STDERR="0",
             RAY_worker_niceness="0",  # else 15: the services would wait for whatever else runs here
             RAY_gcs_storage="rocksdb",
-            RAY_gcs_storage_path=str(private_folder(state)),
+            RAY_gcs_storage_path=str(state),
         )
 
     def tend(self) -> list[str]:
@@ -88,12 +99,3 @@ class RayCluster:
         """Ends Ray's processes, the replicas with them."""
         if self._ray is not None:
             self._ray.shutdown()
-
-
-def _private_temp_dir() -> str:
-    """Where Ray puts its sockets and logs. It opens every folder that it makes there to all users
-    (0777), who could put their own sockets and links in place of its: so they lie in one of ours.
-
-    Not in the data directory: a socket's path has at most 107 bytes, and Ray's part takes 64.
-    """
-    return str(Path(tempfile.mkdtemp(prefix="penstock-")) / "ray")  # 0700

@@ -56,6 +56,7 @@ def holding(settings: "Settings") -> Iterator[None]:
 
     Raises RuntimeError when another one does, be it that it only starts or ends.
     """
+    _lock_file(settings).touch(mode=0o600)
     with _lock_file(settings).open("a+") as file:
         if not _locked(file.fileno()):
             raise RuntimeError(f"{_told(settings)}; stop it, or choose another PENSTOCK_DATA_DIR")

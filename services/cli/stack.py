@@ -20,6 +20,7 @@ from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, RedisAway, RedisError, connect
 from services.common.secrets import private_folder, redacted
+from services.common.socket_folder import SocketFolder
 from services.common.start_failures import first_told, forget
 from services.gateway.keys import KeyStore, key_hash
 
@@ -42,7 +43,8 @@ class Stack:
         self._decode = decode
         self._report = report
         self._redis: EmbeddedRedis | None = None
-        self._ray = RayCluster(self._settings.data_dir)
+        self._sockets = SocketFolder()
+        self._ray = RayCluster(self._settings.data_dir, self._sockets.path)
         self._undo = ExitStack()
 
     @property
@@ -57,6 +59,7 @@ class Stack:
 
     def __enter__(self) -> Running:
         with self._undo:
+            self._undo.callback(self._sockets.close)
             try:
                 running = self._start()
             except (RuntimeError, OSError) as error:
@@ -110,7 +113,7 @@ class Stack:
             self._report(f"redis: {redacted(self._settings.redis_url)}")
             asyncio.run(_check_redis(self._settings.redis_url))
             return self._settings
-        redis = self._redis = EmbeddedRedis(self._settings.data_dir / "redis")
+        redis = self._redis = EmbeddedRedis(self._settings.data_dir / "redis", self._sockets)
         self._undo.enter_context(redis)
         self._report(f"redis: {redacted(redis.url)} (embedded)")
         return self._settings.model_copy(update={"redis_url": redis.url})

@@ -99,6 +99,7 @@ Penstock is up.
   gRPC     {running.grpc}   (penstock.v1.Inference)
   key      {running.key}
   metrics  {running.url}/metrics
+  logs     {started.logs}
 
   penstock chat      talk to it
   penstock status    see what runs

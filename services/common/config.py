@@ -224,6 +224,8 @@ class Settings(BaseSettings):
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("PENSTOCK_REDIS_URL", "REDIS_URL"),
+        description="redis://, rediss:// or unix:///PATH?db=0; unset, `penstock up` starts a Redis "
+        "of its own",
     )
     qdrant_url: str = Field("", validation_alias=AliasChoices("PENSTOCK_QDRANT_URL", "QDRANT_URL"))
     qdrant_api_key: SecretStr = Field(
@@ -231,7 +233,7 @@ class Settings(BaseSettings):
     )
     namespace: str = Field("penstock", description="prefix of every Redis key")
     data_dir: Path = Field(
-        Path(".penstock"), description="local state: embedded Redis and Qdrant, secrets"
+        Path(".penstock"), description="local state: embedded Redis and Qdrant, secrets, logs"
     )
     internal_secret: SecretStr = Field(
         SecretStr(""),
@@ -264,10 +266,9 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _of_redis(cls, url: str) -> str:
-        if not _is_url(url, "redis", "rediss"):
-            raise ValueError(
-                "must be redis://HOST:PORT/0, or rediss://"
-            )  # its password is not shown
+        if not _is_url(url, "redis", "rediss") and not _is_socket(url):
+            # Not what it is: its password is not shown.
+            raise ValueError("must be redis://HOST:PORT/0, rediss://, or unix:///PATH?db=0")
         return url
 
     @field_validator("qdrant_url")
@@ -304,6 +305,15 @@ def _is_url(text: str, *schemes: str) -> bool:
         url = urlsplit(text)
         return url.scheme in schemes and bool(url.hostname) and url.port != 0
     except ValueError:  # of its port
+        return False
+
+
+def _is_socket(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        # A path only: each of the processes has its own working directory.
+        return url.scheme == "unix" and not url.hostname and len(url.path) > 1
+    except ValueError:
         return False
 
 

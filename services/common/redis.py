@@ -7,6 +7,7 @@ open, fail closed, last view stands) is the caller's documented decision.
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis.asyncio
 from redis.exceptions import (
@@ -49,6 +50,13 @@ class _SSLConnection(_KeepsCancel, redis.asyncio.SSLConnection):
     pass
 
 
+class _UnixConnection(_KeepsCancel, redis.asyncio.UnixDomainSocketConnection):
+    pass
+
+
+_CONNECTIONS = {"redis": _Connection, "rediss": _SSLConnection, "unix": _UnixConnection}
+
+
 def connect(url: str) -> Redis:
     """A lazily connecting client; commands time out after 2 s, connecting after 1 s.
 
@@ -58,12 +66,12 @@ def connect(url: str) -> Redis:
         url,
         max_connections=64,
         timeout=2.0,
-        connection_class=_SSLConnection if url.startswith("rediss:") else _Connection,
         decode_responses=True,
         socket_connect_timeout=1.0,
         socket_timeout=2.0,
         health_check_interval=15,
     )
+    pool.connection_class = _CONNECTIONS[urlsplit(url).scheme]  # the URL would outdo an argument
     return redis.asyncio.Redis.from_pool(pool)
 
 

@@ -62,7 +62,8 @@ async def test_all_that_listens_is_on_the_loopback(laptop: Laptop) -> None:
         for process in everything(laptop)
         for address, port in listening(process)
     }
-    assert len(found) > 20, "those of Redis, GCS, raylet and seven replicas"
+    assert len(found) > 20, "those of GCS, raylet and seven replicas"
+    assert not [name for name in found if "redis" in name], "it has a socket, and no port"
     outside = [
         socket
         for socket, address in found.items()
@@ -139,7 +140,7 @@ async def test_secrets_are_kept_and_not_shown(laptop: Laptop) -> None:
         assert not any(secret in text for text in told), f"{name} is shown"
 
 
-async def test_other_users_reach_no_folder_of_ray(laptop: Laptop) -> None:
+async def test_other_users_reach_no_socket_and_no_log(laptop: Laptop) -> None:
     """Ray makes its folders writable for all: something above them has to be closed."""
     files = {
         Path(name)
@@ -148,9 +149,9 @@ async def test_other_users_reach_no_folder_of_ray(laptop: Laptop) -> None:
             *(file.path for file in process.open_files()),
             *(socket.laddr for socket in process.net_connections("unix") if socket.laddr),
         )
-        if "/session_" in name
+        if "/penstock-run-" in name or name.startswith(str(laptop.data_dir))
     }
-    assert {"raylet", "plasma_store"} < {path.name for path in files}
+    assert {"raylet", "plasma_store", "redis", "raylet.out"} < {path.name for path in files}
     for path in files:
         closed = [folder for folder in path.parents if not folder.stat().st_mode & stat.S_IXOTH]
         assert closed, f"open to all users: {path}"
@@ -269,6 +270,10 @@ async def test_what_is_lost_comes_back_and_what_is_killed_leaves_nothing(tmp_pat
             await until(up_again, START_S, "a new stack")
             assert await complete(api, GREEDY) == expected, "where the lost one was"
         assert "raylet" in laptop.log.read_text()
+        logs = sorted((laptop.data_dir / "logs").iterdir())
+        assert len(logs) == 2, "those of the lost one stay"
+        assert all(str(path) in laptop.log.read_text() for path in logs)
+        assert all((path / "raylet.out").exists() for path in logs)
         second = everything(laptop)
         laptop.up.kill()
         _, left = await asyncio.to_thread(psutil.wait_procs, second, 60)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,13 +13,20 @@ import httpx
 import psutil
 
 from services.cli.running import Running, find_running
+from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
-from services.common.embedded_redis import free_port
 from services.common.redis import connect
 from tests.support.waiting import until
 
 START_S = 240.0
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Laptop:
@@ -39,7 +47,7 @@ class Laptop:
         own = {"PENSTOCK_DATA_DIR": str(self.data_dir), "PENSTOCK_GATEWAY__GRPC_PORT": "0"}
         with self.log.open("wb") as sink:
             self._up = subprocess.Popen(
-                [*command, *self._arguments],
+                [*dying_with_parent(), *command, *self._arguments],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

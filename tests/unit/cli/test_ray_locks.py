@@ -23,7 +23,7 @@ def test_ray_asks_for_a_token_of_this_install_and_stays_on_the_loopback(
     data = tmp_path / "data"
     (data / "ray").mkdir(parents=True)
     (data / "ray" / "old").touch()
-    RayCluster(data)._prepare()
+    RayCluster(data, tmp_path / "one")._prepare()
     token = Path(environment["RAY_AUTH_TOKEN_PATH"])
     first = token.read_text()
     assert "RAY_AUTH_TOKEN" not in environment, "it would be used in place of the file"
@@ -35,9 +35,21 @@ def test_ray_asks_for_a_token_of_this_install_and_stays_on_the_loopback(
     assert len(first) >= 32
     state = Path(environment["RAY_gcs_storage_path"])
     assert state.is_relative_to(data)
-    assert (mode(state), list(state.iterdir())) == (0o700, []), "of a Ray that is no more"
-    RayCluster(data)._prepare()
+    assert (mode(state), [path.name for path in state.iterdir()]) == (0o700, ["session_name"])
+    RayCluster(data, tmp_path / "two")._prepare()
     assert token.read_text() == first
+
+
+def test_the_logs_of_each_start_are_in_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    cluster = RayCluster(tmp_path / "data", tmp_path / "sockets")
+    cluster._prepare()
+    assert cluster.logs is not None
+    assert cluster.logs.parent == tmp_path / "data" / "logs"
+    session = (tmp_path / "data" / "ray" / "session_name").read_text()
+    assert (tmp_path / "sockets" / "ray" / session / "logs").resolve() == cluster.logs.resolve()
 
 
 class Node:
@@ -69,7 +81,7 @@ class Node:
 def test_the_state_service_is_started_again_and_a_lost_raylet_is_the_end(
     tmp_path: Path, dead: list[str], done: list[str] | None
 ) -> None:
-    cluster, node = RayCluster(tmp_path), Node(*dead)
+    cluster, node = RayCluster(tmp_path, tmp_path), Node(*dead)
     cluster._node = node
     if done is None:
         with pytest.raises(RayLost, match="raylet"):

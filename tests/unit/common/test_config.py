@@ -48,9 +48,12 @@ def test_two_replicas_of_retrieval_need_a_store_that_both_reach() -> None:
 
 
 def test_urls_and_secrets_are_checked() -> None:
-    for good in ("redis://h:1/0", "rediss://:word@[::1]/0"):
+    for good in ("redis://h:1/0", "rediss://:word@[::1]/0", "unix:///run/r?db=0", "unix://:w@/r"):
         assert Settings(redis_url=good).redis_url == good
-    for odd in ("http://h:1", "redis:///0", "redis://h:0", "redis://h:99999", "h:1", ""):
+    for odd in (
+        *("http://h:1", "redis:///0", "redis://h:0", "redis://h:99999", "h:1", ""),
+        *("unix://relative", "unix://host/run/r", "unix:///", "unix:", "unix://[/r"),
+    ):
         with pytest.raises(ValidationError, match="must be redis://"):
             Settings(redis_url=odd)
     for url in ("", "http://q:6333", "https://q"):

@@ -1,10 +1,13 @@
-"""The embedded Redis: behind a password that nobody is shown, and back with its data."""
+"""The embedded Redis: for one user only, behind a password, and back with its data."""
 
 import os
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -12,11 +15,12 @@ import pytest
 import redis
 
 from services.common.embedded_redis import EmbeddedRedis
+from services.common.redis import connect
 from services.common.secrets import redacted
 
 
-def test_a_stranger_is_refused(redis_server: EmbeddedRedis) -> None:
-    with redis.Redis(port=redis_server.port) as stranger:
+def test_without_the_password_it_says_nothing(redis_server: EmbeddedRedis) -> None:
+    with redis.Redis(unix_socket_path=str(redis_server.socket)) as stranger:
         for command in ("PING", "KEYS *", "CONFIG GET requirepass"):
             with pytest.raises(redis.exceptions.AuthenticationError):
                 stranger.execute_command(command)
@@ -32,10 +36,27 @@ def test_the_password_is_on_no_command_line_and_in_no_environment(
     assert redis_server.password not in " ".join(process.environ().values())
 
 
-def test_it_listens_on_the_loopback_only(redis_server: EmbeddedRedis) -> None:
-    connections = psutil.Process(redis_server.pid).net_connections()
-    addresses = {c.laddr for c in connections if c.status == psutil.CONN_LISTEN}
-    assert addresses == {("127.0.0.1", redis_server.port)}
+async def test_a_flood_of_connections_finds_no_door(redis_server: EmbeddedRedis) -> None:
+    """Silent connections fill `maxclients`, without a password, wherever others may connect."""
+    connections = psutil.Process(redis_server.pid).net_connections("all")
+    ports = [c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN]
+    paths = {c.laddr for c in connections if c.family == socket.AF_UNIX and c.laddr}
+    assert paths == {str(redis_server.socket)}
+    folder = redis_server.socket.parent.stat()
+    assert (stat.S_IMODE(folder.st_mode), folder.st_uid) == (0o700, os.geteuid())
+    client = connect(redis_server.url)
+    most = (await client.config_get("maxclients"))["maxclients"]
+    try:
+        await client.config_set("maxclients", 20)
+        with ExitStack() as strangers:
+            for port in ports * 40:
+                silent = strangers.enter_context(socket.socket())
+                silent.connect(("127.0.0.1", port))
+            await client.connection_pool.disconnect()
+            assert await client.ping()
+    finally:
+        await client.config_set("maxclients", most)
+        await client.aclose()
 
 
 def test_ctrl_c_in_the_terminal_is_not_for_it(redis_server: EmbeddedRedis) -> None:
@@ -43,7 +64,14 @@ def test_ctrl_c_in_the_terminal_is_not_for_it(redis_server: EmbeddedRedis) -> No
     assert os.getsid(redis_server.pid) == redis_server.pid != os.getsid(0)
 
 
-def test_a_killed_server_comes_back_on_its_port_with_its_data(tmp_path: Path) -> None:
+def test_a_long_path_of_the_data_is_none_of_the_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30) / "redis"
+    with EmbeddedRedis(folder) as server, redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+    assert (folder / "appendonly.aof").exists()
+
+
+def test_a_killed_server_comes_back_where_it_was_with_its_data(tmp_path: Path) -> None:
     folder = tmp_path / 'with a space and a "quote"' / "redis"
     with EmbeddedRedis(folder) as server, redis.Redis.from_url(server.url) as client:
         url = server.url
@@ -58,8 +86,9 @@ def test_a_killed_server_comes_back_on_its_port_with_its_data(tmp_path: Path) ->
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_one_that_cannot_start_says_why_and_is_not_left_behind(redis_server: EmbeddedRedis) -> None:
-    second = EmbeddedRedis(port=redis_server.port)
+def test_one_that_cannot_start_says_why_and_is_not_left_behind() -> None:
+    second = EmbeddedRedis()
+    second.socket.mkdir()
     with pytest.raises(RuntimeError, match=r"did not start:\n(.|\n)*in use"):
         second.start()
     with pytest.raises(RuntimeError, match="not running"):

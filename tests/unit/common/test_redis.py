@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.redis import RedisAway, Script, connect
+from services.common.redis import RedisAway, Script, _KeepsCancel, connect
 
 
 async def test_a_cancel_is_never_swallowed(redis_url):
@@ -56,3 +56,13 @@ async def test_a_burst_shares_a_few_connections():
         await asyncio.gather(*(client.blpop(["nothing"], 0.01) for _ in range(300)))
         assert (await client.info("clients"))["connected_clients"] <= 64
         await client.aclose()
+
+
+@pytest.mark.parametrize("url", ["redis://host/0", "rediss://host/0", "unix:///socket?db=0"])
+async def test_every_kind_of_connection_keeps_cancels(url):
+    client = connect(url)
+    connection = client.connection_pool.make_connection()
+    assert isinstance(connection, _KeepsCancel)
+    kept = (connection.db, connection.socket_timeout, connection.socket_connect_timeout)
+    assert kept == (0, 2.0, 1.0)
+    await client.aclose()

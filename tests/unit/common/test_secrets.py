@@ -65,6 +65,7 @@ def test_an_empty_secret_is_no_secret(tmp_path: Path) -> None:
         ("rediss://user:w:r/d@host:1/0", "rediss://user:***@host:1/0"),
         ("redis://user:word@[::1]:1/0?a=b", "redis://user:***@[::1]:1/0?a=b"),
         ("redis://host/0?db=1&password=word&x=y", "redis://host/0?db=1&password=***&x=y"),
+        ("unix://:word@/tmp/redis?db=0", "unix://:***@/tmp/redis?db=0"),
         ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
         ("redis://user@host", "redis://user@host"),
     ],
