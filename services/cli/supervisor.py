@@ -106,7 +106,7 @@ def supervise(report: Report) -> Leash:
         failed += 1
         _pause(pause_s, asked)
         if asked:
-            _exit(130, asked)
+            sys.exit(128 + asked[-1])
 
 
 @dataclass
@@ -197,6 +197,6 @@ def _told(code: int) -> str:
 
 
 def _exit(code: int, asked: list[int]) -> NoReturn:
-    if code < 0:
-        code = 130 if asked else 128 - code  # 130: as all commands that are interrupted
+    if code < 0:  # told as a shell tells it, and if it was asked for, as if of this process
+        code = 128 + asked[-1] if asked else 128 - code
     sys.exit(code)

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.common.children import dying_with_parent
+
 
 class Starting:
     """`penstock up` with a data directory of its own; `said` is its standard error so far."""
@@ -18,7 +20,7 @@ class Starting:
     def __init__(self, data_dir: Path, **settings: str) -> None:
         own = {"PENSTOCK_DATA_DIR": str(data_dir), **settings}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "up", "--port", "0"],
+            [*dying_with_parent(), sys.executable, "-m", "services.cli", "up", "--port", "0"],
             env={**os.environ, **own},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -64,7 +66,8 @@ def test_the_first_replicas_failure_reaches_the_terminal(tmp_path: Path) -> None
     (log,) = re.findall(r"its log: (\S+)", told)
     assert "kv_cache_bytes" in Path(log).read_text()
     (logs,) = re.findall(r"logs of all processes: (\S+)", told)
-    assert Path(logs).is_dir()
+    assert Path(logs).parent == tmp_path / "logs"
+    assert Path(log).parent == Path(logs), "of the stack that was lost, in the data directory"
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
 
@@ -76,7 +79,7 @@ def test_a_start_can_be_ended(number: signal.Signals, moment: str, tmp_path: Pat
     starting.wait_for(moment)
     family = starting.family()
     starting.process.send_signal(number)
-    assert starting.ended(60) == 130, starting.said
+    assert starting.ended(60) == 128 + number, starting.said
     assert "Traceback" not in starting.said, starting.said
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive

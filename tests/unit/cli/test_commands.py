@@ -2,6 +2,7 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from services.cli.main import main
 from services.cli.running import Running, find_running, holding, state_file
 from services.cli.stack import _missing, _wanted
 from services.cli.up import local_models
+from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.discovery import Replica
 
@@ -312,6 +314,26 @@ def test_a_taken_port_is_told_before_anything_starts(
     said = capsys.readouterr().err
     assert str(port) in said
     assert "redis" not in said, "nothing was started"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_says_by_what(number: signal.Signals, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        environment = {**os.environ, "PENSTOCK_DATA_DIR": str(tmp_path), "REDIS_URL": url}
+        command = [sys.executable, "-m", "services.cli", "keys", "list"]
+        with subprocess.Popen(
+            [*dying_with_parent("KILL"), *command],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            silent.settimeout(60)
+            with silent.accept()[0]:  # it waits for an answer now
+                process.send_signal(number)
+                said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert not said
 
 
 def test_commands_without_a_running_penstock_say_so(

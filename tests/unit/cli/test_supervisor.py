@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.common.children import dying_with_parent
 from tests.support.waiting import until
 
 # A main process with a child, a grandchild in a session of its own, and one whose parent has ended.
@@ -61,7 +62,7 @@ class Stack:
     def __init__(self, folder: Path, mode: str) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-c", STACK, str(folder), mode],
+            [*dying_with_parent("KILL"), sys.executable, "-c", STACK, str(folder), mode],
             stdout=(folder / "said").open("w"),
             start_new_session=True,
         )
@@ -135,7 +136,7 @@ async def test_before_it_is_up_it_is_ended_at_once(start, number) -> None:
     stack = start("never up")
     await stack.up()
     stack.process.send_signal(number)
-    assert await stack.ended() == 130
+    assert await stack.ended() == 128 + number
     assert "stopped" in stack.said
 
 
@@ -144,7 +145,7 @@ async def test_what_does_not_end_is_killed(start) -> None:
     below = await stack.up()
     stack.process.send_signal(signal.SIGINT)
     stack.process.send_signal(signal.SIGTERM)  # the second time is in earnest
-    assert await stack.ended() == 130
+    assert await stack.ended() == 128 + signal.SIGTERM
     assert not alive(below)
 
 
@@ -225,9 +226,10 @@ async def test_a_new_start_that_fails_is_tried_again_and_given_up_with_words(sta
     assert "not started anew; logs: " in stack.said
 
 
-async def test_asked_to_stop_in_a_pause_it_stops_at_once(start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_asked_to_stop_in_a_pause_it_stops_at_once(start, number) -> None:
     stack = start("loses and pauses")
     await stack.up()
     await until(lambda: "in 600 s" in stack.said, 20)
-    stack.process.send_signal(signal.SIGTERM)
-    assert await stack.ended() == 130
+    stack.process.send_signal(number)
+    assert await stack.ended() == 128 + number
