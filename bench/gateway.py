@@ -22,6 +22,7 @@ import httpx
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_LENGTH, Usage
 from protos.tokenizer_pb2 import PromptPlan, TextDelta
+from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.discovery import Directory
 from services.common.embedded_redis import EmbeddedRedis
@@ -89,7 +90,7 @@ async def measure(sequences: int, rate: float, seconds: float) -> None:
         await host.start()
         environment = {**os.environ, "REDIS_URL": redis.url, "PENSTOCK_NAMESPACE": "bench"}
         gateway = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.gateway"),
+            *(*dying_with_parent(), sys.executable, "-m", "services.gateway"),
             env={**environment, "PENSTOCK_GATEWAY__PORT": "0", "PENSTOCK_LOG_LEVEL": "WARNING"},
         )
         try:

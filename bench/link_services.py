@@ -19,6 +19,7 @@ import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bench.link_hops import TEXT, key_to_ids
+from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
@@ -66,7 +67,7 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
 def start(stack: ExitStack, variables: dict[str, str]) -> dict[str, Replica]:
     """Starts the three services and waits until they are registered."""
     for service in SERVICES:
-        command = [sys.executable, "-m", f"services.{service}"]
+        command = [*dying_with_parent(), sys.executable, "-m", f"services.{service}"]
         process = stack.enter_context(subprocess.Popen(command, env=variables))
         stack.callback(process.terminate)
     return asyncio.run(_registered(_settings(variables)))

@@ -39,6 +39,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.result_file import result_file
+from services.common.children import dying_with_parent
 
 SERVICES = ("router", "tokenizer", "gateway")
 WARM_UP_S = 3.0
@@ -84,7 +85,7 @@ class Child:
     def __init__(
         self, stack: ExitStack, *arguments: str, variables: dict[str, str] | None = None
     ) -> None:
-        command = [sys.executable, "-m", *arguments]
+        command = [*dying_with_parent(), sys.executable, "-m", *arguments]
         pipe = subprocess.PIPE
         self.process = stack.enter_context(
             subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables)

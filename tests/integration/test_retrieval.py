@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import common_pb2, retrieval_pb2_grpc
 from protos import retrieval_pb2 as pb
+from services.common.children import dying_with_parent
 from services.common.config import RetrievalSettings, Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError
@@ -368,6 +369,7 @@ async def test_it_runs_as_a_process_and_ends_on_sigterm(
     redis_url: str, namespace: str, tmp_path: Path
 ) -> None:
     process = await asyncio.create_subprocess_exec(
+        *dying_with_parent("KILL"),
         sys.executable,
         "-m",
         "services.retrieval",

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from protos import router_pb2, router_pb2_grpc
+from services.common.children import dying_with_parent
 from services.common.config import ModelSpec
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
@@ -87,7 +88,7 @@ class Cluster:
         }
         with log.open("wb") as sink:
             popen = subprocess.Popen(
-                [sys.executable, "-m", f"services.{service}"],
+                [*dying_with_parent("KILL"), sys.executable, "-m", f"services.{service}"],
                 env={**os.environ, **own},
                 cwd=ROOT,
                 stdout=sink,

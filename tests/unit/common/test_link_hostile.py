@@ -36,6 +36,7 @@ from protos.common_pb2 import (
 from protos.common_pb2 import (
     Vitals as VitalsFrame,
 )
+from services.common.children import dying_with_parent
 from services.common.link import LinkCall, LinkOptions, LinkServer, LinkState, Vitals
 from tests.support.transport import TRANSPORT
 
@@ -82,7 +83,9 @@ asyncio.run(main())
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_peer_killed_or_frozen_mid_stream_is_lost(how: signal.Signals) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STREAMING_SERVER, stdout=asyncio.subprocess.PIPE
+        *dying_with_parent("KILL"),
+        *(sys.executable, "-c", STREAMING_SERVER),
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from services.common.children import dying_with_parent
 from services.worker.engine import (
     EngineClient,
     EngineConfig,
@@ -287,7 +288,9 @@ asyncio.run(main())
 
 async def test_the_engine_ends_when_its_parent_is_killed(config: EngineConfig) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, config.model], stdout=subprocess.PIPE, text=True
+        [*dying_with_parent("KILL"), sys.executable, "-c", PARENT, config.model],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with parent:
         assert parent.stdout
