@@ -84,3 +84,45 @@ async def test_a_client_that_goes_amid_its_body_is_gone(monkeypatch: pytest.Monk
     body._receive = leaves
     with pytest.raises(ClientGoneError):
         await anext(pieces)
+
+
+@pytest.mark.parametrize(("announced", "first"), [("30", 30), ("", 10), ("x", 10), ("12", 12)])
+async def test_a_bodys_bytes_are_held_once(
+    monkeypatch: pytest.MonkeyPatch, announced: str, first: int
+) -> None:
+    """As many as were announced before the first is read, or what arrives."""
+    client, memory = Client([b"x" * 10] * 3), Shares(1_000_000)
+    at = Place("t", memory)
+    held = []
+    headers = {"content-length": announced} if announced else {}
+    body = body_of(client, monkeypatch, **headers)
+    async for _ in body.pieces(at):
+        held.append(memory.taken)
+    assert held == [first, max(first, 20), 30]
+    assert body.complete
+    at.leave()
+    assert memory.taken == 0
+
+
+async def test_what_is_announced_is_refused_before_a_byte_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = GatewaySettings().body_limit_bytes
+    for length, room, reason in (
+        (limit + 1, 10**9, "body_too_large"),
+        (limit, limit - 1, "too_many_bytes"),
+    ):
+        client = Client([b"x"])
+        body = body_of(client, monkeypatch, **{"content-length": str(length)})
+        with pytest.raises(PenstockError) as told:
+            await body.whole(Place("t", Shares(room)))
+        assert (told.value.reason, client.asked) == (reason, 0)
+    client = Client([b"x" * limit])
+    length = {"content-length": str(limit)}
+    assert (
+        len(await body_of(client, monkeypatch, **length).whole(Place("t", Shares(10**9)))) == limit
+    )
+    client = Client([b"x" * limit, b"x"])
+    with pytest.raises(PenstockError) as told:
+        await body_of(client, monkeypatch).whole(Place("t", Shares(10**9)))
+    assert told.value.reason == "body_too_large"

@@ -11,9 +11,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from protos.gateway_pb2 import CompleteRequest
+from protos.gateway_pb2_grpc import InferenceStub
 from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.redis import connect
@@ -52,6 +54,7 @@ async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
     async with httpx.AsyncClient(base_url=url) as http:
         assert (await http.get("/version")).status_code == 200
     await server.stop()
+    assert not {t.get_name() for t in asyncio.all_tasks()} & {"http server", "http connections"}
     with pytest.raises(RuntimeError):
         server.check()
     async with httpx.AsyncClient(base_url=url) as http:
@@ -221,6 +224,43 @@ async def test_who_is_refused_a_place_gives_none_back(parts, monkeypatch):
         watching[1].cancel()
 
 
+async def test_who_does_not_read_what_it_asked_for_is_given_up(parts, monkeypatch):
+    monkeypatch.setattr(grpc_strangers, "MESSAGE_TIMEOUT_S", 0.02)
+    strangers = grpc_strangers.Strangers(health.aio.HealthServicer(), (INFERENCE,))
+    ask = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    aborted: list[Any] = []
+
+    async def read() -> Any:
+        return ask
+
+    async def write(reply: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def abort(code: grpc.StatusCode, details: str) -> None:
+        aborted.append(code)
+        raise asyncio.CancelledError
+
+    context = SimpleNamespace(
+        peer=lambda: "ipv4:127.0.0.1:1", read=read, write=write, abort=abort, set_code=None
+    )
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await strangers.reflect(None, context)
+    assert aborted == [CODE.DEADLINE_EXCEEDED]
+
+
+@pytest.mark.parametrize(
+    ("size", "code"),
+    [(5 * 2**20, CODE.NOT_FOUND), (9 * 2**20, CODE.RESOURCE_EXHAUSTED)],
+)
+async def test_a_message_may_be_as_large_as_the_limit(parts, size, code):
+    """gRPC's own is half of ours."""
+    async with serving(parts) as (_, channel):
+        asked = CompleteRequest(model="nobody", text="x" * size)
+        call = InferenceStub(channel).Complete(asked, metadata=(("authorization", "Bearer k"),))
+        assert await call.code() is code
+
+
 # ---- the service --------------------------------------------------------------------------------
 
 
@@ -258,7 +298,7 @@ async def test_each_bound_reaches_its_part():
         assert [one is not None for one in kept] == [False, True, True]
 
 
-async def test_work_in_threads_is_one_at_a_time_and_ends_with_the_service(monkeypatch):
+async def test_every_part_ends_with_the_service(monkeypatch):
     async with service() as made:
         assert await made.gateway.threads.run("t", lambda: 7) == 7
         for part in ("revocations", "stores", "models", "retrieval", "tokenizers"):

@@ -4,6 +4,7 @@ order, what is kept of it, and what ends with it."""
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
 from services.gateway import metrics, pipeline
+from services.gateway import prompt as prompt_module
 from services.gateway.intake import Place
 from services.gateway.pipeline import serve
 from services.gateway.prompt import Answer, Prompt
@@ -452,6 +454,30 @@ async def test_tokens_are_counted_by_kind_and_first_ones_timed(parts):
     spent = {kind: counter._value.get() - before[kind] for kind, counter in kinds.items()}
     assert spent == {"prompt": 100, "cached": 40, "completion": 14}
     assert samples(metrics.ttft.labels("Test"))["count"] == first + 1
+
+
+async def test_the_gap_between_arrivals_is_shared_by_their_tokens(parts, monkeypatch):
+    clock = iter([10.0, 16.0, 17.0])
+    now = SimpleNamespace(monotonic=lambda: next(clock), time=time.time)
+    monkeypatch.setattr(prompt_module, "time", now)
+    front = Front()
+
+    async def one_by_one(opened: Opened) -> None:
+        opened.say(TextDelta(text="a", token_ids=[1, 2]))
+        await until(lambda: front.texts == {0: "a"})
+        opened.say(TextDelta(text="b", token_ids=[3, 4, 5]))
+        await until(lambda: front.texts == {0: "ab"})
+        opened.say(TextDelta(finish=FINISH_STOP))
+        opened.finish()
+
+    telling: list[asyncio.Task[None]] = []
+    parts.tokenizers.script = lambda opened: telling.append(asyncio.create_task(one_by_one(opened)))
+    before = samples(metrics.itl)
+    await served(parts, front)
+    await telling[0]
+    after = samples(metrics.itl)
+    assert after["sum"] - before["sum"] == pytest.approx(2.0)
+    assert after["count"] - before["count"] == 1
 
 
 async def test_prompts_and_answers_are_kept_only_where_that_is_switched_on(parts):

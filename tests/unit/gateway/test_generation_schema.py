@@ -189,6 +189,89 @@ def test_tool_choice_none_searches_nothing():
     assert chat(tools=tools, tool_choice="none").prompt(4).stores == ()
 
 
+SEARCH = [{"type": "file_search", "vector_store_ids": ["a"]}]
+
+
+def test_the_last_thing_the_user_said_is_searched_for():
+    def said(role: str, text: str) -> dict[str, str]:
+        return {"role": role, "content": text}
+
+    turns = [said("user", "first"), said("assistant", "so"), said("user", "last")]
+    assert chat(messages=turns, tools=SEARCH).prompt(4).question == "last"
+    assert (
+        chat(messages=[*turns, said("assistant", "but")], tools=SEARCH).prompt(4).question == "last"
+    )
+    assert chat(tools=SEARCH).prompt(4).max_passages == 4
+    assert chat().prompt(4).max_passages == 0
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "system", "content": "x"}],
+        [{"role": "user", "content": " \n"}],
+        [USER, {"role": "user", "content": " "}],
+    ],
+)
+def test_who_asks_nothing_searches_nothing(messages):
+    assert chat(messages=messages).prompt(4).question == ""
+    with pytest.raises(PenstockError) as refused:
+        chat(messages=messages, tools=SEARCH)
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"temperature": 2}, {"temperature": 2.0}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"top_p": 1}, {"top_p": 1.0}),
+        ({"top_k": 0}, {"top_k": 0}),
+        ({"seed": 2**64 - 1}, {"seed": 2**64 - 1}),
+        ({"seed": -(2**63)}, {"seed": 2**63}),
+        ({"seed": 0}, {"seed": 0}),
+        ({"max_tokens": 1}, {"max_tokens": 1}),
+        ({"max_tokens": 2**31 - 1}, {"max_tokens": 2**31 - 1}),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, {"max_tokens": 3}),
+        ({}, {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 0, "ignore_eos": False}),
+    ],
+)
+def test_the_last_value_that_may_be_is_honoured(fields, given):
+    sampling = chat(**fields).prompt(4).request.sampling
+    assert {name: getattr(sampling, name) for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("fields", "over"),
+    [
+        ({"stop": ["s" * 256] * 4}, {"stop": ["s" * 257]}),
+        ({"user": "u" * 512}, {"user": "u" * 513}),
+        ({"messages": [{**USER, "name": "n" * 64}]}, {"messages": [{**USER, "name": "n" * 65}]}),
+        ({"documents": [{"text": "x"}] * 64}, {"documents": [{"text": ""}]}),
+        (
+            {"documents": [{"title": "t" * 500, "text": "x"}]},
+            {"documents": [{"title": "t" * 501, "text": "x"}]},
+        ),
+        (
+            {"tools": [{**SEARCH[0], "max_num_results": 50}]},
+            {"tools": [{**SEARCH[0], "max_num_results": 51}]},
+        ),
+        (
+            {"tools": [{**SEARCH[0], "max_num_results": 1}]},
+            {"tools": [{**SEARCH[0], "max_num_results": 0}]},
+        ),
+        ({"metadata": {"k" * 64: "v" * 512}}, {"metadata": {"k" * 65: "v"}}),
+        ({"model": "m" * 256}, {"model": "m" * 257}),
+    ],
+)
+def test_the_longest_that_may_be_is_taken(fields, over):
+    chat(**fields).prompt(4)
+    with pytest.raises(PenstockError) as refused:
+        chat(**over)
+    ((name, _),) = over.items()
+    assert refused.value.param.startswith(name)
+
+
 def limits(ids: int = 9, prompts: int = 3) -> GatewaySettings:
     return GatewaySettings(max_prompt_tokens=ids, max_prompts=prompts)
 

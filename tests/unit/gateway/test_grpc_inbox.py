@@ -1,5 +1,10 @@
 """gRPC messages are looked over before they are parsed."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +14,11 @@ from protos.gateway_pb2 import ChatRequest, CompleteRequest, PublicEmbedRequest,
 from protos.tokenizer_pb2 import TokenIds
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
+from services.common.shares import Shares
+from services.gateway import grpc_inbox
 from services.gateway.grpc_inbox import Inbox
+from services.gateway.intake import Place
+from tests.support.waiting import until
 
 INBOX = Inbox(GatewaySettings(max_messages=10))
 
@@ -49,3 +58,56 @@ def test_what_is_one_comes_through(texts, temperature, seed):
         PublicEmbedRequest(model="m", texts=texts * 200),
     ):
         assert INBOX.parse(type(request), request.SerializeToString()) == request
+
+
+LIMIT = 1000
+
+
+class Calls:
+    """Calls of several tenants, each of which sends its message when it is let."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox(GatewaySettings(body_limit_bytes=LIMIT))
+        self.memory = Shares(10**6)
+        self.go_on = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def take(self, tenant: str, message: Any = b"x" * 30) -> bytes:
+        async def read() -> Any:
+            self.asked.append(tenant)
+            await self.go_on.wait()
+            return message
+
+        return await self.inbox.take(Place(tenant, self.memory), SimpleNamespace(read=read))
+
+
+async def test_a_few_messages_of_a_tenant_come_in_at_a_time() -> None:
+    """Each has the place of the largest until its size is known, and none before its turn."""
+    calls = Calls()
+    many = [asyncio.create_task(calls.take("flood")) for _ in range(30)]
+    other = asyncio.create_task(calls.take("other"))
+    await until(lambda: "other" in calls.asked)
+    at_once = calls.asked.count("flood")
+    assert 1 < at_once < 30
+    assert calls.memory.taken == (at_once + 1) * LIMIT
+    calls.go_on.set()
+    messages = await asyncio.gather(*many, other)
+    assert set(messages) == {b"x" * 30}
+    assert calls.memory.taken == 31 * 30, "their own sizes are held on"
+
+
+async def test_a_call_without_a_message_is_refused_and_so_is_a_late_one(monkeypatch) -> None:
+    calls = Calls()
+    calls.go_on.set()
+    with pytest.raises(PenstockError) as told:
+        await calls.take("t", grpc.aio.EOF)
+    assert told.value.reason == "no_message"
+    calls.go_on.clear()
+    monkeypatch.setattr(grpc_inbox, "MESSAGE_TIMEOUT_S", 0.01)
+    for _ in range(20):  # more than come in at a time
+        with pytest.raises(PenstockError) as told:
+            await calls.take("t")
+        assert told.value.reason == "body_timeout"
+    monkeypatch.setattr(grpc_inbox, "MESSAGE_TIMEOUT_S", 30.0)
+    calls.go_on.set()
+    assert await calls.take("t") == b"x" * 30

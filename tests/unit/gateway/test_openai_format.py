@@ -1,6 +1,7 @@
 """Answers in OpenAI's shapes, whole and in events, and what is put together of deltas."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,6 +144,12 @@ def test_the_events_of_completions():
     assert counted["usage"]["prompt_tokens"] == 21
 
 
+def test_only_what_the_prompt_holds_is_cited_in_events():
+    made = answer("See [1], [2] and [3].", used=2)
+    closing = told(Chunks(made, chat=True, include_usage=False).closing())[0]
+    assert [a["index"] for a in closing["choices"][0]["delta"]["annotations"]] == [4, 9]
+
+
 def test_a_chat_without_marks_ends_with_an_empty_delta():
     made = answer("plain")
     closing = told(Chunks(made, chat=True, include_usage=False).closing())[0]
@@ -158,8 +165,10 @@ def test_an_event_is_one_line():
 
 def test_an_answer_counts_what_arrives_and_the_time_between(monkeypatch):
     clock = iter([100.0, 100.5, 102.0])
-    monkeypatch.setattr(prompt_module.time, "monotonic", lambda: next(clock))
+    now = SimpleNamespace(monotonic=lambda: next(clock), time=lambda: 7.9)
+    monkeypatch.setattr(prompt_module, "time", now)
     made = Answer("req_abc", "m", PASSAGES[:])
+    assert made.created == 7
     assert made.add([TextDelta(token_ids=[1, 2]), TextDelta(text="a", token_ids=[3])]) == (3, 0.0)
     assert made.add([TextDelta(text="b", token_ids=[4])]) == (1, 0.5)
     assert made.add([TextDelta(text="c")]) == (0, 1.5)

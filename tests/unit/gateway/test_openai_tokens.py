@@ -51,6 +51,7 @@ def test_ids_to_which_no_text_encodes_are_refused():
     for apart in (
         [71, 4896],
         [220, 220],
+        [2097, 2190],  # "Messagesize": as many tokens, and not these
         THEIRS.encode_ordinary("a") + THEIRS.encode_ordinary("b"),
     ):
         assert THEIRS.encode_ordinary(THEIRS.decode(apart)) != apart

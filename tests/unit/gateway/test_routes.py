@@ -170,3 +170,13 @@ async def test_other_paths_are_unknown_and_lead_nowhere(http, path):
     assert answer.json()["error"]["code"] in ("unknown_url", "model_not_found")
     long = await http.get("/" + "x" * 5000)
     assert len(long.json()["error"]["message"]) < 300
+
+
+async def test_a_page_may_call_with_every_method_of_the_api(parts):
+    page = "https://app.example"
+    parts.settings.gateway.cors_origins = [page]
+    transport = httpx.ASGITransport(application(parts))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        for method, status in (("GET", 200), ("POST", 200), ("DELETE", 200), ("PATCH", 400)):
+            asked = {"origin": page, "access-control-request-method": method}
+            assert (await http.options("/v1/files/x", headers=asked)).status_code == status
