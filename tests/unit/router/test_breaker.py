@@ -293,3 +293,19 @@ def test_each_way_of_opening_begins_with_the_first_pause(clock: Clock) -> None:
         good.succeeded()
         opened.began().lost()
         assert opened.takes_in(alone=False) == PROBE_S
+
+
+def test_of_several_probes_the_first_that_fails_decides(clock: Clock, breaker: Breaker) -> None:
+    """The others began before it opened again, and say nothing of what comes after."""
+    breaker.began().lost()
+    probes = []
+    for _ in range(3):
+        clock.now += PROBE_S
+        probes.append(breaker.began())
+    probes[0].lost()
+    assert breaker.takes_in(alone=False) == 2 * PROBE_S
+    probes[1].answered()
+    assert breaker.state is State.OPEN
+    probes[1].lost()
+    assert breaker.takes_in(alone=False) == 2 * PROBE_S, "it fails once"
+    assert breaker.opened == 2

@@ -13,7 +13,7 @@ from services.common.block_hash import block_hashes, tenant_salt
 from services.common.config import ModelSpec, RouterSettings, Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.telemetry import Telemetry
-from services.router import metrics, pipeline
+from services.router import breaker, metrics, pipeline
 from services.router.admission import Ticket
 from services.router.quarantine import Quarantine
 from tests.support.scripted_workers import Call, Opened, Pool
@@ -434,3 +434,28 @@ async def test_a_request_waits_for_a_sound_worker_and_takes_the_first() -> None:
     assert (await served.end()).code == 0
     assert rig.pool.opened["w"] == []
     assert served.told("breaker") == {"w": "open, 1 of its last 1 requests failed"}
+
+
+async def test_waiting_for_a_worker_ends_with_the_patience() -> None:
+    rig = Rig(worker_patience_s=0.05)
+    served = rig.serve(request(model="listed"))
+    await until(lambda: bool(rig.door.came))
+    rig.pool.worker("another")  # a change, but none that helps
+    status = await served.end()
+    assert (status.code, status.reason, status.stage) == (14, "no_worker", "router")
+
+
+async def test_an_only_worker_is_tried_as_soon_as_its_pause_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody tells of that."""
+    monkeypatch.setattr(breaker, "PROBE_S", 0.05)
+    rig = Rig(worker_patience_s=60.0)
+    rig.pool.worker("w")
+    served = rig.serve(request())
+    for count in (1, 2):
+        (await rig.nth("w", count)).end(grpc.StatusCode.UNAVAILABLE, "peer_lost")
+    worker = await rig.nth("w", 3)
+    worker.give(1, finish=FINISH_LENGTH)
+    worker.end()
+    assert (await served.end()).code == 0

@@ -1,5 +1,6 @@
 """What a router tells of itself: the workers as it sees them, slots, and whether it is well."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from services.common.telemetry import Telemetry
 from services.router import metrics
 from services.router.server import RouterService
 from tests.support.scripted_workers import Pool
+from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -58,3 +61,18 @@ async def test_a_workers_status_is_what_it_last_told(service: RouterService) -> 
     assert (await service.status()).capacity == 12, "of both models"
     (sample,) = next(iter(metrics.breakers_open.collect())).samples
     assert sample.value == 1
+
+
+async def test_a_router_is_ill_when_its_admission_has_stopped_and_ends_all_that_it_began(
+    service: RouterService,
+) -> None:
+    before = asyncio.all_tasks()
+    await service.start(TRANSPORT.server())
+    service.check()
+    (renewal,) = (t for t in asyncio.all_tasks() if t.get_name() == "admission renewal")
+    renewal.cancel()
+    await asyncio.wait([renewal])
+    with pytest.raises(RuntimeError, match="admission renewal has ended"):
+        service.check()
+    await service.stop()
+    await until(lambda: asyncio.all_tasks() <= before)

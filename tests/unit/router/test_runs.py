@@ -329,6 +329,18 @@ async def test_the_failure_of_one_end_stops_the_other(
     assert nothing_left(*pool.workers.all())
 
 
+async def test_why_a_hand_over_broke_is_waited_for(pool: Pool) -> None:
+    """The decode worker hears of it first, and only that it broke."""
+    run, first, then = await split(pool)
+    then.end(UNAVAILABLE, "kv_transfer")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    first.end(UNAVAILABLE, "engine_died")
+    with pytest.raises(WorkerLostError) as raised:
+        await run.over()
+    assert (raised.value.cause, raised.value.worker.id) == ("engine_died", "p")
+
+
 async def test_both_ends_are_stopped_before_either_is_waited_for(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

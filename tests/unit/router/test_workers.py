@@ -126,6 +126,7 @@ async def test_a_workers_failures_are_compared_with_the_mean_of_its_peers() -> N
 async def test_a_workers_facts_and_what_its_load_says_of_them() -> None:
     pool = Pool()
     told = pool.peer("told", block_size=32, max_running=5)
+    assert [w.id for w in pool.workers.ready("m")] == ["told"], "before it has told any news"
     bare = pool.worker("bare")
     worker = pool.workers._of(told)
     assert (worker.block_size, worker.max_running) == (32, 5)

@@ -27,8 +27,27 @@ async def test_a_grant_reaches_the_other_router(routers):
     first.leave(a)
     await asyncio.wait_for(waiting, 5)
     assert b.order == "redis"
+    assert ((a.queued, a.before), (b.queued, b.before)) == ((False, 0), (True, 0))
+    third = asyncio.create_task(first.admit(ticket()))
+    await queued(first, 1, 1)
+    last = ticket()
+    fourth = asyncio.create_task(second.admit(last))
+    await until(lambda: last.queued)
+    assert last.before == 1
     second.leave(b)
-    await queued(first, 0, 0)
+    await asyncio.wait_for(third, 5)
+    fourth.cancel()
+
+
+async def test_who_has_waited_longer_comes_first_whenever_it_is_entered(routers):
+    """As after an outage: the routers enter what waits there in any order."""
+    end = await routers.add()
+    held, young, old = ticket(), ticket(), ticket()
+    old.entered_s -= 10
+    for one in (held, young, old):
+        await end._shared.enter(one, 9)
+    assert (await end._shared.leave("m", [(held.id, 0.0)])).granted == [old.id]
+    await end._shared.leave("m", [(young.id, 0.0), (old.id, 0.0)])
 
 
 async def refusal(waiting: "asyncio.Task[None]") -> tuple[str, float]:

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+from typing import Any, cast
 
 import grpc
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from services.common.config import Settings
 from services.common.errors import PenstockError
 from services.router import metrics
 from services.router.admission import admission
-from services.router.admission.shared_order import Reply
+from services.router.admission.shared_order import Reply, SharedOrder
 from tests.support.admission_ends import queued, ticket
 from tests.support.waiting import until
 
@@ -55,21 +58,29 @@ async def test_installs_in_one_redis_know_nothing_of_each_other(make_routers, re
     assert [await end.status(["m"]) for end in ends] == [(1, 0)] * 2
 
 
-async def test_words_are_heard_again_after_an_outage(make_routers, own_redis, seldom):
+async def test_what_waits_is_entered_and_words_are_heard_again_after_an_outage(
+    make_routers, own_redis, seldom
+):
     routers = make_routers(own_redis.url, **seldom)
     first, second = await routers.add(), await routers.add()
     await until(lambda: routers.listening(second))
     own_redis.stop()
     one = ticket()
     await first.admit(one)
+    two = ticket()
+    mine = asyncio.create_task(first.admit(two))
+    await until(lambda: first._local.waiting("m") == 1)
     own_redis.start()
     first.poke()
     await until(lambda: not first.away)
-    await until(lambda: routers.listening(second))
-    waiting = asyncio.create_task(second.admit(ticket()))
     await queued(first, 1, 1)
+    await until(lambda: routers.listening(second))
+    theirs = asyncio.create_task(second.admit(ticket()))
+    await queued(first, 1, 2)
     first.leave(one)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(mine, 5)
+    first.leave(two)
+    await asyncio.wait_for(theirs, 5)
 
 
 async def test_a_word_that_none_waits_for_gives_the_slot_back(routers):
@@ -262,6 +273,38 @@ async def test_what_goes_on_during_an_outage_takes_part_of_the_share(make_router
     assert next_one.waits, "the one that went on has the slot"
     end.leave(resumed)
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_more_slots_without_redis_are_granted_at_once(make_routers, own_redis):
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    own_redis.stop()
+    await asyncio.wait_for(end.admit(ticket()), 10)
+    waiting = asyncio.create_task(end.admit(ticket()))
+    await until(lambda: end._local.waiting("m") == 1)
+    routers.capacity = 2
+    end.poke()
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_lost_channel_is_not_asked_for_again_and_again():
+    """While Redis is away, each look for it waits a while."""
+    looks = 0
+
+    class Away:
+        def register_script(self, source: str) -> None: ...
+
+        def pubsub(self, **_: object) -> None:
+            nonlocal looks
+            looks += 1
+            raise RedisConnectionError("refused")
+
+    shared = SharedOrder(cast(Any, Away()), Settings(), "r", lambda model: 1)
+    listening = asyncio.create_task(shared.listen(lambda model, reply: None))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (looks, listening.done()) == (1, False)
+    listening.cancel()
 
 
 async def test_the_last_to_leave_are_told_when_too_many_left(make_routers, own_redis, monkeypatch):
