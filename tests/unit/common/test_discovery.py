@@ -187,11 +187,11 @@ async def test_a_lease_of_patience_by_the_clock(
 async def test_services_and_installs_are_apart(redis: Redis, namespace: str) -> None:
     for place in (namespace, f"{namespace}-other"):
         for id in ("a", "b"):
-            await Registration(redis, place, replica(id, f"{place}:1"), LEASE_S)._once()
-    here = Directory(redis, namespace, "worker", LEASE_S)
+            await Registration(redis, place, replica(id, f"{place}:1"), 60.0)._once()
+    here = Directory(redis, namespace, "worker", 60.0)
     await here.refresh()
     assert {r.address for r in here.replicas.values()} == {f"{namespace}:1"}
-    routers = Directory(redis, namespace, "router", LEASE_S)
+    routers = Directory(redis, namespace, "router", 60.0)
     await routers.refresh()
     assert routers.reachable
     assert not routers.replicas
@@ -216,11 +216,11 @@ async def test_who_died_together_is_forgotten_together(redis: Redis, namespace: 
 async def test_new_facts_of_a_replica_are_a_change(redis: Redis, namespace: str) -> None:
     changes: list[tuple[int, int]] = []
     view = Directory(
-        redis, namespace, "worker", LEASE_S, lambda a, r: changes.append((len(a), len(r)))
+        redis, namespace, "worker", 60.0, lambda a, r: changes.append((len(a), len(r)))
     )
     before, after = replica("a"), replace(replica("a"), facts={"role": "decode"})
     for told in (before, before, after):
-        await Registration(redis, namespace, told, LEASE_S)._once()
+        await Registration(redis, namespace, told, 60.0)._once()
         await view.refresh()
     assert changes == [(1, 0), (1, 1)]
     assert view.replicas["a"].facts == {"role": "decode"}

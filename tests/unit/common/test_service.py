@@ -166,7 +166,7 @@ async def test_alone_it_ends_well_when_asked_to_and_with_1_when_its_check_fails(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_REDIS_URL", settings.redis_url)
     monkeypatch.setenv("PENSTOCK_NAMESPACE", settings.namespace)
-    monkeypatch.setattr("services.common.service._CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("services.common.service._CHECK_EVERY_S", 0.01)
     serving = asyncio.create_task(_serve_until_signal(service))
     redis = connect(settings.redis_url)
     view = Directory(redis, settings.namespace, "router", settings.lease_s)
