@@ -1,5 +1,6 @@
 """What becomes of single requests: limits, ends, cancels, errors, and what is told about them."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import PagedBatch
 from services.worker.engine import FinishReason, Request, Sampling, Usage
+from services.worker.engine.clock import now_ns
 from services.worker.engine.engine import MAX_FAILED_STEPS, EngineBroken
 from services.worker.engine.scheduler import Chunk
 from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
@@ -32,7 +35,17 @@ PROMPT = list(range(3, 43))
         ({"sampling": Sampling(1, top_p=0.0)}, "top_p", "invalid_request"),
         ({"sampling": Sampling(1, top_p=1.1)}, "top_p", "invalid_request"),
         ({"sampling": Sampling(1, seed=2**64)}, "seed", "invalid_request"),
+        ({"sampling": Sampling(-1)}, "max_tokens", "invalid_request"),
+        ({"sampling": Sampling(1, temperature=float("inf"))}, "temperature", "invalid_request"),
+        ({"sampling": Sampling(1, top_p=float("nan"))}, "top_p", "invalid_request"),
+        ({"sampling": Sampling(1, seed=-1)}, "seed", "invalid_request"),
         ({"generated_prefix": 40}, "generated_prefix", "invalid_request"),
+        ({"generated_prefix": -1}, "generated_prefix", "invalid_request"),
+        (
+            {"prefill_only": True, "export_kv": "inline", "export_from_block": -1},
+            "export_from_block",
+            "invalid_request",
+        ),
         ({"prefill_only": True, "remote_prefill": True}, "remote_prefill", "invalid_request"),
         ({"export_kv": "inline"}, "export_kv", "invalid_request"),
     ],
@@ -416,3 +429,35 @@ def test_the_cache_holds_what_fits_its_bytes(checkpoint: Checkpoint) -> None:
         assert info.max_model_len == 80
         assert info.parameter_bytes == info.num_parameters * size
         assert info.eos_token_ids == (2,)
+
+
+def test_a_step_lies_as_the_kernels_are_promised(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes first; each token's slot in its own block; tables padded with blocks that exist."""
+    engine = make_engine(checkpoint(), num_blocks=20)
+    seen: list[PagedBatch] = []
+    model = engine._runner._model
+    compute = model.forward
+    monkeypatch.setattr(model, "forward", lambda *a: seen.append(a[2]) or compute(*a))
+    engine.add(Request("short", PROMPT[:5], greedy(3)))
+    engine.step()
+    engine.add(Request("long", PROMPT, greedy(3)))
+    engine.step()
+    tables = [engine.scheduler.sequences[name].blocks for name in ("short", "long")]
+    batch = seen[-1]
+    assert batch.num_decodes == 1
+    assert batch.host_query_lens == [1, 40]
+    assert batch.host_seq_lens == batch.seq_lens.tolist() == [6, 40]
+    assert batch.positions.tolist() == [5, *range(40)]
+    own = [(tables[0], 5), *((tables[1], position) for position in range(40))]
+    assert batch.slots.tolist() == [t[p // 16] * 16 + p % 16 for t, p in own]
+    assert batch.block_tables.shape == (2, 3)
+    assert batch.block_tables[1].tolist() == tables[1]
+    assert batch.block_tables[0, 0] == tables[0][0]
+    assert all(0 <= block < 20 for block in batch.block_tables.flatten().tolist())
+
+
+def test_times_are_of_the_wall_clock() -> None:
+    """To the hour, whoever sets it meanwhile: spans of several processes lie side by side."""
+    assert abs(now_ns() - time.time_ns()) < 3600 * 10**9

@@ -11,6 +11,7 @@ import pytest
 
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
+from services.common.errors import PenstockError
 from services.common.telemetry import Telemetry
 from services.worker import pipeline
 from services.worker.engine import (
@@ -259,3 +260,14 @@ async def test_a_cancelled_prefill_frees_its_blocks_before_its_push_has_unwound(
     Slow.unwound.set()
     await asyncio.gather(serving, return_exceptions=True)
     assert engine.cancelled == [engine.added[0].request_id]
+
+
+async def test_a_request_that_its_engine_never_had_is_not_kept() -> None:
+    sequences = Sequences(cast(Any, Engine(EngineDied("gone"))))
+    heard: list[RequestOutput] = []
+    with pytest.raises(PenstockError):
+        sequences.add(Request("1", [3], Sampling(1)), heard.append)
+    assert sequences.unseen == 0
+    load = cast(Any, None)
+    sequences.deliver(StepOutput(1, 0, 1, load, 0, outputs=[RequestOutput("1", [7])]))
+    assert not heard
