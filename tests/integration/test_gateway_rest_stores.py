@@ -312,6 +312,7 @@ async def test_a_search(rig):
         ({"query": "x", "max_num_results": 0}, "max_num_results"),
         ({"query": "x", "max_num_results": 51}, "max_num_results"),
         ({"query": "x", **ranked(score_threshold=1.1)}, "ranking_options.score_threshold"),
+        ({"query": "x", **ranked(score_threshold=-0.1)}, "ranking_options.score_threshold"),
         ({"query": "x", **ranked(ranker="best")}, "ranking_options.ranker"),
         ({"query": "x", "filters": {"type": "eq"}}, "filters"),
         ({"query": "x", "rewrite_query": True}, "rewrite_query"),

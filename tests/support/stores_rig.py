@@ -24,6 +24,9 @@ class ScriptedRetrieval:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        self.let_go = asyncio.Event()
+        self.let_go.set()  # cleared: what is cancelled ends only then
+        self.cancelled = 0
         self.failure: Exception | None = None  # of indexing
         self.remove_failures: list[PenstockError] = []  # of the next removals
         self.documents: dict[tuple[str, str, str], IndexRequest] = {}
@@ -42,6 +45,10 @@ class ScriptedRetrieval:
                 raise self.failure
             place = (request.caller.tenant, request.collection, request.source_id)
             self.documents[place] = request
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            await self.let_go.wait()
+            raise
         finally:
             self.indexing -= 1
 

@@ -61,6 +61,23 @@ async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: StoresRig) -
     assert await rig.statuses(store) == ["completed"]
 
 
+async def test_what_is_given_up_has_ended_before_anything_comes_after_it(rig: StoresRig) -> None:
+    rig.retrieval.gate.clear()
+    rig.retrieval.let_go.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 5)
+    again = asyncio.create_task(rig.stores.attach(CALLER, store, file.id))
+    await until(lambda: rig.retrieval.cancelled == 1, 5)
+    done, _ = await asyncio.wait([again], timeout=0.1)
+    assert not done
+    rig.retrieval.let_go.set()
+    await again
+    rig.retrieval.gate.set()
+    await rig.stores.drain(5)
+    assert rig.retrieval.most_at_once == 1
+
+
 async def test_what_retrieval_is_given(rig: StoresRig) -> None:
     file = await rig.files.create("acme", "guide.md", "\ufeffgrüße".encode())
     store = await rig.store(file)

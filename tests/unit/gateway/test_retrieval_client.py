@@ -389,22 +389,27 @@ async def test_only_a_lost_replica_is_a_reason_to_ask_again(
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("state", "waits_s"),
     [
-        ChannelConnectivity.CONNECTING,
-        ChannelConnectivity.TRANSIENT_FAILURE,
-        ChannelConnectivity.SHUTDOWN,
+        (ChannelConnectivity.CONNECTING, 0.001),
+        (ChannelConnectivity.TRANSIENT_FAILURE, 600),
+        (ChannelConnectivity.SHUTDOWN, 600),
     ],
 )
 async def test_a_file_is_sent_to_who_is_connected(
-    client: RetrievalClient, state: ChannelConnectivity, monkeypatch: pytest.MonkeyPatch
+    client: RetrievalClient,
+    state: ChannelConnectivity,
+    waits_s: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """What has failed is waited for no more; what connects, for a time."""
     told = Told(monkeypatch)
-    monkeypatch.setattr(module, "_CONNECT_S", 0.001)
+    monkeypatch.setattr(module, "_CONNECT_S", waits_s)
     client._channels = {"bad": Line("bad", state), "good": Line("good")}  # type: ignore[dict-item]
     rig = Rig(Settings(), client, AsyncExitStack())
-    for _ in range(12):
-        assert await rig.call("index") == "Index"
+    async with asyncio.timeout(20):
+        for _ in range(12):
+            assert await rig.call("index") == "Index"
     assert set(told.lines) == {"good"}
 
 

@@ -262,6 +262,8 @@ def test_records_are_bounded():
         ("00-" + "ab" * 16 + "-" + "cd" * 8 + "-00", True),
         ("00-" + "00" * 16 + "-" + "cd" * 8 + "-01", False),
         ("00-" + "xy" * 16 + "-" + "cd" * 8 + "-01", False),
+        ("01-" + "ab" * 16 + "-" + "cd" * 8 + "-01", False),
+        ("00-" + "ab" * 16 + "-" + "cd" * 8 + "-01-more", False),
         ("00-short-01", False),
         ("", False),
         (None, False),
