@@ -54,7 +54,7 @@ class Wire:
 
     async def ask(self, handler: Handler, settings: GatewaySettings = SETTINGS) -> None:
         endpoint = Endpoint(ROUTE, {"POST": handler, "DELETE": handler}, settings)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await endpoint(self.scope, self.receive, self.send)
 
     @property

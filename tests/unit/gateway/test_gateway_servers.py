@@ -51,13 +51,13 @@ async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
     server.check()
     with pytest.raises(OSError, match="in use"):
         HttpServer(parts, "127.0.0.1", server.port)
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         assert (await http.get("/version")).status_code == 200
     await server.stop()
     assert not {t.get_name() for t in asyncio.all_tasks()} & {"http server", "http connections"}
     with pytest.raises(RuntimeError):
         server.check()
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         with pytest.raises(httpx.ConnectError):
             await http.get("/version")
     await HttpServer(parts, "127.0.0.1", 0).stop()  # without a start
@@ -243,7 +243,7 @@ async def test_who_does_not_read_what_it_asked_for_is_given_up(parts, monkeypatc
     context = SimpleNamespace(
         peer=lambda: "ipv4:127.0.0.1:1", read=read, write=write, abort=abort, set_code=None
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(asyncio.CancelledError):
             await strangers.reflect(None, context)
     assert aborted == [CODE.DEADLINE_EXCEEDED]
@@ -335,14 +335,14 @@ async def test_a_drain_waits_for_requests_and_for_indexing(monkeypatch):
             assert not draining.done()
             indexed.clear()
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await draining
         assert graces == [60]
         again = asyncio.create_task(made.drain(7))
         await until(lambda: graces == [60, 7])
         assert not again.done(), "what is being indexed is waited for"
         indexed.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await again
 
 

@@ -104,7 +104,7 @@ def parts() -> Iterator[Any]:
 
 async def served(parts: Any, front: Front) -> dict[str, Any]:
     """Runs it; what its record tells its tenant."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await serve(parts, front)
     return record(parts, front)
 

@@ -104,7 +104,7 @@ def says(error: PenstockError) -> Callable[[Opened], None]:
 
 
 async def chat(parts: Any, call: Call) -> Call:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         try:
             await Inference(parts).chat(None, call)
         except Aborted:
@@ -113,7 +113,7 @@ async def chat(parts: Any, call: Call) -> Call:
 
 
 async def complete(parts: Any, call: Call) -> Call:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         try:
             await Inference(parts).complete(None, call)
         except Aborted:
