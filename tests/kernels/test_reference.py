@@ -22,6 +22,14 @@ def test_rms_norm() -> None:
     torch.testing.assert_close(narrow.float(), expected, rtol=0.02, atol=0.02)
 
 
+def test_rms_norm_of_narrow_numbers_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 256).bfloat16()
+    wide = torch.nn.functional.rms_norm(x.float(), (256,), None, 1e-5)
+    narrow = kernels.rms_norm(x, torch.ones(256).bfloat16(), 1e-5)
+    torch.testing.assert_close(narrow.float(), wide, rtol=2**-8, atol=0)
+
+
 def test_rotary_turns_each_pair_by_its_angle() -> None:
     x, angles = torch.randn(3, 2, 8), torch.randn(3, 4)
     result = kernels.rotary(x, angles.cos(), angles.sin())

@@ -295,3 +295,28 @@ def test_it_ends_when_nobody_hears_it(parent: Parent, engine: Engine) -> None:
     engine.on_step = lambda: parent.commands.shutdown(socket.SHUT_RD)
     parent.serve(engine)
     assert len(engine.written_at["step"]) == 1
+
+
+def test_only_the_rest_of_a_frame_is_waited_for(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every step would be late by that wait."""
+    waits: list[float] = []
+
+    def wait(read: list[object], write: object, error: object, within_s: float) -> Any:
+        waits.append(within_s)
+        return [], [], []
+
+    monkeypatch.setattr(process.select, "select", wait)
+    channel = process.Channel(parent._transfers)
+    assert not channel.more(1.0)
+    parent.send(parent.transfers, "cancel", "a")
+    assert channel.take() == ("cancel", "a")
+    assert channel.take() is None
+    assert not channel.more(1.0)
+    assert waits == []
+    first, _ = split_in_two(wire.encode(("cancel", "b")))
+    parent.transfers.sendall(first)
+    assert channel.take() is None
+    assert not channel.more(1.0)
+    assert waits == [1.0]
