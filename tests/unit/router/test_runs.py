@@ -264,6 +264,8 @@ async def test_the_first_token_leaves_before_those_after_it(pool: Pool, so_far: 
     assert run.call.tokens == []
     first.give(1)
     assert run.call.tokens == [1, 2, 3]
+    if not so_far:
+        assert run.call.deltas[0].usage.cached_tokens == 16, "as planned, until it is told"
     first.give(finish=FINISH_PREFILL_DONE, cached=8)
     assert run.call.tokens == [1, 2, 3]
     first.end()

@@ -136,6 +136,16 @@ def test_a_recalled_request_has_its_first_arrival_but_ages_from_its_giving_back(
     assert leave(line, 2, "calm", 64.0) == ["f1"], "before the younger of its tenant"
 
 
+def test_a_recall_is_kept_where_a_new_slot_serves() -> None:
+    line = order(recalls=2)
+    for id in ("f0", "f1"):
+        enter(line, 2, request(id, "flood", 0.0))
+    assert enter(line, 2, request("calm", "calm", 1.0)).recalled == ["f1"]
+    decided = Decided()
+    assert line.give_back("f1", 0.0, 1.0, 3, 2.0, decided) == "kept"
+    assert (decided.granted, decided.recalled, len(line)) == (["calm"], [], 0)
+
+
 def test_what_runs_already_is_charged_and_what_is_unknown_is_ignored() -> None:
     line = order()
     line.hold(request("ran", "a", 0.0, work=50), 0.0)

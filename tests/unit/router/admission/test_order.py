@@ -702,6 +702,15 @@ def test_a_recall_that_nobody_needs_is_kept(make_script):
     assert lua.give_back(4, "unheard of")[0] == "unknown"
 
 
+def test_a_recall_is_kept_where_a_new_slot_serves(make_script):
+    lua = make_script(recalls=2)
+    for n in range(2):
+        lua.enter(2, f"f{n}", "flood")
+    assert lua.enter(2, "calm", "calm")[4] == ["f1"]
+    assert lua.give_back(3, "f1") == ("kept", ["calm"], [])
+    assert lua.status(3) == [3, 0]
+
+
 def test_no_recall_while_more_run_than_may(make_script):
     """A worker is lost: to give a slot back then would help nobody."""
     lua = make_script(recalls=2)
