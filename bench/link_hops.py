@@ -212,7 +212,7 @@ async def run_link_hop(args: argparse.Namespace) -> None:
 async def run_plain_hop(args: argparse.Namespace) -> None:
     """Router and tokenizer with one gRPC stream per request."""
     async with (
-        transport().dial(args.upstream) as channel,
+        transport().dial(args.upstream, "tokenizer") as channel,
         grpc_server() as (server, serve),
     ):
         open_stream = channel.unary_stream("/bench.Hop/Generate")
@@ -233,7 +233,7 @@ async def run_gateway(args: argparse.Namespace) -> None:
             stack.push_async_callback(link.close)
             source = link_source(link)
         else:
-            channel = await stack.enter_async_context(transport().dial(args.upstream))
+            channel = await stack.enter_async_context(transport().dial(args.upstream, "tokenizer"))
             source = stream_source(channel)
         server, address = await start_http(make_app(source))
         announce(address)
@@ -413,7 +413,7 @@ async def terminated() -> None:
 
 def transport() -> Transport:
     """With the secret that bench/links.py gave to all hops."""
-    return Transport.of(Settings())
+    return Transport.of(Settings(), "cli")
 
 
 async def connect(address: str, method: str, peer_id: str) -> LinkClient:

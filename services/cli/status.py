@@ -42,7 +42,7 @@ async def _main() -> int:
         raise RuntimeError(f"nothing is registered in Redis at {redacted(settings.redis_url)}")
     out = console()
     out.print(_services_table(replicas))
-    transport = Transport.of(settings)
+    transport = Transport.of(settings, "cli")
     routers = [r for r in replicas if r.service == "router"]
     for shown in await asyncio.gather(*(_seen_by(router, transport) for router in routers)):
         out.print(shown)
@@ -82,7 +82,7 @@ def _services_table(replicas: list[Replica]) -> Table:
 
 async def _seen_by(router: Replica, transport: Transport) -> Table | str:
     """The workers as the router sees them, or that it does not answer in time."""
-    async with transport.dial(router.address) as channel:
+    async with transport.dial(router.address, "router") as channel:
         stub = router_pb2_grpc.RouterStub(channel)
         try:
             seen = await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=_TIMEOUT_S)

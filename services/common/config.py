@@ -7,6 +7,7 @@ known name are refused at start. Lists and models are JSON.
 import os
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -40,7 +41,22 @@ class ModelSpec(Section):
     path: str = Field(description="folder of a Hugging Face checkpoint, or a hub id")
 
 
-class GatewaySettings(Section):
+class ServiceSettings(Section):
+    """What every service has: ports of its own."""
+
+    internal_port: int = Field(
+        0, ge=0, le=65535, description="gRPC for the other services; 0 takes a free one"
+    )
+    metrics_port: int = Field(0, ge=0, le=65535, description="HTTP; 0 takes a free one")
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="gRPC health checks without TLS or secret, for probes; unset: none",
+    )
+
+
+class GatewaySettings(ServiceSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one")
     grpc_port: int | None = Field(
@@ -72,6 +88,10 @@ class GatewaySettings(Section):
     key_stale_s: float = Field(
         600.0, ge=0, description="while Redis is away, a key known before and not revoked holds"
     )
+    tls_cert: Path | None = Field(
+        None, description="TLS at the door, REST and gRPC: a PEM file, read anew when it changes"
+    )
+    tls_key: Path | None = Field(None, description="of `tls_cert`")
     cors_origins: list[Origin] = Field(
         default_factory=list,
         description='web origins ("https://app.example") whose pages may call the API; "*": all',
@@ -99,8 +119,14 @@ class GatewaySettings(Section):
         64 * 2**20, gt=0, description="of all its files together, which Redis holds"
     )
 
+    @model_validator(mode="after")
+    def _tls_needs_both(self) -> "GatewaySettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key: one needs the other")
+        return self
 
-class RetrievalSettings(Section):
+
+class RetrievalSettings(ServiceSettings):
     embedding_model: str = Field(
         "", description="folder or hub id of a sentence-transformers model; empty: built-in MiniLM"
     )
@@ -136,7 +162,7 @@ class PolicyRule(Section):
     )
 
 
-class Replicated(Section):
+class Replicated(ServiceSettings):
     """A service of which two are worth their memory: the other one goes on when one is lost."""
 
     replicas: int = Field(
@@ -194,7 +220,7 @@ class RouterSettings(Replicated):
     )
 
 
-class WorkerSettings(Section):
+class WorkerSettings(ServiceSettings):
     role: Literal["prefill", "decode", "both"] = "both"
     model: str = Field("", description="name of the served model; empty: the first")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -235,10 +261,20 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         Path(".penstock"), description="local state: embedded Redis and Qdrant, secrets, logs"
     )
+    reflection: bool | None = Field(
+        None,
+        description="whether gRPC servers list their methods; unset: only where they are bound to "
+        "the loopback",
+    )
     internal_secret: SecretStr = Field(
         SecretStr(""),
         description="what services show each other, 16 characters or more, the same for all of an "
         "install; empty: one that data_dir keeps, which does for one host",
+    )
+    tls_dir: Path | None = Field(
+        None,
+        description="mutual TLS between services: a folder for each identity (gateway, retrieval, "
+        "tokenizer, router, worker, cli) with tls.crt, tls.key, ca.crt; unset: none",
     )
     bind_host: str = Field("127.0.0.1", description="where the services' gRPC servers listen")
     advertise_host: str = Field("", description="how peers reach this host; empty: bind_host")
@@ -291,6 +327,18 @@ class Settings(BaseSettings):
         return secret
 
     @property
+    def reflects(self) -> bool:
+        """Whether gRPC servers offer reflection."""
+        hosts = (self.bind_host, self.gateway.host)
+        loopback = all(host == "localhost" or _is_loopback(host) for host in hosts)
+        return loopback if self.reflection is None else self.reflection
+
+    def of_service(self, name: str) -> ServiceSettings:
+        """The section of one service."""
+        section: ServiceSettings = getattr(self, name)
+        return section
+
+    @property
     def peer_host(self) -> str:
         """The host name that this process registers under."""
         if self.advertise_host:
@@ -298,6 +346,13 @@ class Settings(BaseSettings):
         if self.bind_host in ("0.0.0.0", "::"):
             return socket.gethostbyname(socket.gethostname())
         return self.bind_host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _is_url(text: str, *schemes: str) -> bool:

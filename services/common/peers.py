@@ -1,6 +1,6 @@
 """Links to all replicas of the next service, opened and closed as the registry says.
 
-    routers = Peers(redis, settings, "router", peer_id=self.id)
+    routers = Peers(redis, settings, "router", identity="tokenizer", peer_id=self.id)
     await routers.start()
     peer = await routers.pick_least_loaded(patience_s=5.0)   # or raises UNAVAILABLE
     request = peer.link.open(payload, deadline=call.deadline, on_item=forward)
@@ -61,16 +61,17 @@ class Peers:
         settings: Settings,
         service: str,
         *,
+        identity: str,
         peer_id: str,
         on_news: Callable[[Peer, bytes], None] | None = None,
         on_state: Callable[[Peer, LinkState], None] | None = None,
         on_gone: Callable[[Peer], None] | None = None,
         options: LinkOptions | None = None,
     ) -> None:
-        """`peer_id` is the own replica's id."""
+        """`identity` is the own service, `peer_id` the own replica's id."""
         self._service = service
         self._method = f"/penstock.v1.{service.capitalize()}/Link"
-        self.transport = Transport.of(settings)
+        self.transport = Transport.of(settings, identity)
         self._peer_id = peer_id
         self._on_news = on_news
         self._on_state = on_state

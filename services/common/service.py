@@ -26,6 +26,7 @@ from services.common.transport import (
     KEEPALIVE_ALLOWED,
     MESSAGE_LIMITS,
     Transport,
+    health_server,
     host_port,
     listen,
 )
@@ -84,7 +85,10 @@ class Host:
         self._telemetry = Telemetry(service_class.name, self.id)
         self.service = service_class(self.settings, self._redis, self._telemetry, self.id)
         self._health = health.aio.HealthServicer()
-        self._server = Transport.of(self.settings).server(SERVER_OPTIONS, health=self._health)
+        self._own = self.settings.of_service(service_class.name)
+        self._transport = Transport.of(self.settings, service_class.name)
+        self._server = self._transport.server(SERVER_OPTIONS, health=self._health)
+        self._health_server: grpc.aio.Server | None = None
         self._registration: Registration | None = None
         self._metrics = contextlib.ExitStack()
         self._watches: list[asyncio.Task[None]] = []
@@ -109,10 +113,15 @@ class Host:
     async def _serve(self) -> Replica:
         host = self.settings.bind_host
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*self.service.grpc_services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
-        port = listen(self._server, host, 0)
+        if self.settings.reflects:
+            names = (*self.service.grpc_services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        port = self._transport.listen(self._server, host, self._own.internal_port)
         await self._server.start()
+        if self._own.health_port is not None:
+            self._health_server = health_server(self._health)
+            listen(self._health_server, host, self._own.health_port)
+            await self._health_server.start()
         for name in ("", *self.service.grpc_services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         replica = Replica(
@@ -131,7 +140,7 @@ class Host:
         return replica
 
     def _start_metrics(self, host: str) -> str:
-        server, thread = start_http_server(0, addr=host)
+        server, thread = start_http_server(self._own.metrics_port, addr=host)
         self._metrics.callback(thread.join)
         self._metrics.callback(server.server_close)
         self._metrics.callback(server.shutdown)
@@ -167,6 +176,8 @@ class Host:
         if self.replica is not None:
             await self.service.drain(grace)
         await self._server.stop(grace=min(grace, 1.0))
+        if self._health_server is not None:
+            await self._health_server.stop(None)
         await self.service.stop()
         await asyncio.to_thread(self._metrics.close)  # its thread looks up twice a second
         self._telemetry.close()

@@ -1,18 +1,24 @@
-"""The one way to dial and the one way to listen between services: gRPC behind a lock.
+"""The one way to dial and the one way to listen between services: gRPC behind two locks.
 
-    transport = Transport.of(settings)
+    transport = Transport.of(settings, "router")
     server = transport.server(options, health=health)    # mount servicers, then
-    port = listen(server, host, 0)
-    channel = transport.dial(address, options)           # as any grpc.aio channel
+    port = transport.listen(server, host, 0)
+    channel = transport.dial(address, "worker", options) # as any grpc.aio channel
 
 Every call carries the install's secret as metadata; a server refuses a call without it before it
 reads the first message. Open to strangers is only whether the server is well
 (`grpc.health.v1.Health/Check`), because Kubernetes' probes cannot send metadata; their message is
-not read either. Mutual TLS has its place here: the credentials of `dial` and `listen`.
+not read either.
+
+With `PENSTOCK_TLS_DIR` connections are mutual TLS besides: both ends show a certificate of the
+install's authority and check the other's name, and CALLERS says whom a method answers. Probes know
+no TLS; for them a health port without any lock tells the same and nothing else.
 """
 
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -20,7 +26,9 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 from prometheus_client import Counter
 
+from services.common.certificates import CertificateFiles, channel_credentials, dns_name
 from services.common.config import Settings
+from services.common.discovery import SERVICES
 from services.common.secrets import kept_secret
 
 Options = Sequence[tuple[str, Any]]
@@ -28,6 +36,8 @@ _Handler = Any  # grpc.RpcMethodHandler, which has no type stubs
 
 _KEY = "penstock-secret-bin"
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_HEALTH_OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 16)]
 _MAX_MESSAGE_BYTES = 64 * 2**20
 MESSAGE_LIMITS = [  # for both ends
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -47,38 +57,85 @@ KEEPALIVE_ALLOWED = [  # of a server, which would otherwise end a connection for
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
 ]
 
-_refused = Counter("penstock_refused_calls_total", "Internal calls without the install's secret")
+CALLERS: dict[str, frozenset[str]] = {
+    "/penstock.v1.Retrieval/": frozenset({"gateway"}),
+    "/penstock.v1.Tokenizer/": frozenset({"gateway"}),
+    "/penstock.v1.Router/Link": frozenset({"tokenizer"}),
+    "/penstock.v1.Router/GetStatus": frozenset({"cli"}),
+    "/penstock.v1.Worker/Link": frozenset({"router"}),
+    "/penstock.v1.Worker/PushKv": frozenset({"worker"}),
+    "/grpc.health.v1.Health/": frozenset({*SERVICES, "cli"}),
+    "/grpc.reflection.v1alpha.ServerReflection/": frozenset({"cli"}),
+}
+"""Which identities may call a method, or the methods of a service; what is not here, nobody may."""
+
+_refused = Counter(
+    "penstock_refused_calls_total", "Internal calls without the secret, or not allowed", ["why"]
+)
 
 
 class Transport:
-    """Dials and serves with one secret."""
+    """Dials and serves with one secret, and with the certificate of one identity, if any."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, certificates: CertificateFiles | None = None) -> None:
         self._secret = secret.encode()
+        self._certificates = certificates
 
     @classmethod
-    def of(cls, settings: Settings) -> "Transport":
-        """With `internal_secret`, or else with the secret that the data directory keeps.
+    def of(cls, settings: Settings, identity: str) -> "Transport":
+        """`identity`: the service that this process is, or "cli". With `internal_secret`, or else
+        with the secret that the data directory keeps.
 
-        Raises OSError when it can neither be read nor made there.
+        Raises OSError when it can neither be read nor made there, and CertificateError.
         """
         given = settings.internal_secret.get_secret_value()
-        return cls(given or kept_secret(settings.data_dir, "internal-secret"))
+        secret = given or kept_secret(settings.data_dir, "internal-secret")
+        if settings.tls_dir is None:
+            return cls(secret)
+        return cls(secret, CertificateFiles.of_identity(settings.tls_dir, identity))
 
-    def dial(self, address: str, options: Options = ()) -> grpc.aio.Channel:
-        """A channel to a service of this install, connected when it is first used."""
-        return _Channel(grpc.aio.insecure_channel(address, options=options), (_KEY, self._secret))
+    def dial(self, address: str, service: str, options: Options = ()) -> "Channel":
+        """A channel to a `service` of this install, connected when it is first used."""
+        pair = (_KEY, self._secret)
+        if self._certificates is None:
+            return Channel(grpc.aio.insecure_channel(address, options=options), pair)
+        certificate = self._certificates.current()
+        channel = grpc.aio.secure_channel(
+            address,
+            channel_credentials(certificate),
+            options=[*options, ("grpc.ssl_target_name_override", dns_name(service))],
+        )
+        files = self._certificates
+        return Channel(channel, pair, lambda: files.current() is not certificate)
 
     def server(
         self, options: Options = (), health: health_aio.HealthServicer | None = None
     ) -> grpc.aio.Server:
         """A server that knows its callers; `health` is what it tells strangers of itself."""
-        return grpc.aio.server(interceptors=[_Lock(self._secret, health)], options=options)
+        lock = _Lock(self._secret, health, by_name=self._certificates is not None)
+        return grpc.aio.server(interceptors=[lock], options=options)
+
+    def listen(self, server: grpc.aio.Server, host: str, port: int) -> int:
+        """Returns the port (0 takes a free one). Raises RuntimeError when it is taken."""
+        return listen(server, host, port, self._certificates)
 
 
-def listen(server: grpc.aio.Server, host: str, port: int) -> int:
+def health_server(health: health_aio.HealthServicer) -> grpc.aio.Server:
+    """A server that tells anyone whether it is well, and nothing else; to be listened with by
+    `listen`, without certificates."""
+    nobody = secrets.token_bytes(32)
+    return grpc.aio.server(interceptors=[_Lock(nobody, health)], options=_HEALTH_OPTIONS)
+
+
+def listen(
+    server: grpc.aio.Server, host: str, port: int, certificates: CertificateFiles | None = None
+) -> int:
     """Returns the port (0 takes a free one). Raises RuntimeError when it is taken."""
-    bound: int = server.add_insecure_port(host_port(host, port))
+    address = host_port(host, port)
+    if certificates is None:
+        bound: int = server.add_insecure_port(address)
+    else:
+        bound = server.add_secure_port(address, certificates.server_credentials())
     return bound
 
 
@@ -93,9 +150,13 @@ class _Lock(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     A streaming handler is what makes gRPC leave the message unread, whatever the method is.
     """
 
-    def __init__(self, secret: bytes, health: health_aio.HealthServicer | None) -> None:
+    def __init__(
+        self, secret: bytes, health: health_aio.HealthServicer | None, by_name: bool = False
+    ) -> None:
+        """`by_name`: callers show certificates, and CALLERS holds."""
         self._secret = secret
         self._health = health
+        self._by_name = by_name
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
         self._health_check = grpc.stream_stream_rpc_method_handler(
             self._tell_health,
@@ -107,10 +168,11 @@ class _Lock(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> _Handler:
         shown = next((value for key, value in details.invocation_metadata if key == _KEY), b"")
         if hmac.compare_digest(shown, self._secret):
-            return await proceed(details)
+            handler = await proceed(details)
+            return _for_named(details.method, handler) if self._by_name else handler
         if details.method == _HEALTH_CHECK and self._health is not None:
             return self._health_check
-        _refused.inc()
+        _refused.labels("secret").inc()
         return self._refusal
 
     async def _tell_health(self, _messages: object, context: Any) -> None:
@@ -125,13 +187,54 @@ async def _refuse(_messages: object, context: Any) -> None:
     )
 
 
-class _Channel(grpc.aio.Channel):  # type: ignore[misc]
+def _for_named(method: str, handler: _Handler) -> _Handler:
+    """`handler`, for those whom CALLERS allows. Only a handler is told who calls."""
+    if handler is None:  # no such method
+        return None
+    allowed = CALLERS.get(method) or CALLERS.get(method[: method.rindex("/") + 1], frozenset())
+    kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+    behaviour = getattr(handler, kind)
+
+    async def check(context: Any) -> None:
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        if any(dns_name(identity).encode() in names for identity in allowed):
+            return
+        _refused.labels("name").inc()
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED, "this certificate's name may not call this method"
+        )
+
+    async def one(request: Any, context: Any) -> Any:
+        await check(context)
+        return await behaviour(request, context)
+
+    async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+        await check(context)
+        async for message in behaviour(request, context):
+            yield message
+
+    return handler._replace(**{kind: many if inspect.isasyncgenfunction(behaviour) else one})
+
+
+class Channel(grpc.aio.Channel):  # type: ignore[misc]
     """A channel whose calls carry one more metadata pair. Not an interceptor: those stay in the way
     of each message of a stream."""
 
-    def __init__(self, channel: grpc.aio.Channel, pair: tuple[str, bytes]) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        pair: tuple[str, bytes],
+        outdated: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._channel = channel
         self._pair = pair
+        self._outdated = outdated
+
+    @property
+    def outdated(self) -> bool:
+        """Whether certificates have changed since it was dialled: it would connect anew with the
+        old ones, so who keeps a channel for long dials another one."""
+        return self._outdated()
 
     def _carrying(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def start(*request: Any, metadata: Sequence[Any] | None = None, **options: Any) -> Any:
@@ -151,7 +254,7 @@ class _Channel(grpc.aio.Channel):  # type: ignore[misc]
     def stream_stream(self, *method: Any, **options: Any) -> Callable[..., Any]:
         return self._carrying(self._channel.stream_stream(*method, **options))
 
-    async def __aenter__(self) -> "_Channel":
+    async def __aenter__(self) -> "Channel":
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ import math
 import sys
 from collections import deque
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import httptools
@@ -40,21 +40,30 @@ MAX_PIECES = (
 _LOOK_EVERY_S = 1.0
 
 
+class Admitted(Protocol):
+    """What has a place at the door."""
+
+    def look(self, now: float) -> None:
+        """Ends it if its time is up."""
+
+    def abort(self) -> None: ...
+
+
 class Door:
     """All connections of one HTTP server, shared between the peers' addresses."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self._places = Shares(settings.max_connections)
-        self._open: set[Connection] = set()
+        self._open: set[Admitted] = set()
 
-    def admit(self, connection: "Connection", peer: str) -> None:
+    def admit(self, connection: Admitted, peer: str) -> None:
         """Raises RESOURCE_EXHAUSTED ("too_many_connections")."""
         if not self._places.take(peer):
             raise refused("too_many_connections", "Too many connections from your address.")
         self._open.add(connection)
 
-    def leave(self, connection: "Connection", peer: str) -> None:
+    def leave(self, connection: Admitted, peer: str) -> None:
         if connection in self._open:
             self._open.remove(connection)
             self._places.give_back(peer)
@@ -67,6 +76,11 @@ class Door:
             now = asyncio.get_running_loop().time()
             for connection in list(self._open):
                 connection.look(now)
+
+    def close(self) -> None:
+        """Ends what is left, at once."""
+        for connection in list(self._open):
+            connection.abort()
 
 
 class _Flow(FlowControl):
@@ -211,6 +225,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(
                 invalid("The request's headers did not arrive in time.", "", reason="head_timeout")
             )
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when the parser fails, with what `_fail` said or for itself."""

@@ -9,6 +9,7 @@ import grpc
 from grpc._cython.cygrpc import ExecuteBatchError
 from grpc_health.v1 import health, health_pb2
 
+from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
 from services.common.transport import listen
 from services.gateway.grpc_api import INFERENCE, inference
@@ -47,13 +48,17 @@ class GrpcServer:
         # Calls beyond their tenants' or the strangers' places end at once: here is room to say so.
         most = 2 * own.max_requests + PLACES
         self._server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=most)
-        self._strangers = Strangers(self._health, (INFERENCE,))
+        shown = (INFERENCE,) if gateway.settings.reflects else None
+        self._strangers = Strangers(self._health, shown)
         self._server.add_generic_rpc_handlers((inference(gateway), *self._strangers.handlers()))
 
-    async def start(self, host: str, port: int) -> int:
-        """Returns the port. Raises RuntimeError when it is taken."""
+    async def start(
+        self, host: str, port: int, certificates: CertificateFiles | None = None
+    ) -> int:
+        """Returns the port. Raises RuntimeError when it is taken. With certificates it speaks TLS,
+        and nothing else."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_keeping)
-        port = listen(self._server, host, port)
+        port = listen(self._server, host, port, certificates)
         await self._server.start()
         for name in ("", INFERENCE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

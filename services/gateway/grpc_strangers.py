@@ -30,11 +30,13 @@ MESSAGE_TIMEOUT_S = 2.0  # for a message to arrive, or to be taken
 class Strangers:
     """grpc.health.v1.Health and grpc.reflection.v1alpha.ServerReflection."""
 
-    def __init__(self, watched: health.aio.HealthServicer, services: tuple[str, ...]) -> None:
-        """`services`: full names that reflection lists, beside these two."""
+    def __init__(self, watched: health.aio.HealthServicer, shown: tuple[str, ...] | None) -> None:
+        """`shown`: full names that reflection lists, beside these two; None: no reflection."""
         self._health = watched
-        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        self._reflection = reflection.aio.ReflectionServicer(names)
+        self._reflection: Any = None
+        if shown is not None:
+            names = (*shown, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            self._reflection = reflection.aio.ReflectionServicer(names)
         self._places = Shares(PLACES)
         self._turns = Turns(_READS_AT_ONCE)
 
@@ -50,11 +52,11 @@ class Strangers:
             "Check": single(self.check, response_serializer=status),
             "Watch": streaming(self.watch, response_serializer=status),
         }
-        reflects = {"ServerReflectionInfo": streaming(self.reflect, response_serializer=told)}
-        return (
-            grpc.method_handlers_generic_handler(health.SERVICE_NAME, checks),
-            grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, reflects),
-        )
+        handlers = [grpc.method_handlers_generic_handler(health.SERVICE_NAME, checks)]
+        if self._reflection is not None:
+            reflects = {"ServerReflectionInfo": streaming(self.reflect, response_serializer=told)}
+            handlers.append(grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, reflects))
+        return tuple(handlers)
 
     async def check(self, _: object, context: Context) -> HealthCheckResponse | None:
         async with self._place(context) as peer:

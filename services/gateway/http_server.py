@@ -6,12 +6,14 @@ import functools
 import logging
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
 
+from services.common.certificates import CertificateFiles
 from services.gateway.connections import Connection, Door
+from services.gateway.handshake import Handshake
 from services.gateway.pipeline import Gateway
 from services.gateway.routes import application
 
@@ -26,15 +28,21 @@ _OTHER_FILES = 512  # open at once, beside the connections
 class HttpServer:
     """Binds on construction, so that port 0 is known before it serves; a taken port is OSError."""
 
-    def __init__(self, gateway: Gateway, host: str, port: int) -> None:
+    def __init__(
+        self, gateway: Gateway, host: str, port: int, certificates: CertificateFiles | None = None
+    ) -> None:
+        """With certificates it speaks TLS, and nothing else."""
         own = gateway.settings.gateway
         self._listener = _listen(host, port)
         self._door = Door(own)
         self._connections = own.max_connections
+        protocol: Callable[..., asyncio.Protocol] = functools.partial(Connection, self._door)
+        if certificates is not None:
+            protocol = functools.partial(Handshake, self._door, certificates)
         self._server = _Uvicorn(
             uvicorn.Config(
                 application(gateway),
-                http=cast(Any, functools.partial(Connection, self._door)),
+                http=cast(Any, protocol),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -74,6 +82,7 @@ class HttpServer:
         if self._tasks:
             serving, watching = self._tasks
             await asyncio.gather(serving, return_exceptions=True)
+            self._door.close()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         self._listener.close()

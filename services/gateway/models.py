@@ -70,7 +70,7 @@ class ModelCatalog:
             self._looked_at = time.monotonic()
 
     async def _ask(self, peer: Peer) -> list[ModelInfo]:
-        async with self._tokenizers.transport.dial(peer.replica.address) as channel:
+        async with self._tokenizers.transport.dial(peer.replica.address, "tokenizer") as channel:
             stub = tokenizer_pb2_grpc.TokenizerStub(channel)
             try:
                 reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=_TIMEOUT_S)

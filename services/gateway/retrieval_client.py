@@ -16,7 +16,7 @@ from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis
-from services.common.transport import MESSAGE_LIMITS, Transport
+from services.common.transport import MESSAGE_LIMITS, Channel, Transport
 
 INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
 EMBED_TIMEOUT_S = 60.0
@@ -46,13 +46,13 @@ class RetrievalClient:
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._search_s = settings.retrieval.timeout_s
         self._patience_s = settings.gateway.retrieval_patience_s
-        self._transport = Transport.of(settings)
+        self._transport = Transport.of(settings, "gateway")
         self._directory = Directory(
             redis, settings.namespace, "retrieval", settings.lease_s, self._changed
         )
         self.embedding_model = ""
         """The name that replicas register, also while they are away; empty before the first."""
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -117,7 +117,7 @@ class RetrievalClient:
         once = method == "Index"
         while True:
             for replica in random.sample(list(self._channels), len(self._channels)):
-                channel = self._channels.get(replica)
+                channel = self._channel(replica)
                 if channel is None or (once and not await _connected(channel)):
                     continue
                 left_s = began + bounds.end_s - time.monotonic()
@@ -136,13 +136,28 @@ class RetrievalClient:
                 async with asyncio.timeout(min(left_s, _LOOK_AGAIN_S)):
                     await self._directory.changed()
 
+    def _channel(self, id: str) -> Channel | None:
+        """The one to a replica, dialled anew when certificates have changed; None: it has left."""
+        channel = self._channels.get(id)
+        if channel is not None and channel.outdated:
+            self._close(channel)
+            channel = self._channels[id] = self._dial(self._directory.replicas[id])
+        return channel
+
+    def _dial(self, replica: Replica) -> Channel:
+        return self._transport.dial(replica.address, "retrieval", MESSAGE_LIMITS)
+
+    def _close(self, channel: Channel) -> None:
+        """When its calls have ended, or after some grace."""
+        closing = asyncio.create_task(channel.close(_CLOSE_GRACE_S))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
     def _changed(self, added: list[Replica], removed: list[Replica]) -> None:
         for replica in removed:
-            closing = asyncio.create_task(self._channels.pop(replica.id).close(_CLOSE_GRACE_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._close(self._channels.pop(replica.id))
         for replica in added:
-            self._channels[replica.id] = self._transport.dial(replica.address, MESSAGE_LIMITS)
+            self._channels[replica.id] = self._dial(replica)
             self.embedding_model = replica.facts.get("embedding_model", self.embedding_model)
 
 

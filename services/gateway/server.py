@@ -5,6 +5,7 @@ import gc
 
 import grpc
 
+from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
 from services.common.fair_threads import FairThreads
 from services.common.peers import Peers
@@ -53,18 +54,20 @@ class GatewayService(Service):
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         own = self.settings.gateway
-        self._http = HttpServer(self.gateway, own.host, own.port)
+        certificates = _certificates(own)
+        self._http = HttpServer(self.gateway, own.host, own.port, certificates)
         await self._http.start()
         self._grpc = GrpcServer(self.gateway)
-        grpc_port = await self._grpc.start(own.host, _grpc_port(own))
+        grpc_port = await self._grpc.start(own.host, _grpc_port(own), certificates)
         self._ports = {"http": self._http.port, "grpc": grpc_port}
 
     def describe(self) -> dict[str, str]:
         host = self.settings.gateway.host
         host = self.settings.peer_host if host in ("0.0.0.0", "::") else host
         ports = self._ports
+        scheme = "https" if self.settings.gateway.tls_cert else "http"
         return {
-            "url": f"http://{host_port(host, ports['http'])}",
+            "url": f"{scheme}://{host_port(host, ports['http'])}",
             "grpc": host_port(host, ports["grpc"]),
         }
 
@@ -90,7 +93,7 @@ class GatewayService(Service):
 
 def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> Gateway:
     own, namespace = settings.gateway, settings.namespace
-    tokenizers = Peers(redis, settings, "tokenizer", peer_id=id)
+    tokenizers = Peers(redis, settings, "tokenizer", identity="gateway", peer_id=id)
     retrieval = RetrievalClient(redis, settings)
     files = Files(redis, namespace, own, settings.retrieval.max_document_chars)
     store_files = StoreFiles(redis, namespace)
@@ -111,6 +114,13 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),
     )
+
+
+def _certificates(own: GatewaySettings) -> CertificateFiles | None:
+    """Those of the door, if it has any. Raises CertificateError."""
+    if own.tls_cert is None or own.tls_key is None:
+        return None
+    return CertificateFiles("door", own.tls_cert, own.tls_key, None)
 
 
 def _grpc_port(own: GatewaySettings) -> int:

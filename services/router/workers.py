@@ -124,6 +124,7 @@ class Workers:
             redis,
             settings,
             "worker",
+            identity="router",
             peer_id=router_id,
             on_news=self._on_news,
             on_state=self._on_state,

@@ -53,7 +53,9 @@ class TokenizerService(Service):
         models = Models(await asyncio.to_thread(self._load_models))
         self._windows = Windows(self.redis, self.settings, models)
         await self._windows.start()
-        self._routers = Peers(self.redis, self.settings, "router", peer_id=self.id)
+        self._routers = Peers(
+            self.redis, self.settings, "router", identity="tokenizer", peer_id=self.id
+        )
         await self._routers.start()
         self._pipeline = Pipeline(
             models, policy, self._routers, settings.router_patience_s, self.telemetry, self._threads

@@ -14,7 +14,7 @@ import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
-from services.common.transport import KEEPALIVE, MESSAGE_LIMITS, Transport
+from services.common.transport import KEEPALIVE, MESSAGE_LIMITS, Channel, Transport
 from services.worker.engine import KvBlocks, SharedRef, kv_payload
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _CHANNEL_OPTIONS = [
 
 @dataclass
 class _Channel:
-    channel: grpc.aio.Channel
+    channel: Channel
     users: int = 0
 
 
@@ -52,10 +52,12 @@ class Channels:
     @asynccontextmanager
     async def sender(self, address: str) -> AsyncIterator["KvSender"]:
         """For one hand-over to the decode worker at `address`; closes the sender."""
-        if address not in self._channels:
-            channel = self._transport.dial(address, _CHANNEL_OPTIONS)
-            self._channels[address] = _Channel(channel)
-        used = self._channels[address]
+        used = self._channels.get(address)
+        if used is None or used.channel.outdated:
+            if used is not None and not used.users:
+                await used.channel.close()
+            channel = self._transport.dial(address, "worker", _CHANNEL_OPTIONS)
+            used = self._channels[address] = _Channel(channel)
         used.users += 1
         sender = KvSender(worker_pb2_grpc.WorkerStub(used.channel), self._progress_s)
         try:
@@ -63,6 +65,8 @@ class Channels:
         finally:
             sender.close()
             used.users -= 1
+            if not used.users and self._channels.get(address) is not used:  # another took its place
+                await used.channel.close()
             await self._drop_lost()
 
     async def close(self) -> None:

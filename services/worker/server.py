@@ -45,7 +45,7 @@ class WorkerService(Service):
     def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
         super().__init__(settings, redis, telemetry, id)
         self._model = chosen(settings, settings.worker.model)
-        self._channels = Channels(Transport.of(settings), settings.router.stall_timeout_s)
+        self._channels = Channels(Transport.of(settings, "worker"), settings.router.stall_timeout_s)
         self._steps = 0
         self._pending = 0  # requests that the engine owes a step, as of its last one
         self._moved_at = time.monotonic()

@@ -298,7 +298,7 @@ async def test_strangers_write_no_stack_traces_into_the_log(rig, caplog):
 async def test_its_address_is_its_own_and_as_configured(rig):
     replica = rig.host.replica
     assert replica.facts["grpc"] != replica.address
-    async with TRANSPORT.dial(replica.address) as internal:
+    async with TRANSPORT.dial(replica.address, "gateway") as internal:
         code, _ = await refusal(InferenceStub(internal).ListModels(PublicListModelsRequest()))
         assert code == grpc.StatusCode.UNIMPLEMENTED
     settings = rig.settings.model_copy(deep=True)

@@ -103,7 +103,7 @@ async def hosted(
     host = Host(RetrievalService, settings)
     replica = await host.start()
     try:
-        async with TRANSPORT.dial(replica.address) as channel:
+        async with TRANSPORT.dial(replica.address, "retrieval") as channel:
             yield host, replica, channel
     finally:
         await host.stop(grace_s=0)
@@ -389,7 +389,7 @@ async def test_it_runs_as_a_process_and_ends_on_sigterm(
                 await directory.changed()
         (replica,) = directory.replicas.values()
         assert replica.pid == process.pid
-        async with TRANSPORT.dial(replica.address) as channel:
+        async with TRANSPORT.dial(replica.address, "retrieval") as channel:
             client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
             await client.index(GUIDE)
             assert (await client.search("What does a long boat pay?"))[0].title.endswith("Fees")

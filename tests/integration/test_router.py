@@ -102,7 +102,7 @@ class Stack:
     async def status(self, host: int = -1) -> router_pb2.RouterStatus:
         replica = self.hosts[host].replica
         assert replica is not None
-        async with TRANSPORT.dial(replica.address) as channel:
+        async with TRANSPORT.dial(replica.address, "router") as channel:
             stub = router_pb2_grpc.RouterStub(channel)
             return await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=10)
 

@@ -71,7 +71,7 @@ async def test_a_question_goes_through_and_text_comes_back(
 async def test_the_models_are_listed(tmp_path: Path, redis_url: str, namespace: str) -> None:
     async with bed(tmp_path, redis_url, namespace) as b:
         assert b.tokenizer.replica is not None
-        async with TRANSPORT.dial(b.tokenizer.replica.address) as channel:
+        async with TRANSPORT.dial(b.tokenizer.replica.address, "tokenizer") as channel:
             stub = tokenizer_pb2_grpc.TokenizerStub(channel)
             reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)
         (model,) = reply.models
@@ -292,7 +292,7 @@ async def test_the_window_is_bounded_by_the_setting(
     )
     host = Host(TokenizerService, settings)
     replica = await host.start()
-    async with TRANSPORT.dial(replica.address) as channel:
+    async with TRANSPORT.dial(replica.address, "tokenizer") as channel:
         stub = tokenizer_pb2_grpc.TokenizerStub(channel)
         (model,) = (await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)).models
     assert model.window == 64

@@ -225,7 +225,7 @@ async def test_a_push_that_breaks_off_ends_the_decode_with_its_cause(
     _, decode = pair
     _, waiting = split(*pair)
     _, request = decode.open(waiting)
-    async with TRANSPORT.dial(decode.replica.address) as channel:
+    async with TRANSPORT.dial(decode.replica.address, "worker") as channel:
         stream = worker_pb2_grpc.WorkerStub(channel).PushKv()
         begin = worker_pb2.KvBegin(transfer_id=waiting.transfer_id, prompt_tokens=100)
         await stream.write(worker_pb2.KvPush(begin=begin))

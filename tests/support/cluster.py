@@ -163,7 +163,7 @@ class Cluster:
 
     async def router_status_of(self, router: Process) -> router_pb2.RouterStatus:
         assert router.replica is not None
-        async with TRANSPORT.dial(router.replica.address) as channel:
+        async with TRANSPORT.dial(router.replica.address, "router") as channel:
             stub = router_pb2_grpc.RouterStub(channel)
             return await stub.GetStatus(router_pb2.RouterStatusRequest(), timeout=5.0)
 

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -127,6 +128,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
         self._service = service
         self.documents: dict[tuple[str, str, str], rpb.IndexRequest] = {}
         self.calls = 0
+        self.shown = b""  # the certificate of the last caller of Embed
 
     async def _gate(self) -> None:
         self.calls += 1
@@ -136,6 +138,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
 
     async def Embed(self, request: rpb.EmbedRequest, context: Any) -> rpb.EmbedReply:
         async with serving(self._service.telemetry, context, "embed"):
+            (self.shown,) = context.auth_context().get("x509_pem_cert", (b"",))
             await self._gate()
             vectors = [
                 rpb.Vector(values=[b / 255 for b in hashlib.sha256(text.encode()).digest()[:8]])
@@ -252,10 +255,12 @@ async def gateway_rig(
     *,
     retrieval_timeout_s: float = 5.0,
     max_document_chars: int = 1_000_000,
+    tls_dir: Path | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Rig]:
     """Everything registered, linked and ready; `gateway` are GatewaySettings."""
     settings = Settings(
+        tls_dir=tls_dir,
         redis_url=redis_url,
         namespace=namespace,
         lease_s=1.0,

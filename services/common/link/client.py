@@ -298,7 +298,7 @@ class LinkClient:
         """Runs one connection to its end, and ends with it the requests that it carried."""
         self._outbox = Outbox(LinkUp)
         # A channel of its own for each attempt: addresses are resolved anew, nothing is inherited.
-        async with self._transport.dial(self.address, CHANNEL_OPTIONS) as channel:
+        async with self._transport.dial(self.address, self.stage, CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(self._method, None, None)(None)
             try:
                 async with asyncio.TaskGroup() as group:

@@ -164,7 +164,7 @@ class RawClient:
 
 @asynccontextmanager
 async def raw_client(address: str, *, hello: bool = True) -> AsyncIterator[RawClient]:
-    async with TRANSPORT.dial(address) as channel:
+    async with TRANSPORT.dial(address, "router") as channel:
         raw = RawClient(channel.stream_stream(METHOD)())
         if hello:
             await raw.write(LinkUp(hello=Hello(protocol=1, peer="raw")))

@@ -507,7 +507,7 @@ async def test_many_tiny_items_count_against_the_bound_too() -> None:
 
 async def test_the_server_stops_promptly_with_hostile_clients_attached() -> None:
     server = LinkServer(METHOD, hold)
-    async with grpc_server(server.add_to) as address, TRANSPORT.dial(address) as channel:
+    async with grpc_server(server.add_to) as address, TRANSPORT.dial(address, "router") as channel:
         calls = [channel.stream_stream(METHOD)() for _ in range(3)]
         for call in calls:
             await call.write(LinkUp(hello=Hello(protocol=1)).SerializeToString())

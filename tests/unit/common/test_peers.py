@@ -77,6 +77,7 @@ async def test_follows_the_registry(redis, settings, namespace):
         redis,
         settings,
         "router",
+        identity="tokenizer",
         peer_id="tokenizer-1",
         on_news=lambda peer, payload: news.append((peer.id, payload)),
         on_state=lambda peer, state: states.append((peer.id, state)),
@@ -104,7 +105,7 @@ async def test_follows_the_registry(redis, settings, namespace):
 async def test_running_requests_outlive_the_registration(redis, settings, namespace, monkeypatch):
     monkeypatch.setattr(peers_module, "_IDLE_POLL_S", 0.0)
     gone: list[Peer] = []
-    peers = Peers(redis, settings, "router", peer_id="t", on_gone=gone.append)
+    peers = Peers(redis, settings, "router", identity="tokenizer", peer_id="t", on_gone=gone.append)
     replica = await Served(redis, namespace, "router-1").start()
     await peers.start()
     try:
@@ -131,7 +132,7 @@ async def test_running_requests_outlive_the_registration(redis, settings, namesp
 
 
 async def test_picks_the_least_loaded_and_waits_for_one(redis, settings, namespace):
-    peers = Peers(redis, settings, "router", peer_id="t")
+    peers = Peers(redis, settings, "router", identity="tokenizer", peer_id="t")
     await peers.start()
     replicas = []
     try:
@@ -160,7 +161,7 @@ async def test_picks_the_least_loaded_and_waits_for_one(redis, settings, namespa
 
 async def test_a_replica_at_a_new_address_is_a_new_peer(redis, settings, namespace):
     gone: list[Peer] = []
-    peers = Peers(redis, settings, "router", peer_id="t", on_gone=gone.append)
+    peers = Peers(redis, settings, "router", identity="tokenizer", peer_id="t", on_gone=gone.append)
     old = await Served(redis, namespace, "router-1").start()
     await peers.start()
     try:
@@ -181,7 +182,7 @@ async def test_a_replica_at_a_new_address_is_a_new_peer(redis, settings, namespa
 
 async def test_a_peer_that_left_and_is_lost_is_not_waited_for(redis, settings, namespace):
     gone: list[Peer] = []
-    peers = Peers(redis, settings, "router", peer_id="t", on_gone=gone.append)
+    peers = Peers(redis, settings, "router", identity="tokenizer", peer_id="t", on_gone=gone.append)
     replica = await Served(redis, namespace, "router-1").start()
     await peers.start()
     try:
@@ -197,7 +198,7 @@ async def test_a_peer_that_left_and_is_lost_is_not_waited_for(redis, settings, n
 
 
 async def test_stopping_ends_the_requests_and_forgets_all(redis, settings, namespace):
-    peers = Peers(redis, settings, "router", peer_id="t")
+    peers = Peers(redis, settings, "router", identity="tokenizer", peer_id="t")
     replica = await Served(redis, namespace, "router-1").start()
     await peers.start()
     try:

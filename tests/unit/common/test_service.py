@@ -51,7 +51,7 @@ async def test_a_host_serves_health_reflection_and_metrics_and_registers(
     view = Directory(redis, settings.namespace, "router", settings.lease_s)
     await view.refresh()
     assert view.replicas == {replica.id: replica}
-    async with TRANSPORT.dial(replica.address) as channel:
+    async with TRANSPORT.dial(replica.address, "echo") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service="penstock.v1.Router"))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -84,7 +84,7 @@ async def test_a_failed_check_takes_the_replica_out_of_registry_and_health(
     with pytest.raises(RuntimeError, match="broken"):
         host.check()
     await asyncio.wait_for(host.failed.wait(), 5)
-    async with TRANSPORT.dial(replica.address) as channel:
+    async with TRANSPORT.dial(replica.address, "echo") as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
     redis = connect(settings.redis_url)
@@ -127,7 +127,7 @@ class Leaving(Quiet):
     async def drain(self, grace_s: float) -> None:
         self.grace_s = grace_s
         self.registered = await self.redis.hlen(f"{self.settings.namespace}:{{registry:router}}")
-        async with TRANSPORT.dial(self.address) as channel:
+        async with TRANSPORT.dial(self.address, "echo") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             self.health = (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
 

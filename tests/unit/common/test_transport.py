@@ -82,7 +82,7 @@ async def refused(call: Callable[[], Any]) -> grpc.StatusCode:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_with_the_secret_is_served(kind: str) -> None:
-    async with serving() as (address, seen), Transport(SECRET).dial(address) as channel:
+    async with serving() as (address, seen), Transport(SECRET).dial(address, "echo") as channel:
         assert await ask(channel, kind, b"hello", metadata=(("own", "pair"),)) == b"hello"
         assert await ask(channel, kind, b"again") == b"again"
     assert [metadata.get("own") for metadata in seen.metadata] == ["pair", None]
@@ -139,13 +139,18 @@ async def test_strangers_learn_whether_it_is_well_and_nothing_else() -> None:
 
 async def test_a_data_directory_shares_one_secret(tmp_path: Path) -> None:
     def transport(folder: str) -> Transport:
-        return Transport.of(Settings(data_dir=tmp_path / folder, internal_secret=SecretStr("")))
+        return Transport.of(
+            Settings(data_dir=tmp_path / folder, internal_secret=SecretStr("")), "cli"
+        )
 
     server = transport("one").server()
     server.add_generic_rpc_handlers((handlers(Seen()),))
     address = f"127.0.0.1:{listen(server, '127.0.0.1', 0)}"
     await server.start()
-    async with transport("one").dial(address) as mine, transport("two").dial(address) as other:
+    async with (
+        transport("one").dial(address, "echo") as mine,
+        transport("two").dial(address, "echo") as other,
+    ):
         assert await ask(mine, "unary_unary", b"hello") == b"hello"
         code = await refused(lambda: ask(other, "unary_unary", b"hello"))
         assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -153,7 +158,7 @@ async def test_a_data_directory_shares_one_secret(tmp_path: Path) -> None:
 
 
 async def test_a_given_secret_needs_no_data_directory(tmp_path: Path) -> None:
-    Transport.of(Settings(data_dir=tmp_path / "none", internal_secret=SecretStr(SECRET)))
+    Transport.of(Settings(data_dir=tmp_path / "none", internal_secret=SecretStr(SECRET)), "cli")
     assert not (tmp_path / "none").exists()
 
 

@@ -37,7 +37,7 @@ async def stub() -> AsyncIterator[Any]:
     retrieval_pb2_grpc.add_RetrievalServicer_to_server(Scripted(), server)
     port = listen(server, "127.0.0.1", 0)
     await server.start()
-    async with TRANSPORT.dial(f"127.0.0.1:{port}") as channel:
+    async with TRANSPORT.dial(f"127.0.0.1:{port}", "retrieval") as channel:
         yield retrieval_pb2_grpc.RetrievalStub(channel)
     await server.stop(0)
 
@@ -91,7 +91,7 @@ async def test_an_unforeseen_exception_does_not_leak_its_text(stub: Any) -> None
 
 
 async def test_an_unreachable_server_is_named_by_its_stage() -> None:
-    async with TRANSPORT.dial("127.0.0.1:1") as channel:
+    async with TRANSPORT.dial("127.0.0.1:1", "retrieval") as channel:
         with pytest.raises(unary.PenstockError) as raised:
             await call(retrieval_pb2_grpc.RetrievalStub(channel), "any")
     assert raised.value.code == grpc.StatusCode.UNAVAILABLE

@@ -23,7 +23,7 @@ class Tokenizers:
         self.open = 0
         self.gate = asyncio.Event()
         self.gate.set()  # cleared: all answers wait
-        self.transport = SimpleNamespace(dial=lambda address: Channel(self, address))
+        self.transport = SimpleNamespace(dial=lambda address, _: Channel(self, address))
 
     def ready(self) -> list[Any]:
         return [SimpleNamespace(id=id, replica=SimpleNamespace(address=id)) for id in self.served]

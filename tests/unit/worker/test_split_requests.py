@@ -317,7 +317,7 @@ async def test_a_transfer_id_serves_one_request_at_a_time(split: Split) -> None:
 @asynccontextmanager
 async def pushing(to: Worker) -> AsyncIterator[Any]:
     """A PushKv stream, written by hand."""
-    async with TRANSPORT.dial(to.address) as channel:
+    async with TRANSPORT.dial(to.address, "worker") as channel:
         yield worker_pb2_grpc.WorkerStub(channel).PushKv()  # type: ignore[no-untyped-call]
 
 
