@@ -371,7 +371,7 @@ async def test_the_grpc_port_is_as_set_or_beside_the_other(monkeypatch, port, gr
     class Http(Stops):
         port = 1
 
-        def __init__(self, gateway: Any, host: str, port: int) -> None:
+        def __init__(self, gateway: Any, host: str, port: int, tls: Any) -> None:
             super().__init__()
             asked.append((host, port))
 
@@ -384,7 +384,7 @@ async def test_the_grpc_port_is_as_set_or_beside_the_other(monkeypatch, port, gr
         def __init__(self, gateway: Any) -> None:
             super().__init__()
 
-        async def start(self, host: str, port: int) -> int:
+        async def start(self, host: str, port: int, tls: Any) -> int:
             asked.append((host, port))
             return 2
 
