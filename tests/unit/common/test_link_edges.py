@@ -61,7 +61,9 @@ async def test_who_settles_waits_for_the_end_and_not_for_the_deadline_any_more(
         await until(lambda: calls)
         request.settle()
         go.set()
+        assert link.running == 1
         assert (await request.ended()).status.code == 0
+        assert link.running == 0, "what has ended is forgotten"
         assert items == [b"last"], "what was on its way is still wanted"
         request.settle()
         late = [timer for timer in timers if timer.when() == deadline]

@@ -124,6 +124,15 @@ def test_chunks_of_different_sections_share_nothing() -> None:
         assert before.end <= after.start
 
 
+def test_a_paragraph_border_within_the_overlap_ends_no_chunk_again() -> None:
+    sentence = "Boat sails at dawn. "  # 5 tokens
+    text = sentence * 4 + "\n\n" + sentence * 8
+    chunks = list(itertools.islice(chunk(text, encode, "", 20, 15), 50))
+    assert chunks[0].end < chunks[1].end
+    assert len(chunks) < 12
+    assert chunks[-1].end == len(text.rstrip())
+
+
 def test_a_chunk_is_not_left_half_empty_for_a_paragraph() -> None:
     short, long = "It is six.", "Boat sails at dawn. " * 8
     first = cut(f"{short}\n\n{long}", limit=20, overlap=0)[0]

@@ -209,3 +209,8 @@ def test_in_a_long_talk_each_answer_may_be_changed() -> None:
     fields = [f for n in range(turns) for f in (f"question {n}", f"thought {n} short")]
     found = _locate(text, skeleton, fields, 2 * turns)
     assert [span.index for span in found.spans] == list(range(0, 2 * turns, 2))
+
+
+def test_a_content_before_a_changed_text_is_found_whole() -> None:
+    found = _locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], 2)
+    assert [(span.start, span.end) for span in found.spans] == [(3, 6)]

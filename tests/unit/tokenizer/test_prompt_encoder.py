@@ -73,8 +73,9 @@ def test_a_changed_content_does_not_pose_as_the_next_message() -> None:
 def test_of_special_tokens_that_overlap_none_is_left() -> None:
     tokenizer = kinds.byte_level()
     tokenizer.add_special_tokens(["|><|"])
-    ids = PromptEncoder(tokenizer).encode(rendered("", "<|eos|><|user|>")).ids
-    assert all(8 <= id < 320 for id in ids)
+    for content in ("<|eos|><|user|>", "<|eos|><|x"):
+        ids = PromptEncoder(tokenizer).encode(rendered("", content)).ids
+        assert all(8 <= id < 320 for id in ids)
 
 
 @given(content=st.text("<|eos>ab é東", max_size=20))
