@@ -15,6 +15,7 @@ from services.common.errors import PenstockError
 from services.gateway import metrics
 from services.gateway.connections import (
     MAX_AHEAD,
+    MAX_FIELDS,
     MAX_HEAD_BYTES,
     Connection,
     Door,
@@ -116,6 +117,13 @@ async def test_what_is_no_http_is_told_in_our_shape() -> None:
         assert json.loads(body)["error"]["code"] == "invalid_http"
         assert "retry-after" not in headers
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(("fields", "status"), [(MAX_FIELDS, 200), (MAX_FIELDS + 1, 431)])
+async def test_so_many_fields_may_a_head_have(fields: int, status: int) -> None:
+    async with client() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * fields + b"\r\n")
+        assert (await answer(reader))[0] == status
 
 
 # ---- who is let in ------------------------------------------------------------------------------

@@ -94,6 +94,15 @@ async def test_no_event_waits_for_the_acknowledgement_of_another():
     assert delays[0] != 0
 
 
+async def test_each_connection_of_both_servers_may_be_a_file(parts, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(http_server, "_allow_files", asked.append)
+    server = HttpServer(parts, "127.0.0.1", 0)
+    await server.start()
+    await server.stop()
+    assert asked[0] > 2 * parts.settings.gateway.max_connections
+
+
 UNLIMITED = resource.RLIM_INFINITY
 
 

@@ -437,6 +437,21 @@ async def test_another_tokenizer_goes_on_and_the_record_says_so(parts):
     assert len(steps) == 2, "what the lost ones told is kept"
 
 
+async def test_what_a_lost_tokenizer_told_is_kept_though_none_goes_on(parts):
+    parts.tokenizers.script = ends(CODE.UNAVAILABLE, "x", stage="tokenizer", reason="peer_lost")
+    pick = parts.tokenizers.pick_least_loaded
+
+    async def one_only(patience_s: float) -> Any:
+        if parts.tokenizers.opened:
+            raise PenstockError(CODE.UNAVAILABLE, "none", stage="tokenizer", reason="no_replica")
+        return await pick(patience_s)
+
+    parts.tokenizers.pick_least_loaded = one_only
+    front = Front()
+    assert (await refused(parts, front)).reason == "no_replica"
+    assert "step" in [span["name"] for span in record(parts, front)["spans"]]
+
+
 # ---- figures ------------------------------------------------------------------------------------
 
 

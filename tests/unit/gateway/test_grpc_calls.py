@@ -237,10 +237,12 @@ class Embeds:
     def __init__(self) -> None:
         self.embedding_model = EMBEDDING_MODEL
         self.requests: list[Any] = []
+        self.traces: list[int] = []
         self.go_on = asyncio.Event()
 
     async def embed(self, request: Any, span: Any, record: Any) -> EmbedReply:
         self.requests.append(request)
+        self.traces.append(span.get_span_context().trace_id)
         await self.go_on.wait()
         vectors = [Vector(values=[float(len(text))]) for text in request.texts]
         return EmbedReply(vectors=vectors, tokens=len(request.texts))
@@ -263,6 +265,7 @@ async def test_embeddings_have_places_as_generations_do(parts):
         assert [list(vector.values) for vector in reply.vectors] == [[1.0], [2.0]]
         assert reply.tokens == 2
     assert parts.retrieval.requests[0].caller.tenant == "acme"
+    assert set(parts.retrieval.traces) == {int("ab" * 16, 16)}, "the caller's trace"
     assert (parts.intake.running, parts.intake.bytes_held) == (0, 0)
 
 

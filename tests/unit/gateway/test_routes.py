@@ -163,7 +163,9 @@ async def test_what_anybody_may_see(http):
     assert "penstock_gateway_requests_total" in metrics.text
 
 
-@pytest.mark.parametrize("path", ["/v1/models/", "/v1/nothing", "/", "/v1/files/a/b/c"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models/", "/v1/files/", "/v1/nothing", "/", "/v1/files/a/b/c"]
+)
 async def test_other_paths_are_unknown_and_lead_nowhere(http, path):
     answer = await http.get(path)
     assert answer.status_code == 404
