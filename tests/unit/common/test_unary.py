@@ -125,7 +125,7 @@ async def test_an_end_without_an_error_of_ours_names_the_stage_and_keeps_its_cod
     port = listen(server, "127.0.0.1", 0)
     await server.start()
     telemetry = Telemetry("gateway", "gateway-1")
-    async with TRANSPORT.dial(f"127.0.0.1:{port}") as channel:
+    async with TRANSPORT.dial(f"127.0.0.1:{port}", "retrieval") as channel:
         with telemetry.span("request") as span, pytest.raises(unary.PenstockError) as raised:
             await unary.call(
                 retrieval_pb2_grpc.RetrievalStub(channel).Remove,
