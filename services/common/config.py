@@ -271,6 +271,11 @@ class Settings(BaseSettings):
         description="what services show each other, 16 characters or more, the same for all of an "
         "install; empty: one that data_dir keeps, which does for one host",
     )
+    internal_secret_also: SecretStr = Field(
+        SecretStr(""),
+        description="taken from callers as well, and never sent: the next secret, or the last one, "
+        "while it is changed (docs/operations.md)",
+    )
     tls_dir: Path | None = Field(
         None,
         description="mutual TLS between services: a folder for each identity (gateway, retrieval, "
@@ -319,7 +324,7 @@ class Settings(BaseSettings):
     def _in_any_case(cls, level: object) -> object:
         return level.upper() if isinstance(level, str) else level
 
-    @field_validator("internal_secret")
+    @field_validator("internal_secret", "internal_secret_also")
     @classmethod
     def _not_to_be_guessed(cls, secret: SecretStr) -> SecretStr:
         if 0 < len(secret.get_secret_value()) < 16:

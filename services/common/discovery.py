@@ -78,6 +78,7 @@ class Replica:
     pid: int
     metrics_url: str = ""
     facts: dict[str, str] = field(default_factory=dict)  # the service's own: role, model, url, ...
+    version: str = ""  # of Penstock
 
 
 def _read(record: str | None) -> Replica | None:

@@ -30,6 +30,7 @@ from services.common.transport import (
     host_port,
     listen,
 )
+from services.common.versions import version
 from services.common.waiting import first_done
 
 log = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ class Host:
             host_id=host_id(),
             pid=os.getpid(),
             metrics_url=self._start_metrics(host),
+            version=version(),
             facts=self.service.describe(),
         )
         self._registration = Registration(

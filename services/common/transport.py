@@ -77,8 +77,12 @@ _refused = Counter(
 class Transport:
     """Dials and serves with one secret, and with the certificate of one identity, if any."""
 
-    def __init__(self, secret: str, certificates: CertificateFiles | None = None) -> None:
+    def __init__(
+        self, secret: str, certificates: CertificateFiles | None = None, *, also: str = ""
+    ) -> None:
+        """`also`: a second secret that callers may show."""
         self._secret = secret.encode()
+        self._taken = [one.encode() for one in (secret, also) if one]
         self._certificates = certificates
 
     @classmethod
@@ -90,9 +94,10 @@ class Transport:
         """
         given = settings.internal_secret.get_secret_value()
         secret = given or kept_secret(settings.data_dir, "internal-secret")
+        also = settings.internal_secret_also.get_secret_value()
         if settings.tls_dir is None:
-            return cls(secret)
-        return cls(secret, CertificateFiles.of_identity(settings.tls_dir, identity))
+            return cls(secret, also=also)
+        return cls(secret, CertificateFiles.of_identity(settings.tls_dir, identity), also=also)
 
     def dial(self, address: str, service: str, options: Options = ()) -> "Channel":
         """A channel to a `service` of this install, connected when it is first used."""
@@ -112,7 +117,7 @@ class Transport:
         self, options: Options = (), health: health_aio.HealthServicer | None = None
     ) -> grpc.aio.Server:
         """A server that knows its callers; `health` is what it tells strangers of itself."""
-        lock = _Lock(self._secret, health, by_name=self._certificates is not None)
+        lock = _Lock(self._taken, health, by_name=self._certificates is not None)
         return grpc.aio.server(interceptors=[lock], options=options)
 
     def listen(self, server: grpc.aio.Server, host: str, port: int) -> int:
@@ -124,7 +129,7 @@ def health_server(health: health_aio.HealthServicer) -> grpc.aio.Server:
     """A server that tells anyone whether it is well, and nothing else; to be listened with by
     `listen`, without certificates."""
     nobody = secrets.token_bytes(32)
-    return grpc.aio.server(interceptors=[_Lock(nobody, health)], options=_HEALTH_OPTIONS)
+    return grpc.aio.server(interceptors=[_Lock([nobody], health)], options=_HEALTH_OPTIONS)
 
 
 def listen(
@@ -145,16 +150,19 @@ def host_port(host: str, port: int) -> str:
 
 
 class _Lock(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets through who knows the secret, and answers the others without reading their message.
+    """Lets through who knows a secret, and answers the others without reading their message.
 
     A streaming handler is what makes gRPC leave the message unread, whatever the method is.
     """
 
     def __init__(
-        self, secret: bytes, health: health_aio.HealthServicer | None, by_name: bool = False
+        self,
+        known: Sequence[bytes],
+        health: health_aio.HealthServicer | None,
+        by_name: bool = False,
     ) -> None:
         """`by_name`: callers show certificates, and CALLERS holds."""
-        self._secret = secret
+        self._known = known
         self._health = health
         self._by_name = by_name
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
@@ -167,7 +175,7 @@ class _Lock(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self, proceed: Callable[[Any], Awaitable[_Handler]], details: Any
     ) -> _Handler:
         shown = next((value for key, value in details.invocation_metadata if key == _KEY), b"")
-        if hmac.compare_digest(shown, self._secret):
+        if any(hmac.compare_digest(shown, secret) for secret in self._known):
             handler = await proceed(details)
             return _for_named(details.method, handler) if self._by_name else handler
         if details.method == _HEALTH_CHECK and self._health is not None:

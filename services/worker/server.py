@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import grpc
 
-from services.common.checkpoint import chosen, locate
+from services.common.checkpoint import chosen, digest, locate
 from services.common.config import Settings
 from services.common.errors import unavailable
 from services.common.link import LinkCall, LinkServer, Vitals
@@ -56,6 +56,7 @@ class WorkerService(Service):
     async def start(self, server: grpc.aio.Server) -> None:
         """Loads the model in the engine's own process; returns when it can compute."""
         folder = await asyncio.to_thread(locate, self._model)
+        self._digest = await asyncio.to_thread(digest, folder)
         self._engine = EngineClient(
             self._engine_config(str(folder)),
             on_step=self._on_step,
@@ -92,6 +93,8 @@ class WorkerService(Service):
         return {
             "role": options.role,
             "model": self._model.name,
+            "digest": self._digest,
+            "device": self._info.device,
             "dtype": self._info.dtype,
             "block_size": str(self._info.block_size),
             "max_running": str(options.max_running),

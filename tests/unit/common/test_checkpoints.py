@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-from services.common.checkpoint import chosen, is_hub_id, locate
+from services.common.checkpoint import chosen, digest, is_hub_id, locate
 from services.common.config import ModelSpec, Settings
 
 
@@ -111,3 +111,41 @@ def test_the_first_model_is_chosen_by_no_name_and_others_by_theirs() -> None:
         chosen(settings, "c")
     with pytest.raises(ValueError, match="none"):
         chosen(Settings(), "")
+
+
+def test_a_digest_is_of_the_whole_checkpoint_wherever_it_lies(tmp_path: Path) -> None:
+    one, same = checkpoint(tmp_path / "one"), checkpoint(tmp_path / "elsewhere")
+    assert digest(one) == digest(same)
+    assert len(digest(one)) == 16
+    (same / "README.md").write_text("not of the model")
+    assert digest(one) == digest(same)
+
+
+@pytest.mark.parametrize("at", [0, 123 * 2**10, 4 * 2**20 - 1])
+def test_trained_further_it_has_another_digest(at: int, tmp_path: Path) -> None:
+    """All weights change; at the least, in each of its pieces."""
+    one, other = checkpoint(tmp_path / "one"), checkpoint(tmp_path / "other")
+    weights = other / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[max(0, at - 16 * 2**10) : at + 16 * 2**10] = b"\1" * len(
+        changed[max(0, at - 16 * 2**10) : at + 16 * 2**10]
+    )
+    weights.write_bytes(changed)
+    assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_any_file_of_the_model_makes_its_digest(name: str, tmp_path: Path) -> None:
+    one, other = checkpoint(tmp_path / "one"), checkpoint(tmp_path / "other")
+    (other / name).write_bytes((other / name).read_bytes() + b" ")
+    assert digest(one) != digest(other)
+    (other / name).unlink()
+    assert digest(one) != digest(other)
+
+
+def checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(4 * 2**20))
+    return folder

@@ -68,6 +68,7 @@ async def test_a_host_serves_health_reflection_and_metrics_and_registers(
             return bytes(page.read())
 
     assert b"python_info" in await asyncio.to_thread(scrape)
+    assert replica.version == version() != "unknown"
     await host.stop()
     await view.refresh()
     assert host.service.drained

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,45 @@ async def test_a_given_secret_needs_no_data_directory(tmp_path: Path) -> None:
 def test_a_short_secret_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"internal_secret[\s\S]*16 characters"):
         Settings(internal_secret=SecretStr("short"))
+
+
+async def test_a_secret_is_changed_in_three_steps_and_no_call_is_refused() -> None:
+    """All of the last step and of the next run side by side while services restart one by one."""
+    old, new = "the old secret of an install", "the new secret of an install"
+    steps = [(old, ""), (old, new), (new, old), (new, "")]
+    for before, after in pairwise(steps):
+        for server, caller in ((before, after), (after, before), (after, after)):
+            assert await takes(server, caller[0]), (server, caller)
+
+
+async def test_only_the_second_secret_of_a_server_is_taken_besides_and_it_is_never_sent() -> None:
+    old, new = "the old secret of an install", "the new secret of an install"
+    assert not await takes((new, ""), old)
+    assert not await takes((new, old), "another secret of an install")
+    assert not await takes((new, ""), "")
+    settings = Settings(internal_secret=SecretStr(new), internal_secret_also=SecretStr(old))
+    assert not await takes((old, ""), settings), "it sent the second one"
+    assert await takes((new, ""), settings)
+
+
+async def takes(server: tuple[str, str], caller: "str | Settings") -> bool:
+    """Whether a server with these two secrets answers a caller."""
+    settings = Settings(
+        internal_secret=SecretStr(server[0]), internal_secret_also=SecretStr(server[1])
+    )
+    grpc_server = Transport.of(settings, "router").server()
+    grpc_server.add_generic_rpc_handlers((handlers(Seen()),))
+    port = listen(grpc_server, "127.0.0.1", 0)
+    await grpc_server.start()
+    own = Transport(caller) if isinstance(caller, str) else Transport.of(caller, "tokenizer")
+    try:
+        async with own.dial(f"127.0.0.1:{port}", "router") as channel:
+            await channel.unary_unary("/test.Echo/unary_unary")(b"hello", timeout=10)
+    except grpc.aio.AioRpcError as error:
+        if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+            raise
+        return False
+    else:
+        return True
+    finally:
+        await grpc_server.stop(None)

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from protos import common_pb2
+from services.common.checkpoint import digest
 from services.common.config import ModelSpec, Settings
 from services.common.errors import PenstockError
 from services.common.telemetry import Telemetry
@@ -62,6 +63,8 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
         assert worker.service.describe() == {
             "role": "decode",
             "model": "tiny",
+            "digest": digest(tmp_path),
+            "device": "cpu",
             "dtype": "bfloat16",
             "block_size": "16",
             "max_running": "5",
