@@ -12,6 +12,7 @@ from services.common.config import Settings
 from services.common.discovery import Directory
 from services.common.redis import connect
 from services.common.service import Host, Service, _serve_until_signal
+from services.common.versions import version
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
