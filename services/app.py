@@ -1,18 +1,25 @@
-"""The Ray Serve graph: every service a deployment, each bound to the next one of a request's way.
+"""The Ray Serve graph: every service a deployment; an application for the services, and one for
+each model, so that adding a model restarts nothing else.
 
 Serve places, health-checks, restarts, scales and upgrades the replicas. It carries no request:
 each replica hosts the service's own servers (services/common/service.py) and registers them in
 Redis, where its callers find it. So losing Serve's controller does not touch a running stream.
+
+`penstock up` deploys what `build` makes of its settings. A Serve config names `application` and
+`model` as import paths; there each replica reads the settings of its own environment, since a
+node's addresses and certificates are its own.
 """
 
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from ray import serve
 from ray.serve._private import replica as serve_replica
 
-from services.common.config import ModelSpec, Settings
+from services.common.config import ModelSpec, RayOptions, Role, Section, Settings
 from services.common.discovery import Replica as Registered
 from services.common.redis import connect
 from services.common.service import Host, Service
@@ -35,21 +42,37 @@ def service_class(name: str) -> type[Service]:
     return found
 
 
+@dataclass(frozen=True)
+class Post:
+    """Which replica one is, as its deployment says."""
+
+    service: str
+    settings: Settings | None  # None: those of the replica's own environment
+    model: ModelSpec | None = None  # of a worker, as its role
+    role: Role = "both"
+
+    def own_settings(self) -> Settings:
+        settings = self.settings or Settings()
+        return settings if self.model is None else settings.of_worker(self.model, self.role)
+
+    def __str__(self) -> str:
+        return self.service if self.model is None else f"{self.role} worker of {self.model.name}"
+
+
 class Replica:
     """One replica of a service under Serve.
 
-    `_next` is not called: it makes the graph show the way, and Serve start the far end first.
+    `_next` is not called: Serve wants an application's deployments to hang together.
     """
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, service: str, settings: Settings, *_next: Any
-    ) -> None:
+    async def __init__(self, post: Post, *_next: Any) -> None:  # type: ignore[misc]  # Serve awaits
+        settings = post.own_settings()
         _bind_serve(settings.bind_host)
         try:
-            self._host = Host(service_class(service), settings)
+            self._host = Host(service_class(post.service), settings)
             await self._host.start()
         except Exception as error:
-            await _tell_failure(settings, service, error)
+            await _tell_failure(settings, str(post), error)
             raise
 
     async def registered(self) -> Registered | None:
@@ -72,10 +95,8 @@ def _bind_serve(host: str) -> None:
     module.add_port_to_grpc_server = lambda server, _: bind(server, host_port(host, 0))
 
 
-async def _tell_failure(settings: Settings, service: str, error: Exception) -> None:
+async def _tell_failure(settings: Settings, who: str, error: Exception) -> None:
     """Serve tells only that a deployment failed; whoever waits for this one wants to know why."""
-    model = settings.worker.model
-    who = f"{settings.worker.role} worker of {model}" if service == "worker" else service
     failure = StartFailure(who, why=str(error) or repr(error), log=_log())
     redis = connect(settings.redis_url)
     try:
@@ -90,11 +111,82 @@ def _log() -> str:
     return str(stderr.readlink()) if stderr.exists() else ""
 
 
-def _deployment(name: str, service: str, settings: Settings, replicas: int, *following: Any) -> Any:
+class ServiceScale(Section):
+    replicas: int | None = Field(None, ge=1, description="unset: as the settings say")
+    ray: RayOptions | None = Field(None, description="unset: as the settings say")
+
+
+class Scale(Section):
+    """Arguments of `application`: a Serve config scales the services here while it runs, which
+    their environment would take new pods for."""
+
+    gateway: ServiceScale = ServiceScale()
+    retrieval: ServiceScale = ServiceScale()
+    tokenizer: ServiceScale = ServiceScale()
+    router: ServiceScale = ServiceScale()
+
+
+def application(scale: Scale) -> Any:
+    """The services' application, for a Serve config (`import_path: services.app:application`).
+
+    Raises ValueError that names a wrong argument or setting.
+    """
+    settings = Settings()
+    for service, its in scale:
+        changes = {name: value for name, value in its if value is not None}
+        setattr(settings, service, settings.of_service(service).model_copy(update=changes))
+    return _services(settings, None)
+
+
+def model(spec: ModelSpec) -> Any:
+    """One model's application, for a Serve config (`import_path: services.app:model`; its
+    arguments are a ModelSpec). Raises ValueError that names a wrong argument or setting.
+    """
+    settings = Settings()
+    count = settings.worker.replicas
+    return _model(settings, None, spec.sized(count, count))
+
+
+def build(settings: Settings) -> dict[str, Any]:
+    """All applications by name, for `serve.run_many`."""
+    models = {model_application(m.name): _model(settings, settings, m) for m in settings.models}
+    return {APPLICATION: _services(settings, settings), **models}
+
+
+def model_application(name: str) -> str:
+    """What the Serve application of one model is called."""
+    return f"model-{name}"
+
+
+def _services(settings: Settings, told: Settings | None) -> Any:
+    """By `settings`; its replicas have those that they are `told`, or their environments'."""
+
+    def deployment(service: str, *following: Any) -> Any:
+        replicas, ray = settings.replicas_of(service), settings.of_service(service).ray
+        return _deployment(service, Post(service, told), settings, replicas, ray, *following)
+
+    tokenizer = deployment("tokenizer", deployment("router"))
+    return deployment("gateway", tokenizer, deployment("retrieval"))
+
+
+def _model(settings: Settings, told: Settings | None, spec: ModelSpec) -> Any:
+    """One model's workers, by `settings` and as `told` likewise."""
+    chain: tuple[Any, ...] = ()
+    for role in spec.pools:
+        own = settings.of_worker(spec, role).worker
+        post = Post("worker", told, spec, role)
+        name = f"{role}-{spec.name}"
+        chain = (_deployment(name, post, settings, own.replicas, own.ray, *chain),)
+    return chain[0]
+
+
+def _deployment(
+    name: str, post: Post, settings: Settings, replicas: int, ray: RayOptions, *following: Any
+) -> Any:
     deployment: Any = serve.deployment(
         name=name,
         num_replicas=replicas,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=ray.model_dump(),
         health_check_period_s=2,
         health_check_timeout_s=10,
         # Serve must outwait the drain, or it would cut the streams that still run.
@@ -102,28 +194,4 @@ def _deployment(name: str, service: str, settings: Settings, replicas: int, *fol
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=2,
     )(Replica)
-    return deployment.bind(service, settings, *following)
-
-
-def _workers(settings: Settings, model: ModelSpec, role: str, replicas: int) -> Any:
-    options = settings.worker.model_copy(update={"role": role, "model": model.name})
-    own = settings.model_copy(update={"worker": options})
-    return _deployment(f"{role}-{model.name}", "worker", own, replicas)
-
-
-def build(settings: Settings, *, prefill: int, decode: int) -> Any:
-    """The application, for `serve.run`.
-
-    `prefill` and `decode` workers serve each model; with no prefill workers the decode workers
-    compute prompts as well.
-    """
-    pools = {"prefill": prefill, "decode": decode} if prefill else {"both": decode}
-    workers = [
-        _workers(settings, model, role, replicas)
-        for model in settings.models
-        for role, replicas in pools.items()
-    ]
-    router = _deployment("router", "router", settings, settings.router.count, *workers)
-    tokenizer = _deployment("tokenizer", "tokenizer", settings, settings.tokenizer.count, router)
-    retrieval = _deployment("retrieval", "retrieval", settings, settings.retrieval.replicas)
-    return _deployment("gateway", "gateway", settings, 1, tokenizer, retrieval)
+    return deployment.bind(post, *following)

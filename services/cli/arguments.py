@@ -83,16 +83,15 @@ def _stack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefill",
         type=_whole(0),
-        default=1,
         metavar="N",
-        help="prefill workers a model; 0: the decode workers do both (default 1)",
+        help="prefill workers of a model that names no pools; 0: the decode workers do both "
+        "(default PENSTOCK_WORKER__REPLICAS, else 1)",
     )
     parser.add_argument(
         "--decode",
         type=_whole(1),
-        default=1,
         metavar="N",
-        help="decode workers a model (default 1)",
+        help="decode workers of such a model (default likewise)",
     )
 
 

@@ -84,6 +84,10 @@ class RayCluster:
             RAY_gcs_storage_path=str(state),
         )
 
+    def resources(self) -> dict[str, float]:
+        """What all its nodes have together, by Ray's names ("CPU", "GPU", ...)."""
+        return dict(self._ray.cluster_resources())
+
     def tend(self) -> list[str]:
         """Starts what ended and can be started again; says what. Raises RayLost."""
         dead = {name for name, _ in self._node.dead_processes()}

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from services.cli.ray_cluster import RayCluster
 from services.cli.running import Running, holding, state_file
 from services.cli.supervisor import LOST
 from services.common.config import Settings, unknown_names
-from services.common.discovery import Directory, Replica
+from services.common.discovery import SERVICES, Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, RedisAway, RedisError, connect
 from services.common.secrets import private_folder, redacted
@@ -33,14 +34,12 @@ _LAPTOP_TENANT = "local"
 class Stack:
     """Starts everything in order, reports what is being waited for, and leaves nothing behind.
 
-    with Stack(settings, prefill=1, decode=1, report=print) as running: ...
+    with Stack(settings, report=print) as running: ...
     """
 
-    def __init__(self, settings: Settings, *, prefill: int, decode: int, report: Report) -> None:
+    def __init__(self, settings: Settings, *, report: Report) -> None:
         # Absolute: Ray's processes may have another working directory.
         self._settings = settings.model_copy(update={"data_dir": settings.data_dir.resolve()})
-        self._prefill = prefill
-        self._decode = decode
         self._report = report
         self._redis: EmbeddedRedis | None = None
         self._sockets = SocketFolder()
@@ -96,6 +95,7 @@ class Stack:
         _check_port(self._settings.gateway.host, self._settings.gateway.port)
         settings = self._start_redis()
         self._start_ray()
+        _check_room(settings, self._ray.resources())
         gateway = asyncio.run(self._start_services(settings))
         running = Running(
             url=gateway.facts["url"],
@@ -124,28 +124,32 @@ class Stack:
         self._ray.start()
         from ray import serve
 
-        from services.app import APPLICATION
+        from services.app import APPLICATION, model_application
 
-        # Drains the replicas; what remains of Serve goes with Ray.
-        self._undo.callback(serve.delete, APPLICATION)
+        # Drains the replicas, the gateways first; what remains of Serve goes with Ray.
+        names = [APPLICATION, *(model_application(m.name) for m in self._settings.models)]
+        for name in reversed(names):
+            self._undo.callback(serve.delete, name)
 
     async def _start_services(self, settings: Settings) -> Replica:
         """Returns the gateway once every replica is registered and the gateway is ready."""
         from ray import serve
 
-        from services.app import APPLICATION, build
+        from services.app import build
 
         redis = connect(settings.redis_url)
-        wanted = _wanted(settings, self._prefill, self._decode)
+        wanted = _wanted(settings)
         views = {
             service: Directory(redis, settings.namespace, service, settings.lease_s)
             for service in {service for service, _ in wanted}
         }
         try:
             await forget(redis, settings.namespace)
-            graph = build(settings, prefill=self._prefill, decode=self._decode)
-            target = serve.RunTarget(graph, name=APPLICATION, route_prefix=None)
-            await asyncio.to_thread(serve.run_many, [target], wait_for_applications_running=False)
+            targets = [
+                serve.RunTarget(application, name=name, route_prefix=None)
+                for name, application in build(settings).items()
+            ]
+            await asyncio.to_thread(serve.run_many, targets, wait_for_applications_running=False)
             for view in views.values():
                 await view.start()
             await self._wait(redis, lambda: _missing(wanted, views))
@@ -184,18 +188,18 @@ class Stack:
 
 async def _failure(redis: Redis, namespace: str) -> str:
     """Why a replica does not start, as itself says, or else Serve; empty while all is well."""
-    deployment = await asyncio.to_thread(_deployment_status)
+    applications = await asyncio.to_thread(_applications)
     if told := await first_told(redis, namespace):
         return str(told)
-    return deployment.message if deployment.status == "DEPLOY_FAILED" else ""
+    failed = (a.message for a in applications.values() if a.status == "DEPLOY_FAILED")
+    return next(failed, "")
 
 
-def _deployment_status() -> Any:
+def _applications() -> dict[str, Any]:
+    """Serve's own idea of each."""
     from ray import serve
 
-    from services.app import APPLICATION
-
-    return serve.status().applications[APPLICATION]
+    return dict(serve.status().applications)
 
 
 async def _check_redis(url: str) -> None:
@@ -219,17 +223,35 @@ def _check_port(host: str, port: int) -> None:
             raise RuntimeError(f"port {port} on {host}: {error.strerror}; try --port 0") from error
 
 
-def _wanted(settings: Settings, prefill: int, decode: int) -> dict[tuple[str, str], int]:
+def _wanted(settings: Settings) -> dict[tuple[str, str], int]:
     """How many replicas of each (service, what to call it) there must be."""
-    roles = {"prefill": prefill, "decode": decode} if prefill else {"both": decode}
-    wanted = {("gateway", "gateway"): 1}
-    wanted["retrieval", "retrieval"] = settings.retrieval.replicas
-    wanted["tokenizer", "tokenizer"] = settings.tokenizer.count
-    wanted["router", "router"] = settings.router.count
+    wanted = {(name, name): settings.replicas_of(name) for name in SERVICES if name != "worker"}
     for model in settings.models:
-        for role, replicas in roles.items():
-            wanted["worker", _worker(role, model.name)] = replicas
+        for role, pool in model.pools.items():
+            wanted["worker", _worker(role, model.name)] = pool.replicas
     return wanted
+
+
+def _check_room(settings: Settings, has: dict[str, float]) -> None:
+    """Raises RuntimeError when the replicas take more than Ray has: some would wait for ever."""
+    takers = [
+        (f"PENSTOCK_{name.upper()}__RAY", settings.replicas_of(name), settings.of_service(name).ray)
+        for name in SERVICES
+        if name != "worker"
+    ]
+    for model in settings.models:
+        for role, pool in model.pools.items():
+            ray = settings.of_worker(model, role).worker.ray
+            takers.append((f"the {_worker(role, model.name)}", pool.replicas, ray))
+    taken: Counter[str] = Counter()
+    for who, replicas, ray in takers:
+        for resource, amount in {"CPU": ray.num_cpus, "GPU": ray.num_gpus, **ray.resources}.items():
+            taken[resource] += replicas * amount  # type: ignore[assignment]
+            if taken[resource] > (there := has.get(resource, 0.0)):
+                raise RuntimeError(
+                    f"{who}: with {replicas} of it all replicas take {taken[resource]:g} of "
+                    f"{resource}, and Ray has {there:g}"
+                )
 
 
 def _worker(role: str, model: str) -> str:

@@ -29,18 +29,19 @@ def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = Fals
 
     settings = Settings()
     changes: dict[str, object] = {}
-    if arguments.model or not settings.models:
-        changes["models"] = local_models(arguments.model)
+    models = settings.models
+    if arguments.model or not models:
+        models = local_models(arguments.model)
+    sizes = [
+        settings.worker.replicas if given is None else given
+        for given in (arguments.prefill, arguments.decode)
+    ]
+    changes["models"] = [model.sized(*sizes) for model in models]
     if port is not None:
         changes["gateway"] = settings.gateway.model_copy(update={"port": port})
     if again and (lost := last_running(settings)) is not None:
         changes["gateway"] = settings.gateway.model_copy(update=_ports(lost))
-    return Stack(
-        settings.model_copy(update=changes),
-        prefill=arguments.prefill,
-        decode=arguments.decode,
-        report=report,
-    )
+    return Stack(settings.model_copy(update=changes), report=report)
 
 
 def _ports(running: "Running") -> dict[str, int]:

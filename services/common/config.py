@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    field_serializer,
     field_validator,
     model_validator,
 )
@@ -34,16 +35,22 @@ class Section(BaseModel):
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
-class ModelSpec(Section):
-    """A served model: the name that requests use, and where its checkpoint lies."""
+class RayOptions(Section):
+    """What one replica takes of the Ray node that it runs on; by default nothing."""
 
-    name: str
-    path: str = Field(description="folder of a Hugging Face checkpoint, or a hub id")
+    num_cpus: float = Field(0, ge=0, description="CPU cores, as Ray counts them")
+    num_gpus: float = Field(0, ge=0, description="GPUs, as Ray counts them")
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="a node's own resources, as `ray start --resources`"
+    )
 
 
 class ServiceSettings(Section):
-    """What every service has: ports of its own."""
+    """What every service has: what its replicas take, and ports of its own."""
 
+    ray: RayOptions = Field(
+        RayOptions(), description="JSON; what each replica takes of its Ray node"
+    )
     internal_port: int = Field(
         0, ge=0, le=65535, description="gRPC for the other services; 0 takes a free one"
     )
@@ -57,6 +64,7 @@ class ServiceSettings(Section):
 
 
 class GatewaySettings(ServiceSettings):
+    replicas: int = Field(1, ge=1, description="of the Serve graph")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one")
     grpc_port: int | None = Field(
@@ -131,7 +139,7 @@ class RetrievalSettings(ServiceSettings):
         "", description="folder or hub id of a sentence-transformers model; empty: built-in MiniLM"
     )
     replicas: int = Field(
-        1, ge=1, description="of `penstock up`; two need a Qdrant server, for both to share"
+        1, ge=1, description="of the Serve graph; two need a Qdrant server, for both to share"
     )
     chunk_tokens: int = Field(96, gt=8, description="of the embedding model's tokenizer")
     chunk_overlap_tokens: int = Field(16, ge=0)
@@ -166,7 +174,7 @@ class Replicated(ServiceSettings):
     """A service of which two are worth their memory: the other one goes on when one is lost."""
 
     replicas: int = Field(
-        0, ge=0, description="of `penstock up`; 0: two where there are four cores, else one"
+        0, ge=0, description="of the Serve graph; 0: two where there are four cores, else one"
     )
 
     @property
@@ -220,8 +228,14 @@ class RouterSettings(Replicated):
     )
 
 
+Role = Literal["prefill", "decode", "both"]
+
+
 class WorkerSettings(ServiceSettings):
-    role: Literal["prefill", "decode", "both"] = "both"
+    replicas: int = Field(
+        1, ge=1, description="of the Serve graph, in each pool of a model that names no pools"
+    )
+    role: Role = "both"
     model: str = Field("", description="name of the served model; empty: the first")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto: float32 on a CPU, elsewhere the checkpoint's own"
@@ -238,6 +252,84 @@ class WorkerSettings(ServiceSettings):
     transfer: Literal["auto", "grpc"] = Field(
         "auto", description="KV transport: shared memory when both workers share a host, or gRPC"
     )
+
+
+# A pool and a role say these of a worker; what KV blocks look like is the same in both pools.
+_NOT_OVERRIDDEN = {"role", "model", "replicas", "ray"}
+_OF_BOTH_POOLS = {"block_size", "dtype"}
+
+
+class Overrides(Section):
+    """May set a worker's settings anew."""
+
+    worker: WorkerSettings = Field(
+        WorkerSettings(), description="settings of the worker section, in place of that section's"
+    )
+
+    @field_validator("worker")
+    @classmethod
+    def _of_a_worker_alone(cls, worker: WorkerSettings) -> WorkerSettings:
+        if wrong := worker.model_fields_set & _NOT_OVERRIDDEN:
+            raise ValueError(f"{', '.join(sorted(wrong))}: not set here; a pool has replicas, ray")
+        return worker
+
+    @field_serializer("worker")
+    def _what_is_set(self, worker: WorkerSettings) -> dict[str, Any]:
+        return worker.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return {name: getattr(self.worker, name) for name in self.worker.model_fields_set}
+
+
+class Pool(Overrides):
+    """Workers of one model that do the same: how many, what each takes, what is theirs alone."""
+
+    replicas: int = Field(1, ge=1)
+    ray: RayOptions | None = Field(None, description="unset: PENSTOCK_WORKER__RAY")
+
+
+class ModelSpec(Overrides):
+    """A served model: the name that requests use, where its checkpoint lies, and its workers.
+
+    Without pools it has one to prefill and one to decode; with `decode` alone, that does both.
+    """
+
+    # It is part of the names of a Serve application, of Ray resources and of Redis keys.
+    name: str = Field(pattern=r"^[\w][\w .:/+@-]*$", max_length=100)
+    path: str = Field(description="folder of a Hugging Face checkpoint, or a hub id")
+    prefill: Pool | None = None
+    decode: Pool | None = None
+
+    @model_validator(mode="after")
+    def _pools_fit(self) -> "ModelSpec":
+        if self.prefill is not None and self.decode is None:
+            raise ValueError("prefill: needs a decode pool beside it")
+        if self.prefill is None:
+            return self
+        for pool in (self.prefill, self.decode):
+            if wrong := pool.worker.model_fields_set & _OF_BOTH_POOLS:  # type: ignore[union-attr]
+                raise ValueError(
+                    f"{', '.join(sorted(wrong))}: of both pools, as KV blocks go from one to the "
+                    "other; set it in the model's own `worker`"
+                )
+        return self
+
+    def sized(self, prefill: int, decode: int) -> "ModelSpec":
+        """With pools of that many workers, if it names none; no `prefill`: one pool for both."""
+        if self.decode is not None:
+            return self
+        first = Pool(replicas=prefill) if prefill else None
+        return self.model_copy(update={"prefill": first, "decode": Pool(replicas=decode)})
+
+    @property
+    def pools(self) -> dict[Role, Pool]:
+        """By what their workers do."""
+        if self.decode is None:
+            return self.sized(1, 1).pools
+        if self.prefill is None:
+            return {"both": self.decode}
+        return {"prefill": self.prefill, "decode": self.decode}
 
 
 class Settings(BaseSettings):
@@ -295,13 +387,17 @@ class Settings(BaseSettings):
     router: RouterSettings = RouterSettings()
     worker: WorkerSettings = WorkerSettings()
 
+    @field_validator("models")
+    @classmethod
+    def _no_two_of_one_name(cls, models: list[ModelSpec]) -> list[ModelSpec]:
+        names = [model.name for model in models]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two models are called {', '.join(sorted(twice))}")
+        return models
+
     @model_validator(mode="after")
     def _local_store_has_one_process(self) -> "Settings":
-        if self.retrieval.replicas > 1 and not self.qdrant_url:
-            raise ValueError(
-                "setting PENSTOCK_RETRIEVAL__REPLICAS: a local vector store is of one process; "
-                "set QDRANT_URL, or PENSTOCK_RETRIEVAL__REPLICAS=1"
-            )
+        self.replicas_of("retrieval")
         return self
 
     @field_validator("redis_url")
@@ -337,6 +433,29 @@ class Settings(BaseSettings):
         hosts = (self.bind_host, self.gateway.host)
         loopback = all(host == "localhost" or _is_loopback(host) for host in hosts)
         return loopback if self.reflection is None else self.reflection
+
+    def of_worker(self, model: ModelSpec, role: Role) -> "Settings":
+        """As a worker in one of the model's pools has them; the pool's own count first."""
+        pool = model.pools[role]
+        own = {**model.overrides, **pool.overrides, "role": role, "model": model.name}
+        if pool.ray is not None:
+            own["ray"] = pool.ray
+        worker = self.worker.model_copy(update={**own, "replicas": pool.replicas})
+        return self.model_copy(update={"worker": worker, "models": [model]})
+
+    def replicas_of(self, service: str) -> int:
+        """How many of a service the Serve graph has; workers are counted by their pools.
+
+        Raises ValueError where that cannot be.
+        """
+        section = getattr(self, service)
+        count: int = section.count if isinstance(section, Replicated) else section.replicas
+        if service == "retrieval" and count > 1 and not self.qdrant_url:
+            raise ValueError(
+                "setting PENSTOCK_RETRIEVAL__REPLICAS: a local vector store is of one process; "
+                "set QDRANT_URL, or PENSTOCK_RETRIEVAL__REPLICAS=1"
+            )
+        return count
 
     def of_service(self, name: str) -> ServiceSettings:
         """The section of one service."""

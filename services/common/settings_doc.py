@@ -32,7 +32,11 @@ def document() -> str:
         section: Any = field.annotation
         own = section.model_fields.items()
         parts.append(_table(name.capitalize(), (([prefix + n.upper()], f) for n, f in own)))
-    for kind in _objects(field for _, field in [*plain, *sections]):
+    own_fields: list[FieldInfo] = [field for _, field in plain]
+    for _, field in sections:
+        of_section: Any = field.annotation
+        own_fields += of_section.model_fields.values()
+    for kind in dict.fromkeys(_objects(own_fields, sections)):
         told = " ".join((kind.__doc__ or "").split())
         title = f"An object of {kind.__name__}"
         parts.append(_table(title, (([n], f) for n, f in kind.model_fields.items()), told))
@@ -50,15 +54,14 @@ def _names(name: str, field: FieldInfo) -> list[str]:
     return [f"PENSTOCK_{name.upper()}"]
 
 
-def _objects(fields: Any) -> Iterator[type[BaseModel]]:
-    """What lists hold, sections' lists too."""
+def _objects(fields: Any, sections: Any) -> Iterator[type[BaseModel]]:
+    """What fields take or hold that is an object, but for the sections themselves."""
+    known = [field.annotation for _, field in sections]
     for field in fields:
-        if _is_section(field.annotation):
-            yield from _objects(field.annotation.model_fields.values())
-        elif get_origin(field.annotation) is list:
-            (kind,) = get_args(field.annotation)
-            if _is_section(kind):
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if _is_section(kind) and kind not in known:
                 yield kind
+                yield from _objects(kind.model_fields.values(), sections)
 
 
 def _table(title: str, rows: Any, told: str = "") -> str:
@@ -88,6 +91,8 @@ def _kind(annotation: Any) -> str:
     if get_origin(annotation) in (Union, UnionType):
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
         return " or ".join(map(_kind, kinds))
+    if get_origin(annotation) is dict:
+        return f"object of {_kind(get_args(annotation)[1])}"
     if get_origin(annotation) is list:
         return f"list of {_kind(get_args(annotation)[0])}"
     words = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`"}
@@ -101,7 +106,7 @@ def _default(field: FieldInfo) -> str:
         return "needed"
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
-    if value is None or value == "" or value == []:
+    if value in (None, "", [], {}) or isinstance(value, BaseModel):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -389,9 +389,9 @@ def test_a_command_imports_what_it_runs(
 
 def test_what_is_waited_for_is_named_as_people_say_it() -> None:
     settings = Settings(models=local_models([]))
-    split = {name for _, name in _wanted(settings, 1, 1)}
+    split = {name for _, name in _wanted(settings)}
     assert {"prefill worker of demo", "decode worker of demo"} <= split
-    wanted = _wanted(settings, 0, 1)
+    wanted = _wanted(Settings(models=[m.sized(0, 1) for m in settings.models]))
     assert {name for _, name in wanted} - split == {"worker of demo"}
     facts = {"role": "both", "model": "demo"}
     view = SimpleNamespace(replicas={"w": Replica("worker", "w", "h:1", "h", 1, facts=facts)})

@@ -1,14 +1,19 @@
-"""What `penstock up` deploys is what it waits for."""
+"""What the graph deploys: replicas and what they take, by settings, pools and arguments; it is what
+`penstock up` waits for."""
 
 from collections import Counter
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from ray.serve._private import api as serve_api
 from ray.serve.deployment import Application
 
+from services import app
 from services.app import build
-from services.cli.stack import _wanted
+from services.cli.stack import _check_room, _wanted
 from services.common.config import (
+    GatewaySettings,
     ModelSpec,
     RetrievalSettings,
     RouterSettings,
@@ -16,15 +21,22 @@ from services.common.config import (
     TokenizerSettings,
 )
 
+serve_config: Any = serve_api.call_user_app_builder_with_args_if_necessary
+TINY = ModelSpec(name="tiny", path="/nowhere")
 
-def deployed(application: Application) -> dict[str, Any]:
-    """All deployments of the graph, by name."""
-    own = application._bound_deployment
-    found = {own.name: own}
-    for argument in own.init_args:
-        if isinstance(argument, Application):
-            found.update(deployed(argument))
+
+def deployed(*applications: Application) -> dict[str, Any]:
+    """All deployments of applications, by name."""
+    found = {}
+    for application in applications:
+        own = application._bound_deployment
+        found[own.name] = own
+        found.update(deployed(*(a for a in own.init_args if isinstance(a, Application))))
     return found
+
+
+def takes(deployment: Any) -> dict[str, Any]:
+    return dict(deployment.ray_actor_options)
 
 
 @pytest.mark.parametrize(
@@ -37,19 +49,171 @@ def test_routers_and_tokenizers_have_a_spare_where_there_are_cores(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     settings = Settings(
-        models=[ModelSpec(name="tiny", path="/nowhere")],
+        models=[TINY.sized(prefill, 3)],
+        gateway=GatewaySettings(replicas=4),
         router=RouterSettings(replicas=given),
         tokenizer=TokenizerSettings(replicas=given),
         retrieval=RetrievalSettings(replicas=2),
         qdrant_url="http://127.0.0.1:6333",
     )
-    graph = deployed(build(settings, prefill=prefill, decode=3))
     services: Counter[str] = Counter()
-    for deployment in graph.values():
-        services[deployment.init_args[0]] += deployment.num_replicas
+    for deployment in deployed(*build(settings).values()).values():
+        services[deployment.init_args[0].service] += deployment.num_replicas
     assert services["router"] == services["tokenizer"] == replicas
-    assert services["retrieval"] == 2
+    assert (services["retrieval"], services["gateway"]) == (2, 4)
     wanted: Counter[str] = Counter()
-    for (service, _), count in _wanted(settings, prefill, 3).items():
+    for (service, _), count in _wanted(settings).items():
         wanted[service] += count
     assert services == wanted
+
+
+def test_a_laptop_s_graph_is_small_and_asks_ray_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    graph = deployed(*build(Settings(models=[TINY])).values())
+    assert sorted(graph) == [
+        "decode-tiny", "gateway", "prefill-tiny", "retrieval", "router", "tokenizer"
+    ]  # fmt: skip
+    for deployment in graph.values():
+        assert deployment.num_replicas == 1
+        assert takes(deployment) == {"num_cpus": 0, "num_gpus": 0, "resources": {}}
+
+
+def test_each_model_has_an_application_of_its_own() -> None:
+    other = ModelSpec.model_validate({"name": "other", "path": "o", "decode": {}})
+    one, two = build(Settings(models=[TINY])), build(Settings(models=[TINY, other]))
+    assert set(two) - set(one) == {"model-other"}
+    assert set(deployed(two["model-other"])) == {"both-other"}
+    assert not set(deployed(two["penstock"])) & set(deployed(two["model-tiny"]))
+
+
+def test_pools_have_settings_of_their_own() -> None:
+    spec = ModelSpec.model_validate(
+        {
+            "name": "big",
+            "path": "b",
+            "worker": {"threads": 3, "kv_cache_bytes": 7, "block_size": 32},
+            "prefill": {"replicas": 2, "worker": {"threads": 5}},
+            "decode": {"replicas": 4, "ray": {"num_gpus": 2, "resources": {"big": 1}}},
+        }
+    )
+    settings = Settings.model_validate(
+        {"worker": {"max_running": 9, "threads": 1, "ray": {"num_cpus": 0.5}}}
+    )
+    settings.models = [TINY, spec]
+    graph = deployed(*build(settings).values())
+    prefill, decode = graph["prefill-big"], graph["decode-big"]
+    assert (prefill.num_replicas, decode.num_replicas) == (2, 4)
+    assert takes(prefill) == {"num_cpus": 0.5, "num_gpus": 0, "resources": {}}
+    assert takes(decode) == {"num_cpus": 0, "num_gpus": 2, "resources": {"big": 1}}
+
+    def own(name: str) -> tuple[Any, ...]:
+        worker = graph[name].init_args[0].own_settings().worker
+        return (
+            worker.role,
+            worker.model,
+            worker.threads,
+            worker.kv_cache_bytes,
+            worker.block_size,
+            worker.max_running,
+        )
+
+    assert own("prefill-big") == ("prefill", "big", 5, 7, 32, 9)
+    assert own("decode-big") == ("decode", "big", 3, 7, 32, 9)
+    assert own("decode-tiny") == ("decode", "tiny", 1, 256 * 2**20, 16, 9)
+    shown = ModelSpec.model_validate_json(spec.model_dump_json())
+    assert shown == spec, "what is written down of it is all of it"
+    assert shown.overrides == spec.overrides
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"prefill": {}}, "prefill: needs a decode pool"),
+        ({"decode": {"replicas": 0}}, "decode.replicas"),
+        ({"decode": {"ray": {"num_cpus": -1}}}, "decode.ray.num_cpus"),
+        ({"decode": {"ray": {"resources": {"x": 0}}}}, "decode.ray.resources.x"),
+        ({"decode": {"worker": {"threads": 0}}}, "decode.worker.threads"),
+        ({"decode": {"worker": {"thread": 1}}}, "decode.worker.thread"),
+        ({"worker": {"role": "both"}}, "role: not set here"),
+        ({"worker": {"replicas": 2}}, "replicas: not set here"),
+        ({"prefill": {"worker": {"block_size": 8}}, "decode": {}}, "block_size: of both pools"),
+        ({"decode": {"worker": {"dtype": "bfloat16"}}, "prefill": {}}, "dtype: of both pools"),
+        ({"name": "a#b"}, "name"),
+        ({"name": ""}, "name"),
+        ({"pool": {}}, "pool"),
+    ],
+)
+def test_a_wrong_model_is_refused_by_the_name_of_its_field(wrong: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        ModelSpec.model_validate({"name": "m", "path": "p", **wrong})
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(ValidationError, match="two models are called tiny"):
+        Settings(models=[TINY, TINY])
+
+
+def test_a_serve_config_says_how_many_and_each_replica_reads_its_own_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ROUTER__REPLICAS", "3")
+    monkeypatch.setenv("PENSTOCK_GATEWAY__RAY", '{"resources": {"penstock-gateway": 1}}')
+    monkeypatch.setenv("PENSTOCK_WORKER__REPLICAS", "2")
+    arguments = {"gateway": {"replicas": 5}, "tokenizer": {"replicas": 2, "ray": {"num_cpus": 1}}}
+    graph = deployed(serve_config(app.application, arguments))
+    assert {name: d.num_replicas for name, d in graph.items()} == {
+        "gateway": 5,
+        "retrieval": 1,
+        "router": 3,
+        "tokenizer": 2,
+    }
+    assert takes(graph["gateway"])["resources"] == {"penstock-gateway": 1}
+    assert takes(graph["tokenizer"])["num_cpus"] == 1
+
+    spec = {"name": "m", "path": "p", "worker": {"threads": 2}}
+    workers = deployed(serve_config(app.model, spec))
+    assert {name: d.num_replicas for name, d in workers.items()} == {"prefill-m": 2, "decode-m": 2}
+    monkeypatch.setenv("PENSTOCK_BIND_HOST", "10.1.2.3")  # of the pod that it runs in
+    for deployment in (*graph.values(), *workers.values()):
+        assert deployment.init_args[0].own_settings().bind_host == "10.1.2.3"
+    assert workers["decode-m"].init_args[0].own_settings().worker.threads == 2
+
+
+@pytest.mark.parametrize(
+    ("builder", "arguments", "told"),
+    [
+        (app.application, {"gateways": {}}, "gateways"),
+        (app.application, {"gateway": {"replicas": 0}}, "gateway.replicas"),
+        (app.application, {"retrieval": {"replicas": 2}}, "RETRIEVAL__REPLICAS"),
+        (app.model, {"name": "m"}, "path"),
+        (app.model, {"name": "m", "path": "p", "decode": {"replica": 1}}, "decode.replica"),
+    ],
+)
+def test_wrong_arguments_of_a_serve_config_are_refused(
+    builder: Any, arguments: Any, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        serve_config(builder, arguments)
+
+
+def test_what_ray_has_not_is_told_before_anything_waits_for_it() -> None:
+    def check(has: dict[str, float], **changes: Any) -> None:
+        settings = Settings.model_validate({"models": [TINY.sized(0, 3)], **changes})
+        _check_room(settings, has)
+
+    check({})
+    check({"CPU": 2, "own": 1}, gateway={"replicas": 2, "ray": {"num_cpus": 1}})
+    with pytest.raises(RuntimeError, match=r"PENSTOCK_GATEWAY__RAY.* 3 of CPU, and Ray has 2"):
+        check({"CPU": 2}, gateway={"replicas": 3, "ray": {"num_cpus": 1}})
+    with pytest.raises(RuntimeError, match=r"worker of tiny.* 3 of GPU, and Ray has 0"):
+        check({"CPU": 2}, worker={"ray": {"num_gpus": 1}})
+    with pytest.raises(RuntimeError, match=r"ROUTER__RAY.* 1 of own, and Ray has 0"):
+        check({}, router={"replicas": 1, "ray": {"resources": {"own": 1}}})
+    with pytest.raises(RuntimeError, match="all replicas take 4 of CPU"):
+        check(
+            {"CPU": 3},
+            gateway={"ray": {"num_cpus": 1}},
+            worker={"ray": {"num_cpus": 1}},
+        )

@@ -60,7 +60,7 @@ async def test_the_laptop_s_key_stays_until_it_is_revoked_or_redis_knows_it_no_m
 
 
 def arguments(**given: Any) -> Namespace:
-    return Namespace(**{"model": [], "prefill": 1, "decode": 1} | given)
+    return Namespace(**{"model": [], "prefill": None, "decode": None} | given)
 
 
 def test_arguments_come_before_settings_and_those_before_what_is_shipped(
@@ -78,8 +78,19 @@ def test_arguments_come_before_settings_and_those_before_what_is_shipped(
     assert [m.name for m in made(model=["org/given"]).models] == ["given"]
     assert made().gateway.port == 9000
     assert (made(0).gateway.port, made(0).gateway.max_files) == (0, 7)
-    split = up.stack(arguments(prefill=3, decode=2), None)
-    assert (split._prefill, split._decode) == (3, 2)
+
+    def pools(**given: Any) -> dict[str, int]:
+        (model,) = made(**given).models
+        return {role: pool.replicas for role, pool in model.pools.items()}
+
+    assert pools() == {"prefill": 1, "decode": 1}
+    assert pools(prefill=3, decode=2) == {"prefill": 3, "decode": 2}
+    monkeypatch.setenv("PENSTOCK_WORKER__REPLICAS", "2")
+    assert pools() == {"prefill": 2, "decode": 2}
+    assert pools(prefill=0) == {"both": 2}
+    own = '[{"name": "own", "path": "/own", "decode": {"replicas": 5}}]'
+    monkeypatch.setenv("PENSTOCK_MODELS", own)
+    assert pools(prefill=3, decode=3) == {"both": 5}, "a model that names its pools has those"
 
 
 def test_started_again_it_is_where_it_was(settings: Settings) -> None:
@@ -97,7 +108,7 @@ def test_started_again_it_is_where_it_was(settings: Settings) -> None:
 
 def test_all_replicas_are_waited_for() -> None:
     models = [ModelSpec(name=name, path=name) for name in ("a", "b")]
-    wanted = _wanted(Settings(models=models), 1, 2)
+    wanted = _wanted(Settings(models=[m.sized(1, 2) for m in models]))
 
     def replica(service: str, n: int = 0, **facts: str) -> Replica:
         return Replica(service, f"{service}-{n}", "h:1", "h", 1, facts=facts)
@@ -145,10 +156,10 @@ async def test_a_start_ends_with_the_first_reason_that_is_told(
     settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve = SimpleNamespace(status="DEPLOYING", message="")
-    monkeypatch.setattr(module, "_deployment_status", lambda: serve)
+    monkeypatch.setattr(module, "_applications", lambda: {"model-tiny": serve})
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
     said: list[str] = []
-    starting = Stack(settings, prefill=1, decode=1, report=said.append)
+    starting = Stack(settings, report=said.append)
     left = [["router"], ["router"], []]
     await starting._wait(redis, lambda: left.pop(0))
     assert said == ["waiting for: router"], "once"
@@ -167,9 +178,9 @@ async def test_a_start_ends_with_the_first_reason_that_is_told(
 async def test_a_start_that_nobody_says_anything_of_has_an_end(
     settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_deployment_status", lambda: SimpleNamespace(status="DEPLOYING"))
+    monkeypatch.setattr(module, "_applications", dict)
     monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.0)
-    starting = Stack(settings, prefill=1, decode=1, report=lambda _: None)
+    starting = Stack(settings, report=lambda _: None)
     with pytest.raises(RuntimeError, match=r"not up after 0 s: router, worker of demo"):
         await starting._wait(redis, lambda: ["router", "worker of demo"])
 
