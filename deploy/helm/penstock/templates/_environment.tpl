@@ -1,0 +1,107 @@
+{{/*
+The environment of every pod of the graph, the head's too: the graph is built there, from the same
+settings. What differs by pod is its address. Settings from `settings` are not here but in
+serveConfigV2, where a change is a rolling update in place instead of a new cluster of pods.
+*/}}
+{{- define "penstock.environment" -}}
+- name: PENSTOCK_BIND_HOST
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: PENSTOCK_GATEWAY__HOST  # the door is the one port for others than pods of this release
+  value: "0.0.0.0"
+- name: PENSTOCK_GATEWAY__PORT
+  value: "8000"
+- name: PENSTOCK_GATEWAY__GRPC_PORT
+  value: "8001"
+{{- range $i, $service := list "GATEWAY" "RETRIEVAL" "TOKENIZER" "ROUTER" "WORKER" }}
+- name: PENSTOCK_{{ $service }}__INTERNAL_PORT
+  value: {{ add 9000 $i | quote }}
+- name: PENSTOCK_{{ $service }}__METRICS_PORT
+  value: {{ add 9100 $i | quote }}
+- name: PENSTOCK_{{ $service }}__HEALTH_PORT
+  value: {{ add 9200 $i | quote }}
+{{- end }}
+- name: PENSTOCK_GATEWAY__REQUEST_TIMEOUT_S
+  value: {{ .Values.requestTimeoutSeconds | quote }}
+- name: PENSTOCK_DRAIN_GRACE_S
+  value: {{ .Values.requestTimeoutSeconds | quote }}
+- name: PENSTOCK_GATEWAY__LAME_DUCK_S
+  value: {{ .Values.lameDuckSeconds | quote }}
+- name: PENSTOCK_DATA_DIR
+  value: /var/lib/penstock
+- name: HOME
+  value: /var/lib/penstock
+- name: PENSTOCK_INTERNAL_SECRET
+  valueFrom:
+    secretKeyRef:
+      {{- include "penstock.secretKey" (list . .Values.internalSecret "internal" "internal-secret") | nindent 6 }}
+- name: PENSTOCK_INTERNAL_SECRET_ALSO  # while the secret is changed
+  valueFrom:
+    secretKeyRef:
+      name: {{ (include "penstock.secretKey" (list . .Values.internalSecret "internal" "internal-secret") | fromYaml).name }}
+      key: {{ .Values.internalSecret.keyAlso }}
+      optional: true
+{{- include "penstock.redis.environment" . | trim | nindent 0 }}
+{{- include "penstock.qdrant.environment" . | trim | nindent 0 }}
+{{- if .Values.certificates.enabled }}
+- name: PENSTOCK_TLS_DIR
+  value: /etc/penstock/tls
+{{- end }}
+{{- if include "penstock.door.secretName" . }}
+- name: PENSTOCK_GATEWAY__TLS_CERT
+  value: /etc/penstock/door/tls.crt
+- name: PENSTOCK_GATEWAY__TLS_KEY
+  value: /etc/penstock/door/tls.key
+{{- end }}
+{{- with include "penstock.otlp.endpoint" . }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ . | quote }}
+{{- if include "penstock.otlp.caRef" $ }}
+- name: OTEL_EXPORTER_OTLP_CERTIFICATE
+  value: /etc/penstock/stores/otlp-ca.crt
+{{- end }}
+{{- end }}
+- name: HF_HUB_OFFLINE  # checkpoints come with the image or by the download Job
+  value: "1"
+- name: TRITON_CACHE_DIR
+  value: /var/cache/penstock/triton
+- name: TORCHINDUCTOR_CACHE_DIR
+  value: /var/cache/penstock/inductor
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+{{- end -}}
+
+{{- define "penstock.otlp.endpoint" -}}
+{{- if (.Values.collector).enabled -}}
+{{ ternary "https" "http" .Values.certificates.enabled }}://{{ include "penstock.fullname" . }}-collector.{{ .Release.Namespace }}.svc:4317
+{{- else -}}
+{{- .Values.otlp.endpoint -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret and key with its authority; empty: the system's authorities, or no TLS. */}}
+{{- define "penstock.otlp.caRef" -}}
+{{- if and (.Values.collector).enabled .Values.certificates.enabled -}}
+name: {{ include "penstock.tls.secretName" (list . "collector") }}
+key: ca.crt
+{{- else if .Values.otlp.caSecret.name -}}
+name: {{ .Values.otlp.caSecret.name }}
+key: {{ .Values.otlp.caSecret.key }}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Settings for an application's runtime_env: those of `settings`, as variables. What the chart
+derives from other values cannot be set twice.
+*/}}
+{{- define "penstock.settings" -}}
+{{- $variables := dict -}}
+{{- range $name, $value := .Values.settings -}}
+{{- if regexMatch "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|TLS_DIR|INTERNAL_SECRET|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" $name -}}
+{{- fail (printf "settings.%s: the chart sets this one from its other values" $name) -}}
+{{- end -}}
+{{- $_ := set $variables (printf "PENSTOCK_%s" $name) (kindIs "string" $value | ternary $value (toJson $value)) -}}
+{{- end -}}
+{{- toYaml $variables -}}
+{{- end -}}

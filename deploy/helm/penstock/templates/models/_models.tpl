@@ -1,0 +1,87 @@
+{{/* Models: their pools, their checkpoints, and what is told of them to Serve. */}}
+
+{{/*
+Checks of what the schema cannot say. Every model has a pool that decodes, one source, and a name
+that stays different from the others' once it is a Kubernetes name.
+*/}}
+{{- define "penstock.models.check" -}}
+{{- $seen := dict -}}
+{{- range .Values.models -}}
+{{- $slug := include "penstock.slug" .name -}}
+{{- if hasKey $seen $slug -}}
+{{- fail (printf "models: %q and %q are the same name to Kubernetes" (get $seen $slug) .name) -}}
+{{- end -}}
+{{- $_ := set $seen $slug .name -}}
+{{- if and .path .download -}}
+{{- fail (printf "models[%s]: path or download, not both" .name) -}}
+{{- else if not (or .path .download) -}}
+{{- fail (printf "models[%s]: needs path (a folder in the image or the model cache) or download" .name) -}}
+{{- else if and .path (not (hasPrefix "/" .path)) -}}
+{{- fail (printf "models[%s].path: must be an absolute folder; for a model of the hub use download.repo" .name) -}}
+{{- else if and .download (not $.Values.modelCache.enabled) -}}
+{{- fail (printf "models[%s].download: needs modelCache.enabled" .name) -}}
+{{- end -}}
+{{- if not .decode -}}
+{{- fail (printf "models[%s].decode: needed; without prefill its workers compute prompts as well" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* {"pools": [{"role": …, "values": …}]}: a model's pools, over the defaults of `workers`. */}}
+{{- define "penstock.model.pools" -}}
+{{- $defaults := .root.Values.workers -}}
+{{- $pools := list -}}
+{{- if .model.prefill -}}
+{{- $pools = append $pools (dict "role" "prefill" "values" (mergeOverwrite (deepCopy $defaults) .model.prefill)) -}}
+{{- $pools = append $pools (dict "role" "decode" "values" (mergeOverwrite (deepCopy $defaults) .model.decode)) -}}
+{{- else -}}
+{{- $pools = append $pools (dict "role" "both" "values" (mergeOverwrite (deepCopy $defaults) .model.decode)) -}}
+{{- end -}}
+{{- toYaml (dict "pools" $pools) -}}
+{{- end -}}
+
+{{/* The folder that the download Job fills; empty: the model is not downloaded. */}}
+{{- define "penstock.model.download" -}}
+{{- with .model.download -}}
+/models/{{ include "penstock.slug" $.model.name }}/{{ .revision }}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.modelCache.claim" -}}
+{{- default (printf "%s-models" (include "penstock.fullname" .)) .Values.modelCache.existingClaim -}}
+{{- end -}}
+
+{{/* What one pool is to Serve: replicas, what each asks of its Ray node, settings of its workers. */}}
+{{- define "penstock.model.poolSpec" -}}
+{{- $slug := include "penstock.slug" .model.name -}}
+{{- $pool := .pool.values -}}
+{{- $worker := deepCopy (default dict $pool.worker) -}}
+{{- if gt (int $pool.gpus) 0 -}}
+{{- $_ := set $worker "device" "cuda" -}}
+{{- end -}}
+{{- if gt (int $pool.gpus) 1 -}}
+{{- $_ := set $worker "tensor_parallel" (int $pool.gpus) -}}
+{{- end -}}
+replicas: {{ $pool.replicas }}
+ray:
+  num_cpus: 0
+  num_gpus: {{ $pool.gpus }}
+  resources:
+    penstock-{{ .pool.role }}-{{ $slug }}: 1
+worker:
+  {{- toYaml $worker | nindent 2 }}
+{{- end -}}
+
+{{/* A ModelSpec, see docs/settings.md. */}}
+{{- define "penstock.model.spec" -}}
+name: {{ .model.name | quote }}
+path: {{ default .model.path (include "penstock.model.download" .) | quote }}
+{{- with .model.worker }}
+worker:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range (include "penstock.model.pools" . | fromYaml).pools }}
+{{ ternary "decode" .role (eq .role "both") }}:
+  {{- include "penstock.model.poolSpec" (dict "model" $.model "pool" .) | nindent 2 }}
+{{- end }}
+{{- end -}}
