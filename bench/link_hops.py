@@ -156,7 +156,9 @@ def registration(address: str) -> Registration:
         "max_running": str(MAX_RUNNING),
         "max_model_len": "8192",
     }
-    replica = Replica("worker", "worker-fake", address, host_id(), os.getpid(), facts=facts)
+    replica = Replica(
+        "worker", "worker-fake", address, host_id("127.0.0.1"), os.getpid(), facts=facts
+    )
     redis = connect_redis(settings.redis_url)
     return Registration(redis, settings.namespace, replica, settings.lease_s)
 

@@ -190,7 +190,7 @@ def _deployment(
         health_check_period_s=2,
         health_check_timeout_s=10,
         # Serve must outwait the drain, or it would cut the streams that still run.
-        graceful_shutdown_timeout_s=settings.drain_grace_s + 10,
+        graceful_shutdown_timeout_s=settings.drains_within_s + 10,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=2,
     )(Replica)

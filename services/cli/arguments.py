@@ -45,6 +45,19 @@ def status(parser: argparse.ArgumentParser) -> None:
     """None: it looks where the settings point, or at the Penstock of this data directory."""
 
 
+def drain(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--replica", metavar="ID", help="this one, as `penstock status` lists it")
+    which.add_argument(
+        "--node", metavar="HOST", help="those at this address (default: those of this host)"
+    )
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="until they run nothing any more, each service after those that call it",
+    )
+
+
 def keys(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make a key and print it, once")

@@ -29,6 +29,12 @@ _COMMANDS = (
         "services.cli.status",
         arguments.status,
     ),
+    (
+        "drain",
+        "let replicas end what they run and take no more, before their host is stopped",
+        "services.cli.drain",
+        arguments.drain,
+    ),
     ("keys", "create, list and revoke API keys", "services.cli.keys", arguments.keys),
 )
 # Those of `bench` are of the measurement's own module.

@@ -47,9 +47,9 @@ class Stack:
         self._undo = ExitStack()
 
     @property
-    def drain_grace_s(self) -> float:
+    def drains_within_s(self) -> float:
         """How long its end may take for running streams."""
-        return self._settings.drain_grace_s
+        return self._settings.drains_within_s
 
     @property
     def logs(self) -> Path | None:

@@ -8,15 +8,12 @@ from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
 from services.cli.console import console, folding_table
-from services.cli.running import find_running
-from services.common.config import Settings
-from services.common.discovery import Directory, Replica
-from services.common.redis import connect
+from services.cli.registry import registered, settings_here
+from services.common.discovery import Replica
 from services.common.secrets import redacted
 from services.common.transport import Transport
 
 _TIMEOUT_S = 5.0  # whoever has not answered by then is told so
-_SERVICES = ("gateway", "retrieval", "tokenizer", "router", "worker")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -24,54 +21,26 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 async def _main() -> int:
-    settings = Settings()
-    running = find_running(settings)
-    if running is not None and "redis_url" not in settings.model_fields_set:
-        settings.redis_url, settings.namespace = running.redis_url, running.namespace
-    replicas = await _registered(settings)
-    if replicas is None and running is None:
-        raise RuntimeError(
-            f"no Penstock runs with the data directory {settings.data_dir}, and Redis at "
-            f"{redacted(settings.redis_url)} cannot be reached; start one with `penstock up`"
-        )
-    if replicas is None:
-        raise RuntimeError(
-            f"no registry: Redis at {redacted(settings.redis_url)} cannot be reached"
-        )
-    if not replicas:
+    settings = settings_here()
+    serving, draining = await registered(settings)
+    if not serving and not draining:
         raise RuntimeError(f"nothing is registered in Redis at {redacted(settings.redis_url)}")
     out = console()
-    out.print(_services_table(replicas))
+    out.print(_services_table(serving, draining))
     transport = Transport.of(settings, "cli")
-    routers = [r for r in replicas if r.service == "router"]
+    routers = [r for r in serving if r.service == "router"]
     for shown in await asyncio.gather(*(_seen_by(router, transport) for router in routers)):
         out.print(shown)
     return 0
 
 
-async def _registered(settings: Settings) -> list[Replica] | None:
-    """None: Redis gives no answer in time."""
-    redis = connect(settings.redis_url)
-    views = [Directory(redis, settings.namespace, s, settings.lease_s) for s in _SERVICES]
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            await asyncio.gather(*(view.refresh() for view in views))
-    except TimeoutError:
-        return None
-    finally:
-        await redis.aclose()
-    if not all(view.reachable for view in views):
-        return None
-    return [replica for view in views for replica in view.replicas.values()]
-
-
-def _services_table(replicas: list[Replica]) -> Table:
+def _services_table(serving: list[Replica], draining: list[Replica]) -> Table:
     table = folding_table("service", "replica", "gRPC", "metrics", "pid", "facts", title="Replicas")
-    for replica in replicas:
+    for replica in [*(r for r in serving if r not in draining), *draining]:
         facts = ", ".join(f"{key}={value}" for key, value in replica.facts.items())
         table.add_row(
             replica.service,
-            replica.id,
+            replica.id + (" (drains)" if replica in draining else ""),
             replica.address,
             replica.metrics_url,
             str(replica.pid),

@@ -92,7 +92,7 @@ def main(arguments: argparse.Namespace) -> int:
     started = stack(arguments, arguments.port, again=leash.again)
     with started as running:
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-        leash.up(started.drain_grace_s, started.logs)
+        leash.up(started.drains_within_s, started.logs)
         print(
             f"""
 Penstock is up.

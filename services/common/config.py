@@ -122,6 +122,12 @@ class GatewaySettings(ServiceSettings):
     write_timeout_s: float = Field(
         30.0, gt=0, description="a client that reads nothing for this long is cut off"
     )
+    lame_duck_s: float = Field(
+        0.0,
+        ge=0,
+        description="how long a gateway that drains still takes new requests, while /readyz is 503 "
+        "already: as long as load balancers need to look there",
+    )
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
     max_file_bytes_per_tenant: int = Field(
         64 * 2**20, gt=0, description="of all its files together, which Redis holds"
@@ -461,6 +467,11 @@ class Settings(BaseSettings):
         """The section of one service."""
         section: ServiceSettings = getattr(self, name)
         return section
+
+    @property
+    def drains_within_s(self) -> float:
+        """How long the drain of a replica may take; the gateway's takes longest."""
+        return self.gateway.lame_duck_s + self.drain_grace_s
 
     @property
     def peer_host(self) -> str:

@@ -50,6 +50,7 @@ _NOT_NOW = (*RedisAway, RedisError)
 
 
 SERVICES = ("gateway", "retrieval", "tokenizer", "router", "worker")
+DRAINING = "draining"  # listed under it, instead of their service's name, are replicas that drain
 REPLICA_ID = re.compile(rf"\b({'|'.join(SERVICES)})-[0-9a-f]{{8}}\b")
 
 
@@ -58,13 +59,19 @@ def new_replica_id(service: str) -> str:
     return f"{service}-{secrets.token_hex(4)}"
 
 
-def host_id() -> str:
+def machine_id() -> str:
     """Equal for processes that share memory: the kernel's boot id plus the IPC namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/ipc")
     if not boot.exists():
         return f"node-{uuid.getnode():x}"
     return f"{boot.read_text().strip()}/{namespace.readlink() if namespace.exists() else ''}"
+
+
+def host_id(host: str) -> str:
+    """Of a replica whose peers reach it at `host`. Two nodes of a cluster are two hosts, also where
+    they have addresses of one machine: what is tried there holds for two machines."""
+    return f"{machine_id()}/{host}"
 
 
 @dataclass(frozen=True)
@@ -97,12 +104,17 @@ def _keys(namespace: str, service: str) -> list[str]:
 
 
 class Registration:
-    """Keeps one replica's lease alive, three renewals a lease, until `stop`."""
+    """Keeps one replica's lease alive, three renewals a lease, until `stop`.
 
-    def __init__(self, client: Redis, namespace: str, replica: Replica, lease_s: float) -> None:
+    It is listed under its service, or where it is not to be found by callers, `under` a name.
+    """
+
+    def __init__(
+        self, client: Redis, namespace: str, replica: Replica, lease_s: float, under: str = ""
+    ) -> None:
         self._renew = Script(client, _RENEW)
         self._leave = Script(client, _LEAVE)
-        self._keys = _keys(namespace, replica.service)
+        self._keys = _keys(namespace, under or replica.service)
         self._replica = replica
         self._lease_s = lease_s
         self._task: asyncio.Task[None] | None = None

@@ -17,8 +17,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
+from protos import host_pb2_grpc
 from services.common.config import Settings, unknown_names
-from services.common.discovery import Registration, Replica, host_id, new_replica_id
+from services.common.discovery import DRAINING, Registration, Replica, host_id, new_replica_id
+from services.common.draining import HOST_SERVICE, HostServicer
 from services.common.give_back import give_back_memory
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
@@ -91,8 +93,10 @@ class Host:
         self._server = self._transport.server(SERVER_OPTIONS, health=self._health)
         self._health_server: grpc.aio.Server | None = None
         self._registration: Registration | None = None
+        self._listed_draining: Registration | None = None
         self._metrics = contextlib.ExitStack()
         self._watches: list[asyncio.Task[None]] = []
+        self._draining: asyncio.Task[None] | None = None
         self.replica: Replica | None = None
         self.failed = asyncio.Event()  # a check failed: the replica takes no more requests
 
@@ -114,8 +118,11 @@ class Host:
     async def _serve(self) -> Replica:
         host = self.settings.bind_host
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        servicer = HostServicer(self.drain, self.settings.drains_within_s)
+        host_pb2_grpc.add_HostServicer_to_server(servicer, self._server)
         if self.settings.reflects:
-            names = (*self.service.grpc_services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            always = (HOST_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*self.service.grpc_services, *always)
             reflection.enable_server_reflection(names, self._server)
         port = self._transport.listen(self._server, host, self._own.internal_port)
         await self._server.start()
@@ -129,17 +136,21 @@ class Host:
             service=self.service.name,
             id=self.id,
             address=host_port(self.settings.peer_host, port),
-            host_id=host_id(),
+            host_id=host_id(self.settings.peer_host),
             pid=os.getpid(),
             metrics_url=self._start_metrics(host),
             version=version(),
             facts=self.service.describe(),
         )
-        self._registration = Registration(
-            self._redis, self.settings.namespace, replica, self.settings.lease_s
-        )
-        await self._registration.start()
+        self._registration = await self._register(replica)
         return replica
+
+    async def _register(self, replica: Replica, under: str = "") -> Registration:
+        registration = Registration(
+            self._redis, self.settings.namespace, replica, self.settings.lease_s, under
+        )
+        await registration.start()
+        return registration
 
     def _start_metrics(self, host: str) -> str:
         server, thread = start_http_server(self._own.metrics_port, addr=host)
@@ -162,21 +173,40 @@ class Host:
             except Exception as error:
                 log.error("%s failed its check: %s", self.id, error)
                 break
-        await self._health.enter_graceful_shutdown()
-        if self._registration is not None:
-            await self._registration.stop()
+        await self._leave()
         self.failed.set()
 
-    async def stop(self, grace_s: float | None = None) -> None:
-        """Leaves the registry, lets running requests finish for `grace_s`, then ends all."""
-        grace = self.settings.drain_grace_s if grace_s is None else grace_s
-        for watch in self._watches:
-            watch.cancel()
+    async def _leave(self) -> None:
+        """Nobody looks for it any more."""
         await self._health.enter_graceful_shutdown()
         if self._registration is not None:
             await self._registration.stop()
+
+    def drain(self, grace_s: float | None = None) -> asyncio.Task[None]:
+        """Leaves the registry, refuses new requests and lets running ones finish for `grace_s`. A
+        drain that has begun before goes on as it was."""
+        if self._draining is None:
+            grace = self.settings.drain_grace_s if grace_s is None else grace_s
+            self._draining = asyncio.create_task(self._drain(grace), name="drain")
+        return self._draining
+
+    async def _drain(self, grace_s: float) -> None:
         if self.replica is not None:
-            await self.service.drain(grace)
+            log.info("%s drains", self.id)
+            self._listed_draining = await self._register(self.replica, DRAINING)
+        await self._leave()
+        if self.replica is not None:
+            await self.service.drain(grace_s)
+            log.info("%s is drained", self.id)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Drains, if that has not begun before, then ends all."""
+        for watch in self._watches:
+            watch.cancel()
+        await self.drain(grace_s)
+        if self._listed_draining is not None:
+            await self._listed_draining.stop()
+        grace = self.settings.drain_grace_s if grace_s is None else grace_s
         await self._server.stop(grace=min(grace, 1.0))
         if self._health_server is not None:
             await self._health_server.stop(None)

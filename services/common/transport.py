@@ -64,6 +64,7 @@ CALLERS: dict[str, frozenset[str]] = {
     "/penstock.v1.Router/GetStatus": frozenset({"cli"}),
     "/penstock.v1.Worker/Link": frozenset({"router"}),
     "/penstock.v1.Worker/PushKv": frozenset({"worker"}),
+    "/penstock.host.v1.Host/Drain": frozenset({"cli"}),
     "/grpc.health.v1.Health/": frozenset({*SERVICES, "cli"}),
     "/grpc.reflection.v1alpha.ServerReflection/": frozenset({"cli"}),
 }

@@ -65,7 +65,7 @@ class GrpcServer:
         return port
 
     async def drain(self) -> None:
-        """Health says that it ends; the intake refuses new requests."""
+        """Health says that it ends; new requests are the intake's to refuse."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:

@@ -58,7 +58,8 @@ class Intake:
         self._idle.set()
         self._tasks: set[asyncio.Task[Any]] = set()  # of the running requests
         self._over = False
-        self.draining = False
+        self.leaving = False  # a load balancer should send no more, but what comes is taken
+        self.draining = False  # it is refused
 
     @property
     def running(self) -> int:

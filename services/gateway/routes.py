@@ -165,7 +165,7 @@ async def readyz(gateway: Gateway, exchange: Exchange) -> None:
     While Redis is away, requests of known keys have one: not a 503, which would turn them away too.
     """
     missing, limited = [], []
-    if gateway.intake.draining:
+    if gateway.intake.leaving:
         missing.append("this gateway is shutting down")
     if not gateway.tokenizers.ready():
         missing.append("no tokenizer is linked")

@@ -76,9 +76,12 @@ class GatewayService(Service):
             self._http.check()
 
     async def drain(self, grace_s: float) -> None:
-        """Still listens, to answer /readyz and new requests with 503, until all have ended."""
+        """Is not ready at once, and takes new requests until load balancers have seen that. Then it
+        still listens, to answer /readyz and new requests with 503."""
+        self.gateway.intake.leaving = True
         if self._grpc is not None:
             await self._grpc.drain()
+        await asyncio.sleep(self.settings.gateway.lame_duck_s)
         await asyncio.gather(self.gateway.intake.drain(grace_s), self.gateway.stores.drain(grace_s))
 
     async def stop(self) -> None:

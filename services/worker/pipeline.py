@@ -13,7 +13,6 @@ from opentelemetry.trace import Span
 
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
-from services.common.discovery import host_id
 from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall
 from services.common.telemetry import Telemetry, remote_parent
@@ -57,7 +56,7 @@ class Stage:
     receiver: KvReceiver
     channels: Channels
     telemetry: Telemetry
-    share_memory: bool  # KV blocks to a decode worker on this host go through shared memory
+    share_memory_on: str  # host_id of decode workers that get KV through shared memory; "": of none
 
 
 async def serve(stage: Stage, call: LinkCall) -> None:
@@ -124,7 +123,7 @@ async def _compute_and_push(
     sender: KvSender,
     cached_blocks: int,
 ) -> None:
-    shared = stage.share_memory and work.push_to.host_id == host_id()
+    shared = bool(stage.share_memory_on) and work.push_to.host_id == stage.share_memory_on
     request = _engine_request(
         stage,
         work,

@@ -9,6 +9,7 @@ import grpc
 
 from services.common.checkpoint import chosen, digest, locate
 from services.common.config import Settings
+from services.common.discovery import host_id
 from services.common.errors import unavailable
 from services.common.link import LinkCall, LinkServer, Vitals
 from services.common.redis import Redis
@@ -74,7 +75,9 @@ class WorkerService(Service):
             receiver=self._receiver,
             channels=self._channels,
             telemetry=self.telemetry,
-            share_memory=self.settings.worker.transfer == "auto",
+            share_memory_on=host_id(self.settings.peer_host)
+            if self.settings.worker.transfer == "auto"
+            else "",
         )
         self._links = LinkServer(
             "/penstock.v1.Worker/Link",

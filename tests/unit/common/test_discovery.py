@@ -16,6 +16,7 @@ from services.common.discovery import (
     Registration,
     Replica,
     host_id,
+    machine_id,
     new_replica_id,
 )
 from services.common.embedded_redis import EmbeddedRedis
@@ -26,7 +27,7 @@ LEASE_S = 0.6
 
 
 def replica(id: str, address: str = "127.0.0.1:1") -> Replica:
-    return Replica("worker", id, address, host_id(), pid=1, facts={"role": "both"})
+    return Replica("worker", id, address, host_id("127.0.0.1"), pid=1, facts={"role": "both"})
 
 
 @pytest.fixture
@@ -243,6 +244,8 @@ def test_ids_have_their_shape_and_processes_of_a_host_its_name() -> None:
     ids = {new_replica_id(service) for service in SERVICES for _ in range(8)}
     assert len(ids) == 8 * len(SERVICES)
     assert all(REPLICA_ID.fullmatch(id) for id in ids)
-    script = "from services.common.discovery import host_id; print(host_id())"
+    script = "from services.common.discovery import host_id; print(host_id('127.0.0.2'))"
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert other.stdout.strip() == host_id()
+    assert other.stdout.strip() == host_id("127.0.0.2")
+    assert host_id("127.0.0.2").startswith(machine_id())
+    assert host_id("127.0.0.2") != host_id("127.0.0.1"), "two nodes, though of one machine"

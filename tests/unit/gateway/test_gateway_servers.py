@@ -20,7 +20,7 @@ from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.redis import connect
 from services.common.telemetry import Telemetry
-from services.gateway import grpc_strangers, http_server
+from services.gateway import grpc_strangers, http_server, server
 from services.gateway.grpc_api import INFERENCE
 from services.gateway.grpc_server import GrpcServer
 from services.gateway.http_server import HttpServer
@@ -353,6 +353,31 @@ async def test_a_drain_waits_for_requests_and_for_indexing(monkeypatch):
         indexed.set()
         async with asyncio.timeout(30):
             await again
+
+
+async def test_a_lame_duck_is_not_ready_and_takes_what_still_comes(monkeypatch):
+    """Load balancers go on sending until they have looked again."""
+    over, waited = asyncio.Event(), []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        await over.wait()
+
+    monkeypatch.setattr(server, "asyncio", SimpleNamespace(sleep=sleep, gather=asyncio.gather))
+    async with service(lame_duck_s=45) as made:
+        intake = made.gateway.intake
+        draining = asyncio.create_task(made.drain(60))
+        await until(lambda: waited == [45])
+        assert intake.leaving, "which /readyz tells"
+        with intake.slot("a"):
+            over.set()
+            await until(lambda: intake.draining)
+            assert not draining.done()
+            with pytest.raises(PenstockError), intake.slot("a"):
+                pass
+        async with asyncio.timeout(30):
+            await draining
+        assert made.settings.drains_within_s == 45 + made.settings.drain_grace_s
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,6 @@ class Line:
     def __init__(self, name: str, state: ChannelConnectivity = ChannelConnectivity.READY) -> None:
         self.name = name
         self.state = state
-        self.outdated = False
 
     def get_state(self, try_to_connect: bool = False) -> ChannelConnectivity:
         if self.state is ChannelConnectivity.SHUTDOWN:

@@ -144,7 +144,7 @@ async def test_readiness_is_whether_a_request_has_a_way(
     parts.tokenizers.linked = linked
     parts.tokenizers.redis_reachable = redis
     parts.auth.knows_keys = known
-    parts.intake.draining = draining
+    parts.intake.leaving = draining
     for path in ("/readyz", "/health"):
         answer = await http.get(path, headers={"authorization": ""})
         assert answer.status_code == (503 if status == "unavailable" else 200)

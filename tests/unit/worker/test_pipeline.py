@@ -75,7 +75,7 @@ def stage_of(engine: Engine) -> pipeline.Stage:
         receiver=unused,
         channels=unused,
         telemetry=Telemetry("worker", "worker-1"),
-        share_memory=False,
+        share_memory_on="",
     )
 
 

@@ -61,7 +61,7 @@ class Split:
 
     def prefills(self, transfer_id: str = "t", host: str | None = None) -> Answer:
         to = worker_pb2.WorkerAddress(
-            address=self.decode.address, host_id=host_id() if host is None else host
+            address=self.decode.address, host_id=host_id("127.0.0.1") if host is None else host
         )
         return self.prefill.open(mode=Work.PREFILL, transfer_id=transfer_id, push_to=to)
 
@@ -455,7 +455,7 @@ async def test_a_commit_answered_by_the_streams_end_is_no_success(
 
 
 def prefill_to(worker: Worker, address: str) -> Answer:
-    to = worker_pb2.WorkerAddress(address=address, host_id=host_id())
+    to = worker_pb2.WorkerAddress(address=address, host_id=host_id("127.0.0.1"))
     return worker.open(mode=Work.PREFILL, transfer_id="t", push_to=to)
 
 

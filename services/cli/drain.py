@@ -1,0 +1,83 @@
+"""`penstock drain`: replicas take no more requests, and end those that they run.
+
+By default those of this host, before it is taken out of service; it ends nothing by itself.
+Standard output has a line for each replica; the exit code is 0 when all of them drain (with
+`--wait`: are drained), also when none is here.
+"""
+
+import argparse
+import asyncio
+import sys
+
+import grpc
+
+from protos import host_pb2, host_pb2_grpc
+from services.cli.registry import registered, settings_here
+from services.common.discovery import Replica, machine_id
+from services.common.transport import KEEPALIVE, Transport
+
+_TIMEOUT_S = 10.0  # for an answer
+_MARGIN_S = 15.0  # beyond what a replica says that its drain takes
+# Each service after those that call it: what these still run has its way to the end.
+_WAVES = (("gateway",), ("tokenizer", "retrieval"), ("router",), ("worker",))
+
+
+def main(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_main(arguments))
+
+
+async def _main(arguments: argparse.Namespace) -> int:
+    settings = settings_here()
+    serving, draining = await registered(settings)
+    every = {replica.id: replica for replica in (*serving, *draining)}  # one may be just in between
+    chosen = _chosen(list(every.values()), arguments)
+    if not chosen:
+        print("no replica of Penstock is registered on this host")
+        return 0
+    transport = Transport.of(settings, "cli")
+    waves = [[r for r in chosen if r.service in wave] for wave in _WAVES]
+    if not arguments.wait:
+        waves = [chosen]
+    done = True
+    for wave in waves:
+        drains = (_drained(replica, transport, arguments.wait) for replica in wave)
+        done = all(await asyncio.gather(*drains)) and done
+    return 0 if done else 1
+
+
+def _chosen(replicas: list[Replica], arguments: argparse.Namespace) -> list[Replica]:
+    """Raises RuntimeError when there is none of what was named."""
+    if arguments.replica:
+        found = [replica for replica in replicas if replica.id == arguments.replica]
+        named = f"no replica {arguments.replica}"
+    elif arguments.node:
+        found = [r for r in replicas if _host(r) == arguments.node.strip("[]")]
+        named = f"no replica at {arguments.node}"
+    else:
+        return [r for r in replicas if r.host_id.startswith(f"{machine_id()}/")]
+    if not found:
+        raise RuntimeError(f"{named} is registered; `penstock status` lists them")
+    return found
+
+
+def _host(replica: Replica) -> str:
+    return replica.address.rpartition(":")[0].strip("[]")
+
+
+async def _drained(replica: Replica, transport: Transport, wait: bool) -> bool:
+    """Whether it drains, or with `wait` is drained; says so, or why not."""
+    who = f"{replica.id} at {replica.address}"
+    async with transport.dial(replica.address, replica.service, KEEPALIVE) as channel:
+        drain = host_pb2_grpc.HostStub(channel).Drain
+        try:
+            told = await drain(host_pb2.DrainRequest(), timeout=_TIMEOUT_S)
+            if wait and not told.drained:
+                print(f"{who}: drains, for {told.at_most_s:g} s at most", flush=True)
+                patience_s = told.at_most_s + _MARGIN_S
+                told = await drain(host_pb2.DrainRequest(wait=True), timeout=patience_s)
+        except grpc.aio.AioRpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+            print(f"penstock: {who} does not answer: {why}", file=sys.stderr)
+            return False
+    print(f"{who}: {'is drained' if told.drained else 'drains'}", flush=True)
+    return True
