@@ -1,0 +1,48 @@
+{{/* What selects all pods of the release. */}}
+{{- define "penstock.releaseLabels" -}}
+app.kubernetes.io/name: {{ include "penstock.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* Peers of a network policy: the pods of this release with one of the components.
+     Takes (list $ "component" …). */}}
+{{- define "penstock.peers" -}}
+{{- $root := first . -}}
+- podSelector:
+    matchLabels: {{- include "penstock.releaseLabels" $root | nindent 6 }}
+    matchExpressions:
+      - {key: app.kubernetes.io/component, operator: In, values: {{ rest . | toJson }}}
+{{- end -}}
+
+{{/* TCP ports of a network policy's rule, from a list of numbers or `first-last`. */}}
+{{- define "penstock.tcp" -}}
+{{- range . }}
+{{- $range := splitList "-" (toString .) }}
+- {protocol: TCP, port: {{ first $range }}{{ if eq (len $range) 2 }}, endPort: {{ last $range }}{{ end }}}
+{{- end }}
+{{- end -}}
+
+{{/* The way to Redis: its pods, or its URL's port anywhere, as no selector knows where it is. */}}
+{{- define "penstock.redis.egress" -}}
+{{- if .Values.redis.enabled -}}
+- to: {{- include "penstock.peers" (list . "redis") | nindent 4 }}
+  ports: {{- include "penstock.tcp" (list 6379) | nindent 4 }}
+{{- else -}}
+- ports: {{- include "penstock.tcp" (list (include "penstock.redis.address" . | splitList ":" | last)) | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
+{{/* The way to Qdrant likewise. */}}
+{{- define "penstock.qdrant.egress" -}}
+{{- if .Values.qdrant.enabled -}}
+- to: {{- include "penstock.peers" (list . "qdrant") | nindent 4 }}
+  ports: {{- include "penstock.tcp" (list 6333) | nindent 4 }}
+{{- else -}}
+{{- $url := urlParse (include "penstock.qdrant.url" .) -}}
+{{- $port := ternary "443" "80" (eq $url.scheme "https") -}}
+{{- if regexMatch ":[0-9]+$" $url.host -}}
+{{- $port = splitList ":" $url.host | last -}}
+{{- end -}}
+- ports: {{- include "penstock.tcp" (list $port) | nindent 4 }}
+{{- end -}}
+{{- end -}}
