@@ -99,7 +99,7 @@ Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
   gRPC     {running.grpc}   (penstock.v1.Inference)
   key      {running.key}
-  metrics  {started.metrics_url}   (Prometheus; all replicas: /targets beside it)
+  metrics  {running.url}/metrics
   logs     {started.logs}
 
   penstock chat      talk to it

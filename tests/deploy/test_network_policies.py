@@ -1,0 +1,184 @@
+"""Network policies let through what a request's way, Ray and operation need, and nothing else.
+
+What is needed is not written down here a second time where the code says it: who calls which
+service is `CALLERS` of services/common/transport.py.
+"""
+
+from itertools import product
+
+import pytest
+
+from services.common.config import Settings
+from services.common.discovery import SERVICES
+from services.common.transport import CALLERS
+from tests.deploy.conftest import ELSEWHERE
+from tests.deploy.environment import settings_of
+from tests.deploy.manifests import NAMESPACE, Release, render
+from tests.deploy.network import End, Network
+
+COMPONENT_OF = {
+    "gateway": ("gateway",),
+    "retrieval": ("services",),
+    "tokenizer": ("services",),
+    "router": ("services",),
+    "worker": ("prefill", "decode"),
+}
+SERVE = ("gateway", "services", "prefill", "decode")
+RAY = ("head", *SERVE)
+STORES = ("redis", "qdrant")
+
+STRANGER = End({"app": "stranger"}, "elsewhere")
+NEIGHBOUR = End({"app": "neighbour"}, NAMESPACE)
+OPERATOR = End({"app.kubernetes.io/name": "kuberay-operator"}, "kuberay")
+PROMETHEUS = End({"app.kubernetes.io/name": "prometheus"}, "monitoring")
+DNS = End({"k8s-app": "kube-dns"}, "kube-system")
+INTERNET = End(None, ip="203.0.113.9")
+
+Path = tuple[str, str, int]
+
+
+@pytest.fixture(scope="module")
+def network(everything: Release) -> Network:
+    return Network.of(everything)
+
+
+@pytest.fixture(scope="module")
+def ends(everything: Release) -> dict[str, End]:
+    return {pod.component: End(pod.labels) for pod in everything.pods}
+
+
+def calls_between_services(settings: Settings) -> set[Path]:
+    """By the allowlist of methods: (caller's pods, callee's pods, port)."""
+    paths = set()
+    for method, callers in CALLERS.items():
+        called = method.strip("/").split("/")[0].rpartition(".")[2].lower()
+        if called not in SERVICES:
+            continue
+        port = settings.of_service(called).internal_port
+        for caller in callers - {"cli"}:
+            paths |= set(product(COMPONENT_OF[caller], COMPONENT_OF[called], [port]))
+    return paths
+
+
+def needed(settings: Settings) -> set[Path]:
+    own_ports = [6380, 6381, 6382, 6383, 10002, 10999]
+    return {
+        *calls_between_services(settings),
+        *product(RAY, RAY, own_ports),
+        *product(RAY, ["head"], [6379, 8265]),
+        *product((*RAY, "test"), ["redis"], [6379]),
+        ("services", "qdrant", 6333),
+        *product(SERVE, ["collector"], [4317]),
+    }
+
+
+def test_between_pods_of_the_release_what_is_needed_and_no_more(
+    network: Network, ends: dict[str, End], everything: Release
+) -> None:
+    door = {8000, 8001}
+    ports = {port for pod in everything.pods for port in pod.ports.values()} - door
+    ports |= {6380, 6381, 6382, 6383, 10001, 10002, 10999, 11000, 22, 443}
+    found = {
+        (source, target, port)
+        for source, target, port in product(ends, ends, sorted(ports))
+        if network.lets(ends[source], ends[target], port)
+    }
+    assert found == needed(settings_of(everything))
+
+
+def test_the_door_is_open_to_all_that_may_leave_their_own(
+    network: Network, ends: dict[str, End]
+) -> None:
+    for port in (8000, 8001):
+        for caller in (STRANGER, NEIGHBOUR, INTERNET, ends["test"]):
+            assert network.lets(caller, ends["gateway"], port)
+        for component in set(ends) - {"test"}:
+            assert not network.lets(ends[component], ends["gateway"], port), component
+
+
+def test_the_door_can_be_open_to_some() -> None:
+    clients = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
+    release = render(None, {"networkPolicy": {"clients": clients}})
+    network = Network.of(release)
+    gateway = End(release.pods_of("gateway")[0].labels)
+    assert network.lets(End({}, "ingress"), gateway, 8000)
+    assert network.lets(End(release.pods_of("test")[0].labels), gateway, 8001)
+    assert not network.lets(STRANGER, gateway, 8000)
+
+
+def test_strangers_reach_nothing_else(
+    network: Network, ends: dict[str, End], everything: Release
+) -> None:
+    ports = {port for pod in everything.pods for port in pod.ports.values()} | {6380, 10002, 52365}
+    for stranger, (component, end), port in product(
+        (STRANGER, NEIGHBOUR, INTERNET), ends.items(), ports
+    ):
+        if component == "gateway" and port in (8000, 8001):
+            continue
+        assert not network.lets(stranger, end, port), (stranger, component, port)
+
+
+def test_kuberay_reaches_the_heads_dashboard_alone(network: Network, ends: dict[str, End]) -> None:
+    assert network.lets(OPERATOR, ends["head"], 8265)
+    assert not network.lets(OPERATOR, ends["head"], 6379)
+    assert not network.lets(OPERATOR, ends["decode"], 6380)
+
+
+def test_prometheus_reaches_every_port_of_metrics_alone(
+    network: Network, everything: Release
+) -> None:
+    settings = settings_of(everything)
+    metrics = {settings.of_service(name).metrics_port for name in SERVICES} | {8080, 8888}
+    for pod in everything.pods:
+        for port in pod.ports.values():
+            if port in (8000, 8001) and pod.component == "gateway":
+                continue
+            reached = network.lets(PROMETHEUS, End(pod.labels), port)
+            assert reached == (port in metrics), (pod.owner, port)
+
+
+def test_what_a_podmonitor_scrapes_prometheus_reaches(everything: Release) -> None:
+    network = Network.of(everything)
+    scraped = {e["portNumber"] for e in everything.one("PodMonitor")["spec"]["podMetricsEndpoints"]}
+    for port in scraped:
+        pods = [pod for pod in everything.pods if port in pod.ports.values()]
+        assert pods, f"no pod has port {port}"
+        assert all(network.lets(PROMETHEUS, End(pod.labels), port) for pod in pods)
+
+
+def test_names_are_resolved_and_nothing_outside_is_called(
+    network: Network, everything: Release
+) -> None:
+    for pod in everything.pods:
+        end = End(pod.labels)
+        assert network.lets(end, DNS, 53, "UDP"), pod.owner
+        assert network.lets(end, DNS, 53), pod.owner
+        assert network.lets(end, INTERNET, 443) == (pod.component in ("download", "collector"))
+        assert network.lets(end, INTERNET, 4317) == (pod.component == "collector"), pod.owner
+        assert not network.lets(end, INTERNET, 80), pod.owner
+        assert not network.lets(end, STRANGER, 8000), pod.owner
+
+
+def test_stores_elsewhere_are_reached() -> None:
+    """By their URL's port: no selector knows where they are."""
+    release = render(None, ELSEWHERE)
+    network = Network.of(release)
+    for pod in release.pods:
+        end = End(pod.labels)
+        wants_redis = pod.component in (*RAY, "test")
+        assert network.lets(end, INTERNET, 6380) == wants_redis, pod.owner
+        assert network.lets(end, INTERNET, 6333) == (pod.component == "services"), pod.owner
+
+
+def test_rays_ports_are_those_of_its_start_parameters(everything: Release) -> None:
+    cluster = everything.ray["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        told = group["rayStartParams"]
+        assert told["node-manager-port"] == "6380"
+        assert told["object-manager-port"] == "6381"
+        assert told["runtime-env-agent-port"] == "6382"
+        assert told["dashboard-agent-grpc-port"] == "6383"
+        assert told["metrics-export-port"] == "8080"
+        assert (told["min-worker-port"], told["max-worker-port"]) == ("10002", "10999")
+    assert cluster["headGroupSpec"]["rayStartParams"]["dashboard-port"] == "8265"

@@ -1,0 +1,140 @@
+"""What must hold for every pod: it may do little, and what is written about it fits together."""
+
+import re
+
+from services.common.config import unknown_names
+from services.common.discovery import SERVICES
+from tests.deploy.environment import AWAITED, settings_of
+from tests.deploy.manifests import Release
+
+_OF_SERVE = ("gateway", "services", "prefill", "decode")
+
+
+def test_every_container_is_restricted(release: Release) -> None:
+    """As the `restricted` pod security standard wants it, and a read-only root besides."""
+    for pod in release.pods:
+        of_pod = pod.spec["securityContext"]
+        assert of_pod["runAsNonRoot"] is True, pod.owner
+        assert of_pod["runAsUser"] > 0, pod.owner
+        assert of_pod["seccompProfile"] == {"type": "RuntimeDefault"}, pod.owner
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod.spec), pod.owner
+        for container in pod.containers:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, (pod.owner, container["name"])
+            assert own["readOnlyRootFilesystem"] is True, (pod.owner, container["name"])
+            assert own["capabilities"] == {"drop": ["ALL"]}, (pod.owner, container["name"])
+            assert not own.get("privileged")
+        for volume in pod.spec.get("volumes", ()):
+            assert "hostPath" not in volume, pod.owner
+
+
+def test_no_pod_has_a_token_of_kubernetes(release: Release) -> None:
+    for pod in release.pods:
+        assert pod.spec["automountServiceAccountToken"] is False, pod.owner
+
+
+def test_every_container_says_what_it_needs_and_may_take(release: Release) -> None:
+    for pod in release.pods:
+        for container in pod.containers:
+            resources = container["resources"]
+            assert {"cpu", "memory"} <= set(resources["requests"]), (pod.owner, container["name"])
+            assert "memory" in resources["limits"], (pod.owner, container["name"])
+
+
+def test_mounts_have_their_volumes_and_volumes_their_mounts(release: Release) -> None:
+    for pod in release.pods:
+        volumes = {volume["name"] for volume in pod.spec.get("volumes", ())}
+        claims = {c["metadata"]["name"] for c in _claim_templates(release, pod.owner)}
+        mounted = {m["name"] for c in pod.containers for m in c.get("volumeMounts", ())}
+        assert mounted - volumes - claims == set(), pod.owner
+        assert volumes - mounted == set(), pod.owner
+
+
+def test_names_of_ports_fit_and_differ(release: Release) -> None:
+    for pod in release.pods:
+        ports = [port for c in pod.containers for port in c.get("ports", ())]
+        names = [port["name"] for port in ports if "name" in port]
+        assert len(set(names)) == len(names), pod.owner
+        assert len({port["containerPort"] for port in ports}) == len(ports), pod.owner
+        for name in names:
+            assert re.fullmatch(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?", name), pod.owner
+
+
+def test_probes_ask_ports_that_the_services_serve(release: Release) -> None:
+    settings = settings_of(release)
+    health = {settings.of_service(name).health_port for name in SERVICES}
+    for pod in release.pods:
+        for container in pod.containers:
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                probe = container.get(kind, {})
+                if "grpc" in probe and pod.component in _OF_SERVE:
+                    assert probe["grpc"]["port"] in health, (pod.owner, kind)
+                    assert probe["grpc"]["port"] in pod.ports.values(), (pod.owner, kind)
+                if isinstance(named := probe.get("httpGet", {}).get("port"), str):
+                    assert named in pod.ports, (pod.owner, kind)
+
+
+def test_every_port_of_a_service_is_a_pods(release: Release) -> None:
+    for service in release.of("Service"):
+        selector = service["spec"]["selector"]
+        chosen = [pod for pod in release.pods if selector.items() <= pod.labels.items()]
+        assert chosen, service["metadata"]["name"]
+        for pod in chosen:
+            for port in service["spec"]["ports"]:
+                target = port.get("targetPort", port["port"])
+                assert target in (pod.ports if isinstance(target, str) else pod.ports.values()), (
+                    service["metadata"]["name"],
+                    port,
+                    pod.owner,
+                )
+
+
+def test_environment_is_of_settings_that_exist_and_are_valid(release: Release) -> None:
+    for pod in release.pods:
+        for container in pod.containers:
+            names = [entry["name"] for entry in container.get("env", ())]
+            assert len(set(names)) == len(names), (pod.owner, container["name"])
+            unknown = set(unknown_names(dict.fromkeys(names, ""))) - AWAITED
+            assert not unknown, pod.owner
+    settings_of(release)  # raises where a value is none, or a name within a section
+
+
+def test_a_pod_may_end_after_its_longest_stream(release: Release) -> None:
+    settings = settings_of(release)
+    longest = settings.gateway.lame_duck_s + settings.drain_grace_s
+    for pod in release.pods:
+        if pod.component in _OF_SERVE:
+            assert pod.spec["terminationGracePeriodSeconds"] >= longest + 30, pod.owner
+            [main] = pod.spec["containers"]
+            command = " ".join(main["lifecycle"]["preStop"]["exec"]["command"])
+            assert re.search(r"penstock drain .*--wait", command), pod.owner
+
+
+def test_certificates_lie_where_the_settings_look_for_them(release: Release) -> None:
+    """Each identity's folder, in the pods that are this identity and in no other."""
+    of_component = {
+        "gateway": {"gateway", "cli"},
+        "services": {"retrieval", "tokenizer", "router", "cli"},
+        "prefill": {"worker", "cli"},
+        "decode": {"worker", "cli"},
+        "head": set(),
+    }
+    settings = settings_of(release)
+    for pod in release.pods:
+        if pod.component not in of_component:
+            continue
+        [main] = pod.spec["containers"]
+        folder = f"{settings.tls_dir}/"
+        paths = [m["mountPath"] for m in main["volumeMounts"]]
+        found = {path.removeprefix(folder) for path in paths if path.startswith(folder)}
+        assert found == (of_component[pod.component] if settings.tls_dir else set()), pod.owner
+
+
+def _claim_templates(release: Release, owner: str) -> list[dict[str, dict[str, str]]]:
+    kind, name = owner.split("/")[:2]
+    if kind != "StatefulSet":
+        return []
+    found: list[dict[str, dict[str, str]]] = release.one(kind, name)["spec"].get(
+        "volumeClaimTemplates", []
+    )
+    return found

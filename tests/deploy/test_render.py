@@ -1,0 +1,73 @@
+"""Every profile renders, by Helm itself, to objects that a cluster takes."""
+
+import re
+from collections import Counter
+
+import helm_python
+import pytest
+
+from tests.deploy.conftest import RENDERINGS
+from tests.deploy.manifests import CHART, Release, merge, of_profile
+from tests.deploy.validation import errors, pod_errors
+
+
+def test_a_cluster_takes_every_object(release: Release) -> None:
+    wrong = [line for thing in release.things for line in errors(thing)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_kubernetes_takes_the_pods_of_the_ray_cluster(release: Release) -> None:
+    cluster = release.ray["rayClusterConfig"]
+    templates = [group["template"] for group in cluster["workerGroupSpecs"]]
+    for template in (cluster["headGroupSpec"]["template"], *templates):
+        assert not pod_errors(template)
+
+
+def test_an_unknown_field_is_refused(release: Release) -> None:
+    """Of the checks above, that they check."""
+    ray = release.one("RayService")
+    spoilt = {**ray, "spec": {**ray["spec"], "serveConfig": ""}}
+    assert any("serveConfig" in line for line in errors(spoilt))
+    service = release.of("Service")[0]
+    assert errors({**service, "spec": {**service["spec"], "sessionAffinty": "None"}})
+
+
+@pytest.mark.parametrize("rendering", RENDERINGS)
+def test_lint_finds_nothing(rendering: str) -> None:
+    profile, values = RENDERINGS[rendering]
+    report = helm_python.lint(CHART, merge(of_profile(profile), values), strict=True)
+    told = [message for message in report["messages"] if message["severity"] >= 2]
+    assert not told
+    assert not report["errors"]
+
+
+def test_names_are_unique_and_short_enough(release: Release) -> None:
+    named = Counter((t["apiVersion"], t["kind"], t["metadata"]["name"]) for t in release.things)
+    assert [name for name, times in named.items() if times > 1] == []
+    for thing in release.things:
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", thing["metadata"]["name"])
+
+
+def test_every_object_says_whose_it_is(release: Release) -> None:
+    for thing in release.things:
+        labels = thing["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "penstock", thing
+        assert labels["app.kubernetes.io/instance"] == "demo", thing
+        assert labels["app.kubernetes.io/managed-by"] == "Helm", thing
+        for name, value in labels.items():
+            assert re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value), (name, value)
+
+
+def test_what_pods_mount_or_read_is_in_the_chart_or_named_by_values(release: Release) -> None:
+    made = {thing["metadata"]["name"] for thing in release.of("Secret")}
+    made |= {thing["spec"]["secretName"] for thing in release.of("Certificate")}
+    given = {"redis-password", "qdrant-key", "huggingface-token"}
+    assert release.secrets_used() - made - given == set()
+    maps = {thing["metadata"]["name"] for thing in release.of("ConfigMap")}
+    claims = {thing["metadata"]["name"] for thing in release.of("PersistentVolumeClaim")}
+    for pod in release.pods:
+        for volume in pod.spec.get("volumes", ()):
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in maps, pod.owner
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims, pod.owner
