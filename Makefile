@@ -23,8 +23,9 @@ lint: $(READY)          ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(READY)          ## generate docs/settings.md from the code
+docs: $(READY)          ## generate docs/settings.md and docs/metrics.md from the code
 	$(BIN)/python -m services.common.settings_doc
+	$(BIN)/python -m services.metrics_doc
 
 # FILES="services/router/breaker.py" asks about one file: minutes. All of them take an hour.
 mutants: $(READY)       ## small wrong changes, one at a time: the share that the tests catch, and what they miss

@@ -97,6 +97,7 @@ class Stack:
         self._start_ray()
         _check_room(settings, self._ray.resources())
         gateway = asyncio.run(self._start_services(settings))
+        self.metrics_url = gateway.metrics_url
         running = Running(
             url=gateway.facts["url"],
             grpc=gateway.facts["grpc"],

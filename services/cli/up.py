@@ -99,7 +99,7 @@ Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
   gRPC     {running.grpc}   (penstock.v1.Inference)
   key      {running.key}
-  metrics  {running.url}/metrics
+  metrics  {started.metrics_url}   (Prometheus; all replicas: /targets beside it)
   logs     {started.logs}
 
   penstock chat      talk to it

@@ -105,6 +105,9 @@ class GatewaySettings(ServiceSettings):
         description='web origins ("https://app.example") whose pages may call the API; "*": all',
     )
     records_kept: int = Field(1000, gt=0, description="request records in memory")
+    tenants_in_metrics: int = Field(
+        100, ge=0, description="tenants told by name in metrics; later ones are `other`"
+    )
     max_requests: int = Field(
         2048, gt=0, description="at once; a tenant has at most as many as it leaves free"
     )

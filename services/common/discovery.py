@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from services.common.metrics import REDIS_REACHABLE
 from services.common.redis import Redis, RedisAway, RedisError, Script
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,9 @@ class Registration:
         record = json.dumps(asdict(self._replica))
         try:
             await self._renew(self._keys, [self._replica.id, record, int(self._lease_s * 1000)])
+            REDIS_REACHABLE.set(1)
         except _NOT_NOW as away:
+            REDIS_REACHABLE.set(0)
             log.warning("lease not renewed, Redis is away: %s", away)
 
 

@@ -4,24 +4,25 @@ metrics, health checks and drain. The same host runs under Ray Serve (services/a
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from protos import host_pb2_grpc
 from services.common.config import Settings, unknown_names
 from services.common.discovery import DRAINING, Registration, Replica, host_id, new_replica_id
 from services.common.draining import HOST_SERVICE, HostServicer
 from services.common.give_back import give_back_memory
+from services.common.metrics import tell_build
+from services.common.metrics_server import MetricsServer, Page
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry, configure_logging
 from services.common.transport import (
@@ -65,6 +66,10 @@ class Service(ABC):
         """Facts for the registry (role, model, url …)."""
         return {}
 
+    def pages(self) -> Mapping[str, Page]:
+        """What the metrics port shows beside the metrics, by path; asked once, after `start`."""
+        return {}
+
     def check(self) -> None:
         """Raises when the replica should be replaced. Cheap, called every few seconds."""
 
@@ -86,6 +91,7 @@ class Host:
             log.warning("%s is set, but there is no such setting", name)
         self._redis = connect(self.settings.redis_url)
         self._telemetry = Telemetry(service_class.name, self.id)
+        tell_build(service_class.name)
         self.service = service_class(self.settings, self._redis, self._telemetry, self.id)
         self._health = health.aio.HealthServicer()
         self._own = self.settings.of_service(service_class.name)
@@ -94,7 +100,7 @@ class Host:
         self._health_server: grpc.aio.Server | None = None
         self._registration: Registration | None = None
         self._listed_draining: Registration | None = None
-        self._metrics = contextlib.ExitStack()
+        self._metrics: MetricsServer | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._draining: asyncio.Task[None] | None = None
         self.replica: Replica | None = None
@@ -153,11 +159,9 @@ class Host:
         return registration
 
     def _start_metrics(self, host: str) -> str:
-        server, thread = start_http_server(self._own.metrics_port, addr=host)
-        self._metrics.callback(thread.join)
-        self._metrics.callback(server.server_close)
-        self._metrics.callback(server.shutdown)
-        return f"http://{host_port(self.settings.peer_host, server.server_port)}/metrics"
+        self._metrics = MetricsServer(self.service.pages(), asyncio.get_running_loop())
+        port = self._metrics.start(host, self._own.metrics_port)
+        return f"http://{host_port(self.settings.peer_host, port)}/metrics"
 
     def check(self) -> None:
         """Raises when the replica should be replaced."""
@@ -211,7 +215,8 @@ class Host:
         if self._health_server is not None:
             await self._health_server.stop(None)
         await self.service.stop()
-        await asyncio.to_thread(self._metrics.close)  # its thread looks up twice a second
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
         self._telemetry.close()
         await self._redis.aclose()
 

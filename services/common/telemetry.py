@@ -23,8 +23,10 @@ from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import Histogram
 
 from protos import common_pb2
+from services.common.metrics import STAGE_SECONDS
 
 _TRACES_KEPT = 4096  # of requests that never collected theirs; the oldest are forgotten
 _SPANS_PER_TRACE = 256
@@ -42,6 +44,7 @@ class RequestSpans(SpanProcessor):
         self._service = service
         self._by_root: OrderedDict[int, list[common_pb2.Span]] = OrderedDict()  # by root's span id
         self._root_of: dict[int, int] = {}  # of the spans under way
+        self._stages: dict[str, Histogram] = {}  # by span name
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
         context, parent = span.get_span_context(), span.parent
@@ -55,6 +58,7 @@ class RequestSpans(SpanProcessor):
         context = span.get_span_context()
         if context is None:
             return
+        self._time(span)
         root = self._root_of.pop(context.span_id, context.span_id)
         spans = self._by_root.setdefault(root, [])
         if len(spans) < _SPANS_PER_TRACE:
@@ -65,6 +69,12 @@ class RequestSpans(SpanProcessor):
     def take(self, root: int) -> list[common_pb2.Span]:
         """The finished spans of the request below the span with this id, each handed out once."""
         return self._by_root.pop(root, [])
+
+    def _time(self, span: ReadableSpan) -> None:
+        stage = self._stages.get(span.name)
+        if stage is None:
+            stage = self._stages[span.name] = STAGE_SECONDS.labels(self._service, span.name)
+        stage.observe(max(0, (span.end_time or 0) - (span.start_time or 0)) / 1e9)
 
     def _brief(self, span: ReadableSpan) -> common_pb2.Span:
         start, end = span.start_time or 0, span.end_time or 0

@@ -1,9 +1,14 @@
-"""What the gateway counts. Labels are few and bounded: no tenant, no request id, no raw path."""
+"""What the gateway counts. Labels are few and bounded: models that are served, tenants up to a
+number (`PENSTOCK_GATEWAY__TENANTS_IN_METRICS`), no request id, no raw path."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_RATES = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 300, 500, 1000)
+
+UNKNOWN = "unknown"  # the model of a request that ended before it was clear that there is such one
+OUTCOMES = ("ok", "refused", "limited", "failed", "cancelled")
 
 requests = Counter(
     "penstock_gateway_requests_total", "Answered requests; status as in HTTP", ["route", "status"]
@@ -14,19 +19,39 @@ duration = Histogram(
     ["route"],
     buckets=_SECONDS,
 )
+generations = Counter(
+    "penstock_gateway_generations_total",
+    "Ended generations of known keys by outcome: ok; refused, for what was asked; limited, for how "
+    "much; failed, the platform's fault, also in the middle of a stream; cancelled by the client",
+    ["model", "outcome"],
+)
 ttft = Histogram(
     "penstock_gateway_time_to_first_token_seconds",
     "From a generation's start to its first text",
-    ["route"],
+    ["model"],
     buckets=_SECONDS,
 )
 itl = Histogram(
     "penstock_gateway_inter_token_latency_seconds",
     "Mean gap between the tokens of one arrival and the arrival before",
+    ["model"],
     buckets=_GAPS,
 )
+rate = Histogram(
+    "penstock_gateway_output_tokens_per_second",
+    "Of each whole answer: its tokens behind the first arrival, by the time that they took",
+    ["model"],
+    buckets=_RATES,
+)
 tokens = Counter(
-    "penstock_gateway_tokens_total", "Of ended generations: prompt, cached, completion", ["kind"]
+    "penstock_gateway_tokens_total",
+    "Of ended generations: prompt, cached (part of prompt), completion",
+    ["model", "kind"],
+)
+tenant_tokens = Counter(
+    "penstock_gateway_tenant_tokens_total",
+    "The same by tenant; tenants past the bound are `other`",
+    ["tenant", "kind"],
 )
 running = Gauge(
     "penstock_gateway_running_requests",
@@ -42,3 +67,9 @@ retrieval_skipped = Counter(
 tokenizer_losses = Counter(
     "penstock_gateway_tokenizer_losses_total", "Tokenizers lost under a request", ["why"]
 )
+
+
+def show_model(model: str) -> None:
+    """Its outcomes from zero on."""
+    for outcome in OUTCOMES:
+        generations.labels(model, outcome)

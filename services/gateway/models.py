@@ -10,6 +10,7 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.tokenizer_pb2 import ModelInfo
 from services.common.errors import PenstockError, unavailable
 from services.common.peers import Peer, Peers
+from services.gateway import metrics
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class ModelCatalog:
         answers = await asyncio.gather(*map(self._ask, self._tokenizers.ready()))
         found = {model.name: model for models in answers for model in models}
         if found:
+            for name in found.keys() - self._models.keys():
+                metrics.show_model(name)
             self._models = found
             self._looked_at = time.monotonic()
 

@@ -16,12 +16,13 @@ from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
 from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
+from services.common.metrics import BoundedNames
 from services.common.peers import Peers
 from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
 from services.gateway.auth import Authenticator, Identity
 from services.gateway.files import Files
-from services.gateway.http import internal
+from services.gateway.http import CLIENT_GONE, http_status, internal
 from services.gateway.intake import Intake, Place
 from services.gateway.models import ModelCatalog
 from services.gateway.prompt import Answer, Prompt, total_usage
@@ -52,6 +53,7 @@ class Gateway:
     records: Records
     intake: Intake
     threads: FairThreads  # for what may take seconds
+    tenants_told: BoundedNames  # in metrics
 
 
 class Front(Protocol):
@@ -90,6 +92,7 @@ async def generate(
         journal.tags = prompts[0].tags
         identity.authorize(model)
         await gateway.models.find(model)
+        journal.served = model
         unready = [await gateway.stores.require(identity.tenant, p.stores) for p in prompts]
 
     answers = [Answer(front.request_id, model, [], index) for index in range(len(prompts))]
@@ -136,7 +139,7 @@ async def _answer(
     try:
         async with aclosing(stream.batches()) as batches:
             async for deltas in batches:
-                _measure(front.route, way.journal, answer, deltas)
+                _measure(way.journal, answer, deltas)
                 await front.write(answer, deltas)
     finally:
         stream.cancel()
@@ -145,6 +148,8 @@ async def _answer(
         lost = ", ".join(stream.attempts[:-1])
         way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
     if stream.finished:
+        if (rate := answer.tokens_per_s) is not None:
+            metrics.rate.labels(way.journal.served).observe(rate)
         return
     if stream.end.status.code:
         error = PenstockError.from_status(stream.end.status)
@@ -196,12 +201,19 @@ async def _retrieve(
     prompt.request.chat.passages.extend(found)
 
 
-def _measure(route: str, journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
+def _measure(journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
     tokens, gap_s = answer.add(deltas)
     if journal.arrived(tokens):
-        metrics.ttft.labels(route).observe(journal.first_text_s)
+        metrics.ttft.labels(journal.served).observe(journal.first_text_s)
     if tokens and gap_s:
-        metrics.itl.observe(gap_s / tokens)
+        metrics.itl.labels(journal.served).observe(gap_s / tokens)
+
+
+def _outcome(error: PenstockError | None) -> str:
+    """Whose fault it was: see `metrics.generations`."""
+    status = 200 if error is None else http_status(error)
+    told = {200: "ok", 429: "limited", CLIENT_GONE: "cancelled"}
+    return told.get(status, "failed" if status >= 500 else "refused")
 
 
 async def serve(gateway: Gateway, front: Front) -> None:
@@ -249,16 +261,24 @@ async def serve(gateway: Gateway, front: Front) -> None:
             journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
         if place is not None:
             gateway.records.keep(journal)
-            _account(journal)
+            _account(gateway, journal)
 
 
-def _account(journal: Journal) -> None:
+def _account(gateway: Gateway, journal: Journal) -> None:
+    model = journal.served or metrics.UNKNOWN
+    metrics.generations.labels(model, _outcome(journal.error)).inc()
+    spent = {"completion": journal.tokens}  # what has come, of an answer that is not whole
     if (used := journal.usage) is not None:
-        metrics.tokens.labels("prompt").inc(used.prompt_tokens)
-        metrics.tokens.labels("cached").inc(used.cached_tokens)
-        metrics.tokens.labels("completion").inc(used.completion_tokens)
-    else:
-        metrics.tokens.labels("completion").inc(journal.tokens)
+        spent = {
+            "prompt": used.prompt_tokens,
+            "cached": used.cached_tokens,
+            "completion": used.completion_tokens,
+        }
+    assert journal.identity is not None, "only who has a place is accounted for"
+    tenant = gateway.tenants_told.of(journal.identity.tenant)
+    for kind, count in spent.items():
+        metrics.tokens.labels(model, kind).inc(count)
+        metrics.tenant_tokens.labels(tenant, kind).inc(count)
     log.info(
         "%s %s: %s in %.0f ms, %d tokens",
         journal.request_id,

@@ -42,6 +42,8 @@ class Answer:
     usage: Usage = field(default_factory=Usage)
     plan: PromptPlan = field(default_factory=PromptPlan)
     arrived: float = 0.0  # the last of it, monotonic seconds; 0: nothing yet
+    began: float = 0.0  # the first of it, likewise
+    tokens_since: int = 0  # that came behind the first arrival
 
     def add(self, deltas: list[TextDelta]) -> tuple[int, float]:
         """Takes in what arrived; returns how many tokens that were, and the seconds since the
@@ -59,7 +61,18 @@ class Answer:
                 self.finish, self.usage = delta.finish, delta.usage
             if delta.HasField("plan"):
                 self.plan = delta.plan
+        if gap_s:
+            self.tokens_since += tokens
+        else:
+            self.began = now
         return tokens, gap_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Behind the first arrival; None for an answer that came at once."""
+        if not self.tokens_since:
+            return None
+        return self.tokens_since / (self.arrived - self.began)
 
     @property
     def text(self) -> str:

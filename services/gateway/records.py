@@ -28,7 +28,8 @@ class Journal:
         self.route = route
         self.created = time.time()
         self.identity: Identity | None = None
-        self.model = ""
+        self.model = ""  # as asked for
+        self.served = ""  # the same, once it is known that there is such one
         self.tags: dict[str, str] = {}  # the client's own
         self.usage: common_pb2.Usage | None = None  # of a complete answer
         self.error: PenstockError | None = None

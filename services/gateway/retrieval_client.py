@@ -15,8 +15,10 @@ from services.common import unary
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError, unavailable
+from services.common.metrics import from_zero
 from services.common.redis import Redis
 from services.common.transport import MESSAGE_LIMITS, Channel, Transport
+from services.gateway import metrics
 
 INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
 EMBED_TIMEOUT_S = 60.0
@@ -24,6 +26,14 @@ REMOVE_TIMEOUT_S = 60.0
 _CONNECT_S = 5.0
 _LOOK_AGAIN_S = 0.25  # at replicas that did not take a call, while no other appears
 _CLOSE_GRACE_S = 30.0
+_OUTAGES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+from_zero(metrics.retrieval_skipped, (code.name.lower() for code in _OUTAGES))
 _LOST = frozenset({"unreachable", "draining"})  # of a replica: another may take the call
 
 
@@ -211,10 +221,4 @@ def _lost_over_it() -> PenstockError:
 
 def is_outage(error: PenstockError) -> bool:
     """Whether retrieval failed by itself, and not because the request is wrong."""
-    return error.code in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-    )
+    return error.code in _OUTAGES

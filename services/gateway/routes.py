@@ -5,7 +5,6 @@ from importlib import metadata
 from typing import Any
 
 import grpc
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -85,7 +84,6 @@ def application(gateway: Gateway) -> ASGIApp:
         "/readyz": {"GET": plain(readyz)},
         "/health": {"GET": plain(readyz)},  # what other servers call it
         "/version": {"GET": plain(version)},
-        "/metrics": {"GET": plain(prometheus)},
     }
     own = gateway.settings.gateway
     routes = [Route(path, Endpoint(path, methods, own)) for path, methods in table.items()]
@@ -181,7 +179,3 @@ async def readyz(gateway: Gateway, exchange: Exchange) -> None:
 
 async def version(gateway: Gateway, exchange: Exchange) -> None:
     await exchange.reply_json({"version": metadata.version("penstock")})
-
-
-async def prometheus(gateway: Gateway, exchange: Exchange) -> None:
-    await exchange.reply(generate_latest(), CONTENT_TYPE_LATEST)

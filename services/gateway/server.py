@@ -2,12 +2,15 @@
 
 import asyncio
 import gc
+from collections.abc import Mapping
 
 import grpc
 
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
 from services.common.fair_threads import FairThreads
+from services.common.metrics import BoundedNames
+from services.common.metrics_server import Page
 from services.common.peers import Peers
 from services.common.redis import Redis
 from services.common.service import Service
@@ -26,6 +29,7 @@ from services.gateway.records import Records
 from services.gateway.retrieval_client import RetrievalClient
 from services.gateway.revocations import Revocations
 from services.gateway.store_files import StoreFiles
+from services.gateway.targets import Targets
 from services.gateway.vector_stores import VectorStores
 
 _GC_THRESHOLDS = (50_000, 20, 20)
@@ -42,6 +46,7 @@ class GatewayService(Service):
     def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
         super().__init__(settings, redis, telemetry, id)
         self.gateway = _assemble(settings, redis, telemetry, id)
+        self._targets = Targets(redis, settings)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._ports: dict[str, int] = {}
@@ -70,6 +75,9 @@ class GatewayService(Service):
             "url": f"{scheme}://{host_port(host, ports['http'])}",
             "grpc": host_port(host, ports["grpc"]),
         }
+
+    def pages(self) -> Mapping[str, Page]:
+        return {"/targets": self._targets.page}
 
     def check(self) -> None:
         if self._http is not None:
@@ -116,6 +124,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         records=Records(own.records_kept),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),
+        tenants_told=BoundedNames(own.tenants_in_metrics),
     )
 
 

@@ -35,6 +35,7 @@ class RouterService(Service):
             settings, telemetry, self._workers, self._admission, quarantine
         )
         metrics.breakers_open.set_function(self._workers.breakers_open)
+        metrics.READY_WORKERS.watch(self._workers.ready_counts)
         self._links = LinkServer("/penstock.v1.Router/Link", self._serve)
 
     async def start(self, server: grpc.aio.Server) -> None:

@@ -117,6 +117,7 @@ class Workers:
         self.index = BlockIndex()
         self._workers: dict[Peer, Worker] = {}
         self._models: set[str] = set()
+        self._shown: set[tuple[str, str]] = set()  # models and roles in `ready_counts`
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._chores: asyncio.Handle | None = None
@@ -165,7 +166,19 @@ class Workers:
 
     def breakers_open(self) -> int:
         """Workers that are left alone, or tried."""
-        return sum(w.breaker.state is not State.CLOSED for w in self._workers.values())
+        return sum(w.breaker.state is not State.CLOSED for w in list(self._workers.values()))
+
+    def ready_counts(self) -> dict[tuple[str, str], int]:
+        """How many take requests now, by model and role; of what once was there, also zero.
+
+        The metrics' thread calls this: it looks at copies.
+        """
+        workers = list(self._workers.values())
+        self._shown |= {(w.model, w.role) for w in workers}
+        counts = dict.fromkeys(self._shown, 0)
+        for worker in workers:
+            counts[worker.model, worker.role] += worker.peer.ready
+        return counts
 
     def models(self) -> set[str]:
         """Models that some worker has served since this router started."""

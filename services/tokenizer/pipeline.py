@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import grpc
 from opentelemetry.trace import Span
-from prometheus_client import Histogram
 
 from protos.common_pb2 import Decision, Record
 from protos.router_pb2 import GenerateRequest
@@ -84,7 +83,7 @@ async def _assemble_and_check(
     """Both at once, each in a thread; a refusal by the policy counts before a prompt's fault."""
     tenant, check = request.caller.tenant, partial(pipeline.policy.check, request, model.decode)
     verdict, prompt = await asyncio.gather(
-        _threaded(pipeline, tenant, span, "policy", metrics.POLICY, check),
+        _threaded(pipeline, tenant, span, "policy", check),
         _assemble(pipeline, model, request, span),
         return_exceptions=True,
     )
@@ -104,22 +103,23 @@ async def _assemble(
     pipeline: Pipeline, model: ServedModel, request: PromptRequest, span: Span
 ) -> Prompt:
     tenant, work = request.caller.tenant, partial(assemble, model, request)
-    prompt = await _threaded(pipeline, tenant, span, "assemble", metrics.ASSEMBLE, work)
+    prompt = await _threaded(pipeline, tenant, span, "assemble", work)
     span.set_attribute("prompt_tokens", len(prompt.token_ids))
     return prompt
 
 
 async def _threaded(
-    pipeline: Pipeline, tenant: str, span: Span, name: str, timer: Histogram, work: Callable[[], T]
+    pipeline: Pipeline, tenant: str, span: Span, name: str, work: Callable[[], T]
 ) -> T:
-    with pipeline.telemetry.span(name, span), timer.time():
+    """Waiting for a thread included."""
+    with pipeline.telemetry.span(name, span):
         return await pipeline.threads.run(tenant, work)
 
 
 async def _resume(pipeline: Pipeline, output: Output, request: PromptRequest, span: Span) -> None:
     tenant, work = request.caller.tenant, partial(output.resume, request.resume)
     try:
-        await _threaded(pipeline, tenant, span, "resume", metrics.RESUME, work)
+        await _threaded(pipeline, tenant, span, "resume", work)
     except CannotResumeError as why:
         raise unavailable(
             f"the answer cannot be gone on with after the loss of a tokenizer: {why}",

@@ -26,6 +26,7 @@ from services.worker.engine import (
 )
 from services.worker.kv_receiver import KvReceiver, Transfer
 from services.worker.kv_sender import Channels, KvSender
+from services.worker.metrics import Meter
 from services.worker.sequences import Running, Sequences
 from services.worker.turns import Turns
 
@@ -56,6 +57,7 @@ class Stage:
     receiver: KvReceiver
     channels: Channels
     telemetry: Telemetry
+    meter: Meter
     share_memory_on: str  # host_id of decode workers that get KV through shared memory; "": of none
 
 
@@ -105,7 +107,7 @@ async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
             await running.finished
         finally:
             stage.sequences.release(request.request_id)
-            _trace(stage.telemetry, span, running)
+            _trace(stage, span, running)
 
 
 async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
@@ -149,10 +151,11 @@ async def _compute_and_push(
             if output.finish_reason is FinishReason.PREFILL_DONE:
                 await push
                 push_span.set_attribute("bytes", sender.bytes_sent)
+                stage.meter.kv_sent(sender.bytes_sent, shared)
                 _send(call, replace(output, new_token_ids=[]))
     finally:
         stage.sequences.release(request.request_id)  # before anything is waited for
-        _trace(stage.telemetry, span, running)
+        _trace(stage, span, running)
         push.cancel()
         await asyncio.gather(push, return_exceptions=True)
 
@@ -169,7 +172,7 @@ async def _decode(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, sp
             await _finished_unless_broken(running, transfer)
         finally:
             stage.sequences.release(request.request_id)
-            _trace(stage.telemetry, span, running)
+            _trace(stage, span, running)
 
 
 _MODES_OF_WORK = {
@@ -221,16 +224,16 @@ def _send(call: LinkCall, output: RequestOutput) -> None:
         call.send(delta.SerializeToString())
 
 
-def _trace(telemetry: Telemetry, span: Span, running: Running) -> None:
+def _trace(stage: Stage, span: Span, running: Running) -> None:
     """The engine's own clock, as spans: waiting, each prompt chunk, decoding."""
-    timeline = running.timeline
+    timeline, telemetry = running.timeline, stage.telemetry
     if timeline is None:
         return
+    first_ns, last_ns = running.first_token_ns, running.last_token_ns
+    stage.meter.request(timeline, first_ns, last_ns, running.tokens)
     if timeline.scheduled_ns:
         telemetry.past_span("queue", span, timeline.queued_ns, timeline.scheduled_ns)
     for chunk in timeline.chunks:
         telemetry.past_span("prefill", span, chunk.start_ns, chunk.end_ns, tokens=chunk.tokens)
-    if running.tokens > 1 and running.first_token_ns:
-        telemetry.past_span(
-            "decode", span, running.first_token_ns, running.last_token_ns, tokens=running.tokens
-        )
+    if running.tokens > 1 and first_ns:
+        telemetry.past_span("decode", span, first_ns, last_ns, tokens=running.tokens)

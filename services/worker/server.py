@@ -16,7 +16,7 @@ from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
 from services.common.transport import Transport
-from services.worker import metrics, pipeline
+from services.worker import pipeline
 from services.worker.engine import (
     EngineClient,
     EngineConfig,
@@ -25,8 +25,11 @@ from services.worker.engine import (
     StepOutput,
     kv_payload,
 )
+from services.worker.engine_metrics import ENGINE
+from services.worker.gpu_metrics import GPUS
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels
+from services.worker.metrics import Meter
 from services.worker.news import News
 from services.worker.sequences import Sequences
 from services.worker.turns import Turns
@@ -52,6 +55,7 @@ class WorkerService(Service):
         self._moved_at = time.monotonic()
         self._step_s = 0.0  # expected of the step under way, if that is long
         self._engine: EngineClient | None = None
+        self._meter = Meter(self._model.name, settings.worker.role)
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, server: grpc.aio.Server) -> None:
@@ -75,6 +79,7 @@ class WorkerService(Service):
             receiver=self._receiver,
             channels=self._channels,
             telemetry=self.telemetry,
+            meter=self._meter,
             share_memory_on=host_id(self.settings.peer_host)
             if self.settings.worker.transfer == "auto"
             else "",
@@ -88,6 +93,7 @@ class WorkerService(Service):
         )
         self._links.add_to(server)
         self._receiver.add_to(server)
+        self._measure(self._engine)
         self._watching = asyncio.create_task(self._watch(self._engine), name="engine watch")
 
     def describe(self) -> dict[str, str]:
@@ -128,6 +134,12 @@ class WorkerService(Service):
             await self._engine.stop()
         await self._channels.close()
 
+    def _measure(self, engine: EngineClient) -> None:
+        self._meter.watch(lambda: self._vitals().pending, self._info.num_blocks)
+        ENGINE.watch(lambda: engine.pid)
+        if self.settings.worker.device != "cpu":
+            GPUS.watch()
+
     def _engine_config(self, folder: str) -> EngineConfig:
         options = self.settings.worker
         return EngineConfig(
@@ -161,7 +173,7 @@ class WorkerService(Service):
         for reserved in step.kv_reserved:
             self._receiver.reserved(reserved.request_id, reserved.cached_blocks)
         self._links.broadcast(self._news.of_step(step.load, step.kv_events))
-        metrics.observe_step(step)
+        self._meter.step(step)
 
     async def _watch(self, engine: EngineClient) -> None:
         with suppress(asyncio.CancelledError):

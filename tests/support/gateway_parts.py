@@ -14,6 +14,7 @@ from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
 from services.common.link import End
+from services.common.metrics import BoundedNames
 from services.common.telemetry import Telemetry
 from services.gateway.auth import Identity
 from services.gateway.intake import Intake
@@ -149,6 +150,7 @@ def gateway_parts(**gateway: Any) -> Iterator[Any]:
         records=Records(10),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=threads,
+        tenants_told=BoundedNames(own.tenants_in_metrics),
     )
     try:
         yield parts

@@ -4,11 +4,13 @@ order, what is kept of it, and what ends with it."""
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from protos.common_pb2 import (
     FINISH_LENGTH,
@@ -24,6 +26,7 @@ from protos.retrieval_pb2 import SearchReply
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
+from services.common.metrics import BoundedNames
 from services.gateway import metrics, pipeline
 from services.gateway import prompt as prompt_module
 from services.gateway.intake import Place
@@ -337,7 +340,7 @@ async def test_an_error_from_below_comes_with_what_is_known_of_it(parts):
     parts.tokenizers.script = ends(
         CODE.RESOURCE_EXHAUSTED, "so", " far", message="full", retry_after_ms=2500
     )
-    front, spent = Front(), metrics.tokens.labels("completion")
+    front, spent = Front(), metrics.tokens.labels(MODEL, "completion")
     before = spent._value.get()
     error = await refused(parts, front)
     assert (error.code, error.message, error.retry_after_s) == (
@@ -461,14 +464,92 @@ def samples(histogram: Any) -> dict[str, float]:
 
 
 async def test_tokens_are_counted_by_kind_and_first_ones_timed(parts):
-    kinds = {kind: metrics.tokens.labels(kind) for kind in ("prompt", "cached", "completion")}
+    names = ("prompt", "cached", "completion")
+    kinds = {kind: metrics.tokens.labels(MODEL, kind) for kind in names}
     before = {kind: counter._value.get() for kind, counter in kinds.items()}
-    first = samples(metrics.ttft.labels("Test"))["count"]
+    first = samples(metrics.ttft.labels(MODEL))["count"]
     parts.tokenizers.script = says("a", "b", used=usage(50, 20, 7))
     await served(parts, Front(*several(2)))
     spent = {kind: counter._value.get() - before[kind] for kind, counter in kinds.items()}
     assert spent == {"prompt": 100, "cached": 40, "completion": 14}
-    assert samples(metrics.ttft.labels("Test"))["count"] == first + 1
+    assert samples(metrics.ttft.labels(MODEL))["count"] == first + 1
+
+
+def counted(model: str, outcome: str) -> float:
+    return float(metrics.generations.labels(model, outcome)._value.get())
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        (says("a"), "ok"),
+        (ends(CODE.UNAVAILABLE, "half"), "failed"),
+        (ends(CODE.INTERNAL), "failed"),
+        (ends(CODE.DEADLINE_EXCEEDED), "failed"),
+        (ends(CODE.RESOURCE_EXHAUSTED), "limited"),
+        (ends(CODE.INVALID_ARGUMENT), "refused"),
+        (ends(CODE.CANCELLED), "cancelled"),
+    ],
+)
+async def test_generations_are_counted_by_whose_fault_their_end_is(parts, script, outcome):
+    parts.tokenizers.script = script
+    before = counted(MODEL, outcome)
+    with suppress(PenstockError):
+        await served(parts, Front())
+    assert counted(MODEL, outcome) == before + 1
+
+
+async def test_a_model_that_does_not_exist_gets_no_label(parts):
+    before = counted(metrics.UNKNOWN, "refused")
+    await refused(parts, Front(asks(model="nobody")))
+    assert counted(metrics.UNKNOWN, "refused") == before + 1
+    assert b"nobody" not in generate_latest()
+
+
+async def test_tokens_are_told_by_tenant_up_to_a_number_of_them(parts):
+    parts.tenants_told = BoundedNames(1)
+    parts.auth.keys["Bearer late"] = identity(tenant="late-tenant")
+
+    def spent(tenant: str) -> float:
+        return float(metrics.tenant_tokens.labels(tenant, "completion")._value.get())
+
+    before = spent("acme"), spent("other")
+    await served(parts, Front())
+    late = Front(key="Bearer late")
+    await serve(parts, late)
+    assert (spent("acme"), spent("other")) == (before[0] + 3, before[1] + 3)
+    assert b"late-tenant" not in generate_latest()
+
+
+async def test_an_answers_rate_is_of_the_tokens_behind_its_first_arrival(monkeypatch):
+    clock = iter([10.0, 10.5, 12.0])
+    now = SimpleNamespace(monotonic=lambda: next(clock), time=time.time)
+    monkeypatch.setattr(prompt_module, "time", now)
+    answer = prompt_module.Answer("r", MODEL, [])
+    assert answer.tokens_per_s is None
+    for ids in ([1, 2], [3], [4, 5, 6]):
+        answer.add([TextDelta(token_ids=ids)])
+    assert answer.tokens_per_s == 2.0
+
+
+async def test_a_whole_answers_rate_is_counted_and_no_broken_one(parts):
+    for script, more in ((says("a", "b"), 1), (ends(CODE.UNAVAILABLE, "a", "b"), 0)):
+        front = Front()
+
+        async def slowly(opened: Opened, script: Any = script, front: Front = front) -> None:
+            opened.say(TextDelta(text="x", token_ids=[9]))
+            await until(lambda: front.texts == {0: "x"})
+            script(opened)
+
+        telling: list[asyncio.Task[None]] = []
+        parts.tokenizers.script = lambda opened, to=telling, tell=slowly: to.append(
+            asyncio.create_task(tell(opened))
+        )
+        before = samples(metrics.rate.labels(MODEL))["count"]
+        with suppress(PenstockError):
+            await served(parts, front)
+        await asyncio.gather(*telling)
+        assert samples(metrics.rate.labels(MODEL))["count"] == before + more
 
 
 async def test_the_gap_between_arrivals_is_shared_by_their_tokens(parts, monkeypatch):
@@ -487,10 +568,10 @@ async def test_the_gap_between_arrivals_is_shared_by_their_tokens(parts, monkeyp
 
     telling: list[asyncio.Task[None]] = []
     parts.tokenizers.script = lambda opened: telling.append(asyncio.create_task(one_by_one(opened)))
-    before = samples(metrics.itl)
+    before = samples(metrics.itl.labels(MODEL))
     await served(parts, front)
     await telling[0]
-    after = samples(metrics.itl)
+    after = samples(metrics.itl.labels(MODEL))
     assert after["sum"] - before["sum"] == pytest.approx(2.0)
     assert after["count"] - before["count"] == 1
 

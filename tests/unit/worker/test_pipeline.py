@@ -23,6 +23,7 @@ from services.worker.engine import (
     Sampling,
     StepOutput,
 )
+from services.worker.metrics import Meter
 from services.worker.sequences import Sequences
 from services.worker.turns import Turns
 from tests.support.waiting import until
@@ -75,6 +76,7 @@ def stage_of(engine: Engine) -> pipeline.Stage:
         receiver=unused,
         channels=unused,
         telemetry=Telemetry("worker", "worker-1"),
+        meter=Meter("tiny", "both"),
         share_memory_on="",
     )
 

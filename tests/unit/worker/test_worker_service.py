@@ -23,6 +23,7 @@ from services.worker.engine import (
     Timeline,
     kv_payload,
 )
+from services.worker.metrics import Meter
 from services.worker.server import WorkerService
 from tests.support.waiting import until
 from tests.unit.worker.worker_rig import (
@@ -347,6 +348,57 @@ async def test_a_record_has_no_span_of_what_did_not_happen(
     assert set(spans_of(await answer.end())) == {"worker"} | names
 
 
+def sample(name: str, **labels: str) -> float | None:
+    own = {"model": "tiny", "role": "both", **labels}
+    return REGISTRY.get_sample_value(f"penstock_worker_{name}", own)
+
+
+async def test_an_engine_that_makes_no_step_is_seen_to_owe_one(worker: Worker) -> None:
+    """Which its steps, that do not come, could not tell."""
+    assert sample("pending_requests") == 0
+    _, request = await worker.ask()
+    steps = sample("steps_total")
+    assert sample("pending_requests") == 1
+    worker.engine.step(last(request.request_id, 7, reason=FinishReason.STOP))
+    assert (sample("pending_requests"), sample("steps_total")) == (0, (steps or 0) + 1)
+
+
+async def test_the_prompts_time_and_the_tokens_are_measured(worker: Worker) -> None:
+    names = ("prefill_seconds_count", "decode_token_seconds_count")
+    before = [sample(name) or 0.0 for name in names]
+    answer, request = await worker.ask()
+    id, chunk = request.request_id, PrefillChunk(1_200, 1_300, 30)
+    worker.engine.step(output(id, 7, timeline=Timeline(1_000, 1_100, (chunk,))))
+    worker.engine.step(last(id, 8, reason=FinishReason.STOP))
+    await answer.end()
+    assert [sample(name) for name in names] == [count + 1 for count in before]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "first", "last", "tokens", "spent"),
+    [
+        ((PrefillChunk(5, 6, 2),), 7.0, 12.0, 3, [2.0, 1, 2.5, 1]),
+        ((PrefillChunk(5, 6, 2),), 7.0, 7.0, 1, [2.0, 1, 0, 0]),
+        ((PrefillChunk(5, 6, 2),), 0, 0, 0, [0, 0, 0, 0]),
+        ((), 7.0, 8.0, 2, [0, 0, 1.0, 1]),  # the prompt was computed elsewhere
+    ],
+)
+def test_a_requests_latencies_are_the_engines_own(
+    chunks: Any, first: float, last: float, tokens: int, spent: list[float]
+) -> None:
+    names = ("prefill_seconds_sum", "prefill_seconds_count")
+    names += ("decode_token_seconds_sum", "decode_token_seconds_count")
+    meter = Meter("latencies", "decode")
+
+    def told() -> list[float]:
+        return [sample(name, model="latencies", role="decode") or 0.0 for name in names]
+
+    before = told()
+    timeline = Timeline(10**9, 5 * 10**9, chunks)
+    meter.request(timeline, int(first * 1e9), int(last * 1e9), tokens)
+    assert [a - b for a, b in zip(told(), before, strict=True)] == pytest.approx(spent)
+
+
 async def test_metrics_add_up_what_the_steps_made(worker: Worker) -> None:
     names = {
         "steps_total": 2,
@@ -358,7 +410,7 @@ async def test_metrics_add_up_what_the_steps_made(worker: Worker) -> None:
     }
 
     def values() -> dict[str, float]:
-        found = {name: REGISTRY.get_sample_value(f"penstock_worker_{name}") for name in names}
+        found = {name: sample(name) for name in names}
         return {name: value or 0.0 for name, value in found.items()}
 
     before = values()
@@ -368,4 +420,4 @@ async def test_metrics_add_up_what_the_steps_made(worker: Worker) -> None:
     assert {name: values()[name] - before[name] for name in names} == names
     gauges = {"waiting_sequences": 1, "running_sequences": 2, "kv_free_blocks": 3, "kv_blocks": 9}
     for name, value in gauges.items():
-        assert REGISTRY.get_sample_value(f"penstock_worker_{name}") == value, name
+        assert sample(name) == value, name

@@ -50,6 +50,8 @@ LOAD = Load(
 class FakeEngine:
     """An EngineClient. It notes what it is given; outputs come as the test says."""
 
+    pid: int | None = None
+
     def __init__(
         self,
         config: EngineConfig,

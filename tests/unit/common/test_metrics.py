@@ -1,0 +1,125 @@
+"""What all services share: the metrics port, stages, bounded names."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
+
+from services.common.metrics import BoundedNames, from_zero
+from services.common.metrics_server import MetricsServer, Page
+from services.common.telemetry import Telemetry
+
+
+async def asked(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
+    """Status, content type and body."""
+
+    def ask() -> tuple[int, str, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as page:
+                return page.status, page.headers["content-type"], page.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers["content-type"], error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+async def serving(**pages: Page) -> tuple[MetricsServer, int]:
+    made = {f"/{name}": page for name, page in pages.items()}
+    server = MetricsServer(made, asyncio.get_running_loop())
+    return server, server.start("127.0.0.1", 0)
+
+
+async def test_metrics_and_pages_have_their_paths_and_nothing_else_has_one() -> None:
+    loop = asyncio.get_running_loop()
+
+    async def targets() -> Any:
+        assert asyncio.get_running_loop() is loop
+        return [{"targets": ["a:1"]}]
+
+    async def broken() -> Any:
+        raise RuntimeError("of the inside")
+
+    server, port = await serving(targets=targets, broken=broken)
+    try:
+        status, kind, body = await asked(port, "/metrics")
+        assert (status, kind.partition(";")[0]) == (200, "text/plain")
+        assert "python_info" in body
+        status, kind, body = await asked(port, "/targets")
+        assert (status, kind) == (200, "application/json")
+        assert json.loads(body) == [{"targets": ["a:1"]}]
+        status, _, body = await asked(port, "/broken")
+        assert status == 503
+        assert "inside" not in body
+        for path in ("/", "/metrics/", "/favicon.ico"):
+            status, _, body = await asked(port, path)
+            assert (status, body) == (404, "there is /metrics, /targets, /broken\n")
+        assert (await asked(port, "/metrics", "POST"))[0] == 405
+    finally:
+        await asyncio.to_thread(server.close)
+    with pytest.raises(urllib.error.URLError):
+        await asked(port, "/metrics")
+
+
+async def test_a_loop_that_hangs_holds_no_scrape_up() -> None:
+    """Just then the metrics are wanted."""
+    server, port = await serving()
+    try:
+        scrape = asyncio.create_task(asked(port, "/metrics"))
+        await asyncio.sleep(0)
+        import concurrent.futures
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+
+            def ask() -> int:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+                    return int(page.status)
+
+            assert pool.submit(ask).result(10) == 200, "this thread, the loop's, waits meanwhile"
+        await scrape
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+def test_a_taken_port_is_an_error() -> None:
+    async def both() -> None:
+        server, port = await serving()
+        try:
+            with pytest.raises(OSError, match="in use"):
+                MetricsServer({}, asyncio.get_running_loop()).start("127.0.0.1", port)
+        finally:
+            await asyncio.to_thread(server.close)
+
+    asyncio.run(both())
+
+
+def test_every_span_is_timed_as_its_services_stage() -> None:
+    def stage(service: str, name: str, what: str) -> float:
+        labels = {"service": service, "stage": name}
+        return REGISTRY.get_sample_value(f"penstock_stage_seconds_{what}", labels) or 0.0
+
+    router, worker = Telemetry("router", "r1"), Telemetry("worker", "w1")
+    before = [stage("router", "place", "count"), stage("worker", "queue", "sum")]
+    with router.span("router") as span:
+        with router.span("place", span):
+            pass
+        worker.past_span("queue", span, 10**9, 3 * 10**9)
+    assert stage("router", "place", "count") == before[0] + 1
+    assert stage("worker", "queue", "sum") == before[1] + 2.0
+    assert stage("router", "queue", "count") == 0
+
+
+def test_names_past_the_bound_are_one() -> None:
+    names = BoundedNames(2)
+    assert [names.of(n) for n in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+    assert BoundedNames(0).of("a") == "other"
+
+
+def test_known_values_are_shown_before_anything_happened() -> None:
+    registry = CollectorRegistry()
+    from_zero(Counter("lost_total", "x", ["why"], registry=registry), ("here", "there"))
+    assert 'lost_total{why="there"} 0.0' in generate_latest(registry).decode()
