@@ -58,6 +58,16 @@ def drain(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def probe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "service",
+        nargs="?",
+        choices=["gateway", "retrieval", "tokenizer", "router", "worker"],
+        default="gateway",
+        help="default gateway, which answers when all that it needs does",
+    )
+
+
 def keys(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make a key and print it, once")

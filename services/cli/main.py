@@ -35,6 +35,12 @@ _COMMANDS = (
         "services.cli.drain",
         arguments.drain,
     ),
+    (
+        "probe",
+        "whether a service of this container takes requests, for its health check",
+        "services.cli.probe",
+        arguments.probe,
+    ),
     ("keys", "create, list and revoke API keys", "services.cli.keys", arguments.keys),
 )
 # Those of `bench` are of the measurement's own module.

@@ -56,6 +56,13 @@ class Stack:
         """Folder of the logs of all processes; None before the start."""
         return self._ray.logs
 
+    def told_key(self, running: Running) -> str:
+        """The local tenant's key where only this host can use it, else where it lies: what a server
+        prints, in a container above all, ends in logs that others read."""
+        if self._settings.on_loopback:
+            return running.key
+        return f"kept in {_key_file(self._settings)}; others: penstock keys create --tenant NAME"
+
     def __enter__(self) -> Running:
         with self._undo:
             self._undo.callback(self._sockets.close)
@@ -281,9 +288,13 @@ def _not_ready(url: str) -> list[str]:
     return [] if answer.status_code == 200 else ["the gateway's links"]
 
 
+def _key_file(settings: Settings) -> Path:
+    return settings.data_dir / "key"
+
+
 async def _laptop_key(settings: Settings) -> str:
     """The key of the local tenant: kept beside the data, made anew when Redis does not know it."""
-    path = settings.data_dir / "key"
+    path = _key_file(settings)
     redis = connect(settings.redis_url)
     try:
         store = KeyStore(redis, settings.namespace)

@@ -98,7 +98,7 @@ def main(arguments: argparse.Namespace) -> int:
 Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
   gRPC     {running.grpc}   (penstock.v1.Inference)
-  key      {running.key}
+  key      {started.told_key(running)}
   metrics  {started.metrics_url}   (Prometheus; all replicas: /targets beside it)
   logs     {started.logs}
 

@@ -439,9 +439,13 @@ class Settings(BaseSettings):
     @property
     def reflects(self) -> bool:
         """Whether gRPC servers offer reflection."""
+        return self.on_loopback if self.reflection is None else self.reflection
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this host reaches it: the door, and what is behind it."""
         hosts = (self.bind_host, self.gateway.host)
-        loopback = all(host == "localhost" or _is_loopback(host) for host in hosts)
-        return loopback if self.reflection is None else self.reflection
+        return all(host == "localhost" or _is_loopback(host) for host in hosts)
 
     def of_worker(self, model: ModelSpec, role: Role) -> "Settings":
         """As a worker in one of the model's pools has them; the pool's own count first."""

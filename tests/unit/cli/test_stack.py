@@ -39,6 +39,25 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({}, True),
+        ({"PENSTOCK_GATEWAY__HOST": "0.0.0.0"}, False),
+        ({"PENSTOCK_BIND_HOST": "192.0.2.1"}, False),
+    ],
+)
+def test_a_key_is_printed_only_where_only_this_host_can_use_it(
+    environment: dict[str, str], shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stack = Stack(Settings(data_dir=tmp_path), report=print)
+    told = stack.told_key(Running("", "", "", "", key="psk-secret", pid=1))
+    assert ("psk-secret" in told) is shown
+    assert (str(tmp_path / "key") in told) is not shown
+
+
 async def test_the_laptop_s_key_stays_until_it_is_revoked_or_redis_knows_it_no_more(
     settings: Settings, redis: Redis
 ) -> None:
