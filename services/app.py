@@ -67,8 +67,8 @@ class Replica:
 
     async def __init__(self, post: Post, *_next: Any) -> None:  # type: ignore[misc]  # Serve awaits
         settings = post.own_settings()
-        _bind_serve(settings.bind_host)
         try:
+            _bind_serve(settings.bind_host)
             self._host = Host(service_class(post.service), settings)
             await self._host.start()
         except Exception as error:

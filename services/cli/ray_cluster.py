@@ -69,7 +69,7 @@ class RayCluster:
         session.mkdir(parents=True)
         (session / "logs").symlink_to(self.logs)
         state = self._data_dir / "ray"
-        shutil.rmtree(state, ignore_errors=True)  # of a Ray that is no more
+        _remove_old(state)
         # Which session this state is of. Ray would take a name for it that we cannot know before.
         (private_folder(state) / "session_name").write_text(_SESSION)
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would be used in place of the file
@@ -103,3 +103,15 @@ class RayCluster:
         """Ends Ray's processes, the replicas with them."""
         if self._ray is not None:
             self._ray.shutdown()
+
+
+def _remove_old(state: Path) -> None:
+    """Of a Ray that is no more; where it stayed, that one would be gone on with."""
+    if not state.exists():
+        return
+    try:
+        shutil.rmtree(state)
+    except OSError as error:
+        raise RuntimeError(
+            f"{state}, an earlier Ray's state, cannot be removed: {error}"
+        ) from error

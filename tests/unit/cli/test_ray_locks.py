@@ -52,6 +52,20 @@ def test_the_logs_of_each_start_are_in_the_data_directory(
     assert (tmp_path / "sockets" / "ray" / session / "logs").resolve() == cluster.logs.resolve()
 
 
+def test_an_earlier_state_that_cannot_be_removed_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    kept, data = tmp_path / "kept", tmp_path / "data"
+    kept.mkdir()
+    data.mkdir()
+    (kept / "old").touch()
+    (data / "ray").symlink_to(kept)
+    with pytest.raises(RuntimeError, match=f"{data / 'ray'}.*cannot be removed.*symbolic link"):
+        RayCluster(data, tmp_path / "sockets")._prepare()
+    assert [path.name for path in kept.iterdir()] == ["old"]
+
+
 class Node:
     def __init__(self, *dead: str) -> None:
         self.dead = dead

@@ -1,0 +1,49 @@
+"""What a replica under Serve tells of its own start."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services import app
+from services.common.config import ModelSpec, Settings
+from services.common.redis import connect
+from services.common.start_failures import first_told
+
+BEGIN: Any = app.Replica.__init__  # on a stand-in: a Replica has a `__del__` that Serve awaits
+TINY = ModelSpec(name="tiny", path="/nowhere")
+
+
+class HostThatFails:
+    def __init__(self, *_: Any) -> None: ...
+
+    async def start(self) -> None:
+        raise ValueError("no such folder")
+
+
+@pytest.mark.parametrize(
+    ("part", "stand_in", "why"),
+    [
+        ("serve_replica", SimpleNamespace(), "add_port_to_grpc_server"),  # of another Ray
+        ("Host", HostThatFails, "no such folder"),
+    ],
+)
+async def test_whatever_keeps_it_from_starting_is_told_to_who_waits(
+    redis_url: str,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    stand_in: Any,
+    why: str,
+) -> None:
+    monkeypatch.setattr(app, "serve_replica", SimpleNamespace(add_port_to_grpc_server=None))
+    monkeypatch.setattr(app, part, stand_in)
+    settings = Settings(redis_url=redis_url, namespace=namespace, models=[TINY])
+    with pytest.raises((AttributeError, ValueError), match=why):
+        await BEGIN(SimpleNamespace(), app.Post("worker", settings, TINY, "decode"))
+    redis = connect(redis_url)
+    told = await first_told(redis, namespace)
+    await redis.aclose()
+    assert told is not None
+    assert told.who == "decode worker of tiny"
+    assert why in told.why
