@@ -23,11 +23,11 @@ serveConfigV2, where a change is a rolling update in place instead of a new clus
   value: {{ add 9200 $i | quote }}
 {{- end }}
 - name: PENSTOCK_GATEWAY__REQUEST_TIMEOUT_S
-  value: {{ .Values.requestTimeoutSeconds | quote }}
+  value: {{ int64 .Values.requestTimeoutSeconds | quote }}
 - name: PENSTOCK_DRAIN_GRACE_S
-  value: {{ .Values.requestTimeoutSeconds | quote }}
+  value: {{ int64 .Values.requestTimeoutSeconds | quote }}
 - name: PENSTOCK_GATEWAY__LAME_DUCK_S
-  value: {{ .Values.lameDuckSeconds | quote }}
+  value: {{ int64 .Values.lameDuckSeconds | quote }}
 - name: PENSTOCK_DATA_DIR
   value: /var/lib/penstock
 - name: HOME
@@ -92,16 +92,21 @@ key: {{ .Values.otlp.caSecret.key }}
 {{- end -}}
 
 {{/*
-Settings for an application's runtime_env: those of `settings`, as variables. What the chart
-derives from other values cannot be set twice.
+Settings for an application's runtime_env: those of `settings` that concern it, as variables, so
+that a change of the router's restarts no worker. What the chart derives from other values cannot
+be set twice. Call with (list . "model") or (list . "services").
 */}}
 {{- define "penstock.settings" -}}
+{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
+{{- $others := ternary "^(GATEWAY|RETRIEVAL|TOKENIZER|ROUTER)__" "^WORKER__" (eq (index . 1) "model") -}}
 {{- $variables := dict -}}
-{{- range $name, $value := .Values.settings -}}
-{{- if regexMatch "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|TLS_DIR|INTERNAL_SECRET|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" $name -}}
+{{- range $name, $value := (index . 0).Values.settings -}}
+{{- if regexMatch $derived $name -}}
 {{- fail (printf "settings.%s: the chart sets this one from its other values" $name) -}}
 {{- end -}}
+{{- if not (regexMatch $others $name) -}}
 {{- $_ := set $variables (printf "PENSTOCK_%s" $name) (kindIs "string" $value | ternary $value (toJson $value)) -}}
 {{- end -}}
-{{- toYaml $variables -}}
+{{- end -}}
+{{- with $variables }}{{ toYaml . }}{{ end -}}
 {{- end -}}

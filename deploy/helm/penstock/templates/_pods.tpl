@@ -62,12 +62,23 @@ topologySpreadConstraints:
         {{- toYaml $selector | nindent 8 }}
   {{- end }}
 {{- end }}
-{{- with default $shared.priorityClassName .own.priorityClassName }}
+{{- with default (include "penstock.priorityClassName" .root) .own.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- with default $shared.runtimeClassName .own.runtimeClassName }}
 runtimeClassName: {{ . }}
 {{- end }}
+{{- end -}}
+
+{{/* A class belongs to no namespace, so its name says which. */}}
+{{- define "penstock.priorityClass.own" -}}
+{{- printf "%s-%s" (include "penstock.fullname" .) .Release.Namespace | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "penstock.priorityClassName" -}}
+{{- with .Values.scheduling.priorityClass -}}
+{{- ternary (include "penstock.priorityClass.own" $) .name .create -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Seconds that a pod has to leave: the longest stream, what comes before and what comes after. */}}

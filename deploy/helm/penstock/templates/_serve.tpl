@@ -9,30 +9,36 @@ applications:
   - name: penstock
     route_prefix: null
     import_path: services.app:application
+    {{- with include "penstock.settings" (list . "services") }}
     runtime_env:
       env_vars:
-        {{- $settings := include "penstock.settings" . | fromYaml }}
-        {{- $settings = merge $settings (include "penstock.services.replicas" . | fromYaml) }}
-        {{- toYaml $settings | nindent 8 }}
+        {{- . | nindent 8 }}
+    {{- end }}
+    args:
+      {{- include "penstock.services.scale" . | trim | nindent 6 }}
   {{- range .Values.models }}
   {{- if .enabled }}
-  - name: model-{{ include "penstock.slug" .name }}
+  - name: model-{{ .name }}
     route_prefix: null
     import_path: services.app:model
+    {{- with include "penstock.settings" (list $ "model") }}
     runtime_env:
       env_vars:
-        {{- include "penstock.settings" $ | nindent 8 }}
+        {{- . | nindent 8 }}
+    {{- end }}
     args:
       {{- include "penstock.model.spec" (dict "root" $ "model" .) | nindent 6 }}
   {{- end }}
   {{- end }}
 {{- end -}}
 
-{{/* Replicas of the services, each bound to a pod by a resource of which a pod has one. */}}
-{{- define "penstock.services.replicas" -}}
-{{- $replicas := dict "gateway" .Values.gateway.replicas "retrieval" .Values.services.replicas "tokenizer" .Values.services.replicas "router" .Values.services.replicas -}}
-{{- range $service, $count := $replicas }}
-PENSTOCK_{{ upper $service }}__REPLICAS: {{ $count | quote }}
-PENSTOCK_{{ upper $service }}__RAY: {{ dict "num_cpus" 0 "resources" (dict (printf "penstock-%s" $service) 1) | toJson | quote }}
+{{/* How many of each service, and the resource of which each pod has one: so a pod has one replica. */}}
+{{- define "penstock.services.scale" -}}
+{{- $services := int .Values.services.replicas -}}
+{{- range $service, $count := dict "gateway" (int .Values.gateway.replicas) "retrieval" $services "tokenizer" $services "router" $services }}
+{{ $service }}:
+  replicas: {{ $count }}
+  ray:
+    resources: {penstock-{{ $service }}: 1}
 {{- end }}
 {{- end -}}

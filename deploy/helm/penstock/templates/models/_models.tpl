@@ -64,18 +64,20 @@ that stays different from the others' once it is a Kubernetes name.
 {{- end -}}
 replicas: {{ $pool.replicas }}
 ray:
-  num_cpus: 0
+  {{- if gt (int $pool.gpus) 0 }}
   num_gpus: {{ $pool.gpus }}
-  resources:
-    penstock-{{ .pool.role }}-{{ $slug }}: 1
+  {{- end }}
+  resources: {penstock-{{ .pool.role }}-{{ $slug }}: 1}
+{{- with $worker }}
 worker:
-  {{- toYaml $worker | nindent 2 }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* A ModelSpec, see docs/settings.md. */}}
 {{- define "penstock.model.spec" -}}
-name: {{ .model.name | quote }}
-path: {{ default .model.path (include "penstock.model.download" .) | quote }}
+name: {{ .model.name }}
+path: {{ default .model.path (include "penstock.model.download" .) }}
 {{- with .model.worker }}
 worker:
   {{- toYaml . | nindent 2 }}
