@@ -159,7 +159,7 @@ def registration(address: str) -> Registration:
     replica = Replica(
         "worker", "worker-fake", address, host_id("127.0.0.1"), os.getpid(), facts=facts
     )
-    redis = connect_redis(settings.redis_url)
+    redis = connect_redis(settings.redis_dsn)
     return Registration(redis, settings.namespace, replica, settings.lease_s)
 
 

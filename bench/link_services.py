@@ -107,7 +107,7 @@ def _settings(variables: dict[str, str]) -> Settings:
 
 
 async def _registered(settings: Settings) -> dict[str, Replica]:
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     found: dict[str, Replica] = {}
     async with asyncio.timeout(START_TIMEOUT_S):
         for service in SERVICES:
@@ -121,7 +121,7 @@ async def _registered(settings: Settings) -> dict[str, Replica]:
 
 
 async def _make_key(settings: Settings) -> str:
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     key, _ = await KeyStore(redis, settings.namespace).create("bench")
     await redis.aclose()
     return key

@@ -98,7 +98,7 @@ def _bind_serve(host: str) -> None:
 async def _tell_failure(settings: Settings, who: str, error: Exception) -> None:
     """Serve tells only that a deployment failed; whoever waits for this one wants to know why."""
     failure = StartFailure(who, why=str(error) or repr(error), log=_log())
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     try:
         await tell(redis, settings.namespace, failure)
     finally:

@@ -31,7 +31,7 @@ def main(arguments: argparse.Namespace) -> int:
 async def _main(arguments: argparse.Namespace) -> int:
     settings = Settings()
     running = find_running(settings)
-    url, namespace = settings.redis_url, settings.namespace
+    url, namespace = settings.redis_dsn, settings.namespace
     if running is not None and "redis_url" not in settings.model_fields_set:
         url, namespace = running.redis_url, running.namespace
     redis = connect(url)

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from pydantic import SecretStr
+
 from services.cli.running import find_running
 from services.common.config import Settings
 from services.common.discovery import DRAINING, SERVICES, Directory, Replica
@@ -16,14 +18,15 @@ def settings_here() -> Settings:
     settings = Settings()
     running = find_running(settings)
     if running is not None and "redis_url" not in settings.model_fields_set:
-        settings.redis_url, settings.namespace = running.redis_url, running.namespace
+        settings.redis_url = SecretStr(running.redis_url)
+        settings.namespace = running.namespace
     return settings
 
 
 async def registered(settings: Settings) -> tuple[list[Replica], list[Replica]]:
     """The replicas that serve, and those that drain. Raises RuntimeError when there is no registry
     to look into."""
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     views = [
         Directory(redis, settings.namespace, s, settings.lease_s) for s in (*SERVICES, DRAINING)
     ]
@@ -42,7 +45,7 @@ async def registered(settings: Settings) -> tuple[list[Replica], list[Replica]]:
 
 
 def _nothing(settings: Settings) -> str:
-    url = redacted(settings.redis_url)
+    url = redacted(settings.redis_dsn)
     if find_running(settings) is None:
         return (
             f"no Penstock runs with the data directory {settings.data_dir}, and Redis at {url} "

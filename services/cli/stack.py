@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from services.cli.checkpoints import made_local
 from services.cli.ray_cluster import RayCluster
 from services.cli.running import Running, holding, state_file
@@ -108,7 +110,7 @@ class Stack:
         running = Running(
             url=gateway.facts["url"],
             grpc=gateway.facts["grpc"],
-            redis_url=settings.redis_url,
+            redis_url=settings.redis_dsn,
             namespace=settings.namespace,
             key=asyncio.run(_laptop_key(settings)),
             pid=os.getpid(),
@@ -118,13 +120,13 @@ class Stack:
 
     def _start_redis(self) -> Settings:
         if "redis_url" in self._settings.model_fields_set:
-            self._report(f"redis: {redacted(self._settings.redis_url)}")
-            asyncio.run(_check_redis(self._settings.redis_url))
+            self._report(f"redis: {redacted(self._settings.redis_dsn)}")
+            asyncio.run(_check_redis(self._settings.redis_dsn))
             return self._settings
         redis = self._redis = EmbeddedRedis(self._settings.data_dir / "redis", self._sockets)
         self._undo.enter_context(redis)
         self._report(f"redis: {redacted(redis.url)} (embedded)")
-        return self._settings.model_copy(update={"redis_url": redis.url})
+        return self._settings.model_copy(update={"redis_url": SecretStr(redis.url)})
 
     def _start_ray(self) -> None:
         self._report("ray: starting")
@@ -145,7 +147,7 @@ class Stack:
 
         from services.app import build
 
-        redis = connect(settings.redis_url)
+        redis = connect(settings.redis_dsn)
         wanted = _wanted(settings)
         views = {
             service: Directory(redis, settings.namespace, service, settings.lease_s)
@@ -295,7 +297,7 @@ def _key_file(settings: Settings) -> Path:
 async def _laptop_key(settings: Settings) -> str:
     """The key of the local tenant: kept beside the data, made anew when Redis does not know it."""
     path = _key_file(settings)
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     try:
         store = KeyStore(redis, settings.namespace)
         if path.exists():

@@ -24,7 +24,7 @@ async def _main() -> int:
     settings = settings_here()
     serving, draining = await registered(settings)
     if not serving and not draining:
-        raise RuntimeError(f"nothing is registered in Redis at {redacted(settings.redis_url)}")
+        raise RuntimeError(f"nothing is registered in Redis at {redacted(settings.redis_dsn)}")
     out = console()
     out.print(_services_table(serving, draining))
     transport = Transport.of(settings, "cli")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from pydantic import (
     AliasChoices,
@@ -348,8 +348,8 @@ class Settings(BaseSettings):
         env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", populate_by_name=True
     )
 
-    redis_url: str = Field(
-        "redis://127.0.0.1:6379/0",
+    redis_url: SecretStr = Field(
+        SecretStr("redis://127.0.0.1:6379/0"),
         validation_alias=AliasChoices("PENSTOCK_REDIS_URL", "REDIS_URL"),
         description="redis://, rediss:// or unix:///PATH?db=0; unset, `penstock up` starts a Redis "
         "of its own",
@@ -358,6 +358,12 @@ class Settings(BaseSettings):
     qdrant_api_key: SecretStr = Field(
         SecretStr(""), validation_alias=AliasChoices("PENSTOCK_QDRANT_API_KEY", "QDRANT_API_KEY")
     )
+    redis_ca: Path | None = Field(
+        None, description="PEM file of who signs the server's certificate, for rediss://"
+    )
+    redis_cert: Path | None = Field(None, description="shown to a server that asks for one")
+    redis_key: Path | None = Field(None, description="of `redis_cert`")
+    qdrant_ca: Path | None = Field(None, description="as `redis_ca`, for https://")
     namespace: str = Field("penstock", description="prefix of every Redis key")
     data_dir: Path = Field(
         Path(".penstock"), description="local state: embedded Redis and Qdrant, secrets, logs"
@@ -409,13 +415,25 @@ class Settings(BaseSettings):
         self.replicas_of("retrieval")
         return self
 
+    @model_validator(mode="after")
+    def _tls_of_redis(self) -> "Settings":
+        if (self.redis_cert is None) != (self.redis_key is None):
+            raise ValueError("redis_cert and redis_key: one needs the other")
+        files = (self.redis_ca, self.redis_cert)
+        if any(files) and urlsplit(self.redis_url.get_secret_value()).scheme != "rediss":
+            raise ValueError("redis_ca, redis_cert: redis_url must be rediss:// to use them")
+        if self.qdrant_ca and urlsplit(self.qdrant_url).scheme != "https":
+            raise ValueError("qdrant_ca: qdrant_url must be https:// to use it")
+        return self
+
     @field_validator("redis_url")
     @classmethod
-    def _of_redis(cls, url: str) -> str:
+    def _of_redis(cls, secret: SecretStr) -> SecretStr:
+        url = secret.get_secret_value()
         if not _is_url(url, "redis", "rediss") and not _is_socket(url):
             # Not what it is: its password is not shown.
             raise ValueError("must be redis://HOST:PORT/0, rediss://, or unix:///PATH?db=0")
-        return url
+        return secret
 
     @field_validator("qdrant_url")
     @classmethod
@@ -435,6 +453,18 @@ class Settings(BaseSettings):
         if 0 < len(secret.get_secret_value()) < 16:
             raise ValueError("must have at least 16 characters")
         return secret
+
+    @property
+    def redis_dsn(self) -> str:
+        """`redis_url` with the files of its TLS, as redis-py reads them. Holds the password."""
+        files = {
+            "ssl_ca_certs": self.redis_ca,
+            "ssl_certfile": self.redis_cert,
+            "ssl_keyfile": self.redis_key,
+        }
+        given = urlencode({name: path for name, path in files.items() if path is not None})
+        url = self.redis_url.get_secret_value()
+        return f"{url}{'&' if '?' in url else '?'}{given}" if given else url
 
     @property
     def reflects(self) -> bool:

@@ -89,7 +89,7 @@ class Host:
         configure_logging(service_class.name, self.settings.log_level)
         for name in unknown_names(os.environ):
             log.warning("%s is set, but there is no such setting", name)
-        self._redis = connect(self.settings.redis_url)
+        self._redis = connect(self.settings.redis_dsn)
         self._telemetry = Telemetry(service_class.name, self.id)
         tell_build(service_class.name)
         self.service = service_class(self.settings, self._redis, self._telemetry, self.id)

@@ -9,6 +9,7 @@ a store that is away or slow is UNAVAILABLE, and found again by a later call.
 import asyncio
 import logging
 import sqlite3
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -53,6 +54,7 @@ class Qdrant:
         self.name = f"{settings.namespace}-chunks"
         self._url = settings.qdrant_url
         self._api_key = settings.qdrant_api_key.get_secret_value() or None
+        self._ca = settings.qdrant_ca
         self._folder = settings.data_dir / "qdrant"
         self._timeout_s = settings.retrieval.timeout_s * _SHARE_OF_TIMEOUT
         self._made_by = {"embedding_model": model, "fingerprint": fingerprint}
@@ -187,7 +189,11 @@ class Qdrant:
         if self._url:
             timeout = max(1, round(self._timeout_s))
             return QdrantClient(
-                url=self._url, api_key=self._api_key, timeout=timeout, check_compatibility=False
+                url=self._url,
+                api_key=self._api_key,
+                timeout=timeout,
+                check_compatibility=False,
+                verify=ssl.create_default_context(cafile=self._ca) if self._ca else True,
             )
         use_plain_comparisons()
         private_folder(self._folder.parent)

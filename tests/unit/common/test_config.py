@@ -11,7 +11,7 @@ def test_sections_and_lists_come_from_the_environment(monkeypatch: pytest.Monkey
     settings = Settings()
     assert settings.router.queue_limit == 7
     assert settings.models[0].path == "/models/m"
-    assert settings.redis_url == "redis://elsewhere:1/0"
+    assert settings.redis_dsn == "redis://elsewhere:1/0"
 
 
 def test_a_misspelt_setting_of_a_section_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_two_replicas_of_retrieval_need_a_store_that_both_reach() -> None:
 
 def test_urls_and_secrets_are_checked() -> None:
     for good in ("redis://h:1/0", "rediss://:word@[::1]/0", "unix:///run/r?db=0", "unix://:w@/r"):
-        assert Settings(redis_url=good).redis_url == good
+        assert Settings(redis_url=good).redis_dsn == good
     for odd in (
         *("http://h:1", "redis:///0", "redis://h:0", "redis://h:99999", "h:1", ""),
         *("unix://relative", "unix://host/run/r", "unix:///", "unix:", "unix://[/r"),

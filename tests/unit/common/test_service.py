@@ -48,7 +48,7 @@ async def test_a_host_serves_health_reflection_and_metrics_and_registers(
 ) -> None:
     host = Host(Quiet, settings)
     replica = await host.start()
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     view = Directory(redis, settings.namespace, "router", settings.lease_s)
     await view.refresh()
     assert view.replicas == {replica.id: replica}
@@ -89,7 +89,7 @@ async def test_a_failed_check_takes_the_replica_out_of_registry_and_health(
     async with TRANSPORT.dial(replica.address, "echo") as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     assert await redis.hlen(f"{settings.namespace}:{{registry:router}}") == 0
     await host.stop()
     await redis.aclose()
@@ -166,11 +166,11 @@ class Odd(Quiet):
 async def test_alone_it_ends_well_when_asked_to_and_with_1_when_its_check_fails(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, service: type[Quiet], status: int
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", settings.redis_dsn)
     monkeypatch.setenv("PENSTOCK_NAMESPACE", settings.namespace)
     monkeypatch.setattr("services.common.service._CHECK_EVERY_S", 0.01)
     serving = asyncio.create_task(_serve_until_signal(service))
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     view = Directory(redis, settings.namespace, "router", settings.lease_s)
 
     async def seen() -> bool:

@@ -268,7 +268,7 @@ async def test_a_replica_that_names_no_model_takes_the_name_from_nobody(rig: Rig
     await rig.replica()
     await rig.listed(1)
     nameless = Replica("retrieval", new_replica_id("retrieval"), "127.0.0.1:1", "host", 1)
-    redis = connect(rig.settings.redis_url)
+    redis = connect(rig.settings.redis_dsn)
     registered = Registration(redis, rig.settings.namespace, nameless, 60)
     await registered.start()
     await rig.listed(2)
@@ -296,6 +296,8 @@ async def test_what_the_replica_did_comes_into_the_record(rig: Rig) -> None:
 
 class Line:
     """A channel: connected, or as `state` says for ever."""
+
+    outdated = False
 
     def __init__(self, name: str, state: ChannelConnectivity = ChannelConnectivity.READY) -> None:
         self.name = name
