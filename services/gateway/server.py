@@ -9,8 +9,12 @@ import grpc
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
 from services.common.fair_threads import FairThreads
+<<<<<<< HEAD
 from services.common.metrics import BoundedNames
 from services.common.metrics_server import Page
+=======
+from services.common.give_back import map_large_pieces
+>>>>>>> cbf4e9a (Gateway: large pieces of memory have mappings of their own and go back at once; two floods in a row measured)
 from services.common.peers import Peers
 from services.common.redis import Redis
 from services.common.service import Service
@@ -55,6 +59,7 @@ class GatewayService(Service):
         # A large body is parsed into up to 260,000 objects at once. By default Python looks for
         # garbage after every 700 new ones, which makes most of that parse's time.
         gc.set_threshold(*_GC_THRESHOLDS)
+        map_large_pieces()
         self.gateway.revocations.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()

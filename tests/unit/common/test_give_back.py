@@ -90,3 +90,33 @@ async def test_only_a_quiet_process_that_has_grown_is_swept(monkeypatch):
         await ask.get()
         assert (len(swept) > before) == sweeps, (used_s, mib)
     watching.cancel()
+
+
+LARGE = """
+import json, sys
+from services.common import give_back
+
+if sys.argv[1] == "mapped":
+    give_back.map_large_pieces()
+first = bytes(30 * 2**20)
+del first  # from here on glibc would take pieces of up to this size from the heap
+before = give_back.resident_bytes()
+kept, pieces = [], []
+for _ in range(80):
+    pieces.append(b"x" * 2**20)
+    kept.append(b"y" * 2000)  # small, and stays: between the large ones, if they are on the heap
+held = give_back.resident_bytes()
+pieces.clear()
+print(json.dumps([before, held, give_back.resident_bytes()]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("how", ["mapped", "as glibc does"])
+def test_large_pieces_go_back_at_once(how: str):
+    ran = subprocess.run(
+        [sys.executable, "-c", LARGE, how], capture_output=True, text=True, timeout=60, check=True
+    )
+    before, held, after = json.loads(ran.stdout)
+    assert held > before + 70 * MIB
+    assert (after < before + 10 * MIB) is (how == "mapped")
