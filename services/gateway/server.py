@@ -9,12 +9,9 @@ import grpc
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
 from services.common.fair_threads import FairThreads
-<<<<<<< HEAD
+from services.common.give_back import map_large_pieces
 from services.common.metrics import BoundedNames
 from services.common.metrics_server import Page
-=======
-from services.common.give_back import map_large_pieces
->>>>>>> cbf4e9a (Gateway: large pieces of memory have mappings of their own and go back at once; two floods in a row measured)
 from services.common.peers import Peers
 from services.common.redis import Redis
 from services.common.service import Service

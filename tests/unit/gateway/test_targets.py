@@ -50,7 +50,7 @@ async def test_all_replicas_are_listed_as_http_sd_wants_them(
 async def test_no_view_of_the_registry_is_no_empty_list() -> None:
     """Which would end the scraping of everything, just when something is wrong."""
     settings = Settings(redis_url="redis://127.0.0.1:1/0")
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_dsn)
     with pytest.raises(PenstockError, match="Redis is away"):
         await Targets(redis, settings).page()
     await redis.aclose()
