@@ -13,6 +13,11 @@ class Turns:
         self._free = places
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # whose turn is next, first
 
+    @property
+    def free(self) -> bool:
+        """Whether a place can be taken at once."""
+        return self._free > 0
+
     async def take(self, tenant: str) -> None:
         """Returns with a place, for `give_back`."""
         if self._free:

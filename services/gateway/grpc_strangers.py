@@ -1,7 +1,8 @@
 """What the public gRPC port answers without a key, health and reflection, within bounds of its own.
 
 Such calls have places apart from the tenants', which the peers' addresses share, and a message is
-read only in its peer's turn, a few at a time: it may be as large as a tenant's.
+read only in its peer's turn, a few at a time: it may be as large as a tenant's. While others have
+all turns, a health check is answered unread, with the health of the whole server.
 """
 
 import asyncio
@@ -60,6 +61,9 @@ class Strangers:
 
     async def check(self, _: object, context: Context) -> HealthCheckResponse | None:
         async with self._place(context) as peer:
+            if not self._turns.free:  # a probe does not wait for those who withhold their messages
+                whole: HealthCheckResponse = await self._health.Check(HealthCheckRequest(), context)
+                return whole
             async for request in self._messages(HealthCheckRequest, peer, context):
                 reply: HealthCheckResponse | None = await self._health.Check(request, context)
                 return reply

@@ -253,7 +253,6 @@ async def test_strangers_that_watch_leave_tenants_and_others_their_places(redis_
 @pytest.mark.parametrize(
     "method",
     [
-        "health.v1.Health/Check",
         "health.v1.Health/Watch",
         "reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
@@ -277,6 +276,26 @@ async def test_a_strangers_message_is_bounded_in_time_and_waits_for_its_turn(
     monkeypatch.setattr(grpc_strangers, "MESSAGE_TIMEOUT_S", 0.2)
     assert await open_call().code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: strangers._places.taken == 0, 5)
+
+
+async def test_a_health_check_waits_for_nobodys_withheld_message(rig, monkeypatch):
+    """Kubernetes gives it one second."""
+    monkeypatch.setattr(grpc_strangers, "MESSAGE_TIMEOUT_S", 60.0)
+    channel = await rig.channel()
+    withheld = [channel.stream_stream("/grpc.health.v1.Health/Check")() for _ in range(4)]
+    strangers = rig.host.service._grpc._strangers
+    await until(lambda: not strangers._turns.free, 5)
+    stub = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service="nobody's"), timeout=20)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert not any(call.done() for call in withheld)
+    for call in withheld:
+        await call.write(b"")
+        assert await call.read() == answer.SerializeToString()
+        assert await call.code() == grpc.StatusCode.OK
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Check(health_pb2.HealthCheckRequest(service="nobody's"))
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 async def test_strangers_write_no_stack_traces_into_the_log(rig, caplog):
