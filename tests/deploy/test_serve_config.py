@@ -1,13 +1,13 @@
 """serveConfigV2: Ray Serve takes it, the code has what it names, and pods have room for it."""
 
 import json
-import re
 from importlib import import_module
 from typing import Any
 
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from services.app import model_application
 from services.common.config import ModelSpec
 from tests.deploy.environment import read, variables
 from tests.deploy.manifests import Release
@@ -30,8 +30,9 @@ def test_each_model_is_an_application_of_its_own(release: Release) -> None:
     told = config(release).applications[1:]
     assert len({application.name for application in told}) == len(told)
     for application in told:
-        assert re.fullmatch(r"model-[-a-z0-9]+", application.name)
-        assert ModelSpec.model_validate(application.args).decode is not None
+        spec = ModelSpec.model_validate(application.args)
+        assert spec.decode is not None
+        assert application.name == model_application(spec.name)
 
 
 def test_settings_of_the_applications_are_valid(release: Release) -> None:

@@ -30,10 +30,11 @@ template:
 - {containerPort: 9203}
 {{- end -}}
 
-{{/* Retrieval loads an embedding model, so it is the last to start. */}}
+{{/* A probe asks one port: the first that all three are there, then the one that requests meet first. */}}
 {{- define "penstock.services.probes" -}}
 startupProbe:
-  grpc: {port: 9201}
+  exec:
+    command: [bash, -c, 'for port in 9201 9202 9203; do : < /dev/tcp/$PENSTOCK_BIND_HOST/$port || exit; done']
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: {{ div (int .Values.services.startupSeconds) 5 }}
