@@ -12,7 +12,7 @@ seccompProfile:
 
 {{- define "penstock.containerSecurityContext" -}}
 allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
+readOnlyRootFilesystem: {{ .Values.readOnlyRootFilesystem }}
 runAsNonRoot: true
 capabilities:
   drop: [ALL]
