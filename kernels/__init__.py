@@ -20,12 +20,25 @@ from torch import Tensor
 from kernels import reference
 from kernels.batch import PagedBatch
 
-__all__ = ["PagedBatch", "paged_attention", "rms_norm", "rotary", "silu_and_mul", "store_kv"]
+__all__ = [
+    "PagedBatch",
+    "implementation",
+    "paged_attention",
+    "rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "store_kv",
+]
 
 
 def _backend(device: torch.device) -> ModuleType:
     """Every device runs the reference as yet."""
     return reference
+
+
+def implementation(device: torch.device) -> str:
+    """Which one runs on a device, for people."""
+    return _backend(device).__name__.rpartition(".")[2]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

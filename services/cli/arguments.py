@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+SORTS = ("role", "kv", "running", "waiting", "tokens")
+
 
 def up(parser: argparse.ArgumentParser) -> None:
     _stack(parser)
@@ -68,6 +70,30 @@ def probe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="a JSON list of all findings")
+    parser.add_argument("--strict", action="store_true", help="warnings fail, too (exit code 1)")
+
+
+def top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="between two looks (default 2)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="look twice, an interval apart, print it and leave"
+    )
+    parser.add_argument(
+        "--sort",
+        choices=SORTS,
+        default=SORTS[0],
+        help=f"order of the workers; the key s changes it (default {SORTS[0]})",
+    )
+
+
 def keys(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make a key and print it, once")
@@ -121,6 +147,16 @@ def _stack(parser: argparse.ArgumentParser) -> None:
 def _server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="default: the Penstock that runs with this data directory")
     parser.add_argument("--key", help="API key (default: PENSTOCK_API_KEY, or the laptop's own)")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return value
 
 
 def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:

@@ -17,13 +17,14 @@ def made_local(model: ModelSpec, report: Callable[[str], None]) -> ModelSpec:
     """
     if is_hub_id(model.path) and not Path(model.path).is_dir():
         report(f"{model.name}: asking the hub for {model.path}")
-        _check(model, locate(model, weights=False), weights=False)
+        check_local(model, locate(model, weights=False), weights=False)
     folder = locate(model)
-    _check(model, folder, weights=True)
+    check_local(model, folder, weights=True)
     return model.model_copy(update={"path": str(folder)})
 
 
-def _check(model: ModelSpec, folder: Path, *, weights: bool) -> None:
+def check_local(model: ModelSpec, folder: Path, *, weights: bool) -> None:
+    """Raises RuntimeError or OSError when no engine could read it."""
     try:
         config = read_config(folder)
         _check_tokenizer(folder)

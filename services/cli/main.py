@@ -41,6 +41,13 @@ _COMMANDS = (
         "services.cli.probe",
         arguments.probe,
     ),
+    (
+        "doctor",
+        "examine an installation, running or to be started, and say what to do",
+        "services.cli.doctor",
+        arguments.doctor,
+    ),
+    ("top", "what a running Penstock does, live", "services.cli.top", arguments.top),
     ("keys", "create, list and revoke API keys", "services.cli.keys", arguments.keys),
 )
 # Those of `bench` are of the measurement's own module.

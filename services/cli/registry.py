@@ -1,10 +1,11 @@
 """What is registered in Redis, for the commands."""
 
 import asyncio
+from contextlib import suppress
 
 from pydantic import SecretStr
 
-from services.cli.running import find_running
+from services.cli.running import Running, find_running
 from services.common.config import Settings
 from services.common.discovery import DRAINING, SERVICES, Directory, Replica
 from services.common.redis import connect
@@ -16,32 +17,63 @@ _TIMEOUT_S = 5.0  # whoever has not answered by then is told so
 def settings_here() -> Settings:
     """Those of the environment, with the registry of the Penstock that runs here, if any."""
     settings = Settings()
+    point_to_running(settings)
+    return settings
+
+
+def point_to_running(settings: Settings) -> Running | None:
+    """Makes the registry that of the Penstock that runs with their data directory, and returns
+    that one; unless they name a Redis themselves."""
     running = find_running(settings)
     if running is not None and "redis_url" not in settings.model_fields_set:
         settings.redis_url = SecretStr(running.redis_url)
         settings.namespace = running.namespace
-    return settings
+    return running
+
+
+class Registry:
+    """What was registered at the last look; while Redis is away, at the one before."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.redis = connect(settings.redis_dsn)
+        self._views = {
+            name: Directory(self.redis, settings.namespace, name, settings.lease_s)
+            for name in (*SERVICES, DRAINING)
+        }
+
+    async def look(self, within_s: float = _TIMEOUT_S) -> bool:
+        """Looks once; False when Redis gives no answer in time."""
+        views = self._views.values()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*(view.refresh() for view in views))
+            return all(view.reachable for view in views)
+        return False
+
+    @property
+    def serving(self) -> list[Replica]:
+        """In the order of a request's way."""
+        return [r for service in SERVICES for r in self._views[service].replicas.values()]
+
+    @property
+    def draining(self) -> list[Replica]:
+        """Some of them may be just in between, and still serve."""
+        return list(self._views[DRAINING].replicas.values())
+
+    async def close(self) -> None:
+        await self.redis.aclose()
 
 
 async def registered(settings: Settings) -> tuple[list[Replica], list[Replica]]:
     """The replicas that serve, and those that drain. Raises RuntimeError when there is no registry
     to look into."""
-    redis = connect(settings.redis_dsn)
-    views = [
-        Directory(redis, settings.namespace, s, settings.lease_s) for s in (*SERVICES, DRAINING)
-    ]
+    registry = Registry(settings)
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            await asyncio.gather(*(view.refresh() for view in views))
-        reachable = all(view.reachable for view in views)
-    except TimeoutError:
-        reachable = False
+        if not await registry.look():
+            raise RuntimeError(_nothing(settings))
+        return registry.serving, registry.draining
     finally:
-        await redis.aclose()
-    if not reachable:
-        raise RuntimeError(_nothing(settings))
-    *serving, draining = (list(view.replicas.values()) for view in views)
-    return [replica for replicas in serving for replica in replicas], draining
+        await registry.close()
 
 
 def _nothing(settings: Settings) -> str:

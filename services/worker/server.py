@@ -104,6 +104,7 @@ class WorkerService(Service):
             "model": self._model.name,
             "digest": self._digest,
             "device": self._info.device,
+            "kernels": self._info.kernels,
             "dtype": self._info.dtype,
             "block_size": str(self._info.block_size),
             "max_running": str(options.max_running),

@@ -240,6 +240,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: Literal["float32", "bfloat16"]
     device: str
+    kernels: str
+    """Which implementation runs: a module of `kernels`."""
     num_parameters: int
     parameter_bytes: int
     num_blocks: int

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import PagedBatch
+from kernels import PagedBatch, implementation
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.loader import choose_dtype, load_model
@@ -44,6 +44,7 @@ class Runner:
             eos_token_ids=model.eos_token_ids,
             dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
             device=str(self._device),
+            kernels=implementation(self._device),
             num_parameters=sum(p.numel() for p in parameters),
             parameter_bytes=sum(p.nbytes for p in parameters),
             num_blocks=num_blocks,

@@ -66,6 +66,7 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
             "model": "tiny",
             "digest": digest(tmp_path),
             "device": "cpu",
+            "kernels": "reference",
             "dtype": "bfloat16",
             "block_size": "16",
             "max_running": "5",
