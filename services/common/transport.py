@@ -145,6 +145,15 @@ def listen(
     return bound
 
 
+def dial_door(address: str, shown: bytes | None = None, name: str = "") -> grpc.aio.Channel:
+    """A channel to the public gRPC API, which knows no secret of ours. `shown`: the certificate,
+    PEM, that it is expected to show, whoever signed it, and one of its names; None: no TLS."""
+    if shown is None:
+        return grpc.aio.insecure_channel(address)
+    options = [("grpc.ssl_target_name_override", name)]
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(shown), options=options)
+
+
 def host_port(host: str, port: int) -> str:
     """An address as gRPC wants it, of a name or an IP address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,6 +14,7 @@ from services.cli.doctor.findings import Finding, aside, failed, ok, warning
 from services.cli.doctor.installation import Installation
 from services.common.config import is_loopback
 from services.common.discovery import Replica
+from services.common.transport import dial_door
 
 _ANSWER_S = 3.0
 
@@ -66,17 +67,11 @@ def _shown_by(url: str) -> bytes:
 
 async def _grpc(address: str, shown: bytes | None) -> Finding:
     about = "door gRPC"
-    if shown is None:
-        channel = grpc.aio.insecure_channel(address)
-    else:  # what REST shows is trusted: its age and names are looked at above
-        name = (names_of(x509.load_pem_x509_certificate(shown)) or ["localhost"])[0]
-        channel = grpc.aio.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(shown),
-            options=[("grpc.ssl_target_name_override", name.replace("*", "any"))],
-        )
+    names = names_of(x509.load_pem_x509_certificate(shown)) if shown else []
+    # What REST shows is trusted here: its age and names are looked at above.
+    name = names[0].replace("*", "any") if names else ""
     try:
-        async with channel:
+        async with dial_door(address, shown, name) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_S)
     except grpc.aio.AioRpcError as error:
