@@ -52,6 +52,7 @@ ELSEWHERE = {
 RENDERINGS = {
     "defaults": (None, {}),
     **{profile: (profile, {}) for profile in profiles()},
+    "gpu+production": ("gpu+production", {}),
     "everything": (None, EVERYTHING),
     "elsewhere": (None, ELSEWHERE),
     "bare": (

@@ -75,7 +75,8 @@ class Release:
 
 
 def render(profile: str | None = None, values: Thing | None = None) -> Release:
-    """The chart with a profile's values (`values-<profile>.yaml`) and more over them."""
+    """The chart with values of profiles (`values-<profile>.yaml`; "gpu+production": one over the
+    other) and more over them."""
     with Chart.load(CHART) as chart:
         files = chart.render(
             merge(of_profile(profile), values or {}), name=NAME, namespace=NAMESPACE
@@ -94,9 +95,10 @@ def profiles() -> list[str]:
 
 
 def of_profile(profile: str | None) -> Thing:
-    if profile is None:
-        return {}
-    return yaml.safe_load((CHART / f"values-{profile}.yaml").read_text()) or {}
+    values: Thing = {}
+    for name in profile.split("+") if profile else ():
+        values = merge(values, yaml.safe_load((CHART / f"values-{name}.yaml").read_text()))
+    return values
 
 
 def merge(under: Thing, over: Thing) -> Thing:

@@ -15,10 +15,7 @@ _SCHEMAS = Path(__file__).parent / "schemas"
 
 def errors(thing: dict[str, Any]) -> list[str]:
     """What is wrong with an object, as lines that name the field; none: it is taken."""
-    group = str(thing["apiVersion"]).replace("/", "_")
-    file = _SCHEMAS / f"{group}_{thing['kind']}.json"
-    found = _of_custom(thing, file) if file.exists() else _of_core(thing)
-    return [f"{thing['kind']} {thing['metadata'].get('name')}: {line}" for line in found]
+    return list(_errors(json.dumps(thing, sort_keys=True)))
 
 
 def pod_errors(template: dict[str, Any]) -> list[str]:
@@ -27,6 +24,15 @@ def pod_errors(template: dict[str, Any]) -> list[str]:
     return errors(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     )
+
+
+@cache  # most objects are the same in several renderings
+def _errors(text: str) -> tuple[str, ...]:
+    thing = json.loads(text)
+    group = str(thing["apiVersion"]).replace("/", "_")
+    file = _SCHEMAS / f"{group}_{thing['kind']}.json"
+    found = _of_custom(thing, file) if file.exists() else _of_core(thing)
+    return tuple(f"{thing['kind']} {thing['metadata'].get('name')}: {line}" for line in found)
 
 
 def _of_core(thing: dict[str, Any]) -> list[str]:

@@ -1,0 +1,179 @@
+"""The way in from outside, disruption budgets, the collector, and what `helm test` runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helm_python import HelmError
+
+from protos import gateway_pb2
+from services.gateway import routes
+from tests.deploy.conftest import EVERYTHING
+from tests.deploy.manifests import CHART, Release, Thing, render
+
+
+def test_routes_lead_to_the_doors_ports(everything: Release) -> None:
+    service = everything.one("Service", "demo-penstock")
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    for kind, port in (("HTTPRoute", "http"), ("GRPCRoute", "grpc")):
+        route = everything.one(kind)["spec"]
+        [rule] = route["rules"]
+        assert rule["backendRefs"] == [{"name": "demo-penstock", "port": ports[port]}]
+        assert route["parentRefs"] == EVERYTHING["gatewayApi"]["parentRefs"]
+
+
+def test_no_route_bounds_a_stream_before_the_gateway_does(everything: Release) -> None:
+    [rule] = everything.one("HTTPRoute")["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s"}
+
+
+def test_the_grpc_route_is_of_the_public_service(everything: Release) -> None:
+    [rule] = everything.one("GRPCRoute")["spec"]["rules"]
+    services = {match["method"]["service"] for match in rule["matches"]}
+    assert gateway_pb2.DESCRIPTOR.services_by_name["Inference"].full_name in services
+    assert not {s for s in services if s.startswith("penstock.v1.")} - {"penstock.v1.Inference"}
+
+
+def test_ingress_leads_to_the_doors_ports(everything: Release) -> None:
+    for name, host in (("http", "llm.example.com"), ("grpc", "grpc.llm.example.com")):
+        [rule] = everything.one("Ingress", f"demo-penstock-{name}")["spec"]["rules"]
+        [path] = rule["http"]["paths"]
+        assert rule["host"] == host
+        assert path["backend"]["service"] == {"name": "demo-penstock", "port": {"name": name}}
+
+
+def test_a_gateway_that_encrypts_again_checks_whom_it_reached(everything: Release) -> None:
+    policy = everything.one("BackendTLSPolicy")["spec"]
+    assert policy["targetRefs"] == [{"group": "", "kind": "Service", "name": "demo-penstock"}]
+    names = everything.one("Secret", "demo-penstock-tls-door")
+    assert "ca.crt" in names["data"]
+    assert policy["validation"]["hostname"] == "demo-penstock"
+    plain = render(None, {"gatewayApi": EVERYTHING["gatewayApi"]})
+    assert plain.of("BackendTLSPolicy") == []
+
+
+def test_routes_without_a_gateway_are_refused() -> None:
+    with pytest.raises(HelmError, match=r"gatewayApi\.parentRefs"):
+        render(None, {"gatewayApi": {"enabled": True}})
+
+
+def test_a_budget_leaves_one_pod_to_take_and_is_a_number(everything: Release) -> None:
+    """The disruption controller cannot count the pods of an owner without a scale subresource:
+    of those it takes a whole number that must stay, and nothing else."""
+    of_groups = [pod for pod in everything.pods if pod.owner.startswith("RayService/")]
+    governed = 0
+    for budget in everything.of("PodDisruptionBudget"):
+        chosen = [
+            pod
+            for pod in of_groups
+            if budget["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
+        ]
+        if not chosen:  # of a Deployment
+            continue
+        [pod] = chosen
+        governed += 1
+        assert budget["spec"]["minAvailable"] == pod.replicas - 1 >= 1, pod.owner
+        assert "maxUnavailable" not in budget["spec"]
+    assert governed == sum(pod.replicas > 1 for pod in of_groups) == 4
+
+
+def test_one_pod_has_no_budget_that_could_never_be_met() -> None:
+    alone = render(None, {"gateway": {"replicas": 1}, "services": {"replicas": 1}})
+    assert alone.of("PodDisruptionBudget") == []
+
+
+def test_the_collector_takes_spans_where_they_are_sent(everything: Release) -> None:
+    [pod] = everything.pods_of("collector")
+    config = collector_config(everything)
+    taken = config["receivers"]["otlp"]["protocols"]["grpc"]
+    assert taken["endpoint"].endswith(f":{pod.ports['otlp']}")
+    folder = Path(taken["tls"]["cert_file"]).parent
+    [main] = pod.spec["containers"]
+    assert str(folder) in {mount["mountPath"] for mount in main["volumeMounts"]}
+    [gateway] = everything.pods_of("gateway")
+    told = {e["name"]: e.get("value") for e in gateway.spec["containers"][0]["env"]}
+    assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "https://demo-penstock-collector.llm.svc:4317"
+    authority = Path(told["OTEL_EXPORTER_OTLP_CERTIFICATE"])
+    mounts = {m["mountPath"] for m in gateway.spec["containers"][0]["volumeMounts"]}
+    assert str(authority.parent) in mounts
+
+
+def test_the_collectors_configuration_hangs_together(everything: Release) -> None:
+    config = collector_config(everything)
+    for pipeline in config["service"]["pipelines"].values():
+        for part in ("receivers", "processors", "exporters"):
+            assert pipeline[part]
+            assert set(pipeline[part]) <= set(config[part])
+    assert set(config["service"]["extensions"]) == set(config["extensions"])
+    assert config["exporters"] == EVERYTHING["collector"]["exporters"]
+
+
+def test_a_collector_that_sends_nowhere_is_refused() -> None:
+    with pytest.raises(HelmError, match=r"collector\.exporters"):
+        render(None, {"collector": {"enabled": True}})
+
+
+def test_what_scales_by_itself_says_no_number(everything: Release) -> None:
+    deployment = everything.one("Deployment")
+    scaler = everything.one("HorizontalPodAutoscaler")["spec"]
+    assert "replicas" not in deployment["spec"]
+    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert scaler["minReplicas"] == 2 <= scaler["maxReplicas"]
+    [main] = deployment["spec"]["template"]["spec"]["containers"]
+    assert "cpu" in main["resources"]["requests"], "its share of nothing is not known"
+
+
+def test_helm_test_sends_one_call_each_way(everything: Release) -> None:
+    ways = set()
+    for pod in everything.of("Pod"):
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        [main] = pod["spec"]["containers"]
+        script = Path(main["command"][1])
+        maps = {v["name"]: v.get("configMap", {}).get("name") for v in pod["spec"]["volumes"]}
+        [held] = [
+            maps[m["name"]] for m in main["volumeMounts"] if m["mountPath"] == str(script.parent)
+        ]
+        assert everything.one("ConfigMap", held)["data"][script.name] == _script().read_text()
+        ways.add((main["args"][0], main["args"][1]))
+        assert "--authority=/etc/penstock/authority/ca.crt" in main["args"]
+    assert ways == {("rest", "https://demo-penstock:8000"), ("grpc", "demo-penstock:8001")}
+
+
+def test_its_script_takes_the_arguments_that_it_is_given(everything: Release) -> None:
+    for pod in everything.of("Pod"):
+        [main] = pod["spec"]["containers"]
+        asked = subprocess.run(
+            [sys.executable, str(_script()), *main["args"], "--help"], capture_output=True
+        )
+        assert asked.returncode == 0, asked.stderr
+
+
+def test_the_public_paths_of_the_door_are_routed(everything: Release) -> None:
+    [rule] = everything.one("HTTPRoute")["spec"]["rules"]
+    matches = [match["path"] for match in rule["matches"]]
+
+    def routed(path: str) -> bool:
+        return any(
+            path == m["value"] if m["type"] == "Exact" else re.match(rf"{m['value']}(/|$)", path)
+            for m in matches
+        )
+
+    inside = {"/healthz", "/health"}  # for probes
+    served = re.findall(r'^ +"(/[^"]+)": \{', Path(routes.__file__).read_text(), re.MULTILINE)
+    assert len(served) > 10
+    for path in served:
+        assert routed(path) or path in inside, path
+
+
+def collector_config(release: Release) -> Thing:
+    found: Thing = yaml.safe_load(
+        release.one("ConfigMap", "demo-penstock-collector")["data"]["config.yaml"]
+    )
+    return found
+
+
+def _script() -> Path:
+    return CHART / "files/tests/ask.py"
