@@ -149,8 +149,41 @@ def model(spec: ModelSpec) -> Any:
 
 def build(settings: Settings) -> dict[str, Any]:
     """All applications by name, for `serve.run_many`."""
+    # The services learn of models from the workers: one that is removed leaves nothing behind.
+    services = settings.model_copy(update={"models": []})
     models = {model_application(m.name): _model(settings, settings, m) for m in settings.models}
-    return {APPLICATION: _services(settings, settings), **models}
+    return {APPLICATION: _services(services, services), **models}
+
+
+def deploy(settings: Settings) -> None:
+    """Deploys everything, or what of it has changed; returns before it runs.
+
+    What Serve runs already is replaced step by step, as after a change of the code."""
+    _run(build(settings))
+
+
+def deploy_model(settings: Settings, spec: ModelSpec) -> None:
+    """Deploys one model's workers; returns before they run."""
+    _run({model_application(spec.name): _model(settings, settings, spec)})
+
+
+def delete_model(name: str) -> None:
+    """Returns when its workers have drained and ended."""
+    serve.delete(model_application(name))
+
+
+def delete_all() -> None:
+    """Drains the services and then the workers; returns when all have ended."""
+    for name in sorted(serve.status().applications, key=lambda name: name != APPLICATION):
+        serve.delete(name)
+
+
+def _run(applications: dict[str, Any]) -> None:
+    targets = [
+        serve.RunTarget(application, name=name, route_prefix=None)
+        for name, application in applications.items()
+    ]
+    serve.run_many(targets, wait_for_applications_running=False)
 
 
 def model_application(name: str) -> str:

@@ -117,6 +117,22 @@ def keys(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument("id", help="as listed")
 
 
+def models(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("list", help="what is served, starts or leaves")
+    add = actions.add_parser("add", help="start a model's workers; returns when it is served")
+    add.add_argument("path", metavar="DIR_OR_HF_ID", help="its checkpoint")
+    add.add_argument("--name", help="what requests call it (default: the path's last part)")
+    _pools(add)
+    add.add_argument(
+        "--worker",
+        metavar="JSON",
+        help="""settings of its workers in place of PENSTOCK_WORKER__..., as '{"threads": 2}'""",
+    )
+    remove = actions.add_parser("remove", help="end a model's workers; their requests finish first")
+    remove.add_argument("name", help="as listed")
+
+
 def _stack(parser: argparse.ArgumentParser) -> None:
     """What `up` and `demo` share."""
     parser.add_argument(
@@ -129,6 +145,11 @@ def _stack(parser: argparse.ArgumentParser) -> None:
         metavar="DIR_OR_HF_ID",
         help="checkpoint to serve, may be repeated (default: the shipped model)",
     )
+    _pools(parser)
+
+
+def _pools(parser: argparse.ArgumentParser) -> None:
+    """How many workers a model has."""
     parser.add_argument(
         "--prefill",
         type=_whole(0),

@@ -48,6 +48,12 @@ _COMMANDS = (
         arguments.doctor,
     ),
     ("top", "what a running Penstock does, live", "services.cli.top", arguments.top),
+    (
+        "models",
+        "list, add and remove the models of a running Penstock",
+        "services.cli.models",
+        arguments.models,
+    ),
     ("keys", "create, list and revoke API keys", "services.cli.keys", arguments.keys),
 )
 # Those of `bench` are of the measurement's own module.

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -15,11 +14,14 @@ from typing import Any
 from pydantic import SecretStr
 
 from services.cli.checkpoints import made_local
+from services.cli.model_keeper import ModelKeeper
 from services.cli.ray_cluster import RayCluster
+from services.cli.replicas import check_room, missing, wanted
 from services.cli.running import Running, holding, state_file
 from services.cli.supervisor import LOST
+from services.cli.wanted_models import WantedModels
 from services.common.config import Settings, unknown_names
-from services.common.discovery import SERVICES, Directory, Replica
+from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, RedisAway, RedisError, connect
 from services.common.secrets import private_folder, redacted
@@ -39,10 +41,12 @@ class Stack:
     with Stack(settings, report=print) as running: ...
     """
 
-    def __init__(self, settings: Settings, *, report: Report) -> None:
+    def __init__(self, settings: Settings, *, report: Report, again: bool = False) -> None:
+        """`again`: in place of one that was lost."""
         # Absolute: Ray's processes may have another working directory.
         self._settings = settings.model_copy(update={"data_dir": settings.data_dir.resolve()})
         self._report = report
+        self._again = again
         self._redis: EmbeddedRedis | None = None
         self._sockets = SocketFolder()
         self._ray = RayCluster(self._settings.data_dir, self._sockets.path)
@@ -102,17 +106,19 @@ class Stack:
         private_folder(self._settings.data_dir)
         self._undo.enter_context(holding(self._settings))
         _check_port(self._settings.gateway.host, self._settings.gateway.port)
-        settings = self._start_redis()
+        settings = asyncio.run(self._with_models(self._start_redis()))
         self._start_ray()
-        _check_room(settings, self._ray.resources())
-        gateway = asyncio.run(self._start_services(settings))
+        check_room(settings, self._ray.resources())
+        key = asyncio.run(_laptop_key(settings))
+        gateway = asyncio.run(self._start_services(settings, key))
+        self._keep_models(settings)
         self.metrics_url = gateway.metrics_url
         running = Running(
             url=gateway.facts["url"],
             grpc=gateway.facts["grpc"],
             redis_url=settings.redis_dsn,
             namespace=settings.namespace,
-            key=asyncio.run(_laptop_key(settings)),
+            key=key,
             pid=os.getpid(),
         )
         self._write_state(running)
@@ -128,43 +134,52 @@ class Stack:
         self._report(f"redis: {redacted(redis.url)} (embedded)")
         return self._settings.model_copy(update={"redis_url": SecretStr(redis.url)})
 
+    async def _with_models(self, settings: Settings) -> Settings:
+        """Those that a stack is started with; one that takes the place of a lost one has its."""
+        redis = connect(settings.redis_dsn)
+        wanted_models = WantedModels(redis, settings.namespace)
+        try:
+            if self._again and (kept := await wanted_models.all()):
+                return settings.model_copy(update={"models": list(kept.values())})
+            await wanted_models.start_with(settings.models)
+            return settings
+        finally:
+            await redis.aclose()
+
+    def _keep_models(self, settings: Settings) -> None:
+        keeper = ModelKeeper(settings, self._ray.resources, self._report)
+        keeper.start()
+        self._undo.callback(keeper.stop)
+
     def _start_ray(self) -> None:
         self._report("ray: starting")
         self._undo.callback(self._ray.stop)
         self._ray.start()
-        from ray import serve
+        from services.app import delete_all
 
-        from services.app import APPLICATION, model_application
+        # Drains the replicas; what remains of Serve goes with Ray.
+        self._undo.callback(delete_all)
 
-        # Drains the replicas, the gateways first; what remains of Serve goes with Ray.
-        names = [APPLICATION, *(model_application(m.name) for m in self._settings.models)]
-        for name in reversed(names):
-            self._undo.callback(serve.delete, name)
-
-    async def _start_services(self, settings: Settings) -> Replica:
-        """Returns the gateway once every replica is registered and the gateway is ready."""
-        from ray import serve
-
-        from services.app import build
+    async def _start_services(self, settings: Settings, key: str) -> Replica:
+        """Returns a gateway once every replica is registered and it serves the models."""
+        from services.app import deploy
 
         redis = connect(settings.redis_dsn)
-        wanted = _wanted(settings)
+        waited_for = wanted(settings)
         views = {
             service: Directory(redis, settings.namespace, service, settings.lease_s)
-            for service in {service for service, _ in wanted}
+            for service in {service for service, _ in waited_for}
         }
         try:
             await forget(redis, settings.namespace)
-            targets = [
-                serve.RunTarget(application, name=name, route_prefix=None)
-                for name, application in build(settings).items()
-            ]
-            await asyncio.to_thread(serve.run_many, targets, wait_for_applications_running=False)
+            await asyncio.to_thread(deploy, settings)
             for view in views.values():
                 await view.start()
-            await self._wait(redis, lambda: _missing(wanted, views))
+            await self._wait(redis, lambda: missing(waited_for, views))
             gateway = next(iter(views["gateway"].replicas.values()))
             await self._wait(redis, lambda: _not_ready(gateway.facts["url"]))
+            names = [model.name for model in settings.models]
+            await self._wait(redis, lambda: _not_served(gateway.facts["url"], key, names))
             return gateway
         finally:
             for view in views.values():
@@ -233,52 +248,6 @@ def _check_port(host: str, port: int) -> None:
             raise RuntimeError(f"port {port} on {host}: {error.strerror}; try --port 0") from error
 
 
-def _wanted(settings: Settings) -> dict[tuple[str, str], int]:
-    """How many replicas of each (service, what to call it) there must be."""
-    wanted = {(name, name): settings.replicas_of(name) for name in SERVICES if name != "worker"}
-    for model in settings.models:
-        for role, pool in model.pools.items():
-            wanted["worker", _worker(role, model.name)] = pool.replicas
-    return wanted
-
-
-def _check_room(settings: Settings, has: dict[str, float]) -> None:
-    """Raises RuntimeError when the replicas take more than Ray has: some would wait for ever."""
-    takers = [
-        (f"PENSTOCK_{name.upper()}__RAY", settings.replicas_of(name), settings.of_service(name).ray)
-        for name in SERVICES
-        if name != "worker"
-    ]
-    for model in settings.models:
-        for role, pool in model.pools.items():
-            ray = settings.of_worker(model, role).worker.ray
-            takers.append((f"the {_worker(role, model.name)}", pool.replicas, ray))
-    taken: Counter[str] = Counter()
-    for who, replicas, ray in takers:
-        for resource, amount in {"CPU": ray.num_cpus, "GPU": ray.num_gpus, **ray.resources}.items():
-            taken[resource] += replicas * amount  # type: ignore[assignment]
-            if taken[resource] > (there := has.get(resource, 0.0)):
-                raise RuntimeError(
-                    f"{who}: with {replicas} of it all replicas take {taken[resource]:g} of "
-                    f"{resource}, and Ray has {there:g}"
-                )
-
-
-def _worker(role: str, model: str) -> str:
-    """What a worker is called: "prefill worker of demo"; of both roles "worker of demo"."""
-    return f"worker of {model}" if role == "both" else f"{role} worker of {model}"
-
-
-def _missing(wanted: dict[tuple[str, str], int], views: dict[str, Directory]) -> list[str]:
-    def label(replica: Replica) -> str:
-        if replica.service != "worker":
-            return replica.service
-        return _worker(replica.facts["role"], replica.facts["model"])
-
-    found = [label(r) for view in views.values() for r in view.replicas.values()]
-    return [name for (_, name), count in wanted.items() if found.count(name) < count]
-
-
 def _not_ready(url: str) -> list[str]:
     import httpx
 
@@ -288,6 +257,23 @@ def _not_ready(url: str) -> list[str]:
     except httpx.HTTPError:
         return ["the gateway's port"]
     return [] if answer.status_code == 200 else ["the gateway's links"]
+
+
+def _not_served(url: str, key: str, models: list[str]) -> list[str]:
+    import httpx
+
+    headers = {"Authorization": f"Bearer {key}"}
+    found = []
+    for name in models:
+        try:
+            answer = httpx.get(
+                f"{url}/v1/models/{name}", headers=headers, timeout=10.0, verify=False
+            )
+        except httpx.HTTPError:
+            return ["the gateway's port"]
+        if answer.status_code != 200:
+            found.append(f"model {name}")
+    return found
 
 
 def _key_file(settings: Settings) -> Path:

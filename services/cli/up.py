@@ -41,7 +41,7 @@ def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = Fals
         changes["gateway"] = settings.gateway.model_copy(update={"port": port})
     if again and (lost := last_running(settings)) is not None:
         changes["gateway"] = settings.gateway.model_copy(update=_ports(lost))
-    return Stack(settings.model_copy(update=changes), report=report)
+    return Stack(settings.model_copy(update=changes), report=report, again=again)
 
 
 def _ports(running: "Running") -> dict[str, int]:

@@ -104,20 +104,36 @@ def _keys(namespace: str, service: str) -> list[str]:
     return [f"{namespace}:{{registry:{service}}}:leases", f"{namespace}:{{registry:{service}}}"]
 
 
+async def leave(client: Redis, namespace: str, listed_under: str, id: str) -> None:
+    """Takes one entry out of the registry. Raises one of `RedisAway`."""
+    await Script(client, _LEAVE)(_keys(namespace, listed_under), [id])
+
+
 class Registration:
     """Keeps one replica's lease alive, three renewals a lease, until `stop`.
 
     It is listed under its service, or where it is not to be found by callers, `under` a name.
+    `outlived_by_s`: the entry stays for so long after its last renewal, `stop` or not.
     """
 
     def __init__(
-        self, client: Redis, namespace: str, replica: Replica, lease_s: float, under: str = ""
+        self,
+        client: Redis,
+        namespace: str,
+        replica: Replica,
+        lease_s: float,
+        under: str = "",
+        outlived_by_s: float = 0.0,
     ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._under = under or replica.service
         self._renew = Script(client, _RENEW)
-        self._leave = Script(client, _LEAVE)
-        self._keys = _keys(namespace, under or replica.service)
+        self._keys = _keys(namespace, self._under)
         self._replica = replica
         self._lease_s = lease_s
+        self._stays_s = max(lease_s, outlived_by_s)
+        self._leaves = not outlived_by_s
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -132,8 +148,10 @@ class Registration:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
+        if not self._leaves:
+            return
         try:
-            await self._leave(self._keys, [self._replica.id])
+            await leave(self._client, self._namespace, self._under, self._replica.id)
         except _NOT_NOW as away:
             log.warning("could not leave the registry, the lease will run out: %s", away)
 
@@ -145,7 +163,7 @@ class Registration:
     async def _once(self) -> None:
         record = json.dumps(asdict(self._replica))
         try:
-            await self._renew(self._keys, [self._replica.id, record, int(self._lease_s * 1000)])
+            await self._renew(self._keys, [self._replica.id, record, int(self._stays_s * 1000)])
             REDIS_REACHABLE.set(1)
         except _NOT_NOW as away:
             REDIS_REACHABLE.set(0)

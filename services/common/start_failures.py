@@ -30,15 +30,23 @@ async def tell(redis: Redis, namespace: str, failure: StartFailure) -> None:
         await redis.expire(_key(namespace), _KEPT_S)
 
 
-async def forget(redis: Redis, namespace: str) -> None:
-    """Before a new start, so that it does not hear of an old one's failures."""
-    await redis.delete(_key(namespace))
+async def forget(redis: Redis, namespace: str, model: str = "") -> None:
+    """Before a new start, so that it does not hear of an old one's failures; of one model's workers
+    alone if it is named."""
+    for told in await redis.lrange(_key(namespace), 0, -1):
+        if _is_of(model, StartFailure(**json.loads(told))):
+            await redis.lrem(_key(namespace), 0, str(told))
 
 
-async def first_told(redis: Redis, namespace: str) -> StartFailure | None:
-    """The earliest, which later ones may follow from."""
+async def first_told(redis: Redis, namespace: str, model: str = "") -> StartFailure | None:
+    """The earliest, which later ones may follow from; of one model's workers if it is named."""
     with suppress(*RedisAway):
-        told = await redis.lindex(_key(namespace), 0)
-        if told is not None:
-            return StartFailure(**json.loads(told))
+        for told in await redis.lrange(_key(namespace), 0, -1):
+            failure = StartFailure(**json.loads(told))
+            if _is_of(model, failure):
+                return failure
     return None
+
+
+def _is_of(model: str, failure: StartFailure) -> bool:
+    return not model or failure.who.endswith(f"worker of {model}")

@@ -120,6 +120,8 @@ async def list_models(gateway: Gateway, exchange: Exchange, identity: Identity) 
 
 async def get_model(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
     name = exchange.path["model"]
+    if name != gateway.retrieval.embedding_model:
+        await gateway.models.find(name)  # which looks anew for one that is not known
     for model in await _models(gateway, identity):
         if model["id"] == name:
             return await exchange.reply_json(model)

@@ -16,6 +16,7 @@ from services.common.block_hash import block_hashes, tenant_salt
 from services.common.config import Settings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
+from services.common.served_models import ServedModels
 from services.common.telemetry import Telemetry, remote_parent, traceparent
 from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket
@@ -52,6 +53,7 @@ class Router:
     settings: Settings
     telemetry: Telemetry
     workers: Workers
+    models: ServedModels
     admission: Admission
     quarantine: Quarantine
 
@@ -66,7 +68,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     lost: list[WorkerLostError] = []
     try:
         case.raise_if_refused()
-        _raise_unless_known(router, request.model)
+        await _raise_unless_known(router, request.model)
 
         try:
             with router.telemetry.span("admit", span):
@@ -174,10 +176,10 @@ def _ticket(answer: Answer) -> Ticket:
     )
 
 
-def _raise_unless_known(router: Router, model: str) -> None:
+async def _raise_unless_known(router: Router, model: str) -> None:
     """Raises NOT_FOUND for a model that nobody serves."""
     known = router.workers.models() | {spec.name for spec in router.settings.models}
-    if model not in known:
+    if model not in known and not await router.models.has(model):
         raise PenstockError(
             grpc.StatusCode.NOT_FOUND,
             f"the model {model!r} does not exist",

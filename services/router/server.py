@@ -9,6 +9,7 @@ from services.common.config import Settings
 from services.common.discovery import Directory
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis
+from services.common.served_models import ServedModels
 from services.common.service import Service
 from services.common.telemetry import Telemetry
 from services.router import metrics, pipeline
@@ -26,13 +27,14 @@ class RouterService(Service):
     def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
         super().__init__(settings, redis, telemetry, id)
         self._routers = Directory(redis, settings.namespace, "router", settings.lease_s)
+        self._models = ServedModels(redis, settings)
         self._workers = Workers(redis, settings, id, self._workers_changed)
         self._admission = Admission(
             redis, settings, id, self._workers.capacity, lambda: len(self._routers.replicas)
         )
         quarantine = Quarantine(self._workers.poke)
         self._router = pipeline.Router(
-            settings, telemetry, self._workers, self._admission, quarantine
+            settings, telemetry, self._workers, self._models, self._admission, quarantine
         )
         metrics.breakers_open.set_function(self._workers.breakers_open)
         metrics.READY_WORKERS.watch(self._workers.ready_counts)
@@ -40,6 +42,7 @@ class RouterService(Service):
 
     async def start(self, server: grpc.aio.Server) -> None:
         await self._routers.start()
+        await self._models.start()
         await self._workers.start()
         await self._admission.start()
         router_pb2_grpc.add_RouterServicer_to_server(StatusServicer(self), server)
@@ -55,6 +58,7 @@ class RouterService(Service):
     async def stop(self) -> None:
         await self._admission.stop()
         await self._workers.stop()
+        await self._models.stop()
         await self._routers.stop()
 
     async def status(self) -> router_pb2.RouterStatus:

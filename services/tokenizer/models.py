@@ -42,12 +42,15 @@ class ServedModel:
 class Models:
     """The served models by name, with their windows as they are now.
 
-    A model does not change: a request that took one keeps its window throughout.
+    A model does not change: a request that took one keeps it, and its window, throughout.
     """
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._by_name = {model.name: model for model in models}
-        self._own_windows = {model.name: model.window for model in self._by_name.values()}
+    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+        self._own_windows: dict[str, int] = {}
+        self._rooms: dict[str, int] = {}  # of models that come yet, too
+        self._by_name: dict[str, ServedModel] = {}
+        for model in models:
+            self.put(model)
 
     def __getitem__(self, name: str) -> ServedModel:
         """Raises NOT_FOUND, param "model"."""
@@ -61,11 +64,27 @@ class Models:
                 reason="model_not_found",
             ) from None
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def put(self, model: ServedModel) -> None:
+        """From now on it is served, in place of another of its name."""
+        self._own_windows[model.name] = model.window
+        self._by_name[model.name] = model
+        if model.name in self._rooms:
+            self.bound(model.name, self._rooms[model.name])
+
+    def drop(self, name: str) -> None:
+        """From now on it is not served."""
+        self._by_name.pop(name, None)
+        self._rooms.pop(name, None)
+
     def bound(self, name: str, room: int) -> bool:
         """Makes the model's window `room` tokens, or its own if that is less, from now on.
 
-        Returns whether that changed it; a model that is not served here is none of ours.
+        Returns whether that changed it; for a model that is not served yet it is kept in mind.
         """
+        self._rooms[name] = room
         model = self._by_name.get(name)
         if model is None:
             return False

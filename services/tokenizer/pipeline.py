@@ -18,9 +18,10 @@ from services.common.link import End, LinkCall
 from services.common.peers import Peers
 from services.common.telemetry import Telemetry, decision, traceparent
 from services.tokenizer import metrics
+from services.tokenizer.catalog import Catalog
 from services.tokenizer.context import Prompt, assemble
 from services.tokenizer.generation import Way, generate
-from services.tokenizer.models import Models, ServedModel
+from services.tokenizer.models import ServedModel
 from services.tokenizer.output import CannotResumeError, Output
 from services.tokenizer.policy import Policy, PolicyRefusalError
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 class Pipeline:
     """What all requests share."""
 
-    models: Models
+    catalog: Catalog
     policy: Policy
     routers: Peers
     router_patience_s: float
@@ -48,7 +49,7 @@ async def run(
     """
     # In: the model, then its prompt beside the verdict on the text; both before the router hears.
     # An answer that is gone on with was allowed when it began, and has the window that it had then.
-    model = pipeline.models[request.model]
+    model = await pipeline.catalog.find(request.model)
     resumed = request.HasField("resume")
     span.set_attribute("model", model.name)
     if resumed:

@@ -16,6 +16,7 @@ from services.common.peers import Peers
 from services.common.service import Service
 from services.common.telemetry import remote_parent
 from services.tokenizer import metrics
+from services.tokenizer.catalog import Catalog
 from services.tokenizer.models import Models, ServedModel, load
 from services.tokenizer.pipeline import Pipeline, run
 from services.tokenizer.policy import load_policy
@@ -35,13 +36,15 @@ class _Unary(tokenizer_pb2_grpc.TokenizerServicer):
 
 
 class TokenizerService(Service):
-    """Ready once every served model's tokenizer is read; it does not wait for a router."""
+    """Ready once every known model's tokenizer is read; it does not wait for a router. Models that
+    come and go later are read and left meanwhile."""
 
     name = "tokenizer"
     grpc_services = ("penstock.v1.Tokenizer",)
 
     _threads: FairThreads | None = None
     _windows: Windows | None = None
+    _catalog: Catalog | None = None
     _routers: Peers | None = None
     _links: LinkServer | None = None
 
@@ -51,6 +54,8 @@ class TokenizerService(Service):
         policy = load_policy(settings)
         self._threads = FairThreads(settings.threads, "tokenizer")
         models = Models(await asyncio.to_thread(self._load_models))
+        self._catalog = Catalog(self.redis, self.settings, models)
+        await self._catalog.start()
         self._windows = Windows(self.redis, self.settings, models)
         await self._windows.start()
         self._routers = Peers(
@@ -58,7 +63,12 @@ class TokenizerService(Service):
         )
         await self._routers.start()
         self._pipeline = Pipeline(
-            models, policy, self._routers, settings.router_patience_s, self.telemetry, self._threads
+            self._catalog,
+            policy,
+            self._routers,
+            settings.router_patience_s,
+            self.telemetry,
+            self._threads,
         )
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_Unary(models), server)
         self._links = LinkServer(
@@ -69,12 +79,8 @@ class TokenizerService(Service):
         metrics.RUNNING.set_function(lambda: links.running)
 
     def _load_models(self) -> list[ServedModel]:
-        if not self.settings.models:
-            raise ValueError("no model to tokenize for: set PENSTOCK_MODELS")
+        """Those that this replica is told of; they stay."""
         return [load(spec, self.settings.worker.max_model_len) for spec in self.settings.models]
-
-    def describe(self) -> dict[str, str]:
-        return {"models": ",".join(spec.name for spec in self.settings.models)}
 
     async def _serve(self, call: LinkCall) -> None:
         """Around a request's pipeline: its span, its record, and its end whatever happens."""
@@ -102,6 +108,8 @@ class TokenizerService(Service):
             await self._links.drain(grace_s)
 
     async def stop(self) -> None:
+        if self._catalog is not None:
+            await self._catalog.stop()
         if self._windows is not None:
             await self._windows.stop()
         if self._routers is not None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import grpc
 
+from services.common import served_models
 from services.common.checkpoint import chosen, digest, locate
 from services.common.config import Settings
 from services.common.discovery import host_id
@@ -56,6 +57,7 @@ class WorkerService(Service):
         self._step_s = 0.0  # expected of the step under way, if that is long
         self._engine: EngineClient | None = None
         self._meter = Meter(self._model.name, settings.worker.role)
+        self._entry = served_models.entry(redis, settings, self._model)
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, server: grpc.aio.Server) -> None:
@@ -95,6 +97,7 @@ class WorkerService(Service):
         self._receiver.add_to(server)
         self._measure(self._engine)
         self._watching = asyncio.create_task(self._watch(self._engine), name="engine watch")
+        await self._entry.start()
 
     def describe(self) -> dict[str, str]:
         """Facts for the registry; routers place by them."""
@@ -126,11 +129,13 @@ class WorkerService(Service):
             )
 
     async def drain(self, grace_s: float) -> None:
+        await self._entry.stop()
         await self._links.drain(grace_s)
 
     async def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
+        await self._entry.stop()
         if self._engine is not None:
             await self._engine.stop()
         await self._channels.close()

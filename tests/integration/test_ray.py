@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import stat
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -155,6 +156,69 @@ async def test_other_users_reach_no_socket_and_no_log(laptop: Laptop) -> None:
     for path in files:
         closed = [folder for folder in path.parents if not folder.stat().st_mode & stat.S_IXOTH]
         assert closed, f"open to all users: {path}"
+
+
+async def penstock(laptop: Laptop, *arguments: str) -> tuple[int, str]:
+    """One command beside it: its exit code, and what it says."""
+    command = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.cli",
+        *arguments,
+        env={**os.environ, "PENSTOCK_DATA_DIR": str(laptop.data_dir)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(command.communicate(), 120)
+    assert command.returncode is not None
+    return command.returncode, said.decode()
+
+
+async def test_models_come_and_go_while_it_runs(laptop: Laptop, tmp_path: Path) -> None:
+    """Nothing else is restarted, and what runs on a model that goes ends first."""
+    write_checkpoint(tmp_path / "second", window=1024)
+    second = {**GREEDY, "model": "second"}
+
+    async def others() -> set[str]:
+        services = ("gateway", "retrieval", "tokenizer", "router", "worker")
+        found = [r for name in services for r in await laptop.replicas(name)]
+        return {r.id for r in found if r.facts.get("model") != "second"}
+
+    async with laptop.api() as api:
+        before = await others()
+        assert (await api.post("/v1/completions", json=second)).status_code == 404
+        code, said = await penstock(
+            laptop, "models", "add", str(tmp_path / "second"), "--prefill", "0", "--decode", "1",
+            "--worker", '{"max_running": 3}',
+        )  # fmt: skip
+        assert (code, said.splitlines()[-1]) == (0, "second is served"), said
+        assert await complete(api, second) == await complete(api, GREEDY), "the same weights"
+        (worker,) = [r for r in await laptop.replicas("worker") if r.facts["model"] == "second"]
+        assert (worker.facts["role"], worker.facts["max_running"]) == ("both", "3")
+        code, said = await penstock(laptop, "models", "add", str(tmp_path / "second"))
+        assert code == 1
+        assert "there is a model called 'second'" in said
+        _, said = await penstock(laptop, "models", "list")
+        assert "second" in said
+        assert "tiny" in said
+
+        stream = Stream(api, second)
+        await stream.reached(chunks=5)
+        removing = asyncio.create_task(penstock(laptop, "models", "remove", "second"))
+        assert await stream.finished() == await complete(api, GREEDY), "it was not cut"
+        code, said = await removing
+        assert (code, said.splitlines()[-1]) == (0, "second is removed"), said
+
+        async def unknown() -> bool:
+            return (await api.post("/v1/completions", json=second)).status_code == 404
+
+        await until(unknown, 30)
+        assert not [r for r in await laptop.replicas("worker") if r.facts["model"] == "second"]
+        assert await others() == before
+        assert await complete(api, GREEDY)
+        code, said = await penstock(laptop, "models", "remove", "second")
+        assert code == 1
+        assert "there are: tiny" in said
 
 
 async def test_calls_wait_out_the_death_of_retrieval(laptop: Laptop) -> None:

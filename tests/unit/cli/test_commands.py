@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from services.cli.main import main
+from services.cli.replicas import missing
+from services.cli.replicas import wanted as waited_for
 from services.cli.running import Running, find_running, holding, state_file
-from services.cli.stack import _missing, _wanted
 from services.cli.up import local_models
 from services.common.children import dying_with_parent
 from services.common.config import Settings
@@ -389,10 +390,10 @@ def test_a_command_imports_what_it_runs(
 
 def test_what_is_waited_for_is_named_as_people_say_it() -> None:
     settings = Settings(models=local_models([]))
-    split = {name for _, name in _wanted(settings)}
+    split = {name for _, name in waited_for(settings)}
     assert {"prefill worker of demo", "decode worker of demo"} <= split
-    wanted = _wanted(Settings(models=[m.sized(0, 1) for m in settings.models]))
+    wanted = waited_for(Settings(models=[m.sized(0, 1) for m in settings.models]))
     assert {name for _, name in wanted} - split == {"worker of demo"}
     facts = {"role": "both", "model": "demo"}
     view = SimpleNamespace(replicas={"w": Replica("worker", "w", "h:1", "h", 1, facts=facts)})
-    assert "worker of demo" not in _missing(wanted, {"worker": view})  # type: ignore[dict-item]
+    assert "worker of demo" not in missing(wanted, {"worker": view})  # type: ignore[dict-item]

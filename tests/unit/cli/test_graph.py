@@ -11,7 +11,8 @@ from ray.serve.deployment import Application
 
 from services import app
 from services.app import build
-from services.cli.stack import _check_room, _wanted
+from services.cli.replicas import check_room
+from services.cli.replicas import wanted as waited_for
 from services.common.config import (
     GatewaySettings,
     ModelSpec,
@@ -62,7 +63,7 @@ def test_routers_and_tokenizers_have_a_spare_where_there_are_cores(
     assert services["router"] == services["tokenizer"] == replicas
     assert (services["retrieval"], services["gateway"]) == (2, 4)
     wanted: Counter[str] = Counter()
-    for (service, _), count in _wanted(settings).items():
+    for (service, _), count in waited_for(settings).items():
         wanted[service] += count
     assert services == wanted
 
@@ -201,7 +202,7 @@ def test_wrong_arguments_of_a_serve_config_are_refused(
 def test_what_ray_has_not_is_told_before_anything_waits_for_it() -> None:
     def check(has: dict[str, float], **changes: Any) -> None:
         settings = Settings.model_validate({"models": [TINY.sized(0, 3)], **changes})
-        _check_room(settings, has)
+        check_room(settings, has)
 
     check({})
     check({"CPU": 2, "own": 1}, gateway={"replicas": 2, "ray": {"num_cpus": 1}})

@@ -15,8 +15,10 @@ import pytest
 
 from services.cli import checkpoints, up
 from services.cli import stack as module
+from services.cli.replicas import missing as not_there
+from services.cli.replicas import wanted as waited_for
 from services.cli.running import Running, state_file
-from services.cli.stack import Stack, _laptop_key, _missing, _not_ready, _wanted
+from services.cli.stack import Stack, _laptop_key, _not_ready
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica
 from services.common.redis import Redis, connect
@@ -127,14 +129,14 @@ def test_started_again_it_is_where_it_was(settings: Settings) -> None:
 
 def test_all_replicas_are_waited_for() -> None:
     models = [ModelSpec(name=name, path=name) for name in ("a", "b")]
-    wanted = _wanted(Settings(models=[m.sized(1, 2) for m in models]))
+    wanted = waited_for(Settings(models=[m.sized(1, 2) for m in models]))
 
     def replica(service: str, n: int = 0, **facts: str) -> Replica:
         return Replica(service, f"{service}-{n}", "h:1", "h", 1, facts=facts)
 
     def missing(*replicas: Replica) -> list[str]:
         view: Any = SimpleNamespace(replicas=dict(enumerate(replicas)))
-        return _missing(wanted, {"all": view})
+        return not_there(wanted, {"all": view})
 
     assert set(missing()) == {name for _, name in wanted}
     decode = [replica("worker", n, role="decode", model="a") for n in range(2)]

@@ -47,6 +47,16 @@ class Door:
         self.left.append(ticket)
 
 
+class Listed:
+    """The registry's models."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    async def has(self, name: str) -> bool:
+        return name in self.names
+
+
 class Rig:
     def __init__(self, **options: Any) -> None:
         options = {"worker_patience_s": 0.0, **options}
@@ -56,11 +66,13 @@ class Rig:
         )
         self.pool = Pool(self.settings)
         self.door = Door()
+        self.models = Listed()
         self.quarantine = Quarantine(self.pool.workers.poke)
         self.router = pipeline.Router(
             self.settings,
             Telemetry("router", "r"),
             self.pool.workers,
+            cast(Any, self.models),
             cast(Any, self.door),
             self.quarantine,
         )
@@ -188,11 +200,15 @@ async def test_what_a_request_claims(
     assert rig.door.left == [ticket]
 
 
-@pytest.mark.parametrize(("model", "known"), [("m", True), ("listed", True), ("other", False)])
+@pytest.mark.parametrize(
+    ("model", "known"),
+    [("m", True), ("listed", True), ("registered", True), ("other", False)],
+)
 async def test_a_model_is_known_if_it_is_listed_or_was_served(
     rig: Rig, model: str, known: bool
 ) -> None:
     """Known without a worker is not available; unknown is an error of the client."""
+    rig.models.names.add("registered")
     peer = rig.pool.peer("w")
     assert rig.pool.workers.models() == {"m"}
     rig.pool.gone(peer)

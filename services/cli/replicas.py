@@ -1,0 +1,57 @@
+"""The replicas that a stack has: how many, what they are called, whether Ray has room for them."""
+
+from collections import Counter
+
+from services.common.config import ModelSpec, Settings
+from services.common.discovery import SERVICES, Directory, Replica
+
+
+def wanted(settings: Settings) -> dict[tuple[str, str], int]:
+    """How many replicas of each (service, what to call it) there must be."""
+    wanted = {(name, name): settings.replicas_of(name) for name in SERVICES if name != "worker"}
+    for model in settings.models:
+        wanted |= workers_of(model)
+    return wanted
+
+
+def workers_of(model: ModelSpec) -> dict[tuple[str, str], int]:
+    """Of one model, likewise."""
+    pools = model.pools.items()
+    return {("worker", _worker(role, model.name)): pool.replicas for role, pool in pools}
+
+
+def check_room(settings: Settings, has: dict[str, float]) -> None:
+    """Raises RuntimeError when the replicas take more than Ray has: some would wait for ever."""
+    takers = [
+        (f"PENSTOCK_{name.upper()}__RAY", settings.replicas_of(name), settings.of_service(name).ray)
+        for name in SERVICES
+        if name != "worker"
+    ]
+    for model in settings.models:
+        for role, pool in model.pools.items():
+            ray = settings.of_worker(model, role).worker.ray
+            takers.append((f"the {_worker(role, model.name)}", pool.replicas, ray))
+    taken: Counter[str] = Counter()
+    for who, replicas, ray in takers:
+        for resource, amount in {"CPU": ray.num_cpus, "GPU": ray.num_gpus, **ray.resources}.items():
+            taken[resource] += replicas * amount  # type: ignore[assignment]
+            if taken[resource] > (there := has.get(resource, 0.0)):
+                raise RuntimeError(
+                    f"{who}: with {replicas} of it all replicas take {taken[resource]:g} of "
+                    f"{resource}, and Ray has {there:g}"
+                )
+
+
+def _worker(role: str, model: str) -> str:
+    """What a worker is called: "prefill worker of demo"; of both roles "worker of demo"."""
+    return f"worker of {model}" if role == "both" else f"{role} worker of {model}"
+
+
+def missing(wanted: dict[tuple[str, str], int], views: dict[str, Directory]) -> list[str]:
+    def label(replica: Replica) -> str:
+        if replica.service != "worker":
+            return replica.service
+        return _worker(replica.facts["role"], replica.facts["model"])
+
+    found = [label(r) for view in views.values() for r in view.replicas.values()]
+    return [name for (_, name), count in wanted.items() if found.count(name) < count]
