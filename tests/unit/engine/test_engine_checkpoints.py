@@ -144,6 +144,20 @@ def test_a_file_cut_short_is_told_by_its_header(checkpoint: Checkpoint, tmp_path
             check_weights(tmp_path, config)
 
 
+def test_a_tensor_that_lies_the_other_way_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    config = read_config(edited(checkpoint(), tmp_path))
+    tensors = load_file(checkpoint() / "model.safetensors")
+    name = "model.layers.0.mlp.gate_proj.weight"
+    rows, columns = tensors[name].shape
+    assert rows != columns
+    save_file(tensors | {name: tensors[name].T.contiguous()}, tmp_path / "model.safetensors")
+    told = rf"{name} is \[{columns}, {rows}\], config\.json makes it \[{rows}, {columns}\]"
+    with pytest.raises(UnsupportedModel, match=told):
+        check_weights(tmp_path, config)
+
+
 def test_an_index_is_checked_too(checkpoint: Checkpoint, tmp_path: Path) -> None:
     config = read_config(edited(checkpoint(), tmp_path))
     index = tmp_path / "model.safetensors.index.json"

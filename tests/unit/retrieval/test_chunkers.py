@@ -89,6 +89,17 @@ async def test_a_text_over_a_limit_fails_alone(
         assert (await chunkers.cut("Doc", TEXT)).chunks, "after it"
 
 
+async def test_native_code_that_is_refused_memory_is_told_as_such() -> None:
+    async with running() as chunkers:
+        process = first(chunkers)
+        process.suspend()
+        costly = asyncio.create_task(refusal(chunkers, TEXT))
+        await until(lambda: not chunkers._idle, 5)
+        process.send_signal(signal.SIGABRT)
+        process.resume()
+        assert await costly == "the text takes more than 1024 MiB of memory to cut"
+
+
 async def test_the_limit_of_cpu_is_one_documents_and_not_the_processs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -214,3 +214,12 @@ def test_in_a_long_talk_each_answer_may_be_changed() -> None:
 def test_a_content_before_a_changed_text_is_found_whole() -> None:
     found = _locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], 2)
     assert [(span.start, span.end) for span in found.spans] == [(3, 6)]
+
+
+@pytest.mark.parametrize(
+    ("shown", "end"), [(" hi ", 7), ("hi", 5), ("hi ", 6), (" hi", 6)], ids=repr
+)
+def test_a_content_may_be_trimmed_on_either_side_or_both(shown: str, end: int) -> None:
+    skeleton = "<u>\ue0000\ue001<a>\ue0001\ue001"
+    found = _locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], 2)
+    assert [(span.start, span.end) for span in found.spans] == [(3, end), (end + 3, end + 6)]

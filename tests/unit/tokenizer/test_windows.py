@@ -27,7 +27,7 @@ async def test_the_smallest_worker_counts_and_the_last_known_stands(
     assert view(large) == 300
     assert view(large, small, worker("w3", "other", max_model_len="8")) == 64
     assert view(large) == 300
-    assert view(small) == 64
+    assert view(small, large) == 64
     assert view() == 64
     assert view(worker("w4", max_model_len="100000")) == 512
     assert view(worker("w5"), worker("w6", max_model_len="many"), small) == 64

@@ -95,6 +95,38 @@ async def test_a_word_that_none_waits_for_gives_the_slot_back(routers):
     await asyncio.wait_for(waiting, 5)
 
 
+async def test_what_the_answer_to_one_that_went_away_says_of_others_is_heard(
+    make_routers, redis_url, seldom, monkeypatch
+):
+    routers = make_routers(redis_url, **seldom)
+    end = await routers.add()
+    held, waits, goes = ticket(), ticket(), ticket("other")
+    await end.admit(held)
+    waiting = asyncio.create_task(end.admit(waits))
+    await queued(end, 1, 1)
+    pipe = end._shared._script
+    send, answered, go_on = pipe._round_trip, asyncio.Event(), asyncio.Event()
+
+    async def slow(calls: Any) -> Any:
+        replies = await send(calls)
+        answered.set()
+        await go_on.wait()
+        return replies
+
+    monkeypatch.setattr(pipe, "_round_trip", slow)
+    routers.capacity = 2  # the next call's answer says that `waits` has a slot
+    going = asyncio.create_task(end.admit(goes))
+    await answered.wait()
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+    end.leave(goes)
+    go_on.set()
+    await asyncio.wait_for(waiting, 10)
+    end.leave(held)
+    end.leave(waits)
+
+
 async def test_a_router_that_stops_gives_back_what_it_holds(routers):
     end, other = await routers.add(), await routers.add()
     await end.admit(ticket())
