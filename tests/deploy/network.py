@@ -28,7 +28,11 @@ class Network:
     def lets(self, source: End, target: End, port: int, protocol: str = "TCP") -> bool:
         """Whether a connection may leave its source and reach its target."""
         leaves = self._side("Egress", "to", source, target, port, protocol)
-        return leaves and self._side("Ingress", "from", target, source, port, protocol)
+        return leaves and self.takes(source, target, port, protocol)
+
+    def takes(self, source: End, target: End, port: int, protocol: str = "TCP") -> bool:
+        """Whether the target's own policies would take it."""
+        return self._side("Ingress", "from", target, source, port, protocol)
 
     def _side(
         self, direction: str, key: str, own: End, other: End, port: int, protocol: str

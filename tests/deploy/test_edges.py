@@ -1,8 +1,7 @@
 """The way in from outside, disruption budgets, the collector, and what `helm test` runs."""
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -117,7 +116,7 @@ def test_a_collector_that_sends_nowhere_is_refused() -> None:
 
 
 def test_what_scales_by_itself_says_no_number(everything: Release) -> None:
-    deployment = everything.one("Deployment")
+    deployment = everything.one("Deployment", "demo-penstock-collector")
     scaler = everything.one("HorizontalPodAutoscaler")["spec"]
     assert "replicas" not in deployment["spec"]
     assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
@@ -145,10 +144,10 @@ def test_helm_test_sends_one_call_each_way(everything: Release) -> None:
 def test_its_script_takes_the_arguments_that_it_is_given(everything: Release) -> None:
     for pod in everything.of("Pod"):
         [main] = pod["spec"]["containers"]
-        asked = subprocess.run(
-            [sys.executable, str(_script()), *main["args"], "--help"], capture_output=True
-        )
-        assert asked.returncode == 0, asked.stderr
+        taken = runpy.run_path(str(_script()))["parse"](main["args"])
+        assert [taken.way, taken.address] == main["args"][:2]
+        assert taken.tls == (taken.way == "grpc")
+        assert taken.wait < pod["spec"]["activeDeadlineSeconds"]
 
 
 def test_the_public_paths_of_the_door_are_routed(everything: Release) -> None:

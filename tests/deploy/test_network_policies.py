@@ -22,6 +22,7 @@ COMPONENT_OF = {
     "tokenizer": ("services",),
     "router": ("services",),
     "worker": ("prefill", "decode"),
+    "cli": ("cli",),
 }
 SERVE = ("gateway", "services", "prefill", "decode")
 RAY = ("head", *SERVE)
@@ -51,13 +52,22 @@ def calls_between_services(settings: Settings) -> set[Path]:
     """By the allowlist of methods: (caller's pods, callee's pods, port)."""
     paths = set()
     for method, callers in CALLERS.items():
-        called = method.strip("/").split("/")[0].rpartition(".")[2].lower()
-        if called not in SERVICES:
-            continue
-        port = settings.of_service(called).internal_port
-        for caller in callers - {"cli"}:
-            paths |= set(product(COMPONENT_OF[caller], COMPONENT_OF[called], [port]))
+        service = method.strip("/").split("/")[0].rpartition(".")[2].lower()
+        of_all = service not in SERVICES  # Host and Health: nobody but the command line asks
+        for called in SERVICES if of_all else [service]:
+            port = settings.of_service(called).internal_port
+            for caller in callers & {"cli"} if of_all else callers:
+                paths |= set(product(COMPONENT_OF[caller], COMPONENT_OF[called], [port]))
     return paths
+
+
+def metrics(settings: Settings) -> set[tuple[str, int]]:
+    """Pods and ports where services tell their metrics."""
+    return {
+        (component, settings.of_service(name).metrics_port)
+        for name in SERVICES
+        for component in COMPONENT_OF[name]
+    }
 
 
 def needed(settings: Settings) -> set[Path]:
@@ -66,8 +76,9 @@ def needed(settings: Settings) -> set[Path]:
         *calls_between_services(settings),
         *product(RAY, RAY, own_ports),
         *product(RAY, ["head"], [6379, 8265]),
-        *product((*RAY, "test"), ["redis"], [6379]),
-        ("services", "qdrant", 6333),
+        *product((*RAY, "cli", "test"), ["redis"], [6379]),
+        *product(("services", "cli"), ["qdrant"], [6333]),
+        *(("cli", *path) for path in metrics(settings)),
         *product(SERVE, ["collector"], [4317]),
     }
 
@@ -78,21 +89,30 @@ def test_between_pods_of_the_release_what_is_needed_and_no_more(
     door = {8000, 8001}
     ports = {port for pod in everything.pods for port in pod.ports.values()} - door
     ports |= {6380, 6381, 6382, 6383, 10001, 10002, 10999, 11000, 22, 443}
-    found = {
-        (source, target, port)
-        for source, target, port in product(ends, ends, sorted(ports))
-        if network.lets(ends[source], ends[target], port)
-    }
-    assert found == needed(settings_of(everything))
+    offered = {(p.component, port) for p in everything.pods for port in p.ports.values()}
+    paths = set(product(ends, ends, ports))
+    found = {p for p in paths if network.lets(ends[p[0]], ends[p[1]], p[2])}
+    of_ray = {6380, 6381, 6382, 6383, 10001, 10002, 10999, 11000}
+
+    def listened_to(path: Path) -> bool:
+        """A port that nothing listens on may stand open: a rule is for several kinds of pods."""
+        return path[1:] in offered or path[2] in of_ray
+
+    wanted = needed(settings_of(everything))
+    assert {path for path in found if listened_to(path)} == wanted
+    assert not {path for path in found if path[2] in (22, 443)}
+    # And what no target takes needs no source that is kept from calling.
+    taken = {p for p in paths if listened_to(p) and network.takes(ends[p[0]], ends[p[1]], p[2])}
+    assert taken == wanted
 
 
 def test_the_door_is_open_to_all_that_may_leave_their_own(
     network: Network, ends: dict[str, End]
 ) -> None:
     for port in (8000, 8001):
-        for caller in (STRANGER, NEIGHBOUR, INTERNET, ends["test"]):
+        for caller in (STRANGER, NEIGHBOUR, INTERNET, ends["test"], ends["cli"]):
             assert network.lets(caller, ends["gateway"], port)
-        for component in set(ends) - {"test"}:
+        for component in set(ends) - {"test", "cli"}:
             assert not network.lets(ends[component], ends["gateway"], port), component
 
 
@@ -165,9 +185,11 @@ def test_stores_elsewhere_are_reached() -> None:
     network = Network.of(release)
     for pod in release.pods:
         end = End(pod.labels)
-        wants_redis = pod.component in (*RAY, "test")
+        wants_redis = pod.component in (*RAY, "cli", "test")
         assert network.lets(end, INTERNET, 6380) == wants_redis, pod.owner
-        assert network.lets(end, INTERNET, 6333) == (pod.component == "services"), pod.owner
+        assert network.lets(end, INTERNET, 6333) == (pod.component in ("services", "cli")), (
+            pod.owner
+        )
 
 
 def test_rays_ports_are_those_of_its_start_parameters(everything: Release) -> None:

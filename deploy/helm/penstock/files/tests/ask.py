@@ -27,14 +27,7 @@ RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=("rest", "grpc"))
-    parser.add_argument("address", help="URL of the REST API, or host:port of the gRPC one")
-    parser.add_argument("--authority", type=Path, help="CA file; absent: the system's authorities")
-    parser.add_argument("--server-name", help="in the door's certificate, if not the address' own")
-    parser.add_argument("--tls", action="store_true", help="of the gRPC door")
-    parser.add_argument("--wait", type=float, default=600.0, help="seconds, until it is ready")
-    arguments = parser.parse_args()
+    arguments = parse(sys.argv[1:])
     deadline = time.monotonic() + arguments.wait
     with api_key() as key:
         ask = over_rest if arguments.way == "rest" else over_grpc
@@ -44,6 +37,17 @@ def main() -> int:
         return 1
     print(f"{arguments.way}: {model} answered {text!r}, {tokens} tokens")
     return 0
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("way", choices=("rest", "grpc"))
+    parser.add_argument("address", help="URL of the REST API, or host:port of the gRPC one")
+    parser.add_argument("--authority", type=Path, help="CA file; absent: the system's authorities")
+    parser.add_argument("--server-name", help="in the door's certificate, if not the address' own")
+    parser.add_argument("--tls", action="store_true", help="of the gRPC door")
+    parser.add_argument("--wait", type=float, default=600.0, help="seconds, until it is ready")
+    return parser.parse_args(words)
 
 
 @contextmanager
