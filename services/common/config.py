@@ -396,7 +396,9 @@ class Settings(BaseSettings):
     )
     drain_grace_s: float = Field(20.0, ge=0, description="running requests may finish this long")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
-    log_prompts: bool = Field(False, description="put prompt text into logs and spans")
+    log_prompts: bool = Field(
+        False, description="put prompts and answers into spans; logs never have them"
+    )
     models: list[ModelSpec] = Field(default_factory=list)
 
     gateway: GatewaySettings = GatewaySettings()

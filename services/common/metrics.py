@@ -1,9 +1,10 @@
 """What every service measures, and label values that stay few."""
 
 from collections.abc import Iterable
-from importlib import metadata
 
 from prometheus_client import Counter, Gauge, Histogram
+
+from services.common.versions import version
 
 OTHER = "other"
 
@@ -21,7 +22,7 @@ BUILD = Gauge("penstock_build_info", "1; what runs in this process", ["service",
 
 
 def tell_build(service: str) -> None:
-    BUILD.labels(service, metadata.version("penstock")).set(1)
+    BUILD.labels(service, version()).set(1)
 
 
 def from_zero(counter: Counter, values: Iterable[str]) -> Counter:

@@ -21,10 +21,11 @@ from services.common.config import Settings, unknown_names
 from services.common.discovery import DRAINING, Registration, Replica, host_id, new_replica_id
 from services.common.draining import HOST_SERVICE, HostServicer
 from services.common.give_back import give_back_memory
+from services.common.logs import configure_logging
 from services.common.metrics import tell_build
 from services.common.metrics_server import MetricsServer, Page
 from services.common.redis import Redis, connect
-from services.common.telemetry import Telemetry, configure_logging
+from services.common.telemetry import Telemetry
 from services.common.transport import (
     KEEPALIVE_ALLOWED,
     MESSAGE_LIMITS,

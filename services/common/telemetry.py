@@ -1,15 +1,12 @@
-"""OpenTelemetry for every service: spans on one trace through all processes, metrics, JSON logs.
+"""OpenTelemetry for every service: spans on one trace through all processes, and the
+records that are made of them.
 
 Spans leave over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Besides, each process keeps the
 spans of requests that are still under way, so that a request's record (`common_pb2.Record`) can
 carry them up the links and `GET /v1/requests/{id}` shows a waterfall without any collector.
 """
 
-import json
-import logging
 import os
-import sys
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -186,35 +183,3 @@ def decision(
         for key, value in (reasons or {}).items()
     }
     return common_pb2.Decision(stage=stage, subject=subject, choice=choice, reasons=told)
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, service, logger, message, and the trace if any."""
-
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self._service = service
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "service": self._service,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        context = trace.get_current_span().get_span_context()
-        if context.is_valid:
-            line["trace_id"] = f"{context.trace_id:032x}"
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
-
-
-def configure_logging(service: str, level: str) -> None:
-    """JSON lines on standard error for the whole process."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines(service))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,6 +1,3 @@
-import json
-import logging
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -16,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.sdk.trace import ReadableSpan
 
 from protos.common_pb2 import Record, Span
-from services.common.telemetry import Telemetry, _JsonLines, decision, remote_parent, traceparent
+from services.common.telemetry import Telemetry, decision, remote_parent, traceparent
 
 
 def test_spans_of_two_processes_share_one_trace_and_reach_the_record() -> None:
@@ -127,33 +124,6 @@ def test_figures_are_short_and_the_record_below_comes_behind_ones_own() -> None:
     record = telemetry.record(span, [own], below)
     assert [s.name for s in record.spans] == ["request", "below"]
     assert [d.subject for d in record.decisions] == ["a", "c"]
-
-
-def test_a_log_line_is_one_json_object_with_its_trace() -> None:
-    telemetry = Telemetry("gateway", "g1")
-    record = logging.LogRecord("x", logging.INFO, __file__, 1, "hi %s", ("there",), None)
-    with telemetry.span("request") as span:
-        line = json.loads(_JsonLines("gateway").format(record))
-    assert line["message"] == "hi there"
-    assert line["service"] == "gateway"
-    assert line["trace_id"] == f"{span.get_span_context().trace_id:032x}"
-
-
-def test_a_log_line_outside_a_request_has_no_trace_and_an_exception_its_own() -> None:
-    try:
-        raise ValueError("of the inside")
-    except ValueError:
-        failed = sys.exc_info()
-    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "hi", None, failed)
-    line = json.loads(_JsonLines("gateway").format(record))
-    assert (line["level"], line["logger"]) == ("warning", "x")
-    assert "ValueError: of the inside" in line["exception"]
-    assert "trace_id" not in line
-    record.exc_info = None
-    record.created, record.msecs = 0.0, 7.0
-    line = json.loads(_JsonLines("gateway").format(record))
-    assert "exception" not in line
-    assert line["time"] == "1970-01-01T00:00:00.007Z"
 
 
 def test_spans_go_to_a_collector_when_an_endpoint_is_given(

@@ -1,0 +1,52 @@
+"""Logs: one JSON object a line on standard error, with the trace of the request that it is about.
+
+No text of a prompt or an answer is ever part of one, whatever the level: `PENSTOCK_LOG_PROMPTS` is
+for spans.
+"""
+
+import logging
+import sys
+import time
+
+from opentelemetry import trace
+from pythonjsonlogger.orjson import OrjsonFormatter
+
+_FIELDS = {
+    "asctime": "time",
+    "levelname": "level",
+    "name": "logger",
+    "exc_info": "exception",
+    "stack_info": "stack",
+}
+
+
+class JsonLines(OrjsonFormatter):
+    """time (UTC), level, logger, message, service; and, where there are any, exception, stack,
+    trace_id, span_id, and what a call gave as `extra`."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self, service: str) -> None:
+        super().__init__(
+            "%(asctime)s%(levelname)s%(name)s%(message)s",
+            rename_fields=_FIELDS,
+            static_fields={"service": service},
+        )
+
+    def process_log_record(self, log_data: dict[str, object]) -> dict[str, object]:
+        log_data["level"] = str(log_data["level"]).lower()
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            log_data["trace_id"] = f"{context.trace_id:032x}"
+            log_data["span_id"] = f"{context.span_id:016x}"
+        return log_data
+
+
+def configure_logging(service: str, level: str) -> None:
+    """For the whole process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
