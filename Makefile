@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 
-.PHONY: demo run test chaos lint protos bench model mutants clean
+.PHONY: demo run test chaos lint docs protos bench model mutants dev image-test clean
 
 demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
 	$(BIN)/penstock demo
@@ -54,6 +54,16 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) pro
 	  --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python protos/generate.py
 	touch $@
+
+dev:                    ## the dev loop on Kubernetes: a cluster by kind, changed files into running pods
+	@for tool in kind kubectl helm skaffold docker; do command -v $$tool > /dev/null \
+	  || { echo "make dev needs $$tool"; exit 1; }; done
+	kind get clusters | grep -qx penstock || kind create cluster --name penstock
+	skaffold dev --kube-context kind-penstock $(ARGS)
+
+# ARGS="--base MY_PYTHON --through-host" where registries of images cannot be reached.
+image-test: $(READY)    ## build the CPU image, run it alone and as compose.yaml does; needs docker
+	$(BIN)/python -m tests.deploy.image_run $(ARGS)
 
 clean:                  ## remove what the targets made; .penstock/ (your data) stays
 	rm -rf .venv build dist mutants *.egg-info protos/*_pb2*.py* .pytest_cache .mypy_cache .ruff_cache .hypothesis
