@@ -31,7 +31,7 @@ A pod's template. Call with a dict:
   identities certificates to mount
   ports      YAML of container ports
   probes     YAML of the probes
-  drains     whether it is drained before it ends
+  drains     in how many waves it is drained before it ends; 0: not at all
   models     whether the model cache is mounted
   waitsFor   folder of a checkpoint that must be there before the pod starts
 */}}
@@ -54,7 +54,7 @@ spec:
   serviceAccountName: {{ include "penstock.serviceAccountName" $root }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ ternary (include "penstock.gracePeriod" $root) "30" .drains }}
+  terminationGracePeriodSeconds: {{ if .drains }}{{ include "penstock.gracePeriod" (list $root .drains) }}{{ else }}30{{ end }}
   securityContext:
     {{- include "penstock.podSecurityContext" $root | nindent 4 }}
   {{- with include "penstock.imagePullSecrets" $root }}

@@ -81,7 +81,11 @@ runtimeClassName: {{ . }}
 {{- end -}}
 {{- end -}}
 
-{{/* Seconds that a pod has to leave: the longest stream, what comes before and what comes after. */}}
+{{/*
+Seconds that a pod has to leave: the longest stream, once for each of the waves in which `penstock
+drain --wait` ends what is in the pod, with what comes before and after. Call with (list . 1).
+*/}}
 {{- define "penstock.gracePeriod" -}}
-{{- add (int .Values.lameDuckSeconds) (int .Values.requestTimeoutSeconds) 30 -}}
+{{- $values := (index . 0).Values -}}
+{{- add (int $values.lameDuckSeconds) (mul (index . 1) (add (int $values.requestTimeoutSeconds) 15)) 30 -}}
 {{- end -}}

@@ -9,7 +9,7 @@ rayStartParams:
 template:
   {{- include "penstock.podTemplate" (dict
       "root" . "component" "head" "own" .Values.head "gpus" 0
-      "container" "head" "identities" list "drains" false "models" false
+      "container" "head" "identities" list "drains" 0 "models" false
       "ports" (include "penstock.head.ports" .) "probes" (include "penstock.head.probes" .)
       "environment" (include "penstock.head.environment" .)
     ) | nindent 2 }}

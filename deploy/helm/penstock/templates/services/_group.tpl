@@ -12,7 +12,7 @@ template:
   {{- include "penstock.podTemplate" (dict
       "root" . "component" "services" "own" .Values.services "gpus" 0
       "container" "services" "identities" (list "retrieval" "tokenizer" "router" "cli")
-      "drains" true "models" true
+      "drains" 2 "models" true
       "ports" (include "penstock.services.ports" .) "probes" (include "penstock.services.probes" .)
     ) | nindent 2 }}
 {{- end -}}
