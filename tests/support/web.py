@@ -2,6 +2,7 @@
 
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,10 +13,15 @@ Answer = tuple[int, str]
 
 @contextmanager
 def serving(
-    pages: Mapping[str, Answer], *, api_key: str = "", certificate: Path | None = None
+    pages: Mapping[str, Answer],
+    *,
+    api_key: str = "",
+    certificate: Path | None = None,
+    ahead_s: float = 0,
 ) -> Iterator[str]:
     """Its host:port. `pages` by path; with `api_key`, a 401 for who does not send it as such.
-    `certificate`: a folder with tls.crt and tls.key, to speak TLS.
+    `certificate`: a folder with tls.crt and tls.key, to speak TLS. Its clock is
+    so far ahead.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -26,6 +32,9 @@ def serving(
             self.send_header("content-length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(time.time() + ahead_s)
 
         def log_message(self, *_: object) -> None:
             pass

@@ -26,23 +26,8 @@ async def check(it: Installation) -> list[Finding]:
     try:
         took_ms = await _fastest_ms(it.redis)
         info: dict[str, Any] = await it.redis.info("everything")
-    except (AuthenticationError, NoPermissionError) as error:
-        return [
-            failed(
-                "redis",
-                f"{shown} refuses us: {error}",
-                "correct PENSTOCK_REDIS_URL's user and password",
-            )
-        ]
     except (*RedisAway, RedisError) as error:
-        said = redacted(str(error))
-        return [
-            failed(
-                "redis",
-                f"{shown} does not answer: {said}",
-                "start it, or correct PENSTOCK_REDIS_URL, PENSTOCK_REDIS_CA and the way to it",
-            )
-        ]
+        return [_no_answer(shown, error)]
     config = await _config(it.redis)
     url = it.settings.redis_dsn
     return [
@@ -55,6 +40,21 @@ async def check(it: Installation) -> list[Finding]:
         await _clock(it.redis),
         await _keys(it),
     ]
+
+
+def _no_answer(shown: str, error: Exception) -> Finding:
+    said = redacted(str(error))
+    if _refused(error):
+        advice = "correct the user and the password in PENSTOCK_REDIS_URL"
+        return failed("redis", f"{shown} refuses us: {said}", advice)
+    advice = "start it, or correct PENSTOCK_REDIS_URL, PENSTOCK_REDIS_CA and the way to it"
+    return failed("redis", f"{shown} does not answer: {said}", advice)
+
+
+def _refused(error: Exception) -> bool:
+    """Whether it asked for another user or password; on connecting, that is a cause only."""
+    kinds = (AuthenticationError, NoPermissionError)
+    return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
 
 async def _fastest_ms(redis: Redis) -> float:
@@ -152,6 +152,8 @@ def _memory(info: dict[str, Any]) -> Finding:
             f"{told}: a full Redis forgets keys, leases and places in the queue",
             "set `maxmemory-policy noeviction`",
         )
+    if limit and used >= limit:
+        return failed(about, f"{told}: it is full and takes no writes", "raise maxmemory")
     if limit and used > _FULL * limit:
         return warning(
             about,
@@ -169,10 +171,9 @@ async def _locked(it: Installation, url: str) -> Finding:
     stranger = connect(_without_user(it.settings.redis_dsn))
     try:
         await stranger.ping()
-    except (AuthenticationError, ResponseError, NoPermissionError):
-        return ok(about, "strangers are refused")
-    except RedisAway as error:
-        return ok(about, f"strangers get no connection ({type(error).__name__})")
+    except (*RedisAway, RedisError) as error:
+        how = "are refused" if _refused(error) else f"get no connection: {redacted(str(error))}"
+        return ok(about, f"strangers {how}")
     finally:
         await stranger.aclose()
     told, advice = (
@@ -221,7 +222,10 @@ def clock(about: str, apart_s: float, allowed_s: float) -> Finding:
 
 async def _keys(it: Installation) -> Finding:
     assert it.redis is not None
-    records = await KeyStore(it.redis, it.settings.namespace).list()
+    try:
+        records = await KeyStore(it.redis, it.settings.namespace).list()
+    except (*RedisAway, RedisError) as error:
+        return failed("API keys", f"cannot be read: {redacted(str(error))}", "see redis")
     valid = sum(record.revoked is None for record in records)
     if valid:
         return ok("API keys", f"{valid} valid, {len(records) - valid} revoked")

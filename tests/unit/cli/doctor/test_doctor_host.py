@@ -1,0 +1,277 @@
+"""The machine, the data directory, checkpoints and certificates, with a fault each."""
+
+import os
+import shutil
+import socket
+from collections import namedtuple
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import models
+from services.cli.doctor import certificates, checkpoints, data, host
+from services.cli.doctor.findings import Finding
+from services.cli.doctor.installation import Installation
+from services.common.certificates import dns_name
+from services.common.config import ModelSpec, Settings
+from services.common.discovery import SERVICES, Replica, machine_id
+from tests.support.authority import DAY, Authority
+from tests.support.findings import about, state
+
+Make = Callable[..., Settings]
+IDENTITIES = (*SERVICES, "cli")
+
+
+def replica(service: str = "gateway", **told: object) -> Replica:
+    return Replica(
+        **{
+            "service": service,
+            "id": f"{service}-00000001",
+            "address": "127.0.0.1:1",
+            "host_id": f"{machine_id()}/127.0.0.1",
+            "pid": os.getpid(),
+            **told,
+        }  # type: ignore[arg-type]
+    )
+
+
+# -- the data directory
+
+
+def kept_secrets(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    for name in ("internal-secret", "key"):
+        (folder / name).write_text("a secret of the installation")
+        (folder / name).chmod(0o600)
+    return folder
+
+
+async def test_a_data_directory_as_it_should_be(tmp_path: Path, settings: Make) -> None:
+    kept_secrets(tmp_path / "data")
+    found = await data.check(Installation(settings(internal_secret="")))
+    assert [finding.state for finding in found] == ["ok"] * 4
+    assert "a secret of the installation" not in repr(found)
+
+
+async def test_secrets_that_others_may_read_are_told(tmp_path: Path, settings: Make) -> None:
+    (kept_secrets(tmp_path / "data") / "key").chmod(0o640)
+    told = about(await data.check(Installation(settings())), "secrets")
+    assert told.state == "failed"
+    assert f"chmod 600 {tmp_path / 'data' / 'key'}" in told.advice
+
+
+async def test_an_empty_secret_is_told(tmp_path: Path, settings: Make) -> None:
+    (kept_secrets(tmp_path / "data") / "internal-secret").write_text("")
+    assert state(await data.check(Installation(settings())), "secrets") == "failed"
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o700, "ok"), (0o755, "warning"), (0o1777, "failed")])
+async def test_the_data_directory_is_its_owners_alone(
+    mode: int, told: str, tmp_path: Path, settings: Make
+) -> None:
+    kept_secrets(tmp_path / "data").chmod(mode)
+    assert state(await data.check(Installation(settings())), "data directory") == told
+
+
+async def test_a_file_is_no_data_directory(tmp_path: Path, settings: Make) -> None:
+    (tmp_path / "data").write_text("")
+    assert state(await data.check(Installation(settings())), "data directory") == "failed"
+
+
+@pytest.mark.parametrize(
+    ("free", "told"), [(10 * 2**30, "ok"), (2**30, "warning"), (2**20, "failed")]
+)
+async def test_a_disk_that_fills_is_told(
+    free: int, told: str, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 0, free))
+    assert state(await data.check(Installation(settings())), "disk") == told
+
+
+async def test_beyond_the_loopback_all_need_one_secret(settings: Make) -> None:
+    async def told(**given: object) -> str:
+        it = Installation(settings(**{"internal_secret": "", **given}))
+        return state(await data.check(it), "internal secret")
+
+    assert await told() == "ok"
+    assert await told(bind_host="10.0.0.7") == "failed"
+    assert await told(bind_host="10.0.0.7", internal_secret="one for all of them") == "ok"
+
+
+async def test_services_that_run_have_a_secret_that_must_be_here(settings: Make) -> None:
+    it = Installation(settings(internal_secret=""), replicas=[replica()])
+    assert state(await data.check(it), "internal secret") == "failed"
+
+
+# -- checkpoints
+
+
+async def test_a_checkpoint_is_read_as_an_engine_would(tmp_path: Path, settings: Make) -> None:
+    demo = Path(models.__path__[0]) / "demo"
+    broken = Path(shutil.copytree(demo, tmp_path / "broken"))
+    weights = next(broken.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    given = [("whole", demo), ("broken", broken), ("missing", tmp_path / "nowhere")]
+    specs = [ModelSpec(name=name, path=str(path)) for name, path in given]
+    specs.append(ModelSpec(name="hub", path="owner/name"))
+    found = await checkpoints.check(Installation(settings(models=specs)))
+    states = {finding.about: finding.state for finding in found}
+    assert states == {
+        "model whole": "ok",
+        "model broken": "failed",
+        "model missing": "failed",
+        "model hub": "ok",
+    }
+
+
+# -- certificates
+
+
+async def of(settings: Settings) -> list[Finding]:
+    return await certificates.check(Installation(settings))
+
+
+async def test_a_whole_set_of_certificates_is_well(tmp_path: Path, settings: Make) -> None:
+    folder = Authority().identities(tmp_path / "tls", *IDENTITIES)
+    for key in folder.glob("*/tls.key"):
+        key.chmod(0o600)
+    found = await of(settings(tls_dir=folder))
+    assert [(f.about, f.state) for f in found] == [(f"certificate {i}", "ok") for i in IDENTITIES]
+
+
+async def test_a_host_has_only_the_identities_that_it_needs(tmp_path: Path, settings: Make) -> None:
+    folder = Authority().identities(tmp_path / "tls", "worker", "cli")
+    assert len(await of(settings(tls_dir=folder))) == 2
+    shutil.rmtree(folder / "cli")
+    assert state(await of(settings(tls_dir=folder)), "certificate cli") == "failed"
+
+
+@pytest.mark.parametrize(
+    ("valid", "told", "words"),
+    [
+        (-timedelta(hours=1), "failed", "ended 1.0 hours ago"),
+        (timedelta(hours=3), "warning", "ends in 3.0 hours"),
+        (DAY, "ok", "ends in "),
+        (400 * DAY, "ok", "ends in 399 days"),
+        (20 * DAY, "ok", "ends in 19 days"),
+    ],
+)
+async def test_a_certificate_ends_in_time_to_be_renewed(
+    valid: timedelta, told: str, words: str, tmp_path: Path, settings: Make
+) -> None:
+    """Those of a test began two days ago: what counts is the share that is left."""
+    folder = tmp_path / "tls"
+    Authority().issue(folder / "cli", dns_name("cli"), valid=valid)
+    (folder / "cli" / "tls.key").chmod(0o600)
+    found = about(await of(settings(tls_dir=folder)), "certificate cli")
+    assert found.state == told
+    assert words in found.told
+
+
+async def test_certificates_that_no_peer_would_take_are_told(
+    tmp_path: Path, settings: Make
+) -> None:
+    authority, folder = Authority(), tmp_path / "tls"
+    authority.identities(folder, *IDENTITIES)
+    authority.issue(folder / "router", dns_name("worker"))
+    authority.issue(folder / "worker", dns_name("worker"), authorities=Authority().pem)
+    shutil.copy(folder / "gateway" / "tls.key", folder / "cli" / "tls.key")
+    (folder / "tokenizer" / "tls.crt").write_text("no certificate")
+    found = await of(settings(tls_dir=folder))
+    assert "not for router.penstock.internal" in about(found, "certificate router").told
+    assert "has not signed it" in about(found, "certificate worker").told
+    assert "is not the key of" in about(found, "certificate cli").told
+    for identity in ("router", "worker", "cli", "tokenizer"):
+        assert state(found, f"certificate {identity}") == "failed"
+    assert state(found, "certificate retrieval") != "failed"
+
+
+async def test_a_key_that_everyone_may_read_is_told(tmp_path: Path, settings: Make) -> None:
+    folder = Authority().identities(tmp_path / "tls", "cli")
+    (folder / "cli" / "tls.key").chmod(0o644)
+    assert state(await of(settings(tls_dir=folder)), "certificate cli") == "warning"
+
+
+async def test_on_a_network_services_want_certificates(settings: Make) -> None:
+    assert state(await of(settings()), "certificates") == "ok"
+    assert state(await of(settings(bind_host="10.0.0.7")), "certificates") == "warning"
+
+
+async def test_the_doors_files_are_looked_at_too(tmp_path: Path, settings: Make) -> None:
+    folder = Authority().issue(tmp_path / "door", "api.example", valid=-DAY)
+    own = {"tls_cert": folder / "tls.crt", "tls_key": folder / "tls.key"}
+    assert state(await of(settings(gateway=own)), "door certificate") == "failed"
+
+
+# -- the machine
+
+
+async def test_a_taken_port_names_who_has_it(settings: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        own = settings(gateway={"port": port, "grpc_port": 0})
+        told = about(await host.check(Installation(own)), f"port {port}")
+        assert told.state == "failed"
+        assert f"process {os.getpid()}" in told.told
+        ours = Installation(own, replicas=[replica()])
+        assert state(await host.check(ours), f"port {port}") == "ok"
+        others = Installation(own, replicas=[replica(pid=1)])
+        assert state(await host.check(others), f"port {port}") == "warning"
+    assert state(await host.check(Installation(own)), f"port {port}") == "ok"
+
+
+async def test_all_fixed_ports_are_looked_at(settings: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        own = settings(gateway={"port": 0}, worker={"health_port": port})
+        told = about(await host.check(Installation(own)), f"port {port}")
+    assert told.state == "failed"
+    assert "the worker's health port" in told.told
+
+
+async def test_too_few_open_files_are_told(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.resource, "getrlimit", lambda _: (1024, 4096))
+    found = await host.check(Installation(settings()))
+    assert state(found, "open files") == "warning"
+    few = settings(gateway={"max_connections": 100})
+    assert state(await host.check(Installation(few)), "open files") == "ok"
+
+
+async def test_a_small_shared_memory_is_told(
+    settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers have 64 MiB unless more is asked for."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage(64 * 2**20, 0, 64 * 2**20))
+    assert state(await host.check(Installation(settings())), "/dev/shm") == "warning"
+
+
+async def test_workers_that_are_to_have_a_gpu_want_one(
+    settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec.model_validate(
+        {"name": "large", "path": "x", "decode": {"worker": {"device": "cuda"}}}
+    )
+    wanting = Installation(settings(models=[spec]))
+    monkeypatch.setattr(host, "_gpus", lambda: iter(()))
+    assert state(await host.check(wanting), "GPU") == "warning"
+    assert state(await host.check(Installation(settings())), "GPU") == "ok"
+    monkeypatch.setattr(host, "_gpus", lambda: iter(["a GPU"]))
+    assert about(await host.check(wanting), "GPU 0").told == "a GPU"
+
+
+async def test_little_memory_for_a_workers_kv_is_told(settings: Make) -> None:
+    own = settings(worker={"kv_cache_bytes": 2**50})
+    assert state(await host.check(Installation(own)), "memory") == "warning"
+    assert state(await host.check(Installation(settings())), "memory") == "ok"
+
+
+async def test_what_is_installed_is_told(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = about(await host.check(Installation(settings())), "installed")
+    assert "Python 3." in told.told
+    assert "torch 2." in told.told
+    monkeypatch.setattr(host, "_TOLD", ("torch", "no-such-package"))
+    assert state(await host.check(Installation(settings())), "installed") == "failed"
