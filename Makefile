@@ -15,8 +15,9 @@ run: $(READY)           ## start everything and stay up until Ctrl-C
 test: $(READY)          ## all tests
 	$(BIN)/python -m pytest
 
-chaos: $(READY)         ## one process of each class killed under 16 streams, and what that cost (ten minutes)
+chaos: $(READY)         ## one process of each class killed under 16 streams, and what that cost; everything replaced under load (twelve minutes)
 	$(BIN)/python -m tests.chaos.kills
+	$(BIN)/python -m tests.chaos.upgrade
 
 lint: $(READY)          ## style and types
 	$(BIN)/ruff check .

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from services.cli.checkpoints import made_local
+from services.cli.doors import held_ports
 from services.cli.model_keeper import ModelKeeper
 from services.cli.ray_cluster import RayCluster
 from services.cli.replicas import check_room, missing, wanted
@@ -105,7 +105,7 @@ class Stack:
         self._settings = self._settings.model_copy(update={"models": models})
         private_folder(self._settings.data_dir)
         self._undo.enter_context(holding(self._settings))
-        _check_port(self._settings.gateway.host, self._settings.gateway.port)
+        self._settings = self._undo.enter_context(held_ports(self._settings))
         settings = asyncio.run(self._with_models(self._start_redis()))
         self._start_ray()
         check_room(settings, self._ray.resources())
@@ -236,16 +236,6 @@ async def _check_redis(url: str) -> None:
         raise RuntimeError(f"Redis at {redacted(url)}: {error}") from error
     finally:
         await redis.aclose()
-
-
-def _check_port(host: str, port: int) -> None:
-    """Raises RuntimeError when something listens there already."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise RuntimeError(f"port {port} on {host}: {error.strerror}; try --port 0") from error
 
 
 def _not_ready(url: str) -> list[str]:

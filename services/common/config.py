@@ -104,7 +104,17 @@ class GatewaySettings(ServiceSettings):
         default_factory=list,
         description='web origins ("https://app.example") whose pages may call the API; "*": all',
     )
-    records_kept: int = Field(1000, gt=0, description="request records in memory")
+    shared_port: bool = Field(
+        False,
+        description="other gateways of this user may listen on the same ports of this host; "
+        "`penstock up` sets it",
+    )
+    records_kept: int = Field(
+        1000, gt=0, description="request records in a gateway's memory, and of a tenant in Redis"
+    )
+    records_kept_s: float = Field(
+        3600.0, ge=1, description="how long the records in Redis are kept, for all gateways to tell"
+    )
     tenants_in_metrics: int = Field(
         100, ge=0, description="tenants told by name in metrics; later ones are `other`"
     )
@@ -129,7 +139,8 @@ class GatewaySettings(ServiceSettings):
         0.0,
         ge=0,
         description="how long a gateway that drains still takes new requests, while /readyz is 503 "
-        "already: as long as load balancers need to look there",
+        "already: as long as load balancers need to look there; behind a shared port, how long it "
+        "waits for its clients to move, so set it where there are several gateways",
     )
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
     max_file_bytes_per_tenant: int = Field(

@@ -57,6 +57,11 @@ class Door:
         self._places = Shares(settings.max_connections)
         self._open: set[Admitted] = set()
 
+    @property
+    def connections(self) -> int:
+        """That are open."""
+        return len(self._open)
+
     def admit(self, connection: Admitted, peer: str) -> None:
         """Raises RESOURCE_EXHAUSTED ("too_many_connections")."""
         if not self._places.take(peer):

@@ -3,6 +3,7 @@
 Apart from the Host's server, whose port is internal and which takes the large messages of peers.
 """
 
+import asyncio
 import logging
 
 import grpc
@@ -21,7 +22,7 @@ _CLOSE_S = 2  # for the last bytes of calls when the server ends
 
 def _options(own: GatewaySettings) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),  # a port already taken is an error
+        ("grpc.so_reuseport", int(own.shared_port)),  # else a port already taken is an error
         ("grpc.max_receive_message_length", own.body_limit_bytes),
         # What a stranger sends beyond 64 KiB stays on its side: without the probe, a stream's
         # window grows only when its handler asks for the message.
@@ -67,6 +68,11 @@ class GrpcServer:
     async def drain(self) -> None:
         """Health says that it ends; new requests are the intake's to refuse."""
         await self._health.enter_graceful_shutdown()
+
+    def close_door(self, grace_s: float) -> None:
+        """Listens no more; clients are told to connect anew, elsewhere, and running calls have so
+        long to end."""
+        self._leaving = asyncio.create_task(self._server.stop(grace_s), name="grpc leaves")
 
     async def stop(self) -> None:
         await self._server.stop(_CLOSE_S)

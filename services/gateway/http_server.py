@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _CLOSE_S = 2  # for the last bytes of connections when the server ends
+_LOOK_EVERY_S = 0.05
 _OTHER_FILES = 512  # open at once, beside the connections
 
 
@@ -33,27 +34,26 @@ class HttpServer:
     ) -> None:
         """With certificates it speaks TLS, and nothing else."""
         own = gateway.settings.gateway
-        self._listener = _listen(host, port)
+        self._listener = _listen(host, port, shared=own.shared_port)
         self._door = Door(own)
         self._connections = own.max_connections
         protocol: Callable[..., asyncio.Protocol] = functools.partial(Connection, self._door)
         if certificates is not None:
             protocol = functools.partial(Handshake, self._door, certificates)
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                application(gateway),
-                http=cast(Any, protocol),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # nothing here believes in the client's address
-                backlog=_BACKLOG,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_CLOSE_S,
-            )
+        self._config = uvicorn.Config(
+            application(gateway),
+            http=cast(Any, protocol),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nothing here believes in the client's address
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_CLOSE_S,
         )
+        self._server = _Uvicorn(self._config)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -77,6 +77,38 @@ class HttpServer:
         if not self._tasks or any(task.done() for task in self._tasks):
             raise RuntimeError("the HTTP server is down")
 
+    def part(self) -> None:
+        """From now on each answer asks its client to come back on another connection."""
+        close = (b"connection", b"close")
+        self._config.encoded_headers.append(close)
+        self._server.server_state.default_headers.append(close)
+
+    async def close_door(self) -> None:
+        """Listens no more, for others do; takes in first who has connected already, and parts."""
+        self.part()
+        came = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                came.append(self._listener.accept()[0])
+        for listening in self._server.servers:
+            listening.close()
+        protocol = functools.partial(  # as uvicorn makes one
+            cast(Any, self._config.http_protocol_class),
+            config=self._config,
+            server_state=self._server.server_state,
+            app_state=self._server.lifespan.state,
+        )
+        for connection in came:
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(protocol, connection)
+
+    async def emptied(self, within_s: float) -> None:
+        """Returns when no connection is left, or after that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._door.connections:  # noqa: ASYNC110 - once in a gateway's life
+                    await asyncio.sleep(_LOOK_EVERY_S)
+
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._tasks:
@@ -96,13 +128,15 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only where the protocol is named: without it the first events of an
     # answer wait up to 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
     except OSError:
         listener.close()

@@ -5,11 +5,13 @@ label that is the same in all of the tenant's records, in place of its id. Trace
 are the operator's, have the ids.
 """
 
+import base64
 import hashlib
+import json
 import re
 import time
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry.context import Context
 
@@ -18,6 +20,10 @@ from services.common.discovery import REPLICA_ID
 from services.common.errors import PenstockError
 from services.common.telemetry import decision, remote_parent
 from services.gateway.auth import Identity
+
+_STORED = (
+    "request_id", "route", "created", "model", "tags", "first_text_s", "duration_s", "tokens"
+)  # fmt: skip
 
 
 class Journal:
@@ -63,6 +69,29 @@ class Journal:
         self.duration_s = time.monotonic() - self._began
         self._record = record.SerializeToString()
         self.below, self.decisions = common_pb2.Record(), []
+
+    def as_stored(self) -> str:
+        """All of a closed one, for another gateway to tell."""
+        told = {name: getattr(self, name) for name in _STORED}
+        error = None
+        if self.error is not None:
+            error = base64.b64encode(self.error.to_status().SerializeToString()).decode()
+        record = base64.b64encode(self._record).decode()
+        return json.dumps({**told, "error": error, "record": record})
+
+    @classmethod
+    def of_stored(cls, stored: str, tenant: str) -> "Journal":
+        """What `as_stored` made of it. Raises ValueError."""
+        told = json.loads(stored)
+        journal = cls(told["request_id"], told["route"])
+        for name in _STORED:
+            setattr(journal, name, told[name])
+        if told["error"] is not None:
+            status = common_pb2.Status.FromString(base64.b64decode(told["error"]))
+            journal.error = PenstockError.from_status(status)
+        journal.identity = Identity("", tenant, "normal", 1.0, None)
+        journal._record = base64.b64decode(told["record"])
+        return journal
 
     def as_json(self) -> dict[str, Any]:
         """As its tenant may see it."""
@@ -140,23 +169,51 @@ def _waterfall(spans: Any) -> list[dict[str, Any]]:
     ]
 
 
-class Records:
-    """The last requests that this gateway served, for their tenants."""
+class Shared(Protocol):
+    """Where other gateways' requests are told of (shared_records.py)."""
 
-    def __init__(self, kept: int) -> None:
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def keep(self, journal: Journal) -> None: ...
+    async def find(self, request_id: str, tenant: str) -> Journal | None: ...
+
+
+class Records:
+    """The last requests that the gateways served, for their tenants: this one's at once, and
+    whatever else is away."""
+
+    def __init__(self, kept: int, shared: Shared | None = None) -> None:
         self._kept = kept
+        self._shared = shared
         self._journals: OrderedDict[str, Journal] = OrderedDict()
+
+    def start(self) -> None:
+        if self._shared is not None:
+            self._shared.start()
+
+    async def stop(self) -> None:
+        if self._shared is not None:
+            await self._shared.stop()
 
     def keep(self, journal: Journal) -> None:
         self._journals[journal.request_id] = journal
         if len(self._journals) > self._kept:
             self._journals.popitem(last=False)
+        if self._shared is not None:
+            self._shared.keep(journal)
 
     def find(self, request_id: str, tenant: str) -> Journal | None:
-        """None also for another tenant's."""
+        """One of this gateway's own. None also for another tenant's."""
         journal = self._journals.get(request_id)
         if journal is None or journal.identity is None or journal.identity.tenant != tenant:
             return None
+        return journal
+
+    async def look_up(self, request_id: str, tenant: str) -> Journal | None:
+        """Any gateway's. Raises one of `RedisAway`."""
+        journal = self.find(request_id, tenant)
+        if journal is None and self._shared is not None:
+            journal = await self._shared.find(request_id, tenant)
         return journal
 
 

@@ -146,9 +146,9 @@ async def _models(gateway: Gateway, identity: Identity) -> list[dict[str, Any]]:
 
 
 async def get_request(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
-    """The record of one of the tenant's last requests to this gateway replica."""
+    """The record of one of the tenant's last requests, whichever gateway served it."""
     id = REQUEST.checked(exchange.path["request"])
-    journal = gateway.records.find(id, identity.tenant)
+    journal = await gateway.records.look_up(id, identity.tenant)
     if journal is None:
         raise not_found("request", id)
     await exchange.reply_json(journal.as_json())

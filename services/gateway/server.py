@@ -29,10 +29,12 @@ from services.gateway.pipeline import Gateway
 from services.gateway.records import Records
 from services.gateway.retrieval_client import RetrievalClient
 from services.gateway.revocations import Revocations
+from services.gateway.shared_records import SharedRecords
 from services.gateway.store_files import StoreFiles
 from services.gateway.targets import Targets
 from services.gateway.vector_stores import VectorStores
 
+_LAST_WORDS_S = 2.0  # of calls that outlast the grace
 _GC_THRESHOLDS = (50_000, 20, 20)
 
 
@@ -58,6 +60,7 @@ class GatewayService(Service):
         gc.set_threshold(*_GC_THRESHOLDS)
         map_large_pieces()
         self.gateway.revocations.start()
+        self.gateway.records.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         own = self.settings.gateway
@@ -87,16 +90,31 @@ class GatewayService(Service):
 
     async def drain(self, grace_s: float) -> None:
         """Is not ready at once, and takes new requests until load balancers have seen that. Then it
-        still listens, to answer /readyz and new requests with 503."""
-        self.gateway.intake.leaving = True
+        still listens, to answer /readyz and new requests with 503.
+
+        Where other gateways share its port there is nobody to be told: it listens no more, and
+        takes what comes on the connections that it has until their clients have moved.
+        """
+        own, intake = self.settings.gateway, self.gateway.intake
+        intake.leaving = True
         if self._grpc is not None:
             await self._grpc.drain()
-        await asyncio.sleep(self.settings.gateway.lame_duck_s)
-        await asyncio.gather(self.gateway.intake.drain(grace_s), self.gateway.stores.drain(grace_s))
+        if own.shared_port and self._grpc is not None and self._http is not None:
+            self._grpc.close_door(own.lame_duck_s + grace_s + _LAST_WORDS_S)
+            await self._http.close_door()
+            await self._http.emptied(own.lame_duck_s)
+        else:
+            if self._http is not None:
+                self._http.part()
+            await asyncio.sleep(own.lame_duck_s)
+            if own.lame_duck_s and self._grpc is not None:  # its clients have heard of it
+                self._grpc.close_door(grace_s + _LAST_WORDS_S)
+        await asyncio.gather(intake.drain(grace_s), self.gateway.stores.drain(grace_s))
 
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
         await self.gateway.revocations.stop()
+        await self.gateway.records.stop()
         await self.gateway.stores.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
@@ -123,7 +141,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         retrieval=retrieval,
         files=files,
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
-        records=Records(own.records_kept),
+        records=Records(own.records_kept, SharedRecords(redis, namespace, own)),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),
         tenants_told=BoundedNames(own.tenants_in_metrics),

@@ -265,7 +265,7 @@ async def gateway_rig(
         namespace=namespace,
         lease_s=1.0,
         log_level="WARNING",
-        gateway=GatewaySettings(port=0, **{"retrieval_patience_s": 1.0, **gateway}),
+        gateway=GatewaySettings(**{"port": 0, "retrieval_patience_s": 1.0, **gateway}),
         retrieval=RetrievalSettings(
             timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars
         ),

@@ -32,8 +32,11 @@ def free_port() -> int:
 class Laptop:
     """One `penstock up` with a data directory of its own; `async with` leaves no process behind."""
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, module: str = "services.cli", **environment: str
+    ) -> None:
         """`environment` are PENSTOCK_… variables without the prefix."""
+        self._module = module
         self.data_dir = folder / "data"
         self.log = folder / "up.log"
         self._arguments = arguments
@@ -43,7 +46,7 @@ class Laptop:
 
     async def __aenter__(self) -> "Laptop":
         # A port that stays: a gateway that comes back is found where it was.
-        command = [sys.executable, "-m", "services.cli", "up", "--port", str(free_port())]
+        command = [sys.executable, "-m", self._module, "up", "--port", str(free_port())]
         own = {"PENSTOCK_DATA_DIR": str(self.data_dir), "PENSTOCK_GATEWAY__GRPC_PORT": "0"}
         with self.log.open("wb") as sink:
             self._up = subprocess.Popen(

@@ -1,0 +1,43 @@
+"""The gateways' ports on this host: chosen and held before there is a gateway."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from services.common.config import Settings
+
+
+@contextmanager
+def held_ports(settings: Settings) -> Iterator[Settings]:
+    """The settings with the gateways' ports, which are this user's until the end: sockets that do
+    not listen hold them, and each gateway listens beside them (SO_REUSEPORT).
+
+    So all gateways share one door, port 0 becomes one port, and a gateway that is started anew
+    finds its own. Raises RuntimeError where somebody listens already.
+    """
+    own = settings.gateway
+    with ExitStack() as held:
+        port = held.enter_context(_held(own.host, own.port))
+        beside = own.port + 1 if own.port else 0
+        grpc_port = held.enter_context(
+            _held(own.host, beside if own.grpc_port is None else own.grpc_port)
+        )
+        update = {"port": port, "grpc_port": grpc_port, "shared_port": True}
+        yield settings.model_copy(update={"gateway": own.model_copy(update=update)})
+
+
+@contextmanager
+def _held(host: str, port: int) -> Iterator[int]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as alone, socket.socket(family) as holder:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            alone.bind((host, port))  # fails beside any other, even one that would share
+        except OSError as error:
+            raise RuntimeError(f"port {port} on {host}: {error.strerror}; try --port 0") from error
+        port = int(alone.getsockname()[1])
+        alone.close()
+        # Not SO_REUSEADDR: of two that only start, the second is to see the first.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((host, port))
+        yield port

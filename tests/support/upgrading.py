@@ -1,0 +1,38 @@
+"""`penstock up` that deploys its graph anew at each SIGUSR1, as it is after a change of the code:
+Serve replaces all replicas, step by step.
+
+    python -m tests.support.upgrading up ...
+"""
+
+import signal
+import sys
+import threading
+from typing import Any
+
+from services.cli import main, stack
+from services.common.config import Settings
+from services.common.discovery import Replica
+
+
+class Upgrading(stack.Stack):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._asked = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: self._asked.set())
+
+    async def _start_services(self, settings: Settings, key: str) -> Replica:
+        self._deployed = settings
+        return await super()._start_services(settings, key)
+
+    def tend(self) -> None:
+        super().tend()
+        if self._asked.is_set():
+            from services.app import deploy
+
+            self._asked.clear()
+            deploy(self._deployed)
+
+
+if __name__ == "__main__":
+    stack.Stack = Upgrading  # type: ignore[misc]
+    sys.exit(main.main())

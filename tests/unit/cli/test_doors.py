@@ -1,0 +1,77 @@
+"""The gateways' ports are chosen and held before there is a gateway."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from services.cli.doors import held_ports
+from services.common.config import GatewaySettings, Settings
+from tests.support.laptop import free_port
+
+
+def listener(port: int, shared: bool) -> socket.socket:
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        made.bind(("127.0.0.1", port))
+        made.listen()
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def settings(port: int, grpc_port: int | None = 0) -> Settings:
+    return Settings(gateway=GatewaySettings(port=port, grpc_port=grpc_port))
+
+
+@pytest.fixture
+def taken(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A port on which somebody listens, who shares it or not."""
+    with listener(0, shared=request.param) as somebody:
+        yield somebody.getsockname()[1]
+
+
+def test_gateways_listen_beside_one_another_on_the_ports_that_are_held() -> None:
+    with held_ports(settings(0)) as held:
+        port, grpc_port = held.gateway.port, held.gateway.grpc_port
+        assert held.gateway.shared_port
+        assert port
+        assert grpc_port
+        assert port != grpc_port
+        with listener(port, shared=True) as one, listener(port, shared=True):
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                pass
+            one.close()
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                pass
+        with pytest.raises(OSError, match="in use"):
+            listener(port, shared=False)
+    with listener(port, shared=False):
+        pass
+
+
+@pytest.mark.parametrize("taken", [False, True], indirect=True)
+def test_a_port_on_which_somebody_listens_is_refused(taken: int) -> None:
+    """Even by one who would share it: another Penstock of this user."""
+    told = rf"port {taken} on 127.0.0.1: .*in use"
+    with pytest.raises(RuntimeError, match=told), held_ports(settings(taken)):
+        pass
+    with pytest.raises(RuntimeError, match=told), held_ports(settings(0, taken)):
+        pass
+    with held_ports(settings(0)):
+        pass
+
+
+def test_of_two_that_only_start_the_second_sees_the_first() -> None:
+    with held_ports(settings(0)) as first, pytest.raises(RuntimeError, match="in use"):
+        held_ports(settings(first.gateway.port)).__enter__()
+
+
+def test_the_grpc_port_is_beside_the_other() -> None:
+    port = free_port()
+    with held_ports(settings(port, None)) as held:
+        assert (held.gateway.port, held.gateway.grpc_port) == (port, port + 1)
