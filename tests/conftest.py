@@ -8,12 +8,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from redis.crc import key_slot
 
 from services.common.embedded_redis import EmbeddedRedis
+from services.common.redis import Script
 from tests.support.transport import SECRET
 
 os.environ["PENSTOCK_INTERNAL_SECRET"] = SECRET
@@ -38,3 +41,17 @@ def redis_url(redis_server: EmbeddedRedis) -> str:
 def namespace() -> str:
     """A prefix for Redis keys that no other test uses."""
     return f"test-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_slot() -> Iterator[None]:
+    """A Redis cluster runs a function on keys of one slot only; the tests' Redis has but one."""
+    run = Script.__call__
+
+    async def checked(self: Script, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
+        assert len({key_slot(key.encode()) for key in keys}) <= 1, f"of several slots: {keys}"
+        return await run(self, keys, args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Script, "__call__", checked)
+        yield

@@ -125,7 +125,7 @@ async def test_what_a_refused_file_would_have_taken_is_not_counted(files):
 async def test_a_tenants_files_are_its_own(files):
     (mine,) = await uploads(files, 1, size=90)
     await files.note_store("acme", mine, "vs_1", held=True)
-    for tenant in ("rival", "acme:file", ""):
+    for tenant in ("rival", "acme:file", "acm"):
         with pytest.raises(PenstockError):
             await files.get(tenant, mine)
         with pytest.raises(PenstockError):
