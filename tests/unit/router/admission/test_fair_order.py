@@ -159,3 +159,31 @@ def test_what_runs_already_is_charged_and_what_is_unknown_is_ignored() -> None:
     decided = Decided()
     assert line.give_back("unheard of", 0.0, 0.0, 1, 3.0, decided) == "unknown"
     assert line.give_back("a", 0.0, 0.0, 1, 3.0, decided) == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("missed", "first"), [(-100.0, "a2"), (-95.0, "a2"), (-50.0, "b2"), (0.0, "b2")]
+)
+def test_what_was_charged_and_not_used_is_given_back(missed: float, first: str) -> None:
+    line = order()
+    for id, tenant, work in (("a1", "a", 100.0), ("b1", "b", 10.0), ("x", "x", 1.0)):
+        enter(line, 3, request(id, tenant, 0.0, work=work))
+    line.leave("b1", 0.0, 1.0)
+    line.leave("a1", missed, 1.0)
+    for id in ("a2", "b2"):
+        enter(line, 1, request(id, id[0], 2.0))
+    assert leave(line, 1, "x", 3.0) == [first]
+
+
+def test_a_slot_given_back_is_charged_for_what_it_used() -> None:
+    line = order(recalls=1)
+    for id in ("f0", "f1"):
+        enter(line, 2, request(id, "a", 0.0, work=100.0))
+    enter(line, 3, request("b0", "b", 0.0, work=20.0))
+    line.leave("b0", 0.0, 1.0)
+    assert enter(line, 2, request("calm", "calm", 1.0)).recalled == ["f1"]
+    decided = Decided()
+    assert line.give_back("f1", -95.0, 95.0, 2, 2.0, decided) == "waiting"
+    line.leave("f0", -95.0, 3.0)
+    enter(line, 1, request("b1", "b", 3.0))
+    assert leave(line, 1, "calm", 4.0) == ["f1"], "ten were used, of the other's twenty"
