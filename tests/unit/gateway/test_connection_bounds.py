@@ -308,6 +308,17 @@ async def test_a_refusal_within_an_answer_cuts_it_and_says_nothing() -> None:
     assert (one.transport.aborted, one.transport.written) == (True, before)
 
 
+@pytest.mark.parametrize("begins", [b"GET / HTTP/1.1\r\nx-pad: ", CHUNKED + b"1;"])
+async def test_what_comes_in_pieces_and_never_ends_is_counted_together(begins: bytes) -> None:
+    """A head, and what a chunk says of itself."""
+    one = Timed(takes_all)
+    one.connection.data_received(begins)
+    for _ in range(8):
+        assert not one.transport.closed
+        one.connection.data_received(b"p" * (MAX_HEAD_BYTES // 8))
+    assert (one.transport.closed, one.status) == (True, "431")
+
+
 async def test_a_refusal_before_the_answer_is_the_answer() -> None:
     heard = asyncio.Event()
 
