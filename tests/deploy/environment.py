@@ -6,7 +6,6 @@ from unittest import mock
 from services.common.config import Settings
 from tests.deploy.manifests import Pod, Release, Thing
 
-AWAITED = {"PENSTOCK_REDIS_CA", "PENSTOCK_QDRANT_CA"}  # settings that come with TLS to the stores
 _ADDRESS, _SECRET = "10.0.0.7", "s" * 48  # what the cluster fills in
 
 

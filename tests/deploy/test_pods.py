@@ -4,7 +4,7 @@ import re
 
 from services.common.config import unknown_names
 from services.common.discovery import SERVICES
-from tests.deploy.environment import AWAITED, settings_of
+from tests.deploy.environment import settings_of
 from tests.deploy.manifests import Release
 
 _OF_SERVE = ("gateway", "services", "prefill", "decode")
@@ -94,8 +94,7 @@ def test_environment_is_of_settings_that_exist_and_are_valid(release: Release) -
         for container in pod.containers:
             names = [entry["name"] for entry in container.get("env", ())]
             assert len(set(names)) == len(names), (pod.owner, container["name"])
-            unknown = set(unknown_names(dict.fromkeys(names, ""))) - AWAITED
-            assert not unknown, pod.owner
+            assert unknown_names(dict.fromkeys(names, "")) == [], pod.owner
     settings_of(release)  # raises where a value is none, or a name within a section
 
 
