@@ -150,6 +150,32 @@ def test_what_is_accepted_arrives():
     assert given.tags == {"k": "v", "user": "u"}
 
 
+@pytest.mark.parametrize("prompts", [["Say"], ["Say", [4, 5]]])
+def test_what_is_accepted_of_a_completion_arrives_with_each_prompt(prompts):
+    fields = {
+        "model": "m",
+        "prompt": prompts,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 7,
+        "seed": -1,
+        "stop": ["END", "."],
+        "max_tokens": 5,
+        "ignore_eos": True,
+        "metadata": {"k": "v"},
+        "user": "u",
+    }
+    given = validated(CompletionRequest, fields).prompts(GatewaySettings())
+    told = [one.request.text or list(one.request.token_ids.ids) for one in given]
+    assert told == prompts
+    for one in given:
+        sampling = one.request.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
+        assert (sampling.seed, sampling.max_tokens, sampling.ignore_eos) == (2**64 - 1, 5, True)
+        assert (one.request.model, list(one.request.stop)) == ("m", ["END", "."])
+        assert one.tags == {"k": "v", "user": "u"}
+
+
 def test_more_messages_than_may_be_are_refused_unseen():
     class Unseen(dict[str, Any]):
         def keys(self) -> Any:

@@ -99,6 +99,14 @@ async def test_what_nobody_expected_is_an_internal_error_and_no_success() -> Non
     assert record.spans[0].attributes["error"] == "internal"
 
 
+async def test_its_span_hangs_below_the_routers() -> None:
+    call = Call(work())
+    call.traceparent = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+    await serve(Engine(RuntimeError("a bug")), call)
+    ((_, record),) = call.ends
+    assert [(span.name, span.parent_id) for span in record.spans] == [("worker", "cd" * 8)]
+
+
 async def test_a_cancelled_request_frees_its_blocks_and_is_no_success() -> None:
     engine, call = Engine(), Call(work())
     serving = asyncio.create_task(serve(engine, call))
