@@ -46,8 +46,9 @@ ELSEWHERE = {
     },
     "qdrant": {
         "enabled": False,
-        "external": {"url": "https://qdrant.example.com:6333", "existingSecret": "qdrant-key"},
+        "external": {"url": "https://qdrant.example.com", "existingSecret": "qdrant-key"},
     },
+    "otlp": {"endpoint": "https://spans.example.com:4320"},
 }
 RENDERINGS = {
     "defaults": (None, {}),

@@ -77,6 +77,7 @@ PLACEMENT = {
         ("certificates.door.dnsName=x", "/certificates/door"),
         ("networkPolicy.clients[0].cidr=10.0.0.0/8", "/networkPolicy/clients/0"),
         ("networkPolicy.dns=none", "/networkPolicy/dns"),
+        ("networkPolicy.prometheus=null", "prometheus"),  # a rule without peers would be for all
         ("gatewayApi.parentRefs[0].nam=x", "/gatewayApi/parentRefs/0"),
         ("ingress.hosts[0]=x", "/ingress"),
         ("monitoring.podMonitor.interval=15", "/monitoring/podMonitor/interval"),

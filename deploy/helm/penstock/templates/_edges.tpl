@@ -38,11 +38,26 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - to: {{- include "penstock.peers" (list . "qdrant") | nindent 4 }}
   ports: {{- include "penstock.tcp" (list 6333) | nindent 4 }}
 {{- else -}}
-{{- $url := urlParse (include "penstock.qdrant.url" .) -}}
-{{- $port := ternary "443" "80" (eq $url.scheme "https") -}}
-{{- if regexMatch ":[0-9]+$" $url.host -}}
-{{- $port = splitList ":" $url.host | last -}}
+- ports: {{- include "penstock.tcp" (list (include "penstock.port" (include "penstock.qdrant.url" .))) | nindent 4 }}
 {{- end -}}
-- ports: {{- include "penstock.tcp" (list $port) | nindent 4 }}
+{{- end -}}
+
+{{/* The way of spans: to the collector, or to the endpoint's port anywhere; empty: they stay. */}}
+{{- define "penstock.otlp.egress" -}}
+{{- if .Values.collector.enabled -}}
+- to: {{- include "penstock.peers" (list . "collector") | nindent 4 }}
+  ports: {{- include "penstock.tcp" (list 4317) | nindent 4 }}
+{{- else if .Values.otlp.endpoint -}}
+- ports: {{- include "penstock.tcp" (list (include "penstock.port" .Values.otlp.endpoint)) | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
+{{/* The port of an http(s) URL. */}}
+{{- define "penstock.port" -}}
+{{- $url := urlParse . -}}
+{{- if regexMatch ":[0-9]+$" $url.host -}}
+{{- splitList ":" $url.host | last -}}
+{{- else -}}
+{{- ternary "443" "80" (eq $url.scheme "https") -}}
 {{- end -}}
 {{- end -}}
