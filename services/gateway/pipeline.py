@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import grpc
+from opentelemetry import trace
 
 from protos.common_pb2 import Caller, Passage
 from protos.retrieval_pb2 import SearchRequest
@@ -259,9 +260,10 @@ async def serve(gateway: Gateway, front: Front) -> None:
     finally:
         if root is not None:
             journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
-        if place is not None:
-            gateway.records.keep(journal)
-            _account(gateway, journal)
+            if place is not None:
+                gateway.records.keep(journal)
+                with trace.use_span(root):  # which has ended: for the line in the log
+                    _account(gateway, journal)
 
 
 def _account(gateway: Gateway, journal: Journal) -> None:

@@ -25,6 +25,10 @@ def test_the_rules_are_rules() -> None:
     promtool("check", "rules", *map(str, sorted(RULES.glob("*.yaml"))))
 
 
+def test_the_shipped_configuration_is_one() -> None:
+    promtool("check", "config", str(OBSERVABILITY / "prometheus" / "prometheus.yml"))
+
+
 @pytest.mark.parametrize("file", sorted(TESTS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_alerts_fire_when_they_should_and_only_then(file: Path) -> None:
     promtool("test", "rules", str(file))

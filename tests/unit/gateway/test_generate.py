@@ -2,6 +2,8 @@
 order, what is kept of it, and what ends with it."""
 
 import asyncio
+import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +28,7 @@ from protos.retrieval_pb2 import SearchReply
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
+from services.common.logs import JsonLines
 from services.common.metrics import BoundedNames
 from services.gateway import metrics, pipeline
 from services.gateway import prompt as prompt_module
@@ -519,6 +522,28 @@ async def test_tokens_are_told_by_tenant_up_to_a_number_of_them(parts):
     await serve(parts, late)
     assert (spent("acme"), spent("other")) == (before[0] + 3, before[1] + 3)
     assert b"late-tenant" not in generate_latest()
+
+
+async def test_a_requests_line_in_the_log_has_its_trace_and_no_text(parts):
+    lines: list[dict[str, Any]] = []
+
+    class Reader(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(JsonLines("gateway").format(record)))
+
+    logger, reader = logging.getLogger(pipeline.__name__), Reader()
+    logger.addHandler(reader)
+    logger.setLevel(logging.INFO)
+    try:
+        front = Front(asks(text="a secret question"))
+        await served(parts, front)
+    finally:
+        logger.removeHandler(reader)
+        logger.setLevel(logging.NOTSET)
+    (line,) = [one for one in lines if front.request_id in one["message"]]
+    (opened,) = parts.tokenizers.opened
+    assert line["trace_id"] == opened.traceparent.split("-")[1]
+    assert "secret" not in json.dumps(lines)
 
 
 async def test_an_answers_rate_is_of_the_tokens_behind_its_first_arrival(monkeypatch):
