@@ -87,6 +87,8 @@ def test_each_model_has_an_application_of_its_own() -> None:
     assert set(two) - set(one) == {"model-other"}
     assert set(deployed(two["model-other"])) == {"both-other"}
     assert not set(deployed(two["penstock"])) & set(deployed(two["model-tiny"]))
+    for service in deployed(two["penstock"]).values():
+        assert not service.init_args[0].own_settings().models, "it would know of a removed one"
 
 
 def test_pools_have_settings_of_their_own() -> None:
