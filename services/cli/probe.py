@@ -1,7 +1,8 @@
 """`penstock probe`: whether a service of this container takes requests; exit code 0 if so.
 
 For an engine's health checks. The gateway is asked at its door (`/readyz`), the others at their
-health port, which knows no TLS.
+health port, which knows no TLS. Where they listen is where they are reached: to connect to 0.0.0.0
+or :: is to connect to this host.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def _door(settings: Settings) -> str:
     own = settings.gateway
     if own.port == 0:
         raise ValueError("PENSTOCK_GATEWAY__PORT is 0: where it listens is not known")
-    url = f"{'https' if own.tls_cert else 'http'}://{host_port(_here(own.host), own.port)}/readyz"
+    url = f"{'https' if own.tls_cert else 'http'}://{host_port(own.host, own.port)}/readyz"
     # Whatever its certificate is: it need not be for this address, and nothing secret is sent.
     answer = httpx.get(url, timeout=_TIMEOUT_S, verify=False, trust_env=False)
     return "ready" if answer.status_code == 200 else f"HTTP {answer.status_code} {answer.text}"
@@ -42,13 +43,8 @@ def _health(settings: Settings, service: str) -> str:
     port = settings.of_service(service).health_port
     if not port:
         raise ValueError(f"PENSTOCK_{service.upper()}__HEALTH_PORT is not set: nothing to ask")
-    with grpc.insecure_channel(host_port(_here(settings.bind_host), port)) as channel:
+    with grpc.insecure_channel(host_port(settings.bind_host, port)) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         status = check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S).status
     serving = status == health_pb2.HealthCheckResponse.SERVING
     return "ready" if serving else str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
-
-
-def _here(host: str) -> str:
-    """Where this container reaches what listens there."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

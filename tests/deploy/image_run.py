@@ -115,10 +115,9 @@ def check_alone() -> None:
     """`docker run IMAGE`, as locked up as it can be."""
     places = ["--tmpfs", "/tmp", "--tmpfs", "/var/lib/penstock:uid=10001,gid=10001,mode=0700"]
     with container("alone", *LOCKED, *places, "--network", "none", "--shm-size", "1g") as name:
-        wait_healthy(name)
-        logs = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=True)
-        assert "Penstock is up." in logs.stdout
-        assert "psk-" not in logs.stdout + logs.stderr, "a key is in the container's log"
+        wait_healthy(name)  # as soon as the door is, before the model
+        logs = wait_up(name)
+        assert "psk-" not in logs, "a key is in the container's log"
         told(f"alone: {chat(name)!r}")
         stop(name)
     told("alone: drains and ends with 0")
@@ -221,6 +220,17 @@ def wait_healthy(name: str) -> None:
         assert state["Running"], f"{name} ended with {state['ExitCode']}"
         time.sleep(1)
     raise AssertionError(f"{name}: {state['Health']}")
+
+
+def wait_up(name: str) -> str:
+    """The container's log, once it says that Penstock is up."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        done = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=True)
+        if "Penstock is up." in done.stdout:
+            return done.stdout + done.stderr
+        time.sleep(1)
+    raise AssertionError(f"{name} did not come up")
 
 
 def chat(name: str) -> str:

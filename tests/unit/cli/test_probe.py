@@ -33,9 +33,11 @@ def _door(status: int, body: bytes = b"") -> Iterator[int]:
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def _probe(*arguments: str) -> int:
