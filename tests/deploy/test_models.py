@@ -1,0 +1,164 @@
+"""Models in the chart: what is refused, what changes in place, how checkpoints come to workers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helm_python import Chart, HelmError
+
+from tests.deploy.manifests import CHART, NAME, NAMESPACE, Release, Thing, render
+
+FOLDER = {"name": "a", "enabled": True, "path": "/opt/a", "decode": {"replicas": 2}}
+HUB = {
+    "name": "Org/B",
+    "enabled": True,
+    "download": {"repo": "org/b", "revision": "0123abc", "include": ["*.safetensors", "*.json"]},
+    "prefill": {"replicas": 1},
+    "decode": {"replicas": 1, "worker": {"max_running": 7}},
+}
+
+
+def chart(*models: Thing, **values: Any) -> Release:
+    return render(None, {"models": list(models), "modelCache": {"enabled": True}, **values})
+
+
+def applications(release: Release) -> dict[str, Thing]:
+    told = yaml.safe_load(release.ray["serveConfigV2"])["applications"]
+    return {application["name"]: application for application in told}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"download": HUB["download"]}, "path or download, not both"),
+        ({"path": None}, "needs path"),
+        ({"path": "org/name"}, "absolute folder"),
+        ({"decode": None}, "decode: needed"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(changes: Thing, told: str) -> None:
+    with pytest.raises(HelmError, match=told):
+        chart({**FOLDER, **changes})
+
+
+def test_a_download_without_a_cache_is_refused() -> None:
+    with pytest.raises(HelmError, match=r"models\[Org/B\].download: needs modelCache.enabled"):
+        chart(HUB, modelCache={"enabled": False})
+
+
+def test_two_names_that_kubernetes_cannot_tell_apart_are_refused() -> None:
+    with pytest.raises(HelmError, match="the same name to Kubernetes"):
+        chart({**FOLDER, "name": "Llama-3.1"}, {**FOLDER, "name": "llama 3 1"})
+
+
+def test_a_model_more_changes_nothing_of_what_runs() -> None:
+    """KubeRay adds groups at the end to a running cluster; a change before means a second one."""
+    before, after = chart(FOLDER), chart(FOLDER, HUB)
+    were = list(before.groups().values())
+    assert list(after.groups().values())[: len(were)] == were
+    assert (
+        before.ray["rayClusterConfig"]["headGroupSpec"]
+        == (after.ray["rayClusterConfig"]["headGroupSpec"])
+    )
+    assert applications(before).items() <= applications(after).items()
+
+
+def test_a_model_that_is_switched_off_keeps_its_place_without_pods() -> None:
+    on, off = chart(FOLDER, HUB), chart({**FOLDER, "enabled": False}, HUB)
+    counts = ("replicas", "minReplicas", "maxReplicas")  # what KubeRay changes in place
+    for name, group in on.groups().items():
+        ours = off.groups()[name]
+        assert {k: v for k, v in ours.items() if k not in counts} == (
+            {k: v for k, v in group.items() if k not in counts}
+        )
+        assert {ours[count] for count in counts} == {0 if name == "both-a" else ours["replicas"]}
+    assert set(applications(off)) == {"penstock", "model-Org/B"}
+
+
+def test_settings_go_to_the_applications_that_they_concern() -> None:
+    """A change of what the router does restarts no worker."""
+    settings = {"LOG_LEVEL": "DEBUG", "ROUTER__QUEUE_LIMIT": 9, "WORKER__THREADS": 3}
+    found = applications(chart(FOLDER, settings=settings))
+    services, model = found["penstock"]["runtime_env"], found["model-a"]["runtime_env"]
+    level, limit = {"PENSTOCK_LOG_LEVEL": "DEBUG"}, {"PENSTOCK_ROUTER__QUEUE_LIMIT": "9"}
+    assert services["env_vars"] == level | limit
+    assert model["env_vars"] == level | {"PENSTOCK_WORKER__THREADS": "3"}
+
+
+@pytest.mark.parametrize(
+    "name", ["DRAIN_GRACE_S", "GATEWAY__PORT", "WORKER__REPLICAS", "ROUTER__RAY", "REDIS_URL"]
+)
+def test_a_setting_that_the_chart_derives_is_not_set_twice(name: str) -> None:
+    with pytest.raises(HelmError, match=f"settings.{name}: the chart sets this one"):
+        chart(FOLDER, settings={name: "1"})
+
+
+def test_workers_wait_for_what_the_job_writes_last_and_load_it() -> None:
+    release = chart(FOLDER, HUB)
+    [job] = release.of("Job")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    told = {entry["name"]: entry.get("value") for entry in container["env"]}
+    script = container["args"][0]
+    assert script.index("hf download") < script.index('touch "$FOLDER/.complete"')
+    assert container["args"][2:] == ["--include", "*.safetensors", "--include", "*.json"]
+    assert applications(release)["model-Org/B"]["args"]["path"] == told["FOLDER"]
+    for name, group in release.groups().items():
+        waits = group["template"]["spec"].get("initContainers", [])
+        assert bool(waits) == name.endswith("-org-b")
+        for init in waits:
+            assert init["env"] == [{"name": "CHECKPOINT", "value": told["FOLDER"]}]
+            assert "$CHECKPOINT/.complete" in init["args"][0]
+
+
+def test_another_revision_is_another_job_and_folder() -> None:
+    """A Job cannot be changed."""
+    newer = {**HUB, "download": {**HUB["download"], "revision": "4567def"}}
+    [one], [other] = chart(HUB).of("Job"), chart(newer).of("Job")
+    assert one["metadata"]["name"] != other["metadata"]["name"]
+    assert "4567def" in json.dumps(other["spec"])
+    assert chart(HUB).of("Job")[0]["metadata"]["name"] == one["metadata"]["name"]
+
+
+def test_gpus_are_asked_of_kubernetes_of_ray_and_of_the_engine() -> None:
+    pools = {"prefill": None, "decode": {"replicas": 1, "gpus": 4}}
+    release = chart({**FOLDER, **pools})
+    group = release.groups()["both-a"]
+    [container] = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert group["rayStartParams"]["num-gpus"] == "4"
+    told = applications(release)["model-a"]["args"]["decode"]
+    assert told["ray"]["num_gpus"] == 4
+    assert told["worker"] == {"device": "cuda", "tensor_parallel": 4}
+    tolerated = group["template"]["spec"]["tolerations"]
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in tolerated
+
+
+def test_another_version_of_the_chart_makes_no_new_pods(tmp_path: Path) -> None:
+    """With the same image: what is in a pod's template makes a new cluster when it changes."""
+    copied = tmp_path / "penstock"
+    shutil.copytree(CHART, copied, symlinks=False)
+    about = copied / "Chart.yaml"
+    about.write_text(about.read_text().replace("\nversion: ", "\nversion: 9"))
+    with Chart.load(copied) as newer:
+        [file] = [
+            text
+            for name, text in newer.render(
+                {"models": [FOLDER]}, name=NAME, namespace=NAMESPACE
+            ).items()
+            if name.endswith("rayservice.yaml")
+        ]
+    assert yaml.safe_load(file)["spec"] == render(None, {"models": [FOLDER]}).ray
+
+
+def test_a_pod_of_services_has_time_for_both_waves_of_its_drain() -> None:
+    """`penstock drain --wait` ends tokenizer and retrieval first, then the router."""
+    groups = chart(FOLDER, requestTimeoutSeconds=100, lameDuckSeconds=5).groups()
+    seconds = {
+        name: group["template"]["spec"]["terminationGracePeriodSeconds"]
+        for name, group in groups.items()
+    }
+    assert seconds["gateway"] > 5 + 100
+    assert seconds["services"] > 5 + 2 * 100
