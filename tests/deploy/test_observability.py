@@ -13,8 +13,8 @@ from tests.deploy.environment import settings_of
 from tests.deploy.manifests import CHART, Release
 
 OBSERVABILITY = CHART.parents[1] / "observability"
-RULES = sorted((OBSERVABILITY / "prometheus/rules").glob("*.yaml"))
-DASHBOARDS = sorted((OBSERVABILITY / "grafana/dashboards").glob("*.json"))
+RULES = sorted((OBSERVABILITY / "prometheus/rules").rglob("*.yaml"))
+DASHBOARDS = sorted((OBSERVABILITY / "grafana").rglob("*.json"))
 
 
 def test_the_rules_are_all_there_and_the_same(everything: Release) -> None:

@@ -117,6 +117,7 @@ def test_certificates_lie_where_the_settings_look_for_them(release: Release) -> 
         "prefill": {"worker", "cli"},
         "decode": {"worker", "cli"},
         "head": set(),
+        "cli": {"cli"},
     }
     settings = settings_of(release)
     for pod in release.pods:
@@ -124,9 +125,14 @@ def test_certificates_lie_where_the_settings_look_for_them(release: Release) -> 
             continue
         [main] = pod.spec["containers"]
         folder = f"{settings.tls_dir}/"
-        paths = [m["mountPath"] for m in main["volumeMounts"]]
-        found = {path.removeprefix(folder) for path in paths if path.startswith(folder)}
-        assert found == (of_component[pod.component] if settings.tls_dir else set()), pod.owner
+        secrets = {v["name"]: v.get("secret", {}).get("secretName") for v in pod.spec["volumes"]}
+        found = {
+            mount["mountPath"].removeprefix(folder): secrets[mount["name"]]
+            for mount in main["volumeMounts"]
+            if mount["mountPath"].startswith(folder)
+        }
+        identities = of_component[pod.component] if settings.tls_dir else set()
+        assert found == {name: f"demo-penstock-tls-{name}" for name in identities}, pod.owner
 
 
 def _claim_templates(release: Release, owner: str) -> list[dict[str, dict[str, str]]]:
