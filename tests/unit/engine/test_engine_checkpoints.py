@@ -135,6 +135,17 @@ def test_the_expected_tensors_are_the_models_own(
     assert shapes(config) == own
 
 
+@torch.inference_mode()
+def test_a_narrow_models_scores_are_wide(checkpoint: Checkpoint) -> None:
+    """Temperature, top-p and noise are computed on them."""
+    folder = checkpoint()
+    model = load_model(folder, read_config(folder), torch.bfloat16, CPU)
+    states = torch.randn(2, model.lm_head.weight.shape[1], dtype=torch.bfloat16)
+    scores = model.logits(states)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, model.lm_head(states).float())
+
+
 def test_a_file_cut_short_is_told_by_its_header(checkpoint: Checkpoint, tmp_path: Path) -> None:
     config = read_config(edited(checkpoint(), tmp_path))
     whole = (checkpoint() / "model.safetensors").read_bytes()

@@ -190,7 +190,7 @@ async def test_writes_hold_half_of_the_threads_and_searches_have_the_rest(
         assert len(writing) == 4
     finally:
         gate.set()
-    await asyncio.gather(*writes)
+    await asyncio.wait_for(asyncio.gather(*writes), 20)  # each gives its place back
     await qdrant.close()
 
 
