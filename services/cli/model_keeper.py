@@ -132,7 +132,6 @@ class ModelKeeper:
             await asyncio.sleep(_LOOK_EVERY_S / 5)
         await served_models.forget(redis, self._settings.namespace, spec.name)
         await deleting
-        await served_models.forget(redis, self._settings.namespace, spec.name)
         del self._deployed[spec.name]
         await self._wanted.removed(spec.name)
         self._report(f"model {spec.name}: removed")
