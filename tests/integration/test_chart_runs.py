@@ -1,0 +1,281 @@
+"""What the chart renders runs: each pod of the laptop profile is a Ray node of its own, with the
+pod's environment, Ray parameters and certificates, at an address of its own; Serve's config goes
+the way that KubeRay sends it. Not tried here: what the kubelet and KubeRay do besides."""
+
+import base64
+import os
+import random
+import re
+import secrets
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.common.children import dying_with_parent
+from services.common.discovery import SERVICES, Directory, Replica
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.redis import connect
+from services.common.socket_folder import SocketFolder
+from services.gateway.keys import KeyStore
+from tests.deploy.manifests import Release, Thing, render
+from tests.support.laptop import free_port
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+START_S = 180.0
+# Ports that are one pod's in a cluster, and would be taken twice on one machine.
+_PORTS = re.compile("port$")
+# Where what the chart runs beside the graph is found; the stores are this test's.
+_STORES = re.compile("PENSTOCK_(REDIS|QDRANT)_|REDIS_AUTH")
+
+
+class Pods:
+    """Ray nodes that stand for the pods of a release; `close` ends them by process id."""
+
+    def __init__(self, release: Release, folder: Path, redis: EmbeddedRedis) -> None:
+        self._release, self._folder, self._redis = release, folder, redis
+        self._ray = SocketFolder()
+        self.token = secrets.token_hex(16)
+        self.gcs, self.dashboard = free_port(), free_port()
+        self.addresses: dict[str, str] = {}  # by group, as the next
+        self.environments: dict[str, dict[str, str]] = {}
+        self._network = f"127.{random.randint(1, 250)}.{random.randint(0, 250)}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    async def start_head(self) -> None:
+        group = self._release.ray["rayClusterConfig"]["headGroupSpec"]
+        ports = [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}"]
+        await self._start("head", group, ["--head", *ports, f"--temp-dir={self._ray.path}/ray"])
+
+    async def start_workers(self) -> None:
+        for name, group in self._release.groups().items():
+            assert group["replicas"] == 1, "of the laptop profile"
+            await self._start(name, group, [f"--address={self.addresses['head']}:{self.gcs}"])
+
+    async def _start(self, name: str, group: Thing, arguments: list[str]) -> None:
+        """Returns once the node has joined: several at once take longer than Ray waits."""
+        self.addresses[name] = f"{self._network}.{len(self.addresses) + 1}"
+        [container] = group["template"]["spec"]["containers"]
+        given = {
+            option: value.strip("'")  # of the shell that KubeRay starts it in
+            for option, value in group["rayStartParams"].items()
+            if not _PORTS.search(option) and option != "dashboard-host"
+        }
+        options = [f"--{option}={value}" for option, value in given.items()]
+        python = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        own = [f"--node-ip-address={self.addresses[name]}", "--disable-usage-stats"]
+        for option in ("dashboard-agent-listen-port", "metrics-export-port"):
+            own.append(f"--{option}={free_port()}")
+        template = group["template"]["spec"]
+        self.environments[name] = self._environment(name, container, template)
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as sink:
+            self._processes.append(
+                subprocess.Popen(
+                    [*dying_with_parent(), *python, *options, *own, *arguments],
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env=self.environments[name],
+                )
+            )
+
+        def joined() -> bool:
+            said = log.read_text(errors="replace")
+            assert self._processes[-1].poll() is None, said
+            return "Ray runtime started" in said
+
+        await until(joined, START_S, f"the node of {name}")
+
+    def _environment(self, name: str, container: Thing, spec: Thing) -> dict[str, str]:
+        """The container's, with what the kubelet fills in, and paths of this machine."""
+        mine = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        for entry in container["env"]:
+            field = entry.get("valueFrom", {}).get("fieldRef")
+            reference = entry.get("valueFrom", {}).get("secretKeyRef")
+            if field is not None:
+                mine[entry["name"]] = self.addresses[name]
+            elif reference is not None:
+                if (value := self._secret(reference)) is not None:
+                    mine[entry["name"]] = value
+            else:
+                mine[entry["name"]] = entry["value"]
+        mine = {k: v for k, v in mine.items() if not _STORES.match(k)}
+        home = self._folder / name
+        home.mkdir()
+        return mine | {
+            "PENSTOCK_REDIS_URL": self._redis.url,
+            "PENSTOCK_GATEWAY__HOST": self.addresses[name],  # 0.0.0.0 of this pod
+            "PENSTOCK_DATA_DIR": str(home),
+            "PENSTOCK_TLS_DIR": str(self._certificates(home, container, spec)),
+            "HOME": str(home),
+            # As KubeRay does for `authOptions.mode: token`.
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+        }
+
+    def _secret(self, reference: Thing) -> str | None:
+        data = self._release.one("Secret", reference["name"])["data"]
+        if reference["key"] not in data:
+            assert reference["optional"]
+            return None
+        return base64.b64decode(data[reference["key"]]).decode()
+
+    def _certificates(self, home: Path, container: Thing, spec: Thing) -> Path:
+        """Those that the pod mounts below PENSTOCK_TLS_DIR, and no others."""
+        folder = home / "tls"
+        for mount in container["volumeMounts"]:
+            identity = mount["mountPath"].removeprefix("/etc/penstock/tls/")
+            if identity == mount["mountPath"]:
+                continue
+            [volume] = [v for v in spec["volumes"] if v["name"] == mount["name"]]
+            own = folder / identity
+            own.mkdir(parents=True)
+            secret = self._release.one("Secret", volume["secret"]["secretName"])
+            for file, text in secret["data"].items():
+                (own / file).write_bytes(base64.b64decode(text))
+        return folder
+
+    def close(self) -> None:
+        for process in self._processes:
+            with suppress(psutil.NoSuchProcess):
+                main = psutil.Process(process.pid)
+                tree = [main, *main.children(recursive=True)]
+                for each in tree:
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
+            process.wait()
+        self._ray.close()
+
+
+class Operator:
+    """Ray's dashboard, as KubeRay calls it."""
+
+    def __init__(self, pods: Pods) -> None:
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{pods.dashboard}",
+            headers={"x-ray-authorization": f"Bearer {pods.token}"},
+            timeout=30,
+            trust_env=False,
+        )
+
+    def answers(self) -> bool:
+        with suppress(httpx.TransportError):
+            return self._client.get("/api/serve/applications/").status_code == 200
+        return False
+
+    def submit(self, config: str) -> None:
+        """The text of serveConfigV2, as JSON."""
+        answer = self._client.put("/api/serve/applications/", json=yaml.safe_load(config))
+        assert answer.status_code == 200, answer.text
+
+    def states(self) -> dict[str, str]:
+        applications = self._client.get("/api/serve/applications/").json()["applications"]
+        for name, its in applications.items():
+            assert its["status"] != "DEPLOY_FAILED", f"{name}: {its['message']}"
+        return {name: its["status"] for name, its in applications.items()}
+
+
+async def _replicas(redis: EmbeddedRedis, service: str) -> list[Replica]:
+    client = connect(redis.url)
+    try:
+        view = Directory(client, "penstock", service, lease_s=3.0)
+        await view.refresh()
+        return list(view.replicas.values())
+    finally:
+        await client.aclose()
+
+
+def _release() -> Release:
+    """The laptop profile's; the image's model is this repository's."""
+    pool = {"replicas": 1}
+    model = {"name": "penstock-demo", "enabled": True, "path": str(ROOT / "models/demo")}
+    settings = {"ROUTER__QUEUE_LIMIT": 17, "LOG_LEVEL": "WARNING"}
+    models = [{**model, "prefill": pool, "decode": pool}]
+    return render("laptop", {"models": models, "settings": settings})
+
+
+async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path: Path) -> None:
+    release = _release()
+    with ExitStack() as stack:
+        redis = stack.enter_context(EmbeddedRedis())
+        pods = Pods(release, tmp_path, redis)
+        stack.callback(pods.close)
+        await pods.start_head()
+        operator = Operator(pods)
+        await until(operator.answers, START_S, "the head's dashboard")
+        # KubeRay waits for no worker: they come, and become ready, after this.
+        operator.submit(release.ray["serveConfigV2"])
+        await pods.start_workers()
+        names = {"penstock", "model-penstock-demo"}
+        await until(lambda: operator.states() == dict.fromkeys(names, "RUNNING"), START_S, "Serve")
+
+        of_group = {
+            "gateway": "gateway",
+            "retrieval": "services",
+            "tokenizer": "services",
+            "router": "services",
+            "worker": None,
+        }
+        assert set(of_group) == set(SERVICES)
+        found = {service: await _replicas(redis, service) for service in SERVICES}
+        ports = {service: 9000 + i for i, service in enumerate(of_group)}
+        for service, group in of_group.items():
+            groups = [group] if group else ["prefill-penstock-demo", "decode-penstock-demo"]
+            assert sorted(replica.address for replica in found[service]) == sorted(
+                f"{pods.addresses[one]}:{ports[service]}" for one in groups
+            )
+            for one in groups:
+                await _probed(f"{pods.addresses[one]}:{ports[service] + 200}")
+        [router], [gateway] = found["router"], found["gateway"]
+        assert psutil.Process(router.pid).environ()["PENSTOCK_ROUTER__QUEUE_LIMIT"] == "17"
+        for worker in found["worker"]:
+            own = psutil.Process(worker.pid).environ()
+            assert own["PENSTOCK_LOG_LEVEL"] == "WARNING"
+            assert "PENSTOCK_ROUTER__QUEUE_LIMIT" not in own, "it would restart with the router's"
+
+        await _answers_a_chat(f"http://{pods.addresses['gateway']}:8000", redis)
+
+        # What preStop runs, in the gateway's pod: nobody finds it any more.
+        [container] = release.groups()["gateway"]["template"]["spec"]["containers"]
+        shell = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert shell[:2] == ["bash", "-c"]
+        command = shell[2].replace("penstock ", f"{sys.executable} -m services.cli ")
+        drained = subprocess.run(
+            ["bash", "-c", command], env=pods.environments["gateway"], capture_output=True
+        )
+        assert drained.returncode == 0, drained.stderr
+        assert gateway.id not in {r.id for r in await _replicas(redis, "gateway")}
+
+
+async def _probed(address: str) -> None:
+    """As the kubelet asks: plain gRPC, no service named."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def _answers_a_chat(door: str, redis: EmbeddedRedis) -> None:
+    client = connect(redis.url)
+    try:
+        key, _ = await KeyStore(client, "penstock").create("someone")
+    finally:
+        await client.aclose()
+    question = {"role": "user", "content": "What is a penstock?"}
+    body = {"model": "penstock-demo", "messages": [question], "max_tokens": 8}
+    async with httpx.AsyncClient(base_url=door, timeout=120, trust_env=False) as api:
+        ready = [(await api.get("/readyz")).status_code, (await api.get("/healthz")).status_code]
+        assert ready == [200, 200], "what the probes ask"
+        answer = await api.post(
+            "/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
+        )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"]
