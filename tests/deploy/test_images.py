@@ -171,3 +171,16 @@ def test_the_image_s_library_list_is_one_that_was_tested(of: dict[str, Stage]) -
             or "constraints constraints.txt" in command
             or "constraint constraints.txt" in command
         )
+
+
+def test_the_readme_s_commands_of_containers_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    block = text[text.index("## In containers") : text.index("## Call it")]
+    lines = [line.split("  #")[0].strip() for line in block.splitlines() if line.startswith("    ")]
+    built = [line for line in lines if line.startswith("docker build")]
+    assert built
+    assert all((ROOT / line.split("-f ")[1].split()[0]).exists() for line in built)
+    inside = [line.partition(" penstock ")[2] for line in lines if " exec " in line]
+    assert len(inside) == 2
+    for command in inside:
+        assert parser().parse_args(command.removeprefix("penstock ").split()).tenant == "acme"
