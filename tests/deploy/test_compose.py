@@ -17,6 +17,7 @@ import yaml
 from services.cli.main import parser
 from services.common.config import Settings, unknown_names
 from tests.deploy.dockerfile import stages
+from tests.support.prometheus import promtool
 
 FOLDER = Path(__file__).parents[2] / "deploy/docker"
 SCHEMA = Path(__file__).parent / "schemas/compose-spec.json"
@@ -186,10 +187,6 @@ def test_passwords_are_in_no_command(services: dict[str, Service]) -> None:
         assert "--requirepass" not in words
 
 
-NO_DASHBOARDS = not (FOLDER.parent / "observability/grafana/dashboards").exists()
-
-
-@pytest.mark.skipif(NO_DASHBOARDS, reason="no dashboards yet")
 def test_what_is_mounted_exists(compose: dict[str, Any]) -> None:
     mounts = [m.split(":") for s in compose["services"].values() for m in s.get("volumes", [])]
     assert mounts
@@ -203,9 +200,9 @@ def test_what_is_mounted_exists(compose: dict[str, Any]) -> None:
 def test_prometheus_asks_the_gateway_where_all_the_others_are(
     services: dict[str, Service],
 ) -> None:
-    assert (
-        "./prometheus.yaml:/etc/prometheus/prometheus.yml:ro" in services["prometheus"]["volumes"]
-    )
+    mounts = services["prometheus"]["volumes"]
+    assert "./prometheus.yaml:/etc/prometheus/prometheus.yml:ro" in mounts
+    assert "../observability/prometheus/rules:/etc/prometheus/rules:ro" in mounts
     configuration = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
     assert configuration["rule_files"] == ["rules/*.yaml"]
     port = services["gateway"]["environment"]["PENSTOCK_GATEWAY__METRICS_PORT"]
@@ -217,7 +214,12 @@ def test_prometheus_asks_the_gateway_where_all_the_others_are(
     assert urls == [f"http://gateway:{port}/targets"]
 
 
-@pytest.mark.skipif(NO_DASHBOARDS, reason="no dashboards yet")
+def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "prometheus.yaml", tmp_path / "prometheus.yml")
+    shutil.copytree(FOLDER.parent / "observability/prometheus/rules", tmp_path / "rules")
+    promtool("check", "config", str(tmp_path / "prometheus.yml"))
+
+
 def test_grafana_has_the_data_source_that_the_dashboards_name(
     services: dict[str, Service],
 ) -> None:
