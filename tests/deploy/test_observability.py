@@ -29,6 +29,7 @@ def test_the_dashboards_are_all_there_and_the_same(everything: Release) -> None:
         if "grafana_dashboard" in thing["metadata"]["labels"]:
             held |= thing["data"]
     assert held == {file.name: file.read_text() for file in DASHBOARDS}
+    assert held
     for text in held.values():
         assert len(text) < 2**20, "a ConfigMap holds no more"
         json.loads(text)
