@@ -136,13 +136,15 @@ class Span:
     def _per_second(
         self, pairs: list[tuple[Metrics, Metrics]], name: str, labels: Labels
     ) -> float | None:
-        if not pairs or self.seconds <= 0:
+        """None where nobody tells it. A series that came in between began at nothing."""
+        told = [
+            (before.get(name, **labels) or 0.0, now)
+            for before, after in pairs
+            if (now := after.get(name, **labels)) is not None
+        ]
+        if not told or self.seconds <= 0:
             return None
-        grown = 0.0
-        for before, after in pairs:
-            now = after.get(name, **labels)
-            grown += max(0.0, (now or 0.0) - (before.get(name, **labels) or 0.0))
-        return grown / self.seconds
+        return sum(max(0.0, now - before) for before, now in told) / self.seconds
 
     def total(self, service: str, name: str) -> float | None:
         """A gauge's sum over all replicas of a service, now."""

@@ -50,14 +50,14 @@ def view(span: Span, *, width: int, sort: str, interactive: bool) -> Group:
 
 def _title(span: Span, sort: str) -> RenderableType:
     line = Table.grid(expand=True)
-    line.add_column(no_wrap=True, overflow="ellipsis")
-    line.add_column(justify="right", no_wrap=True)
+    keys = f"s sorts by {sort}  q quits" if sort else ""
+    line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    line.add_column(justify="right", no_wrap=True, min_width=len(keys))
     counts = [f"{s} {len(span.last.of(s))}" for s in SERVICES]
     left = Text(f"penstock top  {time.strftime('%H:%M:%S')}  ", style="bold")
     left.append("  ".join(counts), style="default")
     if not span.last.fresh:
         left.append("  Redis is away: replicas as last seen", style="bold red")
-    keys = f"s sorts by {sort}  q quits" if sort else ""
     line.add_row(left, Text(keys, style="dim"))
     return line
 
@@ -85,7 +85,7 @@ def _summary(span: Span) -> RenderableType:
         Text("tokens", style="bold"),
         f"{_number(decoded)}/s decoded",
         f"{_number(computed)}/s prefilled",
-        f"{_share(_hits(span))} of prompts cached",
+        f"{_share(_hits(span))} cached",
     )
     for label, name in (
         ("TTFT", "penstock_gateway_time_to_first_token_seconds"),
@@ -185,8 +185,8 @@ def _does(span: Span, replica: Replica) -> str:
         queued = metrics.get("penstock_router_queued_requests")
         return f"{_number(admitted)} admitted, {_number(queued)} waiting"
     if replica.service == "tokenizer":
-        prompts = span.rate_of(replica, "penstock_tokenizer_assemble_seconds_count")
-        return f"{_number(prompts, 1)} prompts/s"
+        tokens = span.rate_of(replica, "penstock_tokenizer_prompt_tokens_total")
+        return f"{_number(tokens)} prompt tokens/s"
     calls = span.rate_of(replica, "penstock_retrieval_requests_total")
     return f"{_number(calls, 1)} calls/s"
 

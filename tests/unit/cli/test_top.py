@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -95,7 +96,8 @@ def test_rates_are_of_what_grew_between_two_looks() -> None:
     span = Span(first, last)
     assert span.rate("worker", "penstock_worker_decode_tokens_total") == pytest.approx(125)
     assert span.rate_of(one, "penstock_worker_steps_total") == pytest.approx(10)
-    assert span.rate("worker", "penstock_worker_steps_total", role="prefill") == 0
+    assert span.rate("worker", "penstock_worker_steps_total", role="prefill") is None
+    assert span.rate("worker", "penstock_worker_no_such_total") is None
     assert span.total("worker", "penstock_worker_kv_blocks") == 200
 
 
@@ -134,6 +136,15 @@ def test_a_quantile_is_as_prometheus_estimates_it(
     buckets: list[tuple[float, float]], share: float, value: float | None
 ) -> None:
     assert quantile(buckets, share) == (None if value is None else pytest.approx(value))
+
+
+def test_all_metrics_that_are_shown_are_told_by_some_service() -> None:
+    source = (ROOT / "services" / "cli" / "top" / "view.py").read_text()
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    told = set(re.findall(r"^\| `(penstock_\w+)`", page, re.MULTILINE))
+    shown = {name.removesuffix("_sum") for name in re.findall(r'"(penstock_\w+)"', source)}
+    assert shown
+    assert shown <= told
 
 
 # -- how it looks
@@ -193,7 +204,8 @@ def test_workers_are_sorted_as_asked(sort: str, order: list[str]) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_a_narrow_terminal_shows_less_and_cuts_nothing(width: int) -> None:
-    lines = shown(busy(), width=width).splitlines()
+    lines = shown(busy(), width=width, interactive=True).splitlines()
+    assert "s sorts by role  q quits" in lines[0]
     assert all(len(line.rstrip()) <= width for line in lines)
     tables = [line for line in lines if line.startswith(("worker", "gateway"))]
     assert tables
