@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 
-.PHONY: demo run test chaos lint docs protos bench model mutants dev image-test clean
+.PHONY: demo run test chaos nodes lint docs protos bench model mutants dev image-test clean
 
 demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
 	$(BIN)/penstock demo
@@ -18,6 +18,9 @@ test: $(READY)          ## all tests
 chaos: $(READY)         ## one process of each class killed under 16 streams, and what that cost; everything replaced under load (twelve minutes)
 	$(BIN)/python -m tests.chaos.kills
 	$(BIN)/python -m tests.chaos.upgrade
+
+nodes: $(READY)         ## several Ray nodes on this machine, one of them killed under load (two minutes)
+	$(BIN)/python -m pytest tests/chaos/nodes.py
 
 lint: $(READY)          ## style and types
 	$(BIN)/ruff check .

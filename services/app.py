@@ -12,12 +12,15 @@ node's addresses and certificates are its own.
 
 from dataclasses import dataclass
 from importlib import import_module
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
+from ray import nodes as ray_nodes
 from ray import serve
 from ray.serve._private import replica as serve_replica
+from ray.util import get_node_ip_address
 
 from services.common.config import ModelSpec, RayOptions, Role, Section, Settings
 from services.common.discovery import Replica as Registered
@@ -66,7 +69,7 @@ class Replica:
     """
 
     async def __init__(self, post: Post, *_next: Any) -> None:  # type: ignore[misc]  # Serve awaits
-        settings = post.own_settings()
+        settings = post.own_settings().on_node(get_node_ip_address())
         try:
             _bind_serve(settings.bind_host)
             self._host = Host(service_class(post.service), settings)
@@ -147,24 +150,26 @@ def model(spec: ModelSpec) -> Any:
     return _model(settings, None, spec.sized(count, count))
 
 
-def build(settings: Settings) -> dict[str, Any]:
-    """All applications by name, for `serve.run_many`."""
+def build(settings: Settings, nodes: int = 1) -> dict[str, Any]:
+    """All applications by name, for `serve.run_many` on a Ray of so many nodes."""
     # The services learn of models from the workers: one that is removed leaves nothing behind.
     services = settings.model_copy(update={"models": []})
-    models = {model_application(m.name): _model(settings, settings, m) for m in settings.models}
-    return {APPLICATION: _services(services, services), **models}
+    models = {
+        model_application(m.name): _model(settings, settings, m, nodes) for m in settings.models
+    }
+    return {APPLICATION: _services(services, services, nodes), **models}
 
 
 def deploy(settings: Settings) -> None:
     """Deploys everything, or what of it has changed; returns before it runs.
 
     What Serve runs already is replaced step by step, as after a change of the code."""
-    _run(build(settings))
+    _run(build(settings, _nodes()))
 
 
 def deploy_model(settings: Settings, spec: ModelSpec) -> None:
     """Deploys one model's workers; returns before they run."""
-    _run({model_application(spec.name): _model(settings, settings, spec)})
+    _run({model_application(spec.name): _model(settings, settings, spec, _nodes())})
 
 
 def delete_model(name: str) -> None:
@@ -174,8 +179,19 @@ def delete_model(name: str) -> None:
 
 def delete_all() -> None:
     """Drains the services and then the workers; returns when all have ended."""
-    for name in sorted(serve.status().applications, key=lambda name: name != APPLICATION):
+    for name in deployed():
         serve.delete(name)
+
+
+def deployed() -> list[str]:
+    """The applications of Penstock that Serve runs, the services' first."""
+    names = list(serve.status().applications)
+    models = [name for name in names if name.startswith(model_application(""))]
+    return [APPLICATION] * (APPLICATION in names) + models
+
+
+def _nodes() -> int:
+    return sum(node["Alive"] for node in ray_nodes())
 
 
 def _run(applications: dict[str, Any]) -> None:
@@ -191,34 +207,51 @@ def model_application(name: str) -> str:
     return f"model-{name}"
 
 
-def _services(settings: Settings, told: Settings | None) -> Any:
+def _services(settings: Settings, told: Settings | None, nodes: int = 1) -> Any:
     """By `settings`; its replicas have those that they are `told`, or their environments'."""
 
     def deployment(service: str, *following: Any) -> Any:
         replicas, ray = settings.replicas_of(service), settings.of_service(service).ray
-        return _deployment(service, Post(service, told), settings, replicas, ray, *following)
+        post, most = Post(service, told), _on_one_node(replicas, ray, nodes)
+        return _deployment(service, post, settings, replicas, ray, most, *following)
 
     tokenizer = deployment("tokenizer", deployment("router"))
     return deployment("gateway", tokenizer, deployment("retrieval"))
 
 
-def _model(settings: Settings, told: Settings | None, spec: ModelSpec) -> Any:
+def _model(settings: Settings, told: Settings | None, spec: ModelSpec, nodes: int = 1) -> Any:
     """One model's workers, by `settings` and as `told` likewise."""
     chain: tuple[Any, ...] = ()
     for role in spec.pools:
         own = settings.of_worker(spec, role).worker
         post = Post("worker", told, spec, role)
         name = f"{role}-{spec.name}"
-        chain = (_deployment(name, post, settings, own.replicas, own.ray, *chain),)
+        most = _on_one_node(own.replicas, own.ray, nodes)
+        chain = (_deployment(name, post, settings, own.replicas, own.ray, most, *chain),)
     return chain[0]
 
 
+def _on_one_node(replicas: int, ray: RayOptions, nodes: int) -> int | None:
+    """How many replicas of a deployment one of `nodes` may have, so that the loss of one leaves
+    others. Those that ask for resources go where these are; Serve spreads them as it can."""
+    if nodes <= 1 or ray.asks_for_something:
+        return None
+    return min(ceil(replicas / nodes), 100)  # of which 100 are Serve's most
+
+
 def _deployment(
-    name: str, post: Post, settings: Settings, replicas: int, ray: RayOptions, *following: Any
+    name: str,
+    post: Post,
+    settings: Settings,
+    replicas: int,
+    ray: RayOptions,
+    on_one_node: int | None,
+    *following: Any,
 ) -> Any:
     deployment: Any = serve.deployment(
         name=name,
         num_replicas=replicas,
+        max_replicas_per_node=on_one_node,  # type: ignore[arg-type]  # None is Serve's default
         ray_actor_options=ray.model_dump(),
         health_check_period_s=2,
         health_check_timeout_s=10,

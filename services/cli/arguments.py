@@ -14,6 +14,26 @@ def up(parser: argparse.ArgumentParser) -> None:
         type=_whole(0, 65535),
         help="HTTP port (default 8000; 0: a free one); gRPC: the next",
     )
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="deploy on the Ray cluster with this address (HOST:PORT, or auto: the one that this "
+        "host is a node of) instead of starting one",
+    )
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="with --address: leave it up and return; `penstock down` ends it",
+    )
+
+
+def down(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address",
+        default="auto",
+        metavar="ADDRESS",
+        help="of the Ray cluster (default auto: the one that this host is a node of)",
+    )
 
 
 def demo(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,12 @@ _COMMANDS = (
         arguments.status,
     ),
     (
+        "down",
+        "take Penstock down that `penstock up --address` left on a Ray cluster",
+        "services.cli.down",
+        arguments.down,
+    ),
+    (
         "drain",
         "let replicas end what they run and take no more, before their host is stopped",
         "services.cli.drain",

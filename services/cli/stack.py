@@ -20,7 +20,7 @@ from services.cli.replicas import check_room, missing, wanted
 from services.cli.running import Running, holding, state_file
 from services.cli.supervisor import LOST
 from services.cli.wanted_models import WantedModels
-from services.common.config import Settings, unknown_names
+from services.common.config import ModelSpec, Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, RedisAway, RedisError, connect
@@ -101,11 +101,10 @@ class Stack:
         for name in unknown_names(os.environ):
             self._report(f"{name} is set, but there is no such setting")
         # What can be told now is told now, not by a replica that fails a minute later.
-        models = [made_local(model, self._report) for model in self._settings.models]
-        self._settings = self._settings.model_copy(update={"models": models})
+        self._settings = self._settings.model_copy(update={"models": self._local_models()})
         private_folder(self._settings.data_dir)
         self._undo.enter_context(holding(self._settings))
-        self._settings = self._undo.enter_context(held_ports(self._settings))
+        self._check_door()
         settings = asyncio.run(self._with_models(self._start_redis()))
         self._start_ray()
         check_room(settings, self._ray.resources())
@@ -123,6 +122,13 @@ class Stack:
         )
         self._write_state(running)
         return running
+
+    def _local_models(self) -> list[ModelSpec]:
+        return [made_local(model, self._report) for model in self._settings.models]
+
+    def _check_door(self) -> None:
+        here = self._settings.on_node("127.0.0.1")  # the one of this Ray
+        self._settings = self._undo.enter_context(held_ports(here))
 
     def _start_redis(self) -> Settings:
         if "redis_url" in self._settings.model_fields_set:
@@ -155,10 +161,13 @@ class Stack:
         self._report("ray: starting")
         self._undo.callback(self._ray.stop)
         self._ray.start()
+        # Drains the replicas; what remains of Serve goes with Ray.
+        self._undo.callback(self._take_down)
+
+    def _take_down(self) -> None:
         from services.app import delete_all
 
-        # Drains the replicas; what remains of Serve goes with Ray.
-        self._undo.callback(delete_all)
+        delete_all()
 
     async def _start_services(self, settings: Settings, key: str) -> Replica:
         """Returns a gateway once every replica is registered and it serves the models."""

@@ -1,4 +1,5 @@
-"""`penstock up`: everything on this machine until Ctrl-C, which drains."""
+"""`penstock up`: everything on this machine until Ctrl-C, which drains; or with `--address` on the
+Ray cluster that it names (services/cli/cluster.py)."""
 
 import argparse
 import signal
@@ -12,7 +13,7 @@ from services.cli.supervisor import Leash, supervise
 if TYPE_CHECKING:  # what starts a stack is imported when one is to start
     from services.cli.running import Running
     from services.cli.stack import Stack
-    from services.common.config import ModelSpec
+    from services.common.config import ModelSpec, Settings
 
 
 _TEND_EVERY_S = 0.2
@@ -23,8 +24,16 @@ def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = Fals
 
     Started `again` in place of a lost one, it is found where that one was.
     """
-    from services.cli.running import last_running
     from services.cli.stack import Stack
+
+    return Stack(asked_for(arguments, port, again=again), report=report, again=again)
+
+
+def asked_for(
+    arguments: argparse.Namespace, port: int | None, *, again: bool = False
+) -> "Settings":
+    """The settings with what the arguments change in them."""
+    from services.cli.running import last_running
     from services.common.config import Settings
 
     settings = Settings()
@@ -41,7 +50,7 @@ def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = Fals
         changes["gateway"] = settings.gateway.model_copy(update={"port": port})
     if again and (lost := last_running(settings)) is not None:
         changes["gateway"] = settings.gateway.model_copy(update=_ports(lost))
-    return Stack(settings.model_copy(update=changes), report=report, again=again)
+    return settings.model_copy(update=changes)
 
 
 def _ports(running: "Running") -> dict[str, int]:
@@ -87,6 +96,12 @@ def report(line: str) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.address:
+        from services.cli import cluster
+
+        return cluster.main(arguments, asked_for(arguments, arguments.port), report)
+    if arguments.detach:
+        raise ValueError("--detach goes with --address: a Ray of its own ends with this command")
     leash = supervised()
     stopped = threading.Event()
     started = stack(arguments, arguments.port, again=leash.again)

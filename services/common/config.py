@@ -35,6 +35,9 @@ class Section(BaseModel):
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
+AUTO = "auto"  # as a host: the address of the Ray node that a replica runs on
+
+
 class RayOptions(Section):
     """What one replica takes of the Ray node that it runs on; by default nothing."""
 
@@ -43,6 +46,11 @@ class RayOptions(Section):
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict, description="a node's own resources, as `ray start --resources`"
     )
+
+    @property
+    def asks_for_something(self) -> bool:
+        """Whether not every node has room for it."""
+        return bool(self.num_cpus or self.num_gpus or self.resources)
 
 
 class ServiceSettings(Section):
@@ -65,7 +73,9 @@ class ServiceSettings(Section):
 
 class GatewaySettings(ServiceSettings):
     replicas: int = Field(1, ge=1, description="of the Serve graph")
-    host: str = "127.0.0.1"
+    host: str = Field(
+        "127.0.0.1", description="where the public API listens; auto: as PENSTOCK_BIND_HOST"
+    )
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one")
     grpc_port: int | None = Field(
         None, ge=0, le=65535, description="0 takes a free one; unset: the port after `port`, if set"
@@ -379,6 +389,13 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         Path(".penstock"), description="local state: embedded Redis and Qdrant, secrets, logs"
     )
+    ray_token: SecretStr = Field(
+        SecretStr(""),
+        description="of the cluster that `penstock up --address` joins; without it and "
+        "`ray_token_file`: where Ray looks (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, "
+        "~/.ray/auth_token)",
+    )
+    ray_token_file: Path | None = Field(None, description="file with it, instead of `ray_token`")
     reflection: bool | None = Field(
         None,
         description="whether gRPC servers list their methods; unset: only where they are bound to "
@@ -399,7 +416,11 @@ class Settings(BaseSettings):
         description="mutual TLS between services: a folder for each identity (gateway, retrieval, "
         "tokenizer, router, worker, cli) with tls.crt, tls.key, ca.crt; unset: none",
     )
-    bind_host: str = Field("127.0.0.1", description="where the services' gRPC servers listen")
+    bind_host: str = Field(
+        "127.0.0.1",
+        description="where the services' gRPC servers listen; auto: at the address of their Ray "
+        "node, the default of `penstock up --address`",
+    )
     advertise_host: str = Field("", description="how peers reach this host; empty: bind_host")
     lease_s: float = Field(3.0, gt=0.2, description="a silent replica leaves the registry after")
     model_memory_s: float = Field(
@@ -520,6 +541,15 @@ class Settings(BaseSettings):
         """The section of one service."""
         section: ServiceSettings = getattr(self, name)
         return section
+
+    def on_node(self, host: str) -> "Settings":
+        """With the address of a Ray node where AUTO stands."""
+        changes: dict[str, object] = {}
+        if self.bind_host == AUTO:
+            changes["bind_host"] = host
+        if self.gateway.host == AUTO:
+            changes["gateway"] = self.gateway.model_copy(update={"host": host})
+        return self.model_copy(update=changes)
 
     @property
     def drains_within_s(self) -> float:

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import host_pb2_grpc
-from services.common.config import Settings, unknown_names
+from services.common.config import AUTO, Settings, unknown_names
 from services.common.discovery import DRAINING, Registration, Replica, host_id, new_replica_id
 from services.common.draining import HOST_SERVICE, HostServicer
 from services.common.give_back import give_back_memory
@@ -86,6 +86,8 @@ class Host:
 
     def __init__(self, service_class: type[Service], settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
+        if AUTO in (self.settings.bind_host, self.settings.gateway.host):
+            raise ValueError("PENSTOCK_BIND_HOST=auto is of a Ray node, and none runs this process")
         self.id = new_replica_id(service_class.name)
         configure_logging(service_class.name, self.settings.log_level)
         for name in unknown_names(os.environ):

@@ -38,6 +38,7 @@ _KEY = "penstock-secret-bin"
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _HEALTH_OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 16)]
+_ANSWER_S = 5.0
 _MAX_MESSAGE_BYTES = 64 * 2**20
 MESSAGE_LIMITS = [  # for both ends
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -131,6 +132,19 @@ def health_server(health: health_aio.HealthServicer) -> grpc.aio.Server:
     `listen`, without certificates."""
     nobody = secrets.token_bytes(32)
     return grpc.aio.server(interceptors=[_Lock([nobody], health)], options=_HEALTH_OPTIONS)
+
+
+async def refuses_strangers(address: str, method: str) -> bool:
+    """Whether a server that is not ours refuses a call that shows no secret. Raises RuntimeError
+    when it does not answer."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            await channel.unary_unary(method)(b"", timeout=_ANSWER_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise RuntimeError(f"{address} does not answer: {error.details()}") from error
+            return error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return False
 
 
 def listen(

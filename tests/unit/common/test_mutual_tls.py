@@ -12,9 +12,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from protos import host_pb2, host_pb2_grpc
 from services.common import certificates as certificates_module
 from services.common.certificates import CertificateError, CertificateFiles, dns_name
 from services.common.discovery import SERVICES
+from services.common.draining import HostServicer
 from services.common.transport import CALLERS, Transport, health_server, listen
 from tests.support.authority import Authority
 from tests.support.transport import SECRET
@@ -102,6 +104,32 @@ async def test_a_method_answers_only_those_on_its_list(folder: Path, identity: s
         transport(folder, identity).dial(address, "worker") as channel,
     ):
         assert await refusal(channel) is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+async def test_only_commands_drain(folder: Path, identity: str) -> None:
+    """Each replica answers it, whatever its service."""
+
+    async def begun() -> None:
+        return None
+
+    own = transport(folder, "router")
+    server = own.server()
+    host_pb2_grpc.add_HostServicer_to_server(
+        HostServicer(lambda: asyncio.create_task(begun()), 7.0), server
+    )
+    port = own.listen(server, "127.0.0.1", 0)
+    await server.start()
+    async with transport(folder, identity).dial(f"127.0.0.1:{port}", "router") as channel:
+        drain = host_pb2_grpc.HostStub(channel).Drain
+        if identity == "cli":
+            told = await drain(host_pb2.DrainRequest(wait=True), timeout=10)
+            assert (told.drained, told.at_most_s) == (True, 7.0)
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await drain(host_pb2.DrainRequest(), timeout=10)
+            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    await server.stop(None)
 
 
 async def test_a_method_without_a_list_answers_nobody(folder: Path) -> None:
