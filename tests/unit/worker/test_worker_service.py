@@ -28,6 +28,7 @@ from services.worker.server import WorkerService
 from tests.support.waiting import until
 from tests.unit.worker.worker_rig import (
     LOAD,
+    NO_REDIS,
     Worker,
     first,
     last,
@@ -303,7 +304,7 @@ async def test_a_worker_that_never_started_is_not_sound_and_stops(tmp_path: Path
     settings = Settings(
         models=[ModelSpec(name="tiny", path=str(tmp_path / "missing"))], data_dir=tmp_path
     )
-    service = WorkerService(settings, None, Telemetry("worker", "w"), "w")  # type: ignore[arg-type]
+    service = WorkerService(settings, NO_REDIS, Telemetry("worker", "w"), "w")
     with pytest.raises(PenstockError) as told:
         service.check()
     assert told.value.reason == "engine_died"

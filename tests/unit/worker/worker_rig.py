@@ -5,13 +5,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from protos import common_pb2, worker_pb2
 from services.common.config import ModelSpec, RouterSettings, Settings
 from services.common.link import End, LinkClient, LinkRequest
+from services.common.redis import connect
 from services.common.service import SERVER_OPTIONS
 from services.common.telemetry import Telemetry
 from services.common.transport import listen
@@ -35,6 +36,7 @@ from tests.support.transport import SECRET, TRANSPORT
 from tests.support.waiting import until
 
 Work = worker_pb2.WorkRequest
+NO_REDIS = connect("redis://127.0.0.1:1/0")  # connects only when it is used
 
 INFO = ModelInfo(
     architecture="LlamaForCausalLM", vocab_size=1000, max_model_len=640, eos_token_ids=(1,),
@@ -205,7 +207,7 @@ async def running_worker(
         made.append(FakeEngine(*args, **kwargs))
         return made[0]
 
-    service = WorkerService(settings, cast(Any, None), Telemetry("worker", "w"), "w")
+    service = WorkerService(settings, NO_REDIS, Telemetry("worker", "w"), "w")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "EngineClient", make)
         grpc_server = TRANSPORT.server(SERVER_OPTIONS)
