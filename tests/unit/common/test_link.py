@@ -6,7 +6,6 @@ import random
 
 import grpc
 import pytest
-from link_peers import METHOD, QUICK, STILL, Seen, client, grpc_server, linked, soon, until
 
 from protos import router_pb2_grpc
 from protos.common_pb2 import Decision, Record
@@ -14,6 +13,17 @@ from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
 from services.common.link import client as link_client
 from tests.support.transport import TRANSPORT
+from tests.unit.common.link_peers import (
+    METHOD,
+    QUICK,
+    STILL,
+    Seen,
+    client,
+    grpc_server,
+    linked,
+    soon,
+    until,
+)
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]

@@ -6,7 +6,12 @@ from typing import Any
 
 import grpc
 import pytest
-from link_peers import (
+
+from protos.common_pb2 import Hello, LinkDown, LinkUp
+from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
+from services.common.link import client as module
+from tests.support.transport import TRANSPORT
+from tests.unit.common.link_peers import (
     METHOD,
     QUICK,
     STILL,
@@ -22,11 +27,6 @@ from link_peers import (
     soon,
     until,
 )
-
-from protos.common_pb2 import Hello, LinkDown, LinkUp
-from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
-from services.common.link import client as module
-from tests.support.transport import TRANSPORT
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 

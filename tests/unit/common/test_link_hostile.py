@@ -7,22 +7,6 @@ import sys
 
 import grpc
 import pytest
-from link_peers import (
-    METHOD,
-    QUICK,
-    STILL,
-    Context,
-    Seen,
-    client,
-    greet,
-    grpc_server,
-    linked,
-    next_open,
-    raw_client,
-    raw_server,
-    soon,
-    until,
-)
 
 from protos.common_pb2 import (
     End,
@@ -39,6 +23,22 @@ from protos.common_pb2 import (
 from services.common.children import dying_with_parent
 from services.common.link import LinkCall, LinkOptions, LinkServer, LinkState, Vitals
 from tests.support.transport import TRANSPORT
+from tests.unit.common.link_peers import (
+    METHOD,
+    QUICK,
+    STILL,
+    Context,
+    Seen,
+    client,
+    greet,
+    grpc_server,
+    linked,
+    next_open,
+    raw_client,
+    raw_server,
+    soon,
+    until,
+)
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
