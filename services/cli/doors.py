@@ -39,5 +39,9 @@ def _held(host: str, port: int) -> Iterator[int]:
         alone.close()
         # Not SO_REUSEADDR: of two that only start, the second is to see the first.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((host, port))
+        try:
+            holder.bind((host, port))
+        except OSError:  # the last connections of one that listened here and did not share
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((host, port))
         yield port

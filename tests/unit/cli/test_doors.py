@@ -75,3 +75,14 @@ def test_the_grpc_port_is_beside_the_other() -> None:
     port = free_port()
     with held_ports(settings(port, None)) as held:
         assert (held.gateway.port, held.gateway.grpc_port) == (port, port + 1)
+
+
+def test_a_port_is_free_once_nobody_listens_there_whatever_is_left_of_connections() -> None:
+    for shared in (False, True):
+        with listener(0, shared) as before:
+            port = before.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+                before.accept()[0].close()  # first: what is left of it stays a minute
+                assert client.recv(1) == b""
+        with held_ports(settings(port)):
+            pass
