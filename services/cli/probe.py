@@ -6,23 +6,24 @@ or :: is to connect to this host.
 """
 
 import argparse
+import asyncio
 import sys
 
-import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.config import Settings
-from services.common.transport import host_port
+from services.common.transport import dial_door, host_port
 
 _TIMEOUT_S = 5.0
 
 
 def main(arguments: argparse.Namespace) -> int:
     settings = Settings()
-    told = (
-        _door(settings) if arguments.service == "gateway" else _health(settings, arguments.service)
-    )
+    if arguments.service == "gateway":
+        told = _door(settings)
+    else:
+        told = asyncio.run(_health(settings, arguments.service))
     print(f"{arguments.service}: {told}", file=sys.stdout if told == "ready" else sys.stderr)
     return 0 if told == "ready" else 1
 
@@ -38,13 +39,14 @@ def _door(settings: Settings) -> str:
     return "ready" if answer.status_code == 200 else f"HTTP {answer.status_code} {answer.text}"
 
 
-def _health(settings: Settings, service: str) -> str:
+async def _health(settings: Settings, service: str) -> str:
     """`ready`, or the state that gRPC's health service tells. Raises grpc.RpcError."""
     port = settings.of_service(service).health_port
     if not port:
         raise ValueError(f"PENSTOCK_{service.upper()}__HEALTH_PORT is not set: nothing to ask")
-    with grpc.insecure_channel(host_port(settings.bind_host, port)) as channel:
+    async with dial_door(host_port(settings.bind_host, port)) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
-        status = check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S).status
+        answer = await check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
+        status = answer.status
     serving = status == health_pb2.HealthCheckResponse.SERVING
     return "ready" if serving else str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))

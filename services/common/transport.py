@@ -160,8 +160,9 @@ def listen(
 
 
 def dial_door(address: str, shown: bytes | None = None, name: str = "") -> grpc.aio.Channel:
-    """A channel to the public gRPC API, which knows no secret of ours. `shown`: the certificate,
-    PEM, that it is expected to show, whoever signed it, and one of its names; None: no TLS."""
+    """A channel to what strangers may call: the public gRPC API, a health port. `shown`: the
+    certificate, PEM, that it is expected to show, whoever signed it, and one of its names; None: no
+    TLS."""
     if shown is None:
         return grpc.aio.insecure_channel(address)
     options = [("grpc.ssl_target_name_override", name)]

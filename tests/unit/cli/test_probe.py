@@ -131,4 +131,4 @@ async def test_a_service_that_is_not_there_fails_its_probe(
     await server.stop(None)
     monkeypatch.setenv("PENSTOCK_WORKER__HEALTH_PORT", str(port))
     with pytest.raises(grpc.RpcError):
-        _in_thread("worker")
+        await asyncio.to_thread(_in_thread, "worker")
