@@ -28,7 +28,10 @@ redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return 1
 """
+# The first write changes nothing: where Redis refuses the renewals (it is full, or read-only), it
+# must refuse the look as well, which would else see one lease after the other run out.
 _LIST = """
+redis.call('ZADD', KEYS[1], 'XX', 0, '')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local dead = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)

@@ -116,6 +116,31 @@ async def test_the_last_view_stands_while_redis_is_away(namespace: str) -> None:
         await client.aclose()
 
 
+async def test_the_last_view_stands_while_redis_is_full(namespace: str) -> None:
+    """It refuses the renewals then, but not what only removes."""
+    with EmbeddedRedis() as server:
+        client = connect(server.url)
+        registration = Registration(client, namespace, replica("a"), LEASE_S)
+        view = Directory(client, namespace, "worker", LEASE_S)
+        await registration.start()
+        await view.start()
+        await client.config_set("maxmemory", 1)
+        full_for_long = asyncio.get_running_loop().time() + 3 * LEASE_S
+        await until(lambda: asyncio.get_running_loop().time() > full_for_long)
+        assert set(view.replicas) == {"a"}
+        assert not view.reachable
+
+        await client.config_set("maxmemory", 0)
+        await until(lambda: view.reachable, what="there is room again")
+        renewed = asyncio.get_running_loop().time() + 2 * LEASE_S
+        await until(lambda: asyncio.get_running_loop().time() > renewed)
+        assert set(view.replicas) == {"a"}
+        await registration.stop()
+        await until(lambda: not view.replicas)
+        await view.stop()
+        await client.aclose()
+
+
 async def test_an_odd_record_or_answer_does_not_end_the_loops(redis: Redis, namespace: str) -> None:
     view = Directory(redis, namespace, "worker", LEASE_S)
     registration = Registration(redis, namespace, replica("a"), LEASE_S)
