@@ -32,7 +32,7 @@ def _held(host: str, port: int) -> Iterator[int]:
     with socket.socket(family) as alone, socket.socket(family) as holder:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            alone.bind((host, port))  # fails beside any other, even one that would share
+            alone.bind((host, port))  # fails beside one that listens, even if that would share
         except OSError as error:
             raise RuntimeError(f"port {port} on {host}: {error.strerror}; try --port 0") from error
         port = int(alone.getsockname()[1])
@@ -44,4 +44,6 @@ def _held(host: str, port: int) -> Iterator[int]:
         except OSError:  # the last connections of one that listened here and did not share
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind((host, port))
+            # From now on nobody else's socket beside it may begin to listen.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         yield port

@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -104,9 +105,11 @@ class _Flow(FlowControl):
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol, within bounds. Refusals have OpenAI's shape and close the connection."""
 
-    def __init__(self, door: Door, **given: Any) -> None:
+    def __init__(self, door: Door, made: Callable[[], None] = lambda: None, **given: Any) -> None:
+        """`made` is called before it takes a place: what stood for it gives its own back."""
         super().__init__(**given)
         self._door = door
+        self._made = made
         self._peer = ""
         self._in_head = True
         self._head_due: float | None = None  # None: no head is on its way
@@ -122,6 +125,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._peer = str((transport.get_extra_info("peername") or ("",))[0])
         self.transport = transport
+        self._made()
         try:
             self._door.admit(self, self._peer)
         except PenstockError as error:

@@ -1,81 +1,103 @@
 """TLS before HTTP: a connection has its place, and its time, from the accept on.
 
-asyncio's own TLS server tells nobody of a connection before its handshake is over, so as many as
-like could stay in it.
+The loop's own TLS server tells nobody of a connection before its handshake is over, so as many as
+like could stay in it. Connections are accepted here instead. (Not `start_tls` on an accepted one:
+uvloop, which Ray's processes run on, reads the client's first bytes before it can be called.)
 """
 
 import asyncio
+import logging
+import socket
 import ssl
-from typing import Any, cast
+from collections.abc import Callable
 
 from services.common.certificates import CertificateFiles
 from services.common.errors import PenstockError
-from services.gateway.connections import Connection, Door
+from services.gateway.connections import Door
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.1  # when no more can be accepted: too many files are open
 
 
-class Handshake(asyncio.Protocol):
-    """uvicorn's protocol until TLS stands; then a Connection takes its place."""
+class Handshake:
+    """A place at the door until TLS stands; then the connection takes one for itself."""
 
-    def __init__(self, door: Door, certificates: CertificateFiles, **given: Any) -> None:
+    def __init__(self, door: Door, connection: socket.socket, peer: str) -> None:
+        """Raises PenstockError where there is no place left."""
         self._door = door
-        self._certificates = certificates
-        self._given = given
-        self._peer = ""
-        self._begun: asyncio.Task[None] | None = None
+        self._connection = connection
+        self._peer = peer
+        door.admit(self, peer)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._raw = cast(asyncio.Transport, transport)
-        self._peer = str((transport.get_extra_info("peername") or ("",))[0])
-        try:
-            self._door.admit(self, self._peer)
-        except PenstockError:  # there is no way to say so without TLS
-            return self.abort()
-        self._begun = asyncio.get_running_loop().create_task(self._begin(), name="tls handshake")
+    def over(self) -> None:
+        self._door.leave(self, self._peer)
 
     def look(self, now: float) -> None:
-        """asyncio ends a handshake when its time is up."""
+        """The loop ends a handshake when its time is up."""
 
     def abort(self) -> None:
-        self._raw.abort()
+        self._connection.close()
 
-    async def _begin(self) -> None:
-        early = _Early()
+
+class TlsListener:
+    """Accepts on `listener`, which it owns. `connection` makes the protocol of one whose handshake
+    is over; it is given what to call when it has been made."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        door: Door,
+        certificates: CertificateFiles,
+        connection: Callable[[Callable[[], None]], asyncio.Protocol],
+    ) -> None:
+        self._listener = listener
+        self._door = door
+        self._certificates = certificates
+        self._connection = connection
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def run(self, backlog: int) -> None:
+        """Until it is cancelled."""
+        self._listener.setblocking(False)
+        self._listener.listen(backlog)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(self._listener)
+            except OSError as error:
+                log.warning("no connection can be accepted: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self.take(connection, str(address[0]))
+
+    def take(self, connection: socket.socket, peer: str) -> None:
+        """Begins the handshake of an accepted connection, or ends it: without TLS there is no way
+        to say why."""
         try:
-            transport = await asyncio.get_running_loop().start_tls(
-                self._raw,
-                early,
-                self._certificates.ssl_context(),
-                server_side=True,
-                ssl_handshake_timeout=self._door.settings.head_timeout_s,
-                ssl_shutdown_timeout=self._door.settings.head_timeout_s,
+            handshake = Handshake(self._door, connection, peer)
+        except PenstockError:
+            return connection.close()
+        task = asyncio.create_task(self._shake(handshake, connection), name="tls handshake")
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _shake(self, handshake: Handshake, connection: socket.socket) -> None:
+        within_s = self._door.settings.head_timeout_s
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._connection(handshake.over),
+                connection,
+                ssl=self._certificates.ssl_context(),
+                ssl_handshake_timeout=within_s,
+                ssl_shutdown_timeout=within_s,
             )
         except (OSError, ssl.SSLError):  # ConnectionAbortedError when its time is up
-            return self.abort()
+            connection.close()
         finally:
-            self._door.leave(self, self._peer)  # the connection takes a place for itself, now
-        if transport is None or early.lost:
-            return
-        connection = Connection(self._door, **self._given)
-        transport.set_protocol(connection)
-        connection.connection_made(transport)
-        if early.data:
-            connection.data_received(bytes(early.data))
-        if early.ended:
-            connection.eof_received()
+            handshake.over()
 
-
-class _Early(asyncio.Protocol):
-    """Keeps what arrives together with the end of the handshake."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.ended = self.lost = False
-
-    def data_received(self, data: bytes) -> None:
-        self.data += data
-
-    def eof_received(self) -> None:
-        self.ended = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
+    def stop(self) -> None:
+        for task in self._handshakes:
+            task.cancel()

@@ -13,7 +13,7 @@ import uvicorn
 
 from services.common.certificates import CertificateFiles
 from services.gateway.connections import Connection, Door
-from services.gateway.handshake import Handshake
+from services.gateway.handshake import TlsListener
 from services.gateway.pipeline import Gateway
 from services.gateway.routes import application
 
@@ -37,12 +37,12 @@ class HttpServer:
         self._listener = _listen(host, port, shared=own.shared_port)
         self._door = Door(own)
         self._connections = own.max_connections
-        protocol: Callable[..., asyncio.Protocol] = functools.partial(Connection, self._door)
+        self._tls: TlsListener | None = None
         if certificates is not None:
-            protocol = functools.partial(Handshake, self._door, certificates)
+            self._tls = TlsListener(self._listener, self._door, certificates, self._protocol)
         self._config = uvicorn.Config(
             application(gateway),
-            http=cast(Any, protocol),
+            http=cast(Any, functools.partial(Connection, self._door)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -63,15 +63,17 @@ class HttpServer:
     async def start(self) -> None:
         _allow_files(2 * self._connections + _OTHER_FILES)  # gRPC has as many
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line per bad request
-        serving = asyncio.create_task(
-            self._server.serve(sockets=[self._listener]), name="http server"
-        )
+        listeners = [] if self._tls else [self._listener]
+        serving = asyncio.create_task(self._server.serve(sockets=listeners), name="http server")
         self._tasks = [serving, asyncio.create_task(self._door.watch(), name="http connections")]
         while not self._server.started:
             if serving.done():
                 await serving  # raises what it failed of
                 raise RuntimeError("the HTTP server ended at its start")
             await asyncio.sleep(0.005)
+        if self._tls is not None:
+            accepting = asyncio.create_task(self._tls.run(_BACKLOG), name="http listener")
+            self._tasks.append(accepting)
 
     def check(self) -> None:
         if not self._tasks or any(task.done() for task in self._tasks):
@@ -86,21 +88,31 @@ class HttpServer:
     async def close_door(self) -> None:
         """Listens no more, for others do; takes in first who has connected already, and parts."""
         self.part()
+        if self._tls is not None:
+            self._tasks.pop().cancel()
         came = []
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # BlockingIOError when there is no more
             while True:
-                came.append(self._listener.accept()[0])
+                came.append(self._listener.accept())
         for listening in self._server.servers:
             listening.close()
-        protocol = functools.partial(  # as uvicorn makes one
-            cast(Any, self._config.http_protocol_class),
+        self._listener.close()
+        for connection, address in came:
+            if self._tls is not None:
+                self._tls.take(connection, str(address[0]))
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self, made: Callable[[], None] = lambda: None) -> Connection:
+        """As uvicorn makes one."""
+        return Connection(
+            self._door,
+            made,
             config=self._config,
             server_state=self._server.server_state,
             app_state=self._server.lifespan.state,
         )
-        for connection in came:
-            loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(protocol, connection)
 
     async def emptied(self, within_s: float) -> None:
         """Returns when no connection is left, or after that time."""
@@ -112,11 +124,14 @@ class HttpServer:
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._tasks:
-            serving, watching = self._tasks
+            serving, *others = self._tasks
             await asyncio.gather(serving, return_exceptions=True)
+            if self._tls is not None:
+                self._tls.stop()
             self._door.close()
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
         self._listener.close()
 
 

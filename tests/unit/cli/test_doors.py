@@ -86,3 +86,21 @@ def test_a_port_is_free_once_nobody_listens_there_whatever_is_left_of_connection
                 assert client.recv(1) == b""
         with held_ports(settings(port)):
             pass
+
+
+def test_a_socket_that_was_bound_before_cannot_take_the_door_later() -> None:
+    """It does not listen, so the door is free; were it to listen while no gateway does, clients
+    would send it their keys."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        gateway = GatewaySettings(port=port, grpc_port=0)
+        with held_ports(Settings(gateway=gateway)):
+            with pytest.raises(OSError, match="in use"):
+                other.listen()
+            with socket.socket() as ours:
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                ours.bind(("127.0.0.1", port))
+                ours.listen()
