@@ -129,8 +129,8 @@ def test_what_follows_a_sync_ends_replicas_and_nothing_else(
     [hook] = artifact["sync"]["hooks"]["after"]
     python, *arguments = hook["container"]["command"]
     assert python == "python"
-    named = (
-        "import setproctitle, sys; setproctitle.setproctitle(sys.argv[1]); "
+    named = (  # as Ray names the processes of its actors
+        "import sys; from ray._raylet import setproctitle; setproctitle(sys.argv[1]); "
         "print('ready', flush=True); sys.stdin.read()"
     )
     processes = [
@@ -145,7 +145,7 @@ def test_what_follows_a_sync_ends_replicas_and_nothing_else(
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-        mine = f"psutil.process_iter = lambda: map(psutil.Process, {[p.pid for p in processes]})"
+        mine = f"psutil.pids = lambda: {[p.pid for p in processes]}"
         code = arguments[1].replace("import psutil", f"import psutil; {mine}", 1)
         subprocess.run([sys.executable, arguments[0], code], check=True)
         assert processes[0].wait(timeout=30) == -15

@@ -18,7 +18,10 @@ import pytest_asyncio
 from services.cli.main import parser
 from services.cli.running import Running, holding, state_file
 from services.common.config import ModelSpec, Settings
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.secrets import private_folder
 from tests.support.cluster import ROOT, Cluster
+from tests.support.transport import SECRET
 
 README = (ROOT / "README.md").read_text()
 LINES = [
@@ -34,9 +37,12 @@ PENSTOCK = ".venv/bin/penstock "
 async def readme(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """As `penstock up` leaves it: the commands find it by its data directory."""
     models = [ModelSpec(name="demo", path=str(ROOT / "models" / "demo"))]
-    async with Cluster(tmp_path_factory.mktemp("readme"), models) as cluster:
+    folder = tmp_path_factory.mktemp("readme")
+    settings = Settings(data_dir=private_folder(folder / "data"))
+    _for_its_owner(settings.data_dir / "internal-secret", SECRET)
+    redis = EmbeddedRedis(settings.data_dir / "redis")
+    async with Cluster(folder, models, redis=redis) as cluster:
         await cluster.start(workers=["prefill", "decode"], retrieval=True)
-        settings = Settings(data_dir=cluster.folder / "data")
         facts = cluster.of("gateway")[0].replica.facts  # type: ignore[union-attr]
         running = Running(
             url=facts["url"],
@@ -47,8 +53,13 @@ async def readme(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clus
             pid=os.getpid(),
         )
         with holding(settings):
-            state_file(settings).write_text(json.dumps(asdict(running)))
+            _for_its_owner(state_file(settings), json.dumps(asdict(running)))
             yield cluster
+
+
+def _for_its_owner(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
 
 
 def here(text: str, cluster: Cluster) -> str:
@@ -89,10 +100,15 @@ def test_targets_are_in_the_makefile(line: str) -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith(PENSTOCK)])
 def test_commands_run(line: str, readme: Cluster, tmp_path: Path) -> None:
     arguments = shlex.split(here(line.removeprefix(PENSTOCK), readme))
+    given: argparse.Namespace = parser().parse_args(arguments)
     if arguments[0] == "up":  # another stack; its start has tests of its own
-        given: argparse.Namespace = parser().parse_args(arguments)
         assert given.model
         return
+    if arguments[:2] == ["models", "add"]:  # starts workers, as only `up` can; tested with it
+        assert given.path
+        return
+    if arguments[0] == "top":  # else it goes on until it is interrupted
+        arguments.append("--once")
     arguments = [str(tmp_path / word) if word == "out.json" else word for word in arguments]
     asked = {"input": "Who is the keeper?\n"} if arguments[0] == "chat" else {}
     said = run(["-m", "services.cli", *arguments], readme, **asked)
