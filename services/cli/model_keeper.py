@@ -11,7 +11,7 @@ from services.cli.wanted_models import WantedModels
 from services.common import served_models
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory
-from services.common.redis import Redis, RedisAway, connect
+from services.common.redis import Redis, RedisAway, RedisError, connect
 from services.common.start_failures import first_told, forget
 
 _LOOK_EVERY_S = 0.5
@@ -54,7 +54,7 @@ class ModelKeeper:
             while not self._stopped.is_set():
                 try:
                     self._compare(redis, await self._wanted.all())
-                except (*RedisAway, ValueError):
+                except (*RedisAway, RedisError, ValueError):
                     pass  # it is started again, or somebody wrote what is no model
                 await asyncio.sleep(_LOOK_EVERY_S)
         finally:

@@ -12,8 +12,10 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from services.common.metrics import REDIS_REACHABLE
 from services.common.redis import Redis, RedisAway, RedisError, Script
@@ -92,12 +94,14 @@ class Replica:
     version: str = ""  # of Penstock
 
 
+_records = TypeAdapter(Replica)
+
+
 def _read(record: str | None) -> Replica | None:
     """A registered record; fields that a newer version added are left out, junk is None."""
     try:
-        told = json.loads(record or "")
-        return Replica(**{f.name: told[f.name] for f in fields(Replica) if f.name in told})
-    except (ValueError, TypeError):
+        return _records.validate_json(record or "")
+    except ValueError:
         log.warning("a record in the registry cannot be read")
         return None
 

@@ -160,3 +160,14 @@ async def test_one_that_ray_has_no_room_for_is_told_so(wanted: WantedModels, ser
     await until_not(lambda: not_told(wanted))
     assert "2 of GPU, and Ray has 1" in await wanted.failure("second")
     assert not serve.deployed
+
+
+async def test_whatever_redis_answers_the_keeper_goes_on(
+    redis: Redis, wanted: WantedModels, serve: Serve
+) -> None:
+    await redis.delete(wanted._specs)
+    await redis.set(wanted._specs, "not a hash")
+    await asyncio.sleep(0.3)
+    await redis.delete(wanted._specs)
+    await wanted.start_with([FIRST, SECOND])
+    await until(lambda: serve.deployed == [SECOND], 10)

@@ -147,8 +147,12 @@ async def test_an_odd_record_or_answer_does_not_end_the_loops(redis: Redis, name
     await registration.start()
     leases, records = registration._keys
     newer = {**asdict(replica("newer")), "a_field_of_tomorrow": 1}
-    await redis.hset(records, mapping={"newer": json.dumps(newer), "junk": "{", "ghost": "{}"})
-    await redis.zadd(leases, {"newer": 9e15, "junk": 9e15})  # "ghost" holds no lease
+    odd = {"id": ["a", "list"], "facts": "none", "address": None}
+    wrong = {key: json.dumps({**newer, key: value}) for key, value in odd.items()}
+    junk = {"junk": "{", "bare": "5", **wrong}
+    await redis.hset(records, mapping={"newer": json.dumps(newer), "ghost": "{}", **junk})
+    # "ghost" holds no lease
+    await redis.zadd(leases, dict.fromkeys(["newer", *junk], 9e15))
     await view.start()
     assert set(view.replicas) == {"a", "newer"}
 

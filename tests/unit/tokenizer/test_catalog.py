@@ -10,7 +10,7 @@ import pytest
 
 from services.common import served_models
 from services.common.config import ModelSpec, Settings
-from services.common.discovery import Registration
+from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.tokenizer import catalog as module
@@ -115,4 +115,27 @@ async def test_another_checkpoint_of_the_same_name_takes_its_place(
     await until(lambda: catalog.models["m"].window == 100, 10)
     assert before.window == 512, "who took it keeps it"
     await entry.stop()
+    await catalog.stop()
+
+
+async def test_an_entry_that_is_no_model_is_passed_over(
+    redis: Redis, settings: Settings, tmp_path: Path
+) -> None:
+    """The view of the others goes on."""
+    odd = [
+        Replica("model", "no path", "", "", 0),
+        Replica("model", "?name", "", "", 0, facts={"path": "/odd"}),
+    ]
+    catalog = Catalog(redis, settings, Models())
+    await catalog.start()
+    entries = [Registration(redis, settings.namespace, each, 60.0) for each in odd]
+    for each in entries:
+        await each.start()
+    for each in odd:
+        assert await missing(catalog, each.id)
+    entries.append(await serving(redis, settings, checkpoint(tmp_path, "good")))
+    await until(lambda: "good" in catalog.models, 10)
+    assert [m.name for m in catalog.models.info()] == ["good"]
+    for each in entries:
+        await each.stop()
     await catalog.stop()
