@@ -30,7 +30,7 @@ async def test_greedy_text_is_what_transformers_generates(
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     async with client(penstock) as api:
-        for words in (3, 40):  # below and above what is worth splitting
+        for words in (3, 40):  # a short one and a long one
             prompt = "the water " * words
             inputs = tokenizer(prompt, return_tensors="pt")
             with torch.inference_mode():
