@@ -1,13 +1,19 @@
 """The port on which a service tells its metrics: `GET /metrics`, and pages of JSON beside it.
 
-It has threads of its own, so that a scrape waits for no request and none for a scrape.
+It has threads of its own, so that a scrape waits for no request and none for a scrape: one for each
+connection, a few at once; who comes then waits until one ends, and each ends soon.
 """
 
 import asyncio
+import contextlib
+import io
 import json
 import logging
+import socket
 import socketserver
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -20,7 +26,11 @@ log = logging.getLogger(__name__)
 Page = Callable[[], Awaitable[Any]]
 """Makes what a page shows, as JSON; runs on the event loop. Whatever it raises is a 503."""
 
+_CONNECTIONS = 16  # at once
+_BACKLOG = 64
 _SILENCE_S = 10.0  # a connection that says nothing for so long is closed
+_CONNECTION_S = 20.0  # and one that has lasted for so long, whatever it says
+_LOOK_EVERY_S = 0.5
 _PAGE_S = 5.0
 
 
@@ -37,7 +47,7 @@ class MetricsServer:
 
     def start(self, host: str, port: int) -> int:
         """Returns the port, which 0 leaves to the system. Raises OSError."""
-        self._server = _Server((host, port), _Handler)
+        self._server = _Server(host, port)
         self._server.set_app(self._answer)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True
@@ -49,6 +59,7 @@ class MetricsServer:
         """Blocks until the thread has noticed: half a second."""
         if self._server is None or self._thread is None:
             return
+        self._server.closing = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -57,19 +68,26 @@ class MetricsServer:
         path = environment["PATH_INFO"]
         if environment["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _plain(start, "405 Method Not Allowed", "GET only")
-        if path == "/metrics":
-            return self._metrics(environment, start)  # type: ignore[no-any-return]
-        if (page := self._pages.get(path)) is None:
+        page = self._pages.get(path)
+        if page is None and path != "/metrics":
             known = ", ".join(["/metrics", *self._pages])
             return _plain(start, "404 Not Found", f"there is {known}")
         try:
-            made = asyncio.run_coroutine_threadsafe(_made(page), self._loop)
-            body = json.dumps(made.result(_PAGE_S)).encode()
+            if page is None:
+                return self._metrics(environment, start)  # type: ignore[no-any-return]
+            body = json.dumps(self._make(page)).encode()
         except Exception as error:
             log.warning("%s cannot be told: %s", path, error)
             return _plain(start, "503 Service Unavailable", "not now")
         start("200 OK", [("Content-Type", "application/json")])
         return [body]
+
+    def _make(self, page: Page) -> Any:
+        made = asyncio.run_coroutine_threadsafe(_made(page), self._loop)
+        try:
+            return made.result(_PAGE_S)
+        finally:
+            made.cancel()  # one that is late: nobody waits for it any more
 
 
 async def _made(page: Page) -> Any:
@@ -83,11 +101,55 @@ def _plain(start: StartResponse, status: str, text: str) -> Iterable[bytes]:
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = _BACKLOG
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.closing = False
+        self._room = threading.Semaphore(_CONNECTIONS)
+        self._since: dict[socket.socket, float] = {}  # the connections, and when they came
+        super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:  # WSGIServer's own asks the DNS for this host's name
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        while not self._room.acquire(timeout=_LOOK_EVERY_S):
+            if self.closing:
+                return self.shutdown_request(request)
+            self.service_actions()
+        self._since[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._ended(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._ended(request)
+
+    def _ended(self, request: socket.socket) -> None:
+        del self._since[request]
+        self._room.release()
+
+    def service_actions(self) -> None:
+        """Called often. Ends what lasts too long: its thread finds it closed."""
+        before = time.monotonic() - _CONNECTION_S
+        for request, since in self._since.copy().items():
+            if since < before:
+                with contextlib.suppress(OSError):  # it has just ended by itself
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who goes away, or says nothing, is no news."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.error("the metrics port: %r", error)
 
 
 class _Handler(WSGIRequestHandler):
@@ -95,3 +157,7 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """A scrape is no news."""
+
+    def get_stderr(self) -> io.StringIO:
+        """Nor is who does not read what it asked for: wsgiref would print a stack trace."""
+        return io.StringIO()

@@ -5,6 +5,7 @@ scrape_configs:
     http_sd_configs: [{url: "http://GATEWAY:METRICS_PORT/targets"}]
 """
 
+import asyncio
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,8 +27,7 @@ class Targets:
     async def page(self) -> list[dict[str, Any]]:
         """Raises UNAVAILABLE when the registry could never be read: Prometheus keeps the list that
         it has, an empty one would end the scraping."""
-        for view in self._views:
-            await view.refresh()
+        await asyncio.gather(*(view.refresh() for view in self._views))
         replicas = [replica for view in self._views for replica in view.replicas.values()]
         if not replicas:
             raise unavailable("Redis is away", stage="gateway", reason="registry_away")

@@ -1,7 +1,11 @@
 """What all services share: the metrics port, stages, bounded names."""
 
 import asyncio
+import errno
 import json
+import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
 from typing import Any
@@ -9,16 +13,20 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
 
+from services.common import metrics_server
 from services.common.metrics import BoundedNames, from_zero
 from services.common.metrics_server import MetricsServer, Page
 from services.common.telemetry import Telemetry
+from tests.support.waiting import until
 
 
-async def asked(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
+async def asked(
+    port: int, path: str, method: str = "GET", host: str = "127.0.0.1"
+) -> tuple[int, str, str]:
     """Status, content type and body."""
 
     def ask() -> tuple[int, str, str]:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+        request = urllib.request.Request(f"http://{host}:{port}{path}", method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as page:
                 return page.status, page.headers["content-type"], page.read().decode()
@@ -95,6 +103,70 @@ def test_a_taken_port_is_an_error() -> None:
             await asyncio.to_thread(server.close)
 
     asyncio.run(both())
+
+
+async def test_silent_strangers_take_a_few_threads_for_a_while_and_no_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics_server, "_CONNECTION_S", 1.0)
+    before = threading.active_count()
+    server, port = await serving()
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    try:
+        await until(lambda: threading.active_count() - before >= 16)
+        await asyncio.sleep(0.3)
+        assert threading.active_count() - before <= 16 + 1 + 1, "its own, and capfd's or a pool's"
+        strangers[0].sendall(b"GET /metrics HTTP/1.0\r\n")  # and never an end of it
+        strangers[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        strangers[1].close()
+        assert (await asked(port, "/metrics"))[0] == 200, "those before it end"
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        await asyncio.to_thread(server.close)
+    assert capfd.readouterr().err == ""
+
+
+async def test_one_that_is_full_can_be_closed() -> None:
+    server, port = await serving()
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    await asyncio.sleep(0.2)
+    await asyncio.wait_for(asyncio.to_thread(server.close), 5)
+    for stranger in strangers:
+        stranger.close()
+
+
+async def test_a_page_that_is_late_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_PAGE_S", 0.1)
+    ended: list[BaseException] = []
+
+    async def late() -> Any:
+        try:
+            await asyncio.sleep(60)
+        except BaseException as end:
+            ended.append(end)
+            raise
+
+    server, port = await serving(late=late)
+    try:
+        assert (await asked(port, "/late"))[0] == 503
+        await until(lambda: len(ended) == 1)
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+async def test_it_listens_on_ipv6() -> None:
+    server = MetricsServer({}, asyncio.get_running_loop())
+    try:
+        port = server.start("::1", 0)
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            pytest.skip("no IPv6 here")
+        raise
+    try:
+        assert (await asked(port, "/metrics", host="[::1]"))[0] == 200
+    finally:
+        await asyncio.to_thread(server.close)
 
 
 def test_every_span_is_timed_as_its_services_stage() -> None:

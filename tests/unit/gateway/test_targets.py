@@ -1,5 +1,7 @@
 """Where Prometheus finds all replicas."""
 
+import asyncio
+
 import pytest
 
 from services.common.config import Settings
@@ -54,3 +56,16 @@ async def test_no_view_of_the_registry_is_no_empty_list() -> None:
     with pytest.raises(PenstockError, match="Redis is away"):
         await Targets(redis, settings).page()
     await redis.aclose()
+
+
+async def test_the_views_are_looked_at_together(namespace: str) -> None:
+    """A Redis that hangs costs the page one command's time, not one for each service."""
+    hanging = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+    port = hanging.sockets[0].getsockname()[1]
+    settings = Settings(redis_url=f"redis://127.0.0.1:{port}/0", namespace=namespace)
+    redis = connect(settings.redis_dsn)
+    async with asyncio.timeout(5):
+        with pytest.raises(PenstockError, match="Redis is away"):
+            await Targets(redis, settings).page()
+    await redis.aclose()
+    hanging.close()
