@@ -149,11 +149,15 @@ def test_what_follows_a_sync_ends_replicas_and_nothing_else(
         code = arguments[1].replace("import psutil", f"import psutil; {mine}", 1)
         subprocess.run([sys.executable, arguments[0], code], check=True)
         assert processes[0].wait(timeout=30) == -15
-        assert processes[1].poll() is None
+        processes[1].communicate(timeout=30)
+        assert processes[1].returncode == 0, "it ended when it was told to, not by a signal"
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
 
 
 @pytest.mark.parametrize("profiles", CHOICES)
