@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -33,6 +34,8 @@ Report = Callable[[str], None]
 _START_TIMEOUT_S = 300.0  # a large checkpoint takes long to load; progress shows what is waited for
 _LOOK_EVERY_S = 1.0  # for replicas that failed to start
 _LAPTOP_TENANT = "local"
+_PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
+_PEM_END = "-----END CERTIFICATE-----"
 
 
 class Stack:
@@ -188,7 +191,8 @@ class Stack:
             gateway = next(iter(views["gateway"].replicas.values()))
             await self._wait(redis, lambda: _not_ready(gateway.facts["url"]))
             names = [model.name for model in settings.models]
-            await self._wait(redis, lambda: _not_served(gateway.facts["url"], key, names))
+            url, cert = gateway.facts["url"], settings.gateway.tls_cert
+            await self._wait(redis, lambda: _not_served(url, key, names, cert))
             return gateway
         finally:
             for view in views.values():
@@ -251,28 +255,45 @@ def _not_ready(url: str) -> list[str]:
     import httpx
 
     try:
-        # Whatever its certificate is: only whether it answers is asked.
-        answer = httpx.get(f"{url}/readyz", timeout=2.0, verify=False)
+        # Whatever its certificate is: only whether it answers is asked. No proxy is asked instead.
+        answer = httpx.get(f"{url}/readyz", timeout=2.0, verify=False, trust_env=False)
     except httpx.HTTPError:
         return ["the gateway's port"]
     return [] if answer.status_code == 200 else ["the gateway's links"]
 
 
-def _not_served(url: str, key: str, models: list[str]) -> list[str]:
+def _not_served(url: str, key: str, models: list[str], cert: Path | None) -> list[str]:
+    """`cert` is the door's own. The key goes to nobody else: where another answers (a node of a
+    cluster may have one of its own), the models are not asked for."""
     import httpx
 
+    try:
+        verify = True if cert is None else _trusting(cert)
+    except OSError:  # what is wrong with it, the gateway says
+        return []
     headers = {"Authorization": f"Bearer {key}"}
     found = []
-    for name in models:
-        try:
-            answer = httpx.get(
-                f"{url}/v1/models/{name}", headers=headers, timeout=10.0, verify=False
-            )
-        except httpx.HTTPError:
-            return ["the gateway's port"]
-        if answer.status_code != 200:
-            found.append(f"model {name}")
+    with httpx.Client(headers=headers, timeout=10.0, verify=verify, trust_env=False) as http:
+        for name in models:
+            try:
+                answer = http.get(f"{url}/v1/models/{name}")
+            except httpx.HTTPError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    return []
+                return ["the gateway's port"]
+            if answer.status_code != 200:
+                found.append(f"model {name}")
     return found
+
+
+def _trusting(cert: Path) -> ssl.SSLContext:
+    """Exactly the first certificate of the file, by whatever name or address it is reached; not who
+    else its authority, which may be in the file as well, has issued for. Raises OSError."""
+    own, end, _ = cert.read_bytes().decode("ascii", "replace").partition(_PEM_END)
+    context = ssl.create_default_context(cadata=own[max(own.find(_PEM_BEGIN), 0) :] + end)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    return context
 
 
 def _key_file(settings: Settings) -> Path:

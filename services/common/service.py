@@ -210,7 +210,10 @@ class Host:
         """Drains, if that has not begun before, then ends all."""
         for watch in self._watches:
             watch.cancel()
-        await self.drain(grace_s)
+        drain = self.drain(grace_s)
+        await asyncio.wait([drain])
+        if not drain.cancelled() and (error := drain.exception()) is not None:
+            log.error("%s could not drain: %r", self.id, error)  # what follows ends all the same
         if self._listed_draining is not None:
             await self._listed_draining.stop()
         grace = self.settings.drain_grace_s if grace_s is None else grace_s

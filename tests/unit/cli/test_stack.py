@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import ssl
 import stat
 import threading
 from argparse import Namespace
@@ -18,12 +19,13 @@ from services.cli import stack as module
 from services.cli.replicas import missing as not_there
 from services.cli.replicas import wanted as waited_for
 from services.cli.running import Running, state_file
-from services.cli.stack import Stack, _laptop_key, _not_ready
+from services.cli.stack import Stack, _laptop_key, _not_ready, _not_served
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica
 from services.common.redis import Redis, connect
 from services.common.start_failures import StartFailure, tell
 from services.gateway.keys import KeyStore, key_hash
+from tests.support.authority import Authority
 
 
 @pytest.fixture
@@ -148,10 +150,14 @@ def test_all_replicas_are_waited_for() -> None:
 
 @pytest.fixture
 def gateway() -> Iterator[Any]:
-    """Answers `/readyz` with its `status`."""
+    """Answers `/readyz` with its `status`, and models with 200 for each key that it is `shown`."""
 
     class Ready(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path.startswith("/v1/models/"):
+                server.shown.append(self.headers["authorization"])  # type: ignore[attr-defined]
+                self.send_response(200 if self.path.endswith("/tiny") else 404)
+                return self.end_headers()
             self.send_response(server.status if self.path == "/readyz" else 404)  # type: ignore[attr-defined]
             self.end_headers()
 
@@ -159,6 +165,7 @@ def gateway() -> Iterator[Any]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready)
+    server.shown = []  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -171,6 +178,41 @@ def test_the_gateway_is_waited_for_until_it_says_that_it_is_ready(gateway: Any) 
         gateway.status = status
         assert len(_not_ready(url)) == left
     assert _not_ready("http://127.0.0.1:1")
+
+
+def with_tls(gateway: Any, folder: Path) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    gateway.socket = context.wrap_socket(gateway.socket, server_side=True)
+    return f"https://127.0.0.1:{gateway.server_port}"
+
+
+def test_the_key_goes_to_who_has_the_doors_own_certificate_and_nobody_else(
+    gateway: Any, tmp_path: Path
+) -> None:
+    authority = Authority()
+    own, other = (authority.issue(tmp_path / name, "api.example") for name in ("own", "other"))
+    for folder in (own, other):  # as a chain, with the one who issued it
+        with (folder / "tls.crt").open("ab") as chain:
+            chain.write(authority.pem)
+    url = with_tls(gateway, own)
+    assert _not_served(url, "psk-own", ["tiny", "large"], own / "tls.crt") == ["model large"]
+    assert gateway.shown == ["Bearer psk-own"] * 2
+    for cert in (other / "tls.crt", tmp_path / "none.crt", None):
+        assert not _not_served(url, "psk-own", ["large"], cert)
+    assert gateway.shown == ["Bearer psk-own"] * 2
+
+
+def test_no_proxy_is_asked_for_the_gateway(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = f"http://127.0.0.1:{gateway.server_port}"
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, proxy)
+    gateway.status = 200
+    for url in ("http://127.0.0.1:1", "https://127.0.0.1:1"):
+        assert _not_ready(url) == _not_served(url, "psk-own", ["tiny"], None)
+        assert _not_ready(url) == ["the gateway's port"]
+    assert _not_served(proxy, "psk-own", ["tiny"], None) == []
+    assert gateway.shown == ["Bearer psk-own"]
 
 
 async def test_a_start_ends_with_the_first_reason_that_is_told(

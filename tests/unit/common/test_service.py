@@ -158,6 +158,24 @@ async def test_what_never_served_has_nothing_to_drain(settings: Settings) -> Non
     assert host.replica is None
 
 
+class Stuck(Quiet):
+    async def drain(self, grace_s: float) -> None:
+        raise RuntimeError("of the drain")
+
+
+async def test_a_drain_that_fails_keeps_nothing_from_ending(
+    settings: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host = Host(Stuck, settings)
+    replica = await host.start()
+    await host.stop()
+    assert host.service.stopped
+    assert "of the drain" in capfd.readouterr().err
+    for url in (f"http://{replica.address}", replica.metrics_url):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+
+
 class Odd(Quiet):
     broken = True
 

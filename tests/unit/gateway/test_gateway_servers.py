@@ -1,6 +1,7 @@
 """The gateway's two servers and their service: what they listen on, bound, and leave behind."""
 
 import asyncio
+import errno
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -61,6 +62,27 @@ async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
         with pytest.raises(httpx.ConnectError):
             await http.get("/version")
     await HttpServer(parts, "127.0.0.1", 0).stop()  # without a start
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOBUFS, errno.EAGAIN])
+async def test_a_door_closes_whatever_the_system_says_to_the_last_look(parts, code):
+    class Listener:
+        def __init__(self, own: socket.socket) -> None:
+            self.own = own
+
+        def accept(self) -> Any:
+            raise OSError(code, "not now")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.own, name)
+
+    server = HttpServer(parts, "127.0.0.1", 0)
+    await server.start()
+    port, server._listener = server.port, Listener(server._listener)  # type: ignore[assignment]
+    await server.close_door()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await server.stop()
 
 
 @pytest.mark.parametrize("ends", ["http server", "http connections"])
