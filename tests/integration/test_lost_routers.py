@@ -240,7 +240,7 @@ async def test_an_answer_is_gone_on_with_in_the_window_and_under_the_policy_it_b
     before, after = two.deltas[:7], "".join(delta.text for delta in two.deltas[7:])
 
     request.resume.CopyFrom(resume_of(before))
-    models = two.pipeline.models
+    models = two.pipeline.catalog.models
     window, rules = models["tiny"].window, two.pipeline.policy.rules
     models.bound("tiny", 128)  # would cut the second passage
     two.pipeline.policy.rules = Policy([PolicyRule(name="all", pattern=".")]).rules

@@ -13,6 +13,7 @@ from services.worker.engine import Load, Request, Sampling, StepOutput
 from services.worker.news import News
 from services.worker.sequences import Sequences
 from services.worker.server import WorkerService
+from tests.unit.worker.worker_rig import NO_REDIS
 
 LOAD = Load(0, 1, 1, 1, 1, 16, 0, 0.0, 0.0)
 
@@ -40,12 +41,11 @@ def service(clock: Clock, tmp_path: Any) -> WorkerService:
         internal_secret="x" * 16,
         data_dir=tmp_path,
     )
-    unused = cast(Any, None)
-    made = WorkerService(settings, unused, Telemetry("worker", "w"), "w")
+    made = WorkerService(settings, NO_REDIS, Telemetry("worker", "w"), "w")
     engine = made._engine = cast(Any, SimpleNamespace(running=True, add=lambda request: None))
     made._sequences = Sequences(engine)
     made._news = News(cast(Any, type("Info", (), {"num_blocks": 1, "block_size": 16})()), 1)
-    made._receiver = unused
+    made._receiver = cast(Any, None)
     made._links = cast(Any, type("Links", (), {"broadcast": lambda self, news: None})())
     made._on_step(StepOutput(1, 0, 0, LOAD, pending=1))
     return made

@@ -104,6 +104,7 @@ def test_an_installation_to_be_started_is_well_and_stays_untouched(
 async def test_what_hangs_is_told_and_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "LIMIT_S", 0.05)
     held = threading.Event()
+    before = set(threading.enumerate())  # of other tests
 
     async def hangs_in_a_thread() -> list[Finding]:
         return [await aside(held.wait)]  # type: ignore[list-item]
@@ -117,8 +118,10 @@ async def test_what_hangs_is_told_and_holds_up_nothing(monkeypatch: pytest.Monke
         assert about(told, "the store").state == "failed"
         assert "no answer within 0.05 s" in about(told, "the store").told
     # A thread that were waited for would hold up the end of the command.
-    assert all(t.daemon for t in threading.enumerate() if t is not threading.main_thread())
+    begun = set(threading.enumerate()) - before
     held.set()
+    assert begun
+    assert all(thread.daemon for thread in begun)
 
 
 async def test_a_check_that_breaks_is_a_finding_without_secrets() -> None:
