@@ -10,6 +10,7 @@ Redis, where its callers find it. So losing Serve's controller does not touch a 
 node's addresses and certificates are its own.
 """
 
+import time
 from dataclasses import dataclass
 from importlib import import_module
 from math import ceil
@@ -30,6 +31,7 @@ from services.common.start_failures import StartFailure, tell
 from services.common.transport import host_port
 
 APPLICATION = "penstock"
+_LOOK_EVERY_S = 0.1
 _SERVICES = {
     "gateway": "GatewayService",
     "retrieval": "RetrievalService",
@@ -174,13 +176,23 @@ def deploy_model(settings: Settings, spec: ModelSpec) -> None:
 
 def delete_model(name: str) -> None:
     """Returns when its workers have drained and ended."""
-    serve.delete(model_application(name))
+    _delete([model_application(name)])
 
 
 def delete_all() -> None:
     """Drains the services and then the workers; returns when all have ended."""
-    for name in deployed():
-        serve.delete(name)
+    names = deployed()
+    _delete([name for name in names if name == APPLICATION])
+    _delete([name for name in names if name != APPLICATION])
+
+
+def _delete(names: list[str]) -> None:
+    """All at once; returns when they have ended, which Serve sees to within the drains' time. Not
+    by Serve's own waiting: that gives up after a minute, and a drain may take longer."""
+    for name in names:
+        serve.delete(name, _blocking=False)
+    while set(names) & set(serve.status().applications):
+        time.sleep(_LOOK_EVERY_S)
 
 
 def deployed() -> list[str]:

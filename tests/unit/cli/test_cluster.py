@@ -228,12 +228,27 @@ def test_the_spread_reaches_each_deployment() -> None:
 
 def test_what_is_not_penstock_s_stays_on_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     there = ["model-b", "someone-else", app.APPLICATION, "model-a"]
-    gone: list[str] = []
-    serve = SimpleNamespace(
-        status=lambda: SimpleNamespace(applications=dict.fromkeys(there)), delete=gone.append
+    asked: list[str] = []
+    told: list[tuple[str, list[str]]] = []  # what was deleted, and what ran then
+
+    def delete(name: str, _blocking: bool) -> None:
+        assert not _blocking, "Serve's own waiting gives up after a minute"
+        asked.append(name)
+        told.append((name, list(there)))
+
+    def look(_: float) -> None:
+        there.remove(asked.pop(0))  # one drains after the other, however long it takes
+
+    monkeypatch.setattr(
+        app,
+        "serve",
+        SimpleNamespace(
+            status=lambda: SimpleNamespace(applications=dict.fromkeys(there)), delete=delete
+        ),
     )
-    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(app, "time", SimpleNamespace(sleep=look))
     app.delete_all()
-    assert gone == [app.APPLICATION, "model-b", "model-a"], "the services first"
-    there[:] = ["someone-else"]
+    assert there == ["someone-else"], "it returns when all have ended"
+    assert [name for name, _ in told] == [app.APPLICATION, "model-b", "model-a"]
+    assert all(app.APPLICATION not in ran for _, ran in told[1:]), "the services first"
     assert app.deployed() == []
