@@ -1,4 +1,4 @@
-"""`python -m services.common.settings_doc`: docs/settings.md, from services/common/config.py."""
+"""`python -m services.common.settings_doc`: docs/settings.md, from services/common/config/."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 _HEAD = """# Settings
 
 Environment variables, read when a service starts. Lists are JSON; `_s` is seconds. This page is
-made by `make docs` from services/common/config.py.
+made by `make docs` from services/common/config/.
 """
 
 

@@ -1,0 +1,29 @@
+"""PENSTOCK_RETRIEVAL__…"""
+
+from pydantic import Field
+
+from services.common.config.base import ServiceSettings
+
+
+class RetrievalSettings(ServiceSettings):
+    embedding_model: str = Field(
+        "", description="folder or hub id of a sentence-transformers model; empty: built-in MiniLM"
+    )
+    replicas: int = Field(
+        1, ge=1, description="of the Serve graph; two need a Qdrant server, for both to share"
+    )
+    chunk_tokens: int = Field(96, gt=8, description="of the embedding model's tokenizer")
+    chunk_overlap_tokens: int = Field(16, ge=0)
+    timeout_s: float = Field(5.0, gt=0, description="a search; a call to the store has 4/5 of it")
+    index_timeout_s: float = Field(
+        300.0, gt=0, description="indexing one document, or embedding one request's texts"
+    )
+    max_document_chars: int = Field(1_000_000, gt=0)
+    max_document_chunks: int = Field(8192, gt=0)
+    chunking_cpu_s: int = Field(
+        30, gt=0, description="CPU time for cutting one document; its process is killed after"
+    )
+    chunking_memory_bytes: int = Field(
+        2**30, ge=2**28, description="address space of a process that cuts documents"
+    )
+    top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")

@@ -1,0 +1,32 @@
+"""PENSTOCK_WORKER__…"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.common.config.base import ServiceSettings
+
+Role = Literal["prefill", "decode", "both"]
+
+
+class WorkerSettings(ServiceSettings):
+    replicas: int = Field(
+        1, ge=1, description="of the Serve graph, in each pool of a model that names no pools"
+    )
+    role: Role = "both"
+    model: str = Field("", description="name of the served model; empty: the first")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: float32 on a CPU, elsewhere the checkpoint's own"
+    )
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="`cpu`, `cuda` or `cuda:1`"
+    )
+    block_size: int = Field(16, gt=0, description="tokens per KV block")
+    kv_cache_bytes: int = Field(256 * 2**20, gt=0)
+    max_batched_tokens: int = Field(512, gt=0, description="token budget of one engine step")
+    max_running: int = Field(32, gt=0, description="sequences in one engine step")
+    max_model_len: int = Field(0, ge=0, description="tokens; 0: the checkpoint's own limit")
+    threads: int = Field(1, gt=0, description="CPU threads of the engine process")
+    transfer: Literal["auto", "grpc"] = Field(
+        "auto", description="KV transport: shared memory when both workers share a host, or gRPC"
+    )
