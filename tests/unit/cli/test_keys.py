@@ -1,10 +1,16 @@
 """`penstock keys` on a real Redis."""
 
 import asyncio
+import json
+import os
+import re
+from dataclasses import asdict
 
 import pytest
 
 from services.cli.main import main
+from services.cli.running import Running, holding
+from services.common.config import Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import connect
 from services.gateway.ids import KEY
@@ -44,6 +50,47 @@ def create(capsys, *more: str) -> tuple[str, str]:
     assert KEY.fits(id)
     assert "acme" in err
     return out.strip(), id
+
+
+def rows(capsys) -> dict[str, list[str]]:
+    """What `keys list` shows: of each id the other cells."""
+    assert main(["keys", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "key_" in line]
+    return {id: rest for id, *rest in cells}
+
+
+@pytest.mark.usefixtures("running")
+def test_a_key_has_what_it_was_made_with(capsys):
+    plain = create(capsys)[1]
+    asked = ["--priority", "low", "--weight", "2.5", "--name", "a laptop"]
+    full = create(capsys, *asked, "--model", "tiny", "--model", "small")[1]
+    shown = rows(capsys)
+    assert shown[plain][:5] == ["acme", "", "normal", "1", "all"]
+    assert shown[full][:5] == ["acme", "a laptop", "low", "2.5", "tiny, small"]
+    for created, revoked in (shown[plain][5:], shown[full][5:]):
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", created)
+        assert not revoked
+    assert main(["keys", "revoke", plain]) == 0
+    capsys.readouterr()
+    shown = rows(capsys)
+    assert shown[plain][6].startswith("20"), "when"
+    assert not shown[full][6], "of this one alone"
+
+
+def test_the_keys_are_those_of_the_penstock_that_runs_here(
+    redis_url, namespace, tmp_path, monkeypatch, capsys
+):
+    """Unless the environment names a Redis."""
+    own = create(capsys)[1]
+    state = Running("u", "g", redis_url, f"{namespace}-runs", "k", os.getpid())
+    with holding(Settings()):
+        (tmp_path / "running.json").write_text(json.dumps(asdict(state)))
+        assert list(rows(capsys)) == [own]
+        monkeypatch.delenv("REDIS_URL")
+        assert rows(capsys) == {}
+        there = create(capsys)[1]
+        assert list(rows(capsys)) == [there]
 
 
 def test_create_prints_the_key_and_apart_from_it_the_id(capsys):

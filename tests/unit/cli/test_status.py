@@ -1,15 +1,17 @@
 """`penstock status` on a real Redis, with routers that answer and one that does not."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from protos import router_pb2, router_pb2_grpc
 from services.cli.main import main
-from services.common.discovery import Registration, Replica
+from services.common.discovery import DRAINING, Registration, Replica
 from services.common.redis import connect
 from services.common.transport import listen
 from tests.support.transport import TRANSPORT
@@ -20,7 +22,18 @@ Register = Callable[[Replica], None]
 class Router(router_pb2_grpc.RouterServicer):
     async def GetStatus(self, request: object, context: object) -> router_pb2.RouterStatus:
         told = router_pb2.RouterStatus(admitted=3, capacity=8, queued=5)
-        told.workers.add(id="worker-1", role="decode", free_blocks=25, total_blocks=100, running=2)
+        told.workers.add(
+            id="worker-1",
+            role="decode",
+            model="tiny",
+            state="ready",
+            breaker="closed",
+            free_blocks=25,
+            total_blocks=100,
+            running=2,
+            waiting=4,
+            steps=77,
+        )
         told.workers.add(id="worker-2", role="prefill")
         return told
 
@@ -77,8 +90,35 @@ def test_all_replicas_are_shown_and_the_workers_as_each_router_sees_them(
     for shown in ("gateway-1", "http://h:2/metrics", "url=u", "router-1", "router-2", "worker-1"):
         assert shown in said
     assert "3 of 8 slots in use, 5 requests wait" in said
-    assert "75%" in said, "used, not free"
+    (row,) = [line for line in said.splitlines() if "worker-1" in line]
+    cells = ["worker-1", "decode", "tiny", "ready", "closed", "2", "4", "100", "75%", "77"]
+    assert re.findall(r"[\w%-]+", row) == cells, "used, not free"
+    (row,) = [line for line in said.splitlines() if "worker-2" in line]
+    assert "0%" in row, "of no blocks none is used"
     assert f"router-2 does not answer: {grpc.StatusCode.UNAVAILABLE.name}" in said
+
+
+def test_who_drains_is_last_and_said_to(
+    redis_url: str, namespace: str, register: Register, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, though for a moment it is listed under both names."""
+    drains = Replica("gateway", "gateway-1", "h:1", "h", 11, "http://h:2/m", {"url": "u"})
+    register(drains)
+    register(replace(drains, id="gateway-2", pid=12, facts={"url": "v", "version": "3"}))
+
+    async def drain() -> None:
+        redis = connect(redis_url)
+        await Registration(redis, namespace, drains, 3600, under=DRAINING)._once()
+        await redis.aclose()
+
+    asyncio.run(drain())
+    assert main(["status"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "gateway-" in line]
+    cells = [[cell.strip() for cell in re.split("[│┃]", row)[1:-1]] for row in rows]
+    assert cells == [
+        ["gateway", "gateway-2", "h:1", "http://h:2/m", "12", "url=v, version=3"],
+        ["gateway", "gateway-1 (drains)", "h:1", "http://h:2/m", "11", "url=u"],
+    ]
 
 
 @pytest.mark.usefixtures("register")

@@ -34,7 +34,14 @@ def worker(id: str, role: str = "decode") -> Replica:
 
 
 GATEWAY = Replica("gateway", "gateway-1", "h:1", "h", 1)
+TOKENIZER = Replica("tokenizer", "tokenizer-1", "h:1", "h", 1)
+RETRIEVAL = Replica("retrieval", "retrieval-1", "h:1", "h", 1)
 ROUTER = Replica("router", "router-1", "h:1", "h", 1)
+
+
+def plain(**figures: float) -> str:
+    """Metrics without labels."""
+    return "".join(f"{name} {value}\n" for name, value in figures.items())
 
 
 def of_worker(steps: float, tokens: float, free: float, running: float = 0, more: str = "") -> str:
@@ -214,10 +221,84 @@ def test_a_narrow_terminal_shows_less_and_cuts_nothing(width: int) -> None:
     assert ("memory" in "".join(tables)) == (width == 160)
 
 
+def test_every_service_tells_what_it_does() -> None:
+    """And what the installation does is the sum of it."""
+    itl = "penstock_gateway_inter_token_latency_seconds_bucket"
+    gateway = plain(
+        penstock_gateway_running_requests=7,
+        penstock_gateway_requests_total=30,
+        process_cpu_seconds_total=5,
+        process_resident_memory_bytes=3 * 2**30,
+    )
+    gateway += "".join(
+        f'{itl}{{le="{le}"}} {n}\n' for le, n in (("0.01", 10), ("0.5", 20), ("+Inf", 20))
+    )
+    router = plain(
+        penstock_router_admitted_requests=4,
+        penstock_router_queued_requests=2,
+        penstock_router_prompt_tokens_total=1000,
+        penstock_router_prefix_hit_tokens_total=250,
+    )
+    engine = plain(
+        penstock_worker_prefill_tokens_total=600,
+        penstock_worker_waiting_sequences=11,
+        process_cpu_seconds_total=5,
+        penstock_worker_engine_cpu_seconds_total=10,
+        process_resident_memory_bytes=2**29,
+        penstock_worker_engine_resident_memory_bytes=2**30,
+    )
+    told = [
+        (GATEWAY, gateway),
+        (ROUTER, router),
+        (TOKENIZER, plain(penstock_tokenizer_prompt_tokens_total=12000)),
+        (RETRIEVAL, plain(penstock_retrieval_requests_total=25)),
+        (worker("worker-a"), engine),
+    ]
+    before = [(replica, re.sub(r" [\d.]+\n", " 0\n", text)) for replica, text in told]
+    lines = {
+        line.split()[0]: line
+        for line in shown(Span(sample(0.0, *before), sample(10.0, *told))).splitlines()
+        if line.strip()
+    }
+    assert "7 running" in lines["requests"]
+    assert "2 waiting" in lines["requests"], "at the routers"
+    assert "60/s prefilled" in lines["tokens"]
+    assert "25% cached" in lines["tokens"]
+    assert re.findall(r"p\d\d \S+ m?s", lines["ITL"]) == ["p50 10 ms", "p95 451 ms", "p99 490 ms"]
+    assert "7 running, 3.0 calls/s" in lines["gateway-1"]
+    assert lines["gateway-1"].split()[-3:] == ["50%", "3.0", "GiB"]
+    assert "4 admitted, 2 waiting" in lines["router-1"]
+    assert "1,200 prompt tokens/s" in lines["tokenizer-1"]
+    assert "2.5 calls/s" in lines["retrieval-1"]
+    assert "11" in lines["worker-a"].split(), "waiting"
+    assert "60" in lines["worker-a"].split(), "prefill tokens a second"
+    assert lines["worker-a"].split()[-3:] == ["150%", "1.5", "GiB"], "with its engine"
+
+
+@pytest.mark.parametrize(
+    ("le", "text"), [("0.001", "1.0 ms"), ("0.01", "10 ms"), ("0.5", "500 ms"), ("2.0", "2.00 s")]
+)
+def test_a_time_has_the_digits_that_it_needs(le: str, text: str) -> None:
+    name = "penstock_gateway_time_to_first_token_seconds_bucket"
+    counts = f'{name}{{le="{le}"}} %d\n{name}{{le="+Inf"}} %d\n'
+    span = Span(sample(0.0, (GATEWAY, counts % (0, 0))), sample(1.0, (GATEWAY, counts % (0, 9))))
+    assert f"p50 {text}" in shown(span), "past the last bound it is that bound"
+
+
+def test_a_replica_that_began_anew_counts_from_nothing() -> None:
+    one, two = worker("w-1"), worker("w-2")
+    first = sample(0.0, (one, of_worker(500, 5000, 90)), (two, of_worker(0, 0, 90)))
+    last = sample(2.0, (one, of_worker(3, 30, 90)), (two, of_worker(10, 100, 90)))
+    assert Span(first, last).rate("worker", "penstock_worker_decode_tokens_total") == 50
+    assert Span(last, last).rate("worker", "penstock_worker_decode_tokens_total") is None
+
+
 def test_who_gives_no_answer_and_who_drains_is_told() -> None:
     mute = Span(sample(0.0, (ROUTER, "")), sample(1.0, (ROUTER, ""), (worker("worker-a"), "")))
     assert shown(mute).count("no answer") == 2
-    assert "drains" in shown(busy(draining={"worker-b"}))
+    for id in ("worker-b", "gateway-1"):
+        (line,) = [li for li in shown(busy(draining={id})).splitlines() if "drains" in li]
+        assert line.startswith(id)
     assert "Redis is away" in shown(busy(fresh=False))
     assert "no worker is registered" in shown(Span(sample(0.0), sample(1.0, (ROUTER, ""))))
 
@@ -294,6 +375,31 @@ def test_once_prints_plain_text_and_leaves(capsys: pytest.CaptureFixture[str]) -
     assert "75%" in said
     assert "\x1b" not in said
     assert "q quits" not in said
+
+
+@pytest.mark.usefixtures("platform")
+def test_who_drains_and_who_hangs_is_there_once(
+    redis_url: str, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that drains is for a moment under both names; a router that is gone keeps no figure
+    away."""
+
+    async def register() -> None:
+        client = connect(redis_url)
+        drains = Replica("worker", "worker-a", "h:1", "h", 1, "", {"role": "decode", "model": "m"})
+        await Registration(client, namespace, drains, 3600, under="draining")._once()
+        gone = Replica("router", "router-0", "127.0.0.1:1", "h", 1, "http://127.0.0.1:1/metrics")
+        await Registration(client, namespace, gone, 3600)._once()
+        await client.aclose()
+
+    asyncio.run(register())
+    assert main(["top", "--once", "--interval", "0.1"]) == 0
+    said = capsys.readouterr().out
+    assert "worker 1" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("worker-a")]
+    assert "no answer" in line, "of the record under which it drains"
+    (line,) = [line for line in said.splitlines() if line.startswith("router-0")]
+    assert "no answer" in line
 
 
 def test_without_anything_to_see_it_says_so(

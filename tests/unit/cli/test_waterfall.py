@@ -61,3 +61,30 @@ def test_a_bar_is_as_long_as_its_share_and_never_outside(duration: float) -> Non
     assert bars["two"].count("━") == 1
     if duration:
         assert bars["two"].index("━") == bars["one"].rindex("━"), "at the right end"
+
+
+def test_a_stage_stands_where_it_began_and_says_in_which_mode() -> None:
+    spans = [span("root", "", 0, 100), span("half", "root", 50, 25), span("tail", "half", 98, 2)]
+    spans[1]["attributes"] = {"mode": "split"}
+    why = {"stage": "router", "subject": "place", "choice": "w", "reasons": {"a": "1", "b": "2"}}
+    out = io.StringIO()
+    print_record(Console(file=out, width=160), {"spans": spans, "decisions": [why]})
+    lines = {
+        name: li
+        for li in out.getvalue().splitlines()
+        for name in ("root", "half", "tail", "place")
+        if name in li
+    }
+    begin = lines["root"].index("━")
+    assert lines["half"].index("━") - begin == 20
+    assert lines["half"].count("━") == 10
+    assert lines["tail"].index("━") - begin == 39
+    assert "half (split)" in lines["half"]
+    assert "(" not in lines["root"]
+    assert [lines[name].index(name) - lines["root"].index("root") for name in ("half", "tail")] == [
+        2,
+        4,
+    ]
+    assert "50.0" in lines["half"].split("━")[0]
+    assert "25.0" in lines["half"].split("━")[0]
+    assert "a 1, b 2" in lines["place"]
