@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.cli.replicas import check_room, missing, workers_of
-from services.cli.wanted_models import WantedModels
+from services.cli.wanted_models import Look, WantedModels
 from services.common import served_models
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory
@@ -17,10 +17,15 @@ from services.common.start_failures import first_told, forget
 _LOOK_EVERY_S = 0.5
 _END_S = 2.0
 _START_TIMEOUT_S = 1800.0  # a large checkpoint, perhaps from a slow disk
+_TRIED_AGAIN_S = (10.0, 30.0, 60.0, 300.0)  # the last again and again
 
 
 class ModelKeeper:
-    """Runs in a thread of its own from `start` to `stop`: Serve's calls block."""
+    """Runs in a thread of its own from `start` to `stop`: Serve's calls block.
+
+    A model that is added and does not start is given up. One that was served once, by a stack that
+    was lost, is tried again until it is not wanted any more; it keeps no other from coming back.
+    """
 
     def __init__(
         self, settings: Settings, has: Callable[[], dict[str, float]], report: Callable[[str], None]
@@ -29,13 +34,19 @@ class ModelKeeper:
         self._settings = settings
         self._has = has
         self._report = report
-        self._deployed = {model.name: model for model in settings.models}
+        self._deployed = {model.name: model for model in settings.models}  # at least in part
+        self._served = dict(self._deployed)
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._settled = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="models", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def settle(self, timeout_s: float) -> None:
+        """Returns once each wanted model is served, or it is told why not."""
+        self._settled.wait(timeout_s)
 
     def stop(self) -> None:
         """Whatever is under way is left as it is."""
@@ -49,12 +60,19 @@ class ModelKeeper:
         redis = connect(self._settings.redis_dsn)
         self._wanted = WantedModels(redis, self._settings.namespace)
         self._workers = Directory(redis, self._settings.namespace, "worker", self._settings.lease_s)
+        began = False
         try:
             await self._workers.start()
             while not self._stopped.is_set():
                 try:
-                    self._compare(redis, await self._wanted.all())
-                except (*RedisAway, RedisError, ValueError):
+                    if not began or not await self._wanted.known():
+                        await self._begin()
+                        began = True
+                    look = await self._wanted.look()
+                    self._compare(redis, look)
+                    if look.specs.keys() <= self._served.keys() | look.failures.keys():
+                        self._settled.set()
+                except (*RedisAway, RedisError):
                     pass  # it is started again, or somebody wrote what is no model
                 await asyncio.sleep(_LOOK_EVERY_S)
         finally:
@@ -64,16 +82,22 @@ class ModelKeeper:
             await self._workers.stop()
             await redis.aclose()
 
-    def _compare(self, redis: Redis, wanted: dict[str, ModelSpec]) -> None:
+    async def _begin(self) -> None:
+        """Also after Redis has lost what was wanted: what runs is wanted then."""
+        if not await self._wanted.known():
+            await self._wanted.start_with(self._deployed.values())
+        await self._wanted.runs(self._deployed)
+
+    def _compare(self, redis: Redis, look: Look) -> None:
         """Begins what is to be done, one thing at a time for each model."""
-        for name in wanted.keys() | self._deployed.keys():
+        for name in look.specs.keys() | self._deployed.keys() | look.running:
             under_way = self._under_way.get(name)
-            if under_way is not None and not under_way.done():
+            if name in look.odd or (under_way is not None and not under_way.done()):
                 continue
-            spec, deployed = wanted.get(name), self._deployed.get(name)
-            if spec is None and deployed is not None:
-                work = self._remove(redis, deployed)
-            elif spec is not None and deployed is None:
+            spec, deployed = look.specs.get(name), self._deployed.get(name)
+            if spec is None:
+                work = self._ended(name) if deployed is None else self._remove(redis, deployed)
+            elif name not in self._served:
                 work = self._add(redis, spec)
             else:
                 continue
@@ -88,26 +112,40 @@ class ModelKeeper:
             await asyncio.sleep(10 * _LOOK_EVERY_S)
 
     async def _add(self, redis: Redis, spec: ModelSpec) -> None:
+        name, tries = spec.name, 0
+        while await self._wanted.begin(name):
+            self._report(f"model {name}: starting its workers")
+            why = await self._deploy(redis, spec)
+            look = await self._wanted.look()
+            if name not in look.specs:
+                return
+            if not why:
+                self._served[name] = spec
+                await self._wanted.served(name)
+                return self._report(f"model {name}: served")
+            if name not in look.proven:
+                await self._wanted.give_up(name, why)
+                return self._report(f"model {name}: given up: {why}")
+            wait_s = _TRIED_AGAIN_S[min(tries, len(_TRIED_AGAIN_S) - 1)]
+            tries += 1
+            await self._wanted.failed(name, f"{why} (it is tried again)")
+            self._report(f"model {name}: not served, tried again in {wait_s:g} s: {why}")
+            await self._while_wanted(name, wait_s)
+
+    async def _deploy(self, redis: Redis, spec: ModelSpec) -> str:
+        """Returns why it is not served; empty once its workers are registered, or nobody wants it
+        any more."""
         from services.app import deploy_model
 
-        models = [*self._deployed.values(), spec]
-        settings = self._settings.model_copy(update={"models": models})
+        models = {**self._deployed, spec.name: spec}
+        settings = self._settings.model_copy(update={"models": list(models.values())})
         try:
             check_room(settings, await asyncio.to_thread(self._has))
         except RuntimeError as error:
-            return await self._wanted.give_up(spec.name, str(error))
-        self._report(f"model {spec.name}: starting its workers")
+            return str(error)
         await forget(redis, settings.namespace, spec.name)
-        await asyncio.to_thread(deploy_model, settings, spec)
         self._deployed[spec.name] = spec
-        if why := await self._why_not_up(redis, spec):
-            self._report(f"model {spec.name}: given up: {why}")
-            await self._wanted.give_up(spec.name, why)
-        else:
-            self._report(f"model {spec.name}: served")
-
-    async def _why_not_up(self, redis: Redis, spec: ModelSpec) -> str:
-        """Empty once its workers are registered, or nobody wants it any more."""
+        await asyncio.to_thread(deploy_model, settings, spec)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while left := missing(workers_of(spec), {"worker": self._workers}):
             if told := await first_told(redis, self._settings.namespace, spec.name):
@@ -118,6 +156,16 @@ class ModelKeeper:
                 break
             await asyncio.sleep(_LOOK_EVERY_S)
         return ""
+
+    async def _while_wanted(self, name: str, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and name in await self._wanted.all():  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _ended(self, name: str) -> None:
+        self._served.pop(name, None)
+        self._deployed.pop(name, None)
+        await self._wanted.ended(name)
 
     async def _remove(self, redis: Redis, spec: ModelSpec) -> None:
         """Its workers leave the registry as they begin to drain; then nobody knows of it any more,
@@ -132,6 +180,5 @@ class ModelKeeper:
             await asyncio.sleep(_LOOK_EVERY_S / 5)
         await served_models.forget(redis, self._settings.namespace, spec.name)
         await deleting
-        del self._deployed[spec.name]
-        await self._wanted.removed(spec.name)
+        await self._ended(spec.name)
         self._report(f"model {spec.name}: removed")

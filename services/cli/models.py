@@ -13,7 +13,7 @@ from services.cli.checkpoints import made_local
 from services.cli.console import console, folding_table
 from services.cli.replicas import missing, workers_of
 from services.cli.running import Running, find_running
-from services.cli.wanted_models import WantedModels
+from services.cli.wanted_models import Look, WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory
 from services.common.redis import connect
@@ -47,7 +47,7 @@ async def _run(arguments: argparse.Namespace, settings: Settings, running: Runni
         elif arguments.action == "remove":
             await _remove(arguments.name, wanted)
         else:
-            console().print(_table(await wanted.all(), workers, served))
+            console().print(_table(await wanted.look(), workers, served))
     finally:
         await served.stop()
         await workers.stop()
@@ -81,7 +81,9 @@ async def _add(
         )
     said: list[str] = []
     while left := missing(workers_of(spec), {"worker": workers}) or _unknown(spec.name, served):
-        if why := await wanted.failure(spec.name):
+        now = await wanted.look()
+        if spec.name not in now.specs:
+            why = now.failures.get(spec.name, "it was removed meanwhile")
             raise RuntimeError(f"model {spec.name!r} is not served: {why}")
         if left != said:
             _report("waiting for: " + ", ".join(left))
@@ -96,7 +98,7 @@ async def _remove(name: str, wanted: WantedModels) -> None:
         names = ", ".join(await wanted.all()) or "none"
         raise RuntimeError(f"there is no model called {name!r}; there are: {names}")
     _report("running requests finish first")
-    while await wanted.leaves(name):  # noqa: ASYNC110 - Redis has no event for it
+    while (await wanted.look()).leaves(name):  # noqa: ASYNC110 - Redis has no event for it
         await asyncio.sleep(_LOOK_EVERY_S)
     print(f"{name} is removed")
 
@@ -110,15 +112,24 @@ def _of(name: str, workers: Directory) -> list[str]:
     return [w.id for w in workers.replicas.values() if w.facts.get("model") == name]
 
 
-def _table(wanted: dict[str, ModelSpec], workers: Directory, served: ServedModels) -> Table:
+def _table(wanted: Look, workers: Directory, served: ServedModels) -> Table:
     table = folding_table("model", "checkpoint", "workers", "state")
-    for name, spec in sorted({**served.all(), **wanted}.items()):
-        left = missing(workers_of(spec), {"worker": workers})
-        state = "waits for " + ", ".join(left) if left else "served"
-        table.add_row(
-            name, spec.path, str(len(_of(name, workers))), state if name in wanted else "leaves"
-        )
+    known = {**served.all(), **wanted.specs}
+    for name in sorted({*known, *wanted.failures, *wanted.odd}):
+        path = known[name].path if name in known else ""
+        table.add_row(name, path, str(len(_of(name, workers))), _state(name, wanted, workers))
     return table
+
+
+def _state(name: str, wanted: Look, workers: Directory) -> str:
+    if name in wanted.odd:
+        return "what Redis says of it is no model; remove it"
+    if name in wanted.failures:
+        return f"failed: {wanted.failures[name]}"
+    if name not in wanted.specs:
+        return "leaves"
+    left = missing(workers_of(wanted.specs[name]), {"worker": workers})
+    return "waits for " + ", ".join(left) if left else "served"
 
 
 def _report(line: str) -> None:

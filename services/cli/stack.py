@@ -127,6 +127,8 @@ class Stack:
         return running
 
     def _local_models(self) -> list[ModelSpec]:
+        if self._again:  # what is wrong with one by now keeps the others from nothing
+            return self._settings.models
         return [made_local(model, self._report) for model in self._settings.models]
 
     def _check_door(self) -> None:
@@ -144,14 +146,15 @@ class Stack:
         return self._settings.model_copy(update={"redis_url": SecretStr(redis.url)})
 
     async def _with_models(self, settings: Settings) -> Settings:
-        """Those that a stack is started with; one that takes the place of a lost one has its."""
+        """Those that a stack is started with. One that takes the place of a lost one starts with
+        none, and its keeper with what was wanted of that one: one model that does not come back
+        keeps the others from nothing."""
         redis = connect(settings.redis_dsn)
         wanted_models = WantedModels(redis, settings.namespace)
         try:
-            if self._again and (kept := await wanted_models.all()):
-                return settings.model_copy(update={"models": list(kept.values())})
-            await wanted_models.start_with(settings.models)
-            return settings
+            if not self._again or not await wanted_models.known():
+                await wanted_models.start_with(settings.models)
+            return settings.model_copy(update={"models": []}) if self._again else settings
         finally:
             await redis.aclose()
 
@@ -159,6 +162,7 @@ class Stack:
         keeper = ModelKeeper(settings, self._ray.resources, self._report)
         keeper.start()
         self._undo.callback(keeper.stop)
+        keeper.settle(_START_TIMEOUT_S)
 
     def _start_ray(self) -> None:
         self._report("ray: starting")

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -37,12 +38,16 @@ class Serve:
     def __init__(self) -> None:
         self.deployed: list[ModelSpec] = []
         self.deleted: list[str] = []
+        self.bad: dict[str, StartFailure] = {}  # what their workers tell
+        self.tells: Any = None
         self.drained = threading.Event()
         self.drained.set()  # cleared: a removal takes its time
 
     def deploy_model(self, settings: Settings, spec: ModelSpec) -> None:
         assert spec in settings.models
         self.deployed.append(spec)
+        if spec.name in self.bad:
+            asyncio.run(self.tells(self.bad[spec.name]))
 
     def delete_model(self, name: str) -> None:
         self.deleted.append(name)
@@ -58,20 +63,27 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     return serve
 
 
+@asynccontextmanager
+async def kept(
+    redis: Redis, redis_url: str, namespace: str, started_with: list[ModelSpec]
+) -> AsyncIterator[tuple[WantedModels, ModelKeeper]]:
+    """With a keeper that makes it so."""
+    told: Any = {"PENSTOCK_REDIS_URL": redis_url, "namespace": namespace, "lease_s": 0.6}
+    settings = Settings.model_validate({**told, "models": started_with})
+    keeper = ModelKeeper(settings, lambda: {"GPU": 1.0}, lambda _: None)
+    keeper.start()
+    yield WantedModels(redis, namespace), keeper
+    await asyncio.to_thread(keeper.stop)
+
+
 @pytest.fixture
 async def wanted(
     redis: Redis, redis_url: str, namespace: str, serve: Serve
 ) -> AsyncIterator[WantedModels]:
-    """With a keeper that makes it so."""
-    settings: Any = Settings.model_validate(
-        {"PENSTOCK_REDIS_URL": redis_url, "namespace": namespace, "models": [FIRST], "lease_s": 0.6}
-    )
-    wanted = WantedModels(redis, namespace)
-    await wanted.start_with([FIRST])
-    keeper = ModelKeeper(settings, lambda: {"GPU": 1.0}, lambda _: None)
-    keeper.start()
-    yield wanted
-    await asyncio.to_thread(keeper.stop)
+    """Of a stack that was started with the first."""
+    await WantedModels(redis, namespace).start_with([FIRST])
+    async with kept(redis, redis_url, namespace, [FIRST]) as (wanted, _):
+        yield wanted
 
 
 async def worker_of(redis: Redis, namespace: str, model: str) -> Registration:
@@ -84,25 +96,55 @@ async def worker_of(redis: Redis, namespace: str, model: str) -> Registration:
 
 async def test_what_is_wanted_is_written_down_once(redis: Redis, namespace: str) -> None:
     wanted = WantedModels(redis, namespace)
+    assert not await wanted.known()
     await wanted.start_with([FIRST])
+    assert await wanted.known()
     assert await wanted.all() == {"first": FIRST}
     assert await wanted.add(SECOND)
     assert not await wanted.add(SECOND)
     assert (await wanted.all())["second"].pools == SECOND.pools
     assert not await wanted.remove("third")
-    assert not await wanted.leaves("third")
+    assert not (await wanted.look()).leaves("third")
+    await wanted.give_up("second", "it is broken")
+    assert "second" not in await wanted.all()
+    assert (await wanted.look()).failures == {"second": "it is broken"}
+    await wanted.add(SECOND)
+    assert not (await wanted.look()).failures, "another attempt"
+    await wanted.give_up("second", "it is broken")
+    assert await wanted.remove("second")
+    assert not (await wanted.look()).failures, "whoever removes it knows"
+    await wanted.start_with([])
+    assert await wanted.known(), "that none is wanted is known, too"
+    assert not await wanted.all()
+
+
+async def test_what_is_removed_leaves_until_it_has_ended(redis: Redis, namespace: str) -> None:
+    wanted = WantedModels(redis, namespace)
+    await wanted.start_with([FIRST])
+    assert await wanted.begin("first")
     assert await wanted.remove("first")
-    assert await wanted.leaves("first")
-    assert not await wanted.add(FIRST), "before the old one has ended"
-    await wanted.removed("first")
+    for _ in range(2):  # a second command waits like the first
+        assert (await wanted.look()).leaves("first")
+        assert not await wanted.add(FIRST), "before the old one has ended"
+        assert await wanted.remove("first")
+    assert not await wanted.begin("first"), "it is not wanted any more"
+    await wanted.ended("first")
+    assert not (await wanted.look()).leaves("first")
+    assert not await wanted.remove("first")
     assert await wanted.add(FIRST)
-    await wanted.give_up("first", "it is broken")
-    assert "first" not in await wanted.all()
-    assert await wanted.failure("first") == "it is broken"
-    await wanted.add(FIRST)
-    assert await wanted.failure("first") == "", "another attempt"
-    await wanted.start_with([SECOND])
-    assert set(await wanted.all()) == {"second"}
+    assert await wanted.remove("first")
+    assert not (await wanted.look()).leaves("first"), "it had not begun"
+
+
+async def test_junk_hides_no_other_model(redis: Redis, namespace: str) -> None:
+    wanted = WantedModels(redis, namespace)
+    await wanted.start_with([FIRST])
+    await redis.hset(wanted._specs, "junk", '{"name": 3}')
+    look = await wanted.look()
+    assert look.specs == {"first": FIRST}
+    assert look.odd == {"junk"}
+    assert await wanted.remove("junk")
+    assert not (await wanted.look()).odd
 
 
 async def test_models_are_deployed_and_removed_as_wanted(
@@ -121,9 +163,9 @@ async def test_models_are_deployed_and_removed_as_wanted(
     await until(lambda: serve.deleted == ["second"], 10)
     await listed.stop()
     await worker.stop()
-    assert await wanted.leaves("second"), "what runs on it has not ended"
+    assert (await wanted.look()).leaves("second"), "what runs on it has not ended"
     serve.drained.set()
-    await until_not(lambda: wanted.leaves("second"))
+    await until_not(lambda: leaves(wanted, "second"))
     assert not await ServedModels(redis, settings).has("second")
     assert serve.deployed == [SECOND], "the first was there already"
 
@@ -143,13 +185,17 @@ async def test_one_whose_worker_does_not_start_is_given_up(
     await tell(redis, namespace, StartFailure("both worker of other", "of another model", ""))
     await tell(redis, namespace, StartFailure("both worker of second", "no room", ""))
     await until_not(lambda: not_told(wanted))
-    assert "no room" in await wanted.failure("second")
+    assert "no room" in (await wanted.look()).failures["second"]
     await until(lambda: serve.deleted == ["second"], 10)
     assert set(await wanted.all()) == {"first"}
 
 
 async def not_told(wanted: WantedModels) -> bool:
-    return not await wanted.failure("second")
+    return "second" not in (await wanted.look()).failures
+
+
+async def leaves(wanted: WantedModels, name: str) -> bool:
+    return (await wanted.look()).leaves(name)
 
 
 async def test_one_that_ray_has_no_room_for_is_told_so(wanted: WantedModels, serve: Serve) -> None:
@@ -158,8 +204,9 @@ async def test_one_that_ray_has_no_room_for_is_told_so(wanted: WantedModels, ser
     )
     await wanted.add(large)
     await until_not(lambda: not_told(wanted))
-    assert "2 of GPU, and Ray has 1" in await wanted.failure("second")
+    assert "2 of GPU, and Ray has 1" in (await wanted.look()).failures["second"]
     assert not serve.deployed
+    await until_not(lambda: leaves(wanted, "second"))
 
 
 async def test_whatever_redis_answers_the_keeper_goes_on(
@@ -171,3 +218,75 @@ async def test_whatever_redis_answers_the_keeper_goes_on(
     await redis.delete(wanted._specs)
     await wanted.start_with([FIRST, SECOND])
     await until(lambda: serve.deployed == [SECOND], 10)
+
+
+async def test_of_a_stack_started_again_a_bad_model_is_tried_again_and_keeps_no_other_back(
+    redis: Redis, redis_url: str, namespace: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_keeper, "_TRIED_AGAIN_S", (0.1,))
+    before = WantedModels(redis, namespace)
+    await before.start_with([FIRST, SECOND])
+    await before.runs(["first", "second", "third"])  # the third was leaving when all was lost
+    worker = await worker_of(redis, namespace, "first")
+    serve.bad = {"second": StartFailure("both worker of second", "its folder is gone", "")}
+    serve.tells = lambda failure: tell(connect(redis_url), namespace, failure)
+    async with kept(redis, redis_url, namespace, []) as (wanted, keeper):
+        await asyncio.to_thread(keeper.settle, 10)
+        assert "second" in (await wanted.look()).failures
+        assert "second" not in serve.deleted
+        await until(lambda: serve.deployed.count(SECOND) >= 2, 10, "it is tried again")
+        assert FIRST in serve.deployed
+        look = await wanted.look()
+        assert "its folder is gone" in look.failures["second"]
+        assert set(look.specs) == {"first", "second"}
+        assert not look.leaves("third"), "it went with the stack"
+        serve.bad = {}
+        back = await worker_of(redis, namespace, "second")
+
+        async def served() -> bool:
+            return not (await wanted.look()).failures
+
+        await until(served, 10)
+        assert serve.deployed.count(FIRST) == 1
+    await worker.stop()
+    await back.stop()
+
+
+async def test_one_removed_before_its_keeper_saw_it_leaves_no_trace(
+    wanted: WantedModels, serve: Serve
+) -> None:
+    assert await wanted.add(SECOND)
+    assert await wanted.remove("second")
+    await until_not(lambda: leaves(wanted, "second"))
+    assert await wanted.add(SECOND)
+    await until(lambda: SECOND in serve.deployed, 10)
+
+
+async def test_what_a_killed_keeper_left_half_done_is_cleared(
+    redis: Redis, wanted: WantedModels, serve: Serve
+) -> None:
+    await redis.sadd(wanted._running, "gone")
+    await until_not(lambda: leaves(wanted, "gone"))
+
+
+async def test_when_redis_lost_what_was_wanted_what_runs_is(
+    redis: Redis, wanted: WantedModels, serve: Serve
+) -> None:
+    await until(lambda: running(wanted), 10)
+    await redis.delete(wanted._specs, wanted._running, wanted._known)
+    await until(lambda: running(wanted), 10)
+    assert await wanted.all() == {"first": FIRST}
+    assert not serve.deleted
+
+
+async def running(wanted: WantedModels) -> bool:
+    return (await wanted.look()).running == {"first"}
+
+
+async def test_a_deployed_model_stays_while_redis_has_junk_of_it(
+    redis: Redis, wanted: WantedModels, serve: Serve
+) -> None:
+    await redis.hset(wanted._specs, "first", "junk")
+    await wanted.add(SECOND)
+    await until(lambda: SECOND in serve.deployed, 10, "the others are looked after")
+    assert not serve.deleted

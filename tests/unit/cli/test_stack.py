@@ -20,6 +20,7 @@ from services.cli.replicas import missing as not_there
 from services.cli.replicas import wanted as waited_for
 from services.cli.running import Running, state_file
 from services.cli.stack import Stack, _laptop_key, _not_ready, _not_served
+from services.cli.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica
 from services.common.redis import Redis, connect
@@ -114,6 +115,21 @@ def test_arguments_come_before_settings_and_those_before_what_is_shipped(
     own = '[{"name": "own", "path": "/own", "decode": {"replicas": 5}}]'
     monkeypatch.setenv("PENSTOCK_MODELS", own)
     assert pools(prefill=3, decode=3) == {"both": 5}, "a model that names its pools has those"
+
+
+async def test_started_again_it_leaves_the_models_to_its_keeper(
+    settings: Settings, redis: Redis
+) -> None:
+    own = ModelSpec(name="own", path="/gone")
+    given = settings.model_copy(update={"models": [own]})
+    wanted = WantedModels(redis, settings.namespace)
+    again = Stack(given, report=print, again=True)
+    assert again._local_models() == [own], "a folder that is gone by now stops nobody"
+    assert (await again._with_models(given)).models == []
+    assert set(await wanted.all()) == {"own"}, "Redis knew of none"
+    await wanted.remove("own")
+    assert (await again._with_models(given)).models == []
+    assert not await wanted.all(), "all were removed"
 
 
 def test_started_again_it_is_where_it_was(settings: Settings) -> None:
