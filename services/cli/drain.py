@@ -3,6 +3,9 @@
 By default those of this host, before it is taken out of service; it ends nothing by itself.
 Standard output has a line for each replica; the exit code is 0 when all of them drain (with
 `--wait`: are drained), also when none is here.
+
+Of the certificates it takes the command line's own, which may drain any replica. Where that is not,
+as in the pods of services, it takes each replica's own identity, which may drain those of its host.
 """
 
 import argparse
@@ -13,6 +16,8 @@ import grpc
 
 from protos import host_pb2, host_pb2_grpc
 from services.cli.registry import registered, settings_here
+from services.common.certificates import CertificateError
+from services.common.config import Settings
 from services.common.discovery import Replica, machine_id
 from services.common.transport import KEEPALIVE, Transport
 
@@ -34,13 +39,12 @@ async def _main(arguments: argparse.Namespace) -> int:
     if not chosen:
         print("no replica of Penstock is registered on this host")
         return 0
-    transport = Transport.of(settings, "cli")
     waves = [[r for r in chosen if r.service in wave] for wave in _WAVES]
     if not arguments.wait:
         waves = [chosen]
     done = True
     for wave in waves:
-        drains = (_drained(replica, transport, arguments.wait) for replica in wave)
+        drains = (_drained(replica, settings, arguments.wait) for replica in wave)
         done = all(await asyncio.gather(*drains)) and done
     return 0 if done else 1
 
@@ -64,9 +68,21 @@ def _host(replica: Replica) -> str:
     return replica.address.rpartition(":")[0].strip("[]")
 
 
-async def _drained(replica: Replica, transport: Transport, wait: bool) -> bool:
+def _transport(settings: Settings, service: str) -> Transport:
+    """Raises CertificateError, which names the file, when there is no certificate to do it with."""
+    folder = settings.tls_dir
+    whole = folder is None or (folder / "cli").exists() or not (folder / service).exists()
+    return Transport.of(settings, "cli" if whole else service)
+
+
+async def _drained(replica: Replica, settings: Settings, wait: bool) -> bool:
     """Whether it drains, or with `wait` is drained; says so, or why not."""
     who = f"{replica.id} at {replica.address}"
+    try:
+        transport = _transport(settings, replica.service)
+    except CertificateError as error:
+        print(f"penstock: {who} is not drained: {error}", file=sys.stderr)
+        return False
     async with transport.dial(replica.address, replica.service, KEEPALIVE) as channel:
         drain = host_pb2_grpc.HostStub(channel).Drain
         try:

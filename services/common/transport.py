@@ -11,8 +11,8 @@ reads the first message. Open to strangers is only whether the server is well
 not read either.
 
 With `PENSTOCK_TLS_DIR` connections are mutual TLS besides: both ends show a certificate of the
-install's authority and check the other's name, and CALLERS says whom a method answers. Probes know
-no TLS; for them a health port without any lock tells the same and nothing else.
+install's authority and check the other's name, and callers.py says whom a method answers. Probes
+know no TLS; for them a health port without any lock tells the same and nothing else.
 """
 
 import hmac
@@ -26,9 +26,9 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 from prometheus_client import Counter
 
+from services.common.callers import allowed, may_call
 from services.common.certificates import CertificateFiles, channel_credentials, dns_name
 from services.common.config import Settings
-from services.common.discovery import SERVICES
 from services.common.secrets import kept_secret
 
 Options = Sequence[tuple[str, Any]]
@@ -58,19 +58,6 @@ KEEPALIVE_ALLOWED = [  # of a server, which would otherwise end a connection for
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
 ]
 
-CALLERS: dict[str, frozenset[str]] = {
-    "/penstock.v1.Retrieval/": frozenset({"gateway"}),
-    "/penstock.v1.Tokenizer/": frozenset({"gateway"}),
-    "/penstock.v1.Router/Link": frozenset({"tokenizer"}),
-    "/penstock.v1.Router/GetStatus": frozenset({"cli"}),
-    "/penstock.v1.Worker/Link": frozenset({"router"}),
-    "/penstock.v1.Worker/PushKv": frozenset({"worker"}),
-    "/penstock.host.v1.Host/Drain": frozenset({"cli"}),
-    "/grpc.health.v1.Health/": frozenset({*SERVICES, "cli"}),
-    "/grpc.reflection.v1alpha.ServerReflection/": frozenset({"cli"}),
-}
-"""Which identities may call a method, or the methods of a service; what is not here, nobody may."""
-
 _refused = Counter(
     "penstock_refused_calls_total", "Internal calls without the secret, or not allowed", ["why"]
 )
@@ -80,12 +67,18 @@ class Transport:
     """Dials and serves with one secret, and with the certificate of one identity, if any."""
 
     def __init__(
-        self, secret: str, certificates: CertificateFiles | None = None, *, also: str = ""
+        self,
+        secret: str,
+        certificates: CertificateFiles | None = None,
+        *,
+        identity: str = "",
+        also: str = "",
     ) -> None:
-        """`also`: a second secret that callers may show."""
+        """`identity`: whose certificates they are; `also`: a second secret, taken as well."""
         self._secret = secret.encode()
         self._taken = [one.encode() for one in (secret, also) if one]
         self._certificates = certificates
+        self._identity = identity
 
     @classmethod
     def of(cls, settings: Settings, identity: str) -> "Transport":
@@ -99,7 +92,8 @@ class Transport:
         also = settings.internal_secret_also.get_secret_value()
         if settings.tls_dir is None:
             return cls(secret, also=also)
-        return cls(secret, CertificateFiles.of_identity(settings.tls_dir, identity), also=also)
+        files = CertificateFiles.of_identity(settings.tls_dir, identity)
+        return cls(secret, files, identity=identity, also=also)
 
     def dial(self, address: str, service: str, options: Options = ()) -> "Channel":
         """A channel to a `service` of this install, connected when it is first used."""
@@ -119,7 +113,7 @@ class Transport:
         self, options: Options = (), health: health_aio.HealthServicer | None = None
     ) -> grpc.aio.Server:
         """A server that knows its callers; `health` is what it tells strangers of itself."""
-        lock = _Lock(self._taken, health, by_name=self._certificates is not None)
+        lock = _Lock(self._taken, health, self._identity if self._certificates else None)
         return grpc.aio.server(interceptors=[lock], options=options)
 
     def listen(self, server: grpc.aio.Server, host: str, port: int) -> int:
@@ -184,12 +178,12 @@ class _Lock(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self,
         known: Sequence[bytes],
         health: health_aio.HealthServicer | None,
-        by_name: bool = False,
+        itself: str | None = None,
     ) -> None:
-        """`by_name`: callers show certificates, and CALLERS holds."""
+        """`itself`: the identity that is called, where callers show certificates."""
         self._known = known
         self._health = health
-        self._by_name = by_name
+        self._itself = itself
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
         self._health_check = grpc.stream_stream_rpc_method_handler(
             self._tell_health,
@@ -202,11 +196,40 @@ class _Lock(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         shown = next((value for key, value in details.invocation_metadata if key == _KEY), b"")
         if any(hmac.compare_digest(shown, secret) for secret in self._known):
             handler = await proceed(details)
-            return _for_named(details.method, handler) if self._by_name else handler
+            return handler if self._itself is None else self._for_named(details.method, handler)
         if details.method == _HEALTH_CHECK and self._health is not None:
             return self._health_check
         _refused.labels("secret").inc()
         return self._refusal
+
+    def _for_named(self, method: str, handler: _Handler) -> _Handler:
+        """`handler`, for those who may call it. Only a handler is told who calls."""
+        if handler is None:  # no such method
+            return None
+        callers, itself = allowed(method), self._itself or ""
+        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+        behaviour = getattr(handler, kind)
+
+        async def check(context: Any) -> None:
+            names = context.auth_context().get("peer_dns", ())  # not its URIs, nor its common name
+            if may_call(callers, itself, names, context.peer()):
+                return
+            _refused.labels("name").inc()
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "this certificate's name may not call this method, or not from there",
+            )
+
+        async def one(request: Any, context: Any) -> Any:
+            await check(context)
+            return await behaviour(request, context)
+
+        async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+            await check(context)
+            async for message in behaviour(request, context):
+                yield message
+
+        return handler._replace(**{kind: many if inspect.isasyncgenfunction(behaviour) else one})
 
     async def _tell_health(self, _messages: object, context: Any) -> None:
         assert self._health is not None
@@ -218,35 +241,6 @@ async def _refuse(_messages: object, context: Any) -> None:
         grpc.StatusCode.UNAUTHENTICATED,
         "PENSTOCK_INTERNAL_SECRET is not the same here, or was not sent",
     )
-
-
-def _for_named(method: str, handler: _Handler) -> _Handler:
-    """`handler`, for those whom CALLERS allows. Only a handler is told who calls."""
-    if handler is None:  # no such method
-        return None
-    allowed = CALLERS.get(method) or CALLERS.get(method[: method.rindex("/") + 1], frozenset())
-    kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-    behaviour = getattr(handler, kind)
-
-    async def check(context: Any) -> None:
-        names = context.auth_context().get("x509_subject_alternative_name", ())
-        if any(dns_name(identity).encode() in names for identity in allowed):
-            return
-        _refused.labels("name").inc()
-        await context.abort(
-            grpc.StatusCode.PERMISSION_DENIED, "this certificate's name may not call this method"
-        )
-
-    async def one(request: Any, context: Any) -> Any:
-        await check(context)
-        return await behaviour(request, context)
-
-    async def many(request: Any, context: Any) -> AsyncIterator[Any]:
-        await check(context)
-        async for message in behaviour(request, context):
-            yield message
-
-    return handler._replace(**{kind: many if inspect.isasyncgenfunction(behaviour) else one})
 
 
 class Channel(grpc.aio.Channel):  # type: ignore[misc]

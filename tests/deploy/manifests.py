@@ -31,6 +31,11 @@ class Pod(NamedTuple):
         return self.labels["app.kubernetes.io/component"]
 
     @property
+    def secrets(self) -> set[str]:
+        """Names of all Secrets that it mounts or reads."""
+        return set(_secrets(self.spec))
+
+    @property
     def ports(self) -> dict[str, int]:
         """Of its containers, by name, or by their number where they have none."""
         return {
@@ -71,7 +76,7 @@ class Release:
 
     def secrets_used(self) -> set[str]:
         """Names of all Secrets that pods mount or read."""
-        return {name for pod in self.pods for name in _secrets(pod.spec)}
+        return {name for pod in self.pods for name in pod.secrets}
 
 
 def render(profile: str | None = None, values: Thing | None = None) -> Release:

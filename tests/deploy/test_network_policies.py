@@ -1,16 +1,17 @@
 """Network policies let through what a request's way, Ray and operation need, and nothing else.
 
 What is needed is not written down here a second time where the code says it: who calls which
-service is `CALLERS` of services/common/transport.py.
+service is `CALLERS` of services/common/callers.py.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
+from services.common.callers import CALLERS
 from services.common.config import Settings
 from services.common.discovery import SERVICES
-from services.common.transport import CALLERS
 from tests.deploy.conftest import ELSEWHERE
 from tests.deploy.environment import settings_of
 from tests.deploy.manifests import NAMESPACE, Release, render
@@ -30,7 +31,7 @@ STORES = ("redis", "qdrant")
 
 STRANGER = End({"app": "stranger"}, "elsewhere")
 NEIGHBOUR = End({"app": "neighbour"}, NAMESPACE)
-OPERATOR = End({"app.kubernetes.io/name": "kuberay-operator"}, "kuberay")
+OPERATOR = End({"app.kubernetes.io/name": "kuberay-operator"}, "kuberay-system")
 PROMETHEUS = End({"app.kubernetes.io/name": "prometheus"}, "monitoring")
 DNS = End({"k8s-app": "kube-dns"}, "kube-system")
 INTERNET = End(None, ip="203.0.113.9")
@@ -177,6 +178,38 @@ def test_names_are_resolved_and_nothing_outside_is_called(
         assert network.lets(end, INTERNET, 4317) == (pod.component == "collector"), pod.owner
         assert not network.lets(end, INTERNET, 80), pod.owner
         assert not network.lets(end, STRANGER, 8000), pod.owner
+
+
+@pytest.mark.parametrize("named", [OPERATOR, PROMETHEUS, DNS])
+def test_their_labels_are_worth_nothing_in_another_namespace(
+    network: Network, ends: dict[str, End], everything: Release, named: End
+) -> None:
+    """Who may make pods in any namespace may label them as he likes."""
+    ports = {port for pod in everything.pods for port in pod.ports.values()} - {8000, 8001}
+    for impostor in (replace(named, namespace="elsewhere"), replace(named, namespace=NAMESPACE)):
+        for end in ends.values():
+            assert not any(network.takes(impostor, end, port) for port in ports), impostor
+            assert not network.lets(end, impostor, 53), impostor
+            assert not network.lets(end, impostor, 53, "UDP"), impostor
+
+
+def test_their_namespaces_are_values() -> None:
+    elsewhere = {"namespace": "ours", "podLabels": {"app.kubernetes.io/name": "agent"}}
+    changed = {"dns": {"namespace": "ours", "cidrs": []}, "prometheus": elsewhere}
+    values = {
+        "networkPolicy": {**changed, "kuberayOperator": {"namespace": "ours"}},
+        "monitoring": {"podMonitor": {"enabled": True}},
+    }
+    release = render(None, values)
+    network = Network.of(release)
+    head, decode = (End(release.pods_of(name)[0].labels) for name in ("head", "decode"))
+    assert network.lets(replace(OPERATOR, namespace="ours"), head, 8265)
+    assert not network.lets(OPERATOR, head, 8265)
+    assert network.lets(End(elsewhere["podLabels"], "ours"), decode, 9104)
+    assert not network.lets(PROMETHEUS, decode, 9104)
+    assert network.lets(decode, replace(DNS, namespace="ours"), 53, "UDP")
+    assert not network.lets(decode, DNS, 53, "UDP")
+    assert not network.lets(decode, End(None, ip="169.254.20.10"), 53, "UDP")
 
 
 def test_stores_and_spans_elsewhere_are_reached() -> None:

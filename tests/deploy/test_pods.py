@@ -112,10 +112,10 @@ def test_a_pod_may_end_after_its_longest_stream(release: Release) -> None:
 def test_certificates_lie_where_the_settings_look_for_them(release: Release) -> None:
     """Each identity's folder, in the pods that are this identity and in no other."""
     of_component = {
-        "gateway": {"gateway", "cli"},
-        "services": {"retrieval", "tokenizer", "router", "cli"},
-        "prefill": {"worker", "cli"},
-        "decode": {"worker", "cli"},
+        "gateway": {"gateway"},
+        "services": {"retrieval", "tokenizer", "router"},
+        "prefill": {"worker"},
+        "decode": {"worker"},
         "head": set(),
         "cli": {"cli"},
     }
@@ -133,6 +133,25 @@ def test_certificates_lie_where_the_settings_look_for_them(release: Release) -> 
         }
         identities = of_component[pod.component] if settings.tls_dir else set()
         assert found == {name: f"demo-penstock-tls-{name}" for name in identities}, pod.owner
+
+
+def test_who_asks_qdrant_has_its_key_and_nobody_else(release: Release) -> None:
+    key = {"demo-penstock-qdrant", "penstock-qdrant", "qdrant-key"}  # made, or given
+    for pod in release.pods:
+        asks = pod.component in ("services", "cli", "qdrant")
+        assert bool(pod.secrets & key) == asks, pod.owner
+
+
+def test_a_pod_drains_at_its_own_address_by_its_own_certificates(release: Release) -> None:
+    """What the key of the command line opens, a pod that is called from outside does not have."""
+    for pod in release.pods:
+        assert ("demo-penstock-tls-cli" in pod.secrets) <= (pod.component == "cli"), pod.owner
+        if pod.component in _OF_SERVE:
+            [main] = pod.spec["containers"]
+            assert (
+                '--node "$PENSTOCK_BIND_HOST"'
+                in main["lifecycle"]["preStop"]["exec"]["command"][-1]
+            )
 
 
 def _claim_templates(release: Release, owner: str) -> list[dict[str, dict[str, str]]]:

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -28,22 +29,23 @@ class Authority:
         folder: Path,
         *names: str,
         address: str = "",
+        others: Sequence[x509.GeneralName] = (),
+        common_name: str = "penstock",
         valid: datetime.timedelta = DAY,
         authorities: bytes | None = None,
     ) -> Path:
         """Writes tls.crt, tls.key and ca.crt for these DNS names into the folder, and returns it.
+        `others`: alternative names of other kinds; with none of any kind there is the common name.
 
         `valid`: until when from now; negative is expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "penstock")])
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
         also = [x509.IPAddress(ipaddress.ip_address(address))] if address else []
-        known = x509.SubjectAlternativeName([*map(x509.DNSName, names), *also])
-        certificate = (
-            _builder(subject, self._name, key.public_key(), valid)
-            .add_extension(known, critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
+        builder = _builder(subject, self._name, key.public_key(), valid)
+        if known := [*map(x509.DNSName, names), *also, *others]:
+            builder = builder.add_extension(x509.SubjectAlternativeName(known), critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / "tls.crt", _pem(certificate))
         _replace(

@@ -1,9 +1,11 @@
 """`penstock drain` on a real Redis, with hosts whose service does what a test says."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,6 +14,7 @@ from services.cli import drain
 from services.cli.main import main, parser
 from services.common.config import Settings
 from services.common.service import Host, Service
+from tests.support.authority import Authority
 
 
 class Busy(Service):
@@ -162,3 +165,61 @@ def test_one_that_does_not_answer_is_an_error_and_the_others_drain(
     out, err = capsys.readouterr()
     assert f"{host.id} at {host.replica.address}: is drained" in out
     assert "router-00000000 at 127.0.0.1:1 does not answer: UNAVAILABLE" in err
+
+
+@pytest.fixture
+def with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = Authority().identities(tmp_path / "tls", "gateway", "router", "worker", "cli")
+    monkeypatch.setenv("PENSTOCK_TLS_DIR", str(folder))
+    return folder
+
+
+def of_pod(folder: Path, monkeypatch: pytest.MonkeyPatch, *identities: str) -> None:
+    """From now on commands run where there are these certificates alone."""
+    pod = folder.parent / "-".join(identities)
+    for identity in identities:
+        shutil.copytree(folder / identity, pod / identity)
+    monkeypatch.setenv("PENSTOCK_TLS_DIR", str(pod))
+
+
+def test_a_pod_drains_what_runs_in_it_by_its_own_certificates(
+    with_certificates: Path,
+    hosts: Hosts,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router, worker = hosts.start("router"), hosts.start("worker")
+    hosts.end_of_work(router, worker)
+    of_pod(with_certificates, monkeypatch, "router", "worker")
+    assert main(["drain", "--wait"]) == 0
+    assert capsys.readouterr().out.count(": is drained\n") == 2
+
+
+def test_a_pod_drains_no_other_service(
+    with_certificates: Path,
+    hosts: Hosts,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway, worker = hosts.start("gateway"), hosts.start("worker")
+    hosts.end_of_work(gateway, worker)
+    of_pod(with_certificates, monkeypatch, "worker")
+    assert main(["drain", "--wait"]) == 1
+    out, err = capsys.readouterr()
+    assert f"{worker.id} at" in out, "its own all the same"
+    assert gateway.id not in out
+    assert f"{gateway.id} at" in err
+    assert "is not drained: internal cli: [Errno 2]" in err, "whose certificate is missing"
+    assert hosts.began == ["worker"]
+
+
+def test_the_commands_own_certificate_drains_all(
+    with_certificates: Path,
+    hosts: Hosts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway, worker = hosts.start("gateway"), hosts.start("worker")
+    hosts.end_of_work(gateway, worker)
+    of_pod(with_certificates, monkeypatch, "cli", "worker")
+    assert main(["drain", "--wait"]) == 0
+    assert sorted(hosts.began) == ["gateway", "worker"]

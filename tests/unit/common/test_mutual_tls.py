@@ -3,26 +3,32 @@ happens when the files change."""
 
 import asyncio
 import datetime
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos import host_pb2, host_pb2_grpc
+from services.common import callers as callers_module
 from services.common import certificates as certificates_module
+from services.common.callers import CALLERS, ITSELF, is_here
 from services.common.certificates import CertificateError, CertificateFiles, dns_name
 from services.common.discovery import SERVICES
 from services.common.draining import HostServicer
-from services.common.transport import CALLERS, Transport, health_server, listen
+from services.common.transport import Transport, health_server, listen
 from tests.support.authority import Authority
 from tests.support.transport import SECRET
 
 HOUR = datetime.timedelta(hours=1)
 IDENTITIES = (*SERVICES, "cli")
+OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +47,7 @@ def folder(authority: Authority, tmp_path: Path) -> Path:
 
 
 def transport(folder: Path, identity: str) -> Transport:
-    return Transport(SECRET, CertificateFiles.of_identity(folder, identity))
+    return Transport(SECRET, CertificateFiles.of_identity(folder, identity), identity=identity)
 
 
 async def echo(request: Any, _context: Any) -> AsyncIterator[bytes]:
@@ -106,30 +112,111 @@ async def test_a_method_answers_only_those_on_its_list(folder: Path, identity: s
         assert await refusal(channel) is grpc.StatusCode.PERMISSION_DENIED
 
 
-@pytest.mark.parametrize("identity", IDENTITIES)
-async def test_only_commands_drain(folder: Path, identity: str) -> None:
-    """Each replica answers it, whatever its service."""
+@asynccontextmanager
+async def drained(folder: Path, identity: str) -> AsyncIterator[str]:
+    """Each replica answers to Drain, whatever its service."""
 
     async def begun() -> None:
         return None
 
-    own = transport(folder, "router")
+    own = transport(folder, identity)
     server = own.server()
     host_pb2_grpc.add_HostServicer_to_server(
         HostServicer(lambda: asyncio.create_task(begun()), 7.0), server
     )
     port = own.listen(server, "127.0.0.1", 0)
     await server.start()
-    async with transport(folder, identity).dial(f"127.0.0.1:{port}", "router") as channel:
-        drain = host_pb2_grpc.HostStub(channel).Drain
-        if identity == "cli":
-            told = await drain(host_pb2.DrainRequest(wait=True), timeout=10)
-            assert (told.drained, told.at_most_s) == (True, 7.0)
-        else:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await drain(host_pb2.DrainRequest(), timeout=10)
-            assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    await server.stop(None)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def drain(folder: Path, identity: str, address: str, service: str) -> bool:
+    """Whether it may."""
+    async with transport(folder, identity).dial(address, service) as channel:
+        call = host_pb2_grpc.HostStub(channel).Drain
+        try:
+            told = await call(host_pb2.DrainRequest(wait=True), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+                raise
+            return False
+    return bool(told.drained and told.at_most_s == 7.0)
+
+
+async def test_commands_drain_and_a_service_drains_itself_on_its_own_host(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes a pod over cannot end the others of its service, nor another service anywhere."""
+    peers = []
+
+    def elsewhere(peer: str) -> bool:
+        peers.append(peer)
+        return False
+
+    for service in SERVICES:
+        async with drained(folder, service) as address:
+            may = {i for i in IDENTITIES if await drain(folder, i, address, service)}
+            assert may == {"cli", service}
+            with monkeypatch.context() as patch:
+                patch.setattr(callers_module, "is_here", elsewhere)
+                may = {i for i in IDENTITIES if await drain(folder, i, address, service)}
+                assert may == {"cli"}
+    assert len(peers) == len(SERVICES), "asked of those alone that might be themselves"
+    assert all(peer.startswith("ipv4:127.0.0.1:") for peer in peers)
+
+
+@pytest.mark.parametrize(
+    ("peer", "here"),
+    [
+        ("ipv4:127.0.0.1:4711", True),
+        ("ipv4:127.0.0.2:4711", True),
+        ("ipv6:%5B::1%5D:4711", True),
+        ("ipv6:[::1]:4711", True),
+        ("ipv4:203.0.113.9:4711", False),  # of documentation; nobody's
+        ("ipv4:255.255.255.255:4711", False),
+        ("ipv6:%5B2001:db8::9%5D:4711", False),
+        ("unix:", False),
+        ("ipv4:penstock.internal:4711", False),
+        ("", False),
+    ],
+)
+def test_where_a_connection_came_from(peer: str, here: bool) -> None:
+    assert is_here(peer) is here
+
+
+def test_an_address_of_this_host_that_others_reach_is_here() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.9", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this host has no way to others, and so no such address")
+        own = probe.getsockname()[0]
+    assert is_here(f"ipv4:{own}:4711")
+    assert not is_here(f"ipv4:{ip_address(own) + 1}:4711")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"others": [x509.UniformResourceIdentifier(dns_name("worker"))]},
+        {"others": [x509.RFC822Name(dns_name("worker"))]},
+        {"common_name": dns_name("worker")},
+        {"common_name": dns_name("worker"), "others": [x509.DNSName("x.example")]},
+        {"others": [x509.DNSName("*.penstock.internal")]},
+    ],
+)
+async def test_a_callers_name_is_a_dns_name_of_its_certificate_and_nothing_else(
+    authority: Authority, folder: Path, named: dict[str, Any]
+) -> None:
+    """Issuers that watch over DNS names may sign any URI."""
+    authority.issue(folder / "odd", **named)
+    async with (
+        serving(folder) as address,
+        transport(folder, "odd").dial(address, "worker") as channel,
+    ):
+        assert await refusal(channel) is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_method_without_a_list_answers_nobody(folder: Path) -> None:
@@ -285,4 +372,14 @@ async def test_a_health_port_tells_anyone_and_answers_nothing_else() -> None:
 
 
 def test_every_identity_on_a_list_exists() -> None:
-    assert set().union(*CALLERS.values()) == set(IDENTITIES)
+    assert set().union(*CALLERS.values()) == {*IDENTITIES, ITSELF}
+
+
+def test_the_page_says_who_may_call_what() -> None:
+    """What somebody can call who has a pod with its keys."""
+    told = ["| method | " + " | ".join(IDENTITIES) + " |", "| --- |" + " --- |" * len(IDENTITIES)]
+    for method, callers in CALLERS.items():
+        itself = "its own" if ITSELF in callers else "no"
+        may = ("yes" if identity in callers else itself for identity in IDENTITIES)
+        told.append(f"| {method.strip('/')} | " + " | ".join(may) + " |")
+    assert "\n".join(told) in OPERATIONS.read_text()

@@ -14,6 +14,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
       - {key: app.kubernetes.io/component, operator: In, values: {{ rest . | toJson }}}
 {{- end -}}
 
+{{/* A peer of another namespace, from {namespace: …, podLabels: {…}}. */}}
+{{- define "penstock.podsElsewhere" -}}
+- namespaceSelector:
+    matchLabels: {kubernetes.io/metadata.name: {{ .namespace }}}
+  podSelector:
+    matchLabels: {{- toYaml .podLabels | nindent 6 }}
+{{- end -}}
+
 {{/* TCP ports of a network policy's rule, from a list of numbers or `first-last`. */}}
 {{- define "penstock.tcp" -}}
 {{- range . }}

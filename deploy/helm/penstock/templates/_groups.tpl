@@ -28,7 +28,8 @@ A pod's template. Call with a dict:
   own        the group's values: placement, resources, annotations, extraEnv, sharedMemory
   gpus       whole GPUs of the container
   container  the container's name
-  identities certificates to mount
+  identities certificates to mount: of what runs in the pod, which drains itself by them
+  environment YAML of further variables
   ports      YAML of container ports
   probes     YAML of the probes
   drains     in how many waves it is drained before it ends; 0: not at all

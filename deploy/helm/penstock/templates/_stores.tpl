@@ -100,15 +100,19 @@ key: {{ .Values.qdrant.external.caSecret.key }}
 {{- define "penstock.qdrant.environment" -}}
 - name: PENSTOCK_QDRANT_URL
   value: {{ include "penstock.qdrant.url" . | quote }}
+{{- if include "penstock.qdrant.caRef" . }}
+- name: PENSTOCK_QDRANT_CA
+  value: /etc/penstock/stores/qdrant-ca.crt
+{{- end }}
+{{- end -}}
+
+{{/* Its API key: for retrieval, and the command line that asks how Qdrant is. */}}
+{{- define "penstock.qdrant.key" -}}
 {{- with include "penstock.qdrant.keyRef" . }}
 - name: PENSTOCK_QDRANT_API_KEY
   valueFrom:
     secretKeyRef:
       {{- . | nindent 6 }}
-{{- end }}
-{{- if include "penstock.qdrant.caRef" . }}
-- name: PENSTOCK_QDRANT_CA
-  value: /etc/penstock/stores/qdrant-ca.crt
 {{- end }}
 {{- end -}}
 

@@ -11,7 +11,7 @@ rayStartParams:
 template:
   {{- include "penstock.podTemplate" (dict
       "root" . "component" "gateway" "own" .Values.gateway "gpus" 0
-      "container" "gateway" "identities" (list "gateway" "cli") "drains" 1 "models" false
+      "container" "gateway" "identities" (list "gateway") "drains" 1 "models" false
       "ports" (include "penstock.gateway.ports" .) "probes" (include "penstock.gateway.probes" .)
     ) | nindent 2 }}
 {{- end -}}

@@ -11,8 +11,8 @@ rayStartParams:
 template:
   {{- include "penstock.podTemplate" (dict
       "root" . "component" "services" "own" .Values.services "gpus" 0
-      "container" "services" "identities" (list "retrieval" "tokenizer" "router" "cli")
-      "drains" 2 "models" true
+      "container" "services" "identities" (list "retrieval" "tokenizer" "router")
+      "drains" 2 "models" true "environment" (include "penstock.qdrant.key" .)
       "ports" (include "penstock.services.ports" .) "probes" (include "penstock.services.probes" .)
     ) | nindent 2 }}
 {{- end -}}

@@ -20,7 +20,7 @@ template:
   {{- include "penstock.podTemplate" (dict
       "root" $root "component" (ternary "decode" .pool.role (eq .pool.role "both"))
       "labels" (dict "penstock.dev/model" $slug) "own" $pool "gpus" $pool.gpus
-      "container" "worker" "identities" (list "worker" "cli") "drains" 1 "models" true
+      "container" "worker" "identities" (list "worker") "drains" 1 "models" true
       "waitsFor" (include "penstock.model.download" (dict "root" $root "model" .model))
       "ports" (include "penstock.worker.ports" $root)
       "probes" (include "penstock.worker.probes" $pool)
