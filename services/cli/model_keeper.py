@@ -60,18 +60,17 @@ class ModelKeeper:
         redis = connect(self._settings.redis_dsn)
         self._wanted = WantedModels(redis, self._settings.namespace)
         self._workers = Directory(redis, self._settings.namespace, "worker", self._settings.lease_s)
-        began = False
+        begun = False
         try:
             await self._workers.start()
             while not self._stopped.is_set():
                 try:
-                    if not began or not await self._wanted.known():
-                        await self._begin()
-                        began = True
                     look = await self._wanted.look()
-                    self._compare(redis, look)
-                    if look.specs.keys() <= self._served.keys() | look.failures.keys():
-                        self._settled.set()
+                    if begun and look.known:
+                        self._compare(redis, look)
+                    else:
+                        await self._begin(look)
+                        begun = True
                 except (*RedisAway, RedisError):
                     pass  # it is started again, or somebody wrote what is no model
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -82,14 +81,16 @@ class ModelKeeper:
             await self._workers.stop()
             await redis.aclose()
 
-    async def _begin(self) -> None:
+    async def _begin(self, look: Look) -> None:
         """Also after Redis has lost what was wanted: what runs is wanted then."""
-        if not await self._wanted.known():
+        if not look.known:
             await self._wanted.start_with(self._deployed.values())
         await self._wanted.runs(self._deployed)
 
     def _compare(self, redis: Redis, look: Look) -> None:
         """Begins what is to be done, one thing at a time for each model."""
+        if look.specs.keys() <= self._served.keys() | look.failures.keys():
+            self._settled.set()
         for name in look.specs.keys() | self._deployed.keys() | look.running:
             under_way = self._under_way.get(name)
             if name in look.odd or (under_way is not None and not under_way.done()):

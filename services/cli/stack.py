@@ -152,7 +152,7 @@ class Stack:
         redis = connect(settings.redis_dsn)
         wanted_models = WantedModels(redis, settings.namespace)
         try:
-            if not self._again or not await wanted_models.known():
+            if not self._again or not (await wanted_models.look()).known:
                 await wanted_models.start_with(settings.models)
             return settings.model_copy(update={"models": []}) if self._again else settings
         finally:

@@ -34,6 +34,7 @@ return 1
 class Look:
     """What one look found."""
 
+    known: bool  # False: nobody said yet which are wanted, or Redis has lost it
     specs: dict[str, ModelSpec]  # wanted
     odd: frozenset[str]  # names with something that is no model: they stay as they are
     running: frozenset[str]  # their workers run, start or end
@@ -58,19 +59,17 @@ class WantedModels:
         self._keys = [self._specs, self._running, self._failures]
         self._add, self._begin = Script(redis, _ADD), Script(redis, _BEGIN)
 
-    async def known(self) -> bool:
-        """False: nobody said yet which, or Redis has lost it."""
-        return bool(await self._redis.exists(self._known))
-
     async def look(self) -> Look:
         async with self._redis.pipeline(transaction=True) as at_once:
             at_once.hgetall(self._specs)
             at_once.smembers(self._running)
             at_once.smembers(self._proven)
             at_once.hgetall(self._failures)
-            stored, running, proven, failures = await at_once.execute()
+            at_once.exists(self._known)
+            stored, running, proven, failures, known = await at_once.execute()
         specs = {name: _read(name, spec) for name, spec in stored.items()}
         return Look(
+            bool(known),
             {name: spec for name, spec in specs.items() if spec is not None},
             frozenset(name for name, spec in specs.items() if spec is None),
             frozenset(running),

@@ -96,9 +96,9 @@ async def worker_of(redis: Redis, namespace: str, model: str) -> Registration:
 
 async def test_what_is_wanted_is_written_down_once(redis: Redis, namespace: str) -> None:
     wanted = WantedModels(redis, namespace)
-    assert not await wanted.known()
+    assert not (await wanted.look()).known
     await wanted.start_with([FIRST])
-    assert await wanted.known()
+    assert (await wanted.look()).known
     assert await wanted.all() == {"first": FIRST}
     assert await wanted.add(SECOND)
     assert not await wanted.add(SECOND)
@@ -114,7 +114,7 @@ async def test_what_is_wanted_is_written_down_once(redis: Redis, namespace: str)
     assert await wanted.remove("second")
     assert not (await wanted.look()).failures, "whoever removes it knows"
     await wanted.start_with([])
-    assert await wanted.known(), "that none is wanted is known, too"
+    assert (await wanted.look()).known, "that none is wanted is known, too"
     assert not await wanted.all()
 
 
