@@ -11,24 +11,25 @@ node's addresses and certificates are its own.
 """
 
 import time
-from dataclasses import dataclass
 from importlib import import_module
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from ray import nodes as ray_nodes
 from ray import serve
 from ray.serve._private import replica as serve_replica
 from ray.util import get_node_ip_address
 
-from services.common.config import ModelSpec, RayOptions, Role, Section, Settings
+from services.common.config import ModelSpec, RayOptions, Section, Settings
+from services.common.config.stores import StoreSettings
 from services.common.discovery import Replica as Registered
 from services.common.redis import connect
 from services.common.service import Host, Service
 from services.common.start_failures import StartFailure, tell
 from services.common.transport import host_port
+from services.post import Post
 
 APPLICATION = "penstock"
 _LOOK_EVERY_S = 0.1
@@ -47,37 +48,22 @@ def service_class(name: str) -> type[Service]:
     return found
 
 
-@dataclass(frozen=True)
-class Post:
-    """Which replica one is, as its deployment says."""
-
-    service: str
-    settings: Settings | None  # None: those of the replica's own environment
-    model: ModelSpec | None = None  # of a worker, as its role
-    role: Role = "both"
-
-    def own_settings(self) -> Settings:
-        settings = self.settings or Settings()
-        return settings if self.model is None else settings.of_worker(self.model, self.role)
-
-    def __str__(self) -> str:
-        return self.service if self.model is None else f"{self.role} worker of {self.model.name}"
-
-
 class Replica:
     """One replica of a service under Serve.
 
     `_next` is not called: Serve wants an application's deployments to hang together.
     """
 
-    async def __init__(self, post: Post, *_next: Any) -> None:  # type: ignore[misc]  # Serve awaits
-        settings = post.own_settings().on_node(get_node_ip_address())
+    async def __init__(self, sealed: SecretStr, *_next: Any) -> None:  # type: ignore[misc]  # Serve awaits
+        post = Post.read(sealed)
+        stores = post.stores()
         try:
+            settings = post.own_settings().on_node(get_node_ip_address())
             _bind_serve(settings.bind_host)
             self._host = Host(service_class(post.service), settings)
             await self._host.start()
         except Exception as error:
-            await _tell_failure(settings, str(post), error)
+            await _tell_failure(stores, str(post), error)
             raise
 
     async def registered(self) -> Registered | None:
@@ -100,12 +86,12 @@ def _bind_serve(host: str) -> None:
     module.add_port_to_grpc_server = lambda server, _: bind(server, host_port(host, 0))
 
 
-async def _tell_failure(settings: Settings, who: str, error: Exception) -> None:
+async def _tell_failure(stores: StoreSettings, who: str, error: Exception) -> None:
     """Serve tells only that a deployment failed; whoever waits for this one wants to know why."""
     failure = StartFailure(who, why=str(error) or repr(error), log=_log())
-    redis = connect(settings.redis_dsn)
+    redis = connect(stores.redis_dsn)
     try:
-        await tell(redis, settings.namespace, failure)
+        await tell(redis, stores.namespace, failure)
     finally:
         await redis.aclose()
 
@@ -224,7 +210,7 @@ def _services(settings: Settings, told: Settings | None, nodes: int = 1) -> Any:
 
     def deployment(service: str, *following: Any) -> Any:
         replicas, ray = settings.replicas_of(service), settings.of_service(service).ray
-        post, most = Post(service, told), _on_one_node(replicas, ray, nodes)
+        post, most = Post.of(service, told), _on_one_node(replicas, ray, nodes)
         return _deployment(service, post, settings, replicas, ray, most, *following)
 
     tokenizer = deployment("tokenizer", deployment("router"))
@@ -236,7 +222,7 @@ def _model(settings: Settings, told: Settings | None, spec: ModelSpec, nodes: in
     chain: tuple[Any, ...] = ()
     for role in spec.pools:
         own = settings.of_worker(spec, role).worker
-        post = Post("worker", told, spec, role)
+        post = Post.of("worker", told, spec, role)
         name = f"{role}-{spec.name}"
         most = _on_one_node(own.replicas, own.ray, nodes)
         chain = (_deployment(name, post, settings, own.replicas, own.ray, most, *chain),)
@@ -272,4 +258,4 @@ def _deployment(
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=2,
     )(Replica)
-    return deployment.bind(post, *following)
+    return deployment.bind(post.sealed(), *following)

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import suppress
-from typing import Any
 
 _ELSEWHERE = {
     "redis": "Redis",
@@ -20,7 +19,9 @@ def told(error: Exception) -> tuple[list[str], int]:
     kind = type(error)
     package = kind.__module__.partition(".")[0]
     if kind.__name__ == "ValidationError" and getattr(error, "title", "") == "Settings":
-        return [_setting(problem) for problem in error.errors()], 2  # type: ignore[attr-defined]
+        from services.common.config.complaints import complaints
+
+        return complaints(error), 2  # type: ignore[arg-type]
     if kind.__name__ == "SettingsError" and (value := getattr(error.__cause__, "doc", None)):
         return [_not_json(value)], 2
     if package in _ELSEWHERE:
@@ -28,22 +29,6 @@ def told(error: Exception) -> tuple[list[str], int]:
     if isinstance(error, RuntimeError | OSError | ValueError) or package == "services":
         return [str(error) or kind.__name__], 1
     return [], 1
-
-
-def _setting(problem: dict[str, Any]) -> str:
-    """One of pydantic's complaints about the settings; their own variables are named by it."""
-    said = problem["msg"].removeprefix("Value error, ")
-    if not problem["loc"]:  # about several; it names them
-        return str(said)
-    first, *rest = (str(part) for part in problem["loc"])
-    short = first.upper().removeprefix("PENSTOCK_")
-    name = f"PENSTOCK_{short}"
-    if short in os.environ and name not in os.environ:  # REDIS_URL
-        name = short
-    if rest and not rest[0].isdecimal():
-        name += f"__{rest.pop(0).upper()}"
-    inside = f" ({'.'.join(rest)})" if rest else ""  # of a list's item
-    return f"setting {name}{inside}: {said}"
 
 
 def _not_json(value: str) -> str:

@@ -23,7 +23,11 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     """Everything that a Penstock process can be told."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", populate_by_name=True
+        env_prefix="PENSTOCK_",
+        env_nested_delimiter="__",
+        extra="ignore",
+        populate_by_name=True,
+        hide_input_in_errors=True,  # it may be a secret
     )
 
     data_dir: Path = Field(

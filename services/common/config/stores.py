@@ -3,11 +3,21 @@
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-from pydantic import AliasChoices, BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 
 class StoreSettings(BaseModel):
     """The general settings of the stores that several hosts share."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a password
 
     redis_url: SecretStr = Field(
         SecretStr("redis://127.0.0.1:6379/0"),

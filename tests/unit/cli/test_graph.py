@@ -21,6 +21,7 @@ from services.common.config import (
     Settings,
     TokenizerSettings,
 )
+from services.post import Post
 
 serve_config: Any = serve_api.call_user_app_builder_with_args_if_necessary
 TINY = ModelSpec(name="tiny", path="/nowhere")
@@ -34,6 +35,11 @@ def deployed(*applications: Application) -> dict[str, Any]:
         found[own.name] = own
         found.update(deployed(*(a for a in own.init_args if isinstance(a, Application))))
     return found
+
+
+def post_of(deployment: Any) -> Post:
+    """As its replicas read it."""
+    return Post.read(deployment.init_args[0])
 
 
 def takes(deployment: Any) -> dict[str, Any]:
@@ -59,7 +65,7 @@ def test_routers_and_tokenizers_have_a_spare_where_there_are_cores(
     )
     services: Counter[str] = Counter()
     for deployment in deployed(*build(settings).values()).values():
-        services[deployment.init_args[0].service] += deployment.num_replicas
+        services[post_of(deployment).service] += deployment.num_replicas
     assert services["router"] == services["tokenizer"] == replicas
     assert (services["retrieval"], services["gateway"]) == (2, 4)
     wanted: Counter[str] = Counter()
@@ -88,7 +94,7 @@ def test_each_model_has_an_application_of_its_own() -> None:
     assert set(deployed(two["model-other"])) == {"both-other"}
     assert not set(deployed(two["penstock"])) & set(deployed(two["model-tiny"]))
     for service in deployed(two["penstock"]).values():
-        assert not service.init_args[0].own_settings().models, "it would know of a removed one"
+        assert not post_of(service).own_settings().models, "it would know of a removed one"
 
 
 def test_pools_have_settings_of_their_own() -> None:
@@ -112,7 +118,7 @@ def test_pools_have_settings_of_their_own() -> None:
     assert takes(decode) == {"num_cpus": 0, "num_gpus": 2, "resources": {"big": 1}}
 
     def own(name: str) -> tuple[Any, ...]:
-        worker = graph[name].init_args[0].own_settings().worker
+        worker = post_of(graph[name]).own_settings().worker
         return (
             worker.role,
             worker.model,
@@ -180,8 +186,8 @@ def test_a_serve_config_says_how_many_and_each_replica_reads_its_own_environment
     assert {name: d.num_replicas for name, d in workers.items()} == {"prefill-m": 2, "decode-m": 2}
     monkeypatch.setenv("PENSTOCK_BIND_HOST", "10.1.2.3")  # of the pod that it runs in
     for deployment in (*graph.values(), *workers.values()):
-        assert deployment.init_args[0].own_settings().bind_host == "10.1.2.3"
-    assert workers["decode-m"].init_args[0].own_settings().worker.threads == 2
+        assert post_of(deployment).own_settings().bind_host == "10.1.2.3"
+    assert post_of(workers["decode-m"]).own_settings().worker.threads == 2
 
 
 @pytest.mark.parametrize(

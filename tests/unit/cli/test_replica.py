@@ -1,14 +1,17 @@
 """What a replica under Serve tells of its own start."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from services import app
 from services.common.config import ModelSpec, Settings
 from services.common.redis import connect
 from services.common.start_failures import first_told
+from services.post import Post
 
 BEGIN: Any = app.Replica.__init__  # on a stand-in: a Replica has a `__del__` that Serve awaits
 TINY = ModelSpec(name="tiny", path="/nowhere")
@@ -40,10 +43,26 @@ async def test_whatever_keeps_it_from_starting_is_told_to_who_waits(
     monkeypatch.setattr(app, part, stand_in)
     settings = Settings(redis_url=redis_url, namespace=namespace, models=[TINY])
     with pytest.raises((AttributeError, ValueError), match=why):
-        await BEGIN(SimpleNamespace(), app.Post("worker", settings, TINY, "decode"))
+        await BEGIN(SimpleNamespace(), Post.of("worker", settings, TINY, "decode").sealed())
     redis = connect(redis_url)
     told = await first_told(redis, namespace)
     await redis.aclose()
     assert told is not None
     assert told.who == "decode worker of tiny"
     assert why in told.why
+
+
+async def test_settings_that_its_version_does_not_know_are_told_to_who_waits(
+    redis_url: str, namespace: str
+) -> None:
+    sealed = Post.of("gateway", Settings(redis_url=redis_url, namespace=namespace)).sealed()
+    data = json.loads(sealed.get_secret_value())
+    data["settings"]["gateway"] = {"newer": 1}
+    with pytest.raises(ValueError, match="PENSTOCK_GATEWAY__NEWER"):
+        await BEGIN(SimpleNamespace(), SecretStr(json.dumps(data)))
+    redis = connect(redis_url)
+    told = await first_told(redis, namespace)
+    await redis.aclose()
+    assert told is not None
+    assert told.who == "gateway"
+    assert "PENSTOCK_GATEWAY__NEWER" in told.why
