@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+_CENTURY_S = 100 * 365 * 86_400
 SORTS = ("role", "kv", "running", "waiting", "tokens")
 
 
@@ -132,6 +133,12 @@ def keys(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a model the key may use, may be repeated (default: all)",
     )
+    create.add_argument(
+        "--expires",
+        type=_duration,
+        metavar="TIME",
+        help="after how long no gateway takes it: 30m, 12h, 90d (default: never)",
+    )
     actions.add_parser("list", help="all keys, without their texts")
     revoke = actions.add_parser("revoke", help="end a key")
     revoke.add_argument("id", help="as listed")
@@ -198,6 +205,14 @@ def _seconds(text: str) -> float:
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
     return value
+
+
+def _duration(text: str) -> int:
+    """Seconds."""
+    number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    if unit is None or not number.isdecimal() or not 1 <= int(number) * unit <= _CENTURY_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time like 45s, 30m, 12h or 90d")
+    return int(number) * unit
 
 
 def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:

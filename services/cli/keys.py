@@ -82,6 +82,7 @@ async def _create(store: KeyStore, arguments: argparse.Namespace) -> None:
             priority=arguments.priority,
             weight=arguments.weight,
             models=arguments.model,
+            expires_in_s=arguments.expires,
         )
     except ValidationError as error:
         problem = error.errors()[0]
@@ -89,7 +90,8 @@ async def _create(store: KeyStore, arguments: argparse.Namespace) -> None:
         raise ValueError(f"--{argument}: {problem['msg']}") from None
     print(key)
     models = ", ".join(record.models) if record.models else "all models"
-    _tell(f"{record.id}, tenant {record.tenant}, {models}; the key is not shown again")
+    until = f", until {_local(record.expires)}" if record.expires else ""
+    _tell(f"{record.id}, tenant {record.tenant}, {models}{until}; the key is not shown again")
 
 
 async def _revoke(store: KeyStore, id: str) -> None:
@@ -114,7 +116,7 @@ def _local(unix_s: int) -> str:
 
 async def _list(store: KeyStore) -> None:
     table = folding_table(
-        "id", "tenant", "name", "priority", "weight", "models", "created", "revoked"
+        "id", "tenant", "name", "priority", "weight", "models", "created", "expires", "revoked"
     )
     for record in await store.list():
         table.add_row(
@@ -125,6 +127,7 @@ async def _list(store: KeyStore) -> None:
             f"{record.weight:g}",
             ", ".join(record.models) if record.models else "all",
             _local(record.created),
+            _local(record.expires) if record.expires else "",
             _local(record.revoked) if record.revoked else "",
         )
     console().print(table)

@@ -313,7 +313,7 @@ async def _laptop_key(settings: Settings) -> str:
         if path.exists():
             kept = path.read_text().strip()
             record = await store.find(key_hash(kept))
-            if record is not None and record.revoked is None:
+            if record is not None and record.holds:
                 return kept
         key, _ = await store.create(tenant=_LAPTOP_TENANT, name="laptop")
     finally:

@@ -35,6 +35,7 @@ class Identity:
     priority: str
     weight: float
     models: frozenset[str] | None  # None: all
+    expires: int | None = None  # Unix seconds; None: never
 
     def caller(self, request_id: str) -> common_pb2.Caller:
         return common_pb2.Caller(
@@ -43,6 +44,10 @@ class Identity:
             priority=_PRIORITIES[self.priority],
             weight=self.weight,
         )
+
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and time.time() >= self.expires
 
     def authorize(self, model: str) -> None:
         """Raises PERMISSION_DENIED when the key does not cover `model`."""
@@ -78,7 +83,8 @@ class Authenticator:
     def knows_keys(self) -> bool:
         """Whether anybody could be let in while Redis is away."""
         now, stale_s = time.monotonic(), self._settings.key_stale_s
-        return any(now - at < stale_s for at, _ in self._known.values())
+        known = self._known.values()
+        return any(now - at < stale_s and not identity.expired for at, identity in known)
 
     def revoked(self, hashed: str) -> None:
         """The key with this hash is worthless from now on."""
@@ -93,7 +99,13 @@ class Authenticator:
 
     async def identify(self, authorization: str | None) -> Identity:
         """Raises UNAUTHENTICATED ("invalid_api_key") or UNAVAILABLE ("keys_unavailable")."""
-        hashed = key_hash(_bearer(authorization))
+        identity = await self._identity_of(key_hash(_bearer(authorization)))
+        if identity.expired:
+            raise _refused("expired", "This API key has expired.")
+        return identity
+
+    async def _identity_of(self, hashed: str) -> Identity:
+        """Whoever the key with this hash stands for, expired or not."""
         self._refuse_revoked(hashed)
         now = time.monotonic()
         looked_up, identity = self._known.get(hashed, (0.0, None))
@@ -154,6 +166,7 @@ def _identity(record: KeyRecord) -> Identity:
         priority=record.priority,
         weight=record.weight,
         models=None if record.models is None else frozenset(record.models),
+        expires=record.expires,
     )
 
 

@@ -41,7 +41,17 @@ class KeyRecord(BaseModel):
     weight: float = Field(1.0, gt=0, le=1000, description="share in weighted fair admission")
     models: list[str] | None = Field(None, description="that it may use; None: all")
     created: int = Field(description="Unix seconds")
+    expires: int | None = Field(None, description="Unix seconds; None: never")
     revoked: int | None = Field(None, description="Unix seconds")
+
+    @property
+    def holds(self) -> bool:
+        """Whether it lets anybody in now."""
+        return self.revoked is None and not self.expired
+
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and time.time() >= self.expires
 
 
 def key_hash(key: str) -> str:
@@ -66,8 +76,10 @@ class KeyStore:
         priority: Priority = "normal",
         weight: float = 1.0,
         models: list[str] | None = None,
+        expires_in_s: int | None = None,
     ) -> tuple[str, KeyRecord]:
         """Makes a key: the only time that it is seen. Raises ValueError for a bad field."""
+        now = int(time.time())
         key = "psk-" + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
         record = KeyRecord(
             id=KEY.new(),
@@ -76,11 +88,12 @@ class KeyStore:
             priority=priority,
             weight=weight,
             models=models,
-            created=int(time.time()),
+            created=now,
+            expires=None if expires_in_s is None else now + expires_in_s,
         )
         hashed = key_hash(key)
         async with self._redis.pipeline(transaction=True) as both:
-            both.hset(self._records, hashed, record.model_dump_json(exclude={"revoked"}))
+            both.hset(self._records, hashed, record.model_dump_json(exclude_none=True))
             both.hset(self._ids, record.id, hashed)
             await both.execute()
         return key, record

@@ -1,19 +1,22 @@
 """What `helm test` runs in a cluster, against a running platform: a chat each way, a key that is
 gone afterwards, and TLS at the door that is checked."""
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 
 import pytest
 import pytest_asyncio
 
 from services.common.discovery import Replica
-from services.gateway.keys import KeyStore
+from services.gateway.keys import KeyRecord, KeyStore
 from tests.support.authority import Authority
 from tests.support.cluster import ROOT, Cluster
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCRIPT = ROOT / "deploy/helm/penstock/files/tests/ask.py"
@@ -21,7 +24,17 @@ NAME = "llm.example.com"
 
 
 def ask(penstock: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As in the pod: the environment has what finds Redis, and `penstock` is on the path."""
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env=environment(penstock),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def environment(penstock: Cluster) -> dict[str, str]:
+    """As in the pod: it has what finds Redis, and `penstock` is on the path."""
     own = {
         "PENSTOCK_REDIS_URL": penstock.redis.url,
         "PENSTOCK_NAMESPACE": penstock.namespace,
@@ -29,13 +42,7 @@ def ask(penstock: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return {**os.environ, **own}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -67,6 +74,7 @@ async def test_a_chat_each_way_and_no_key_is_left(
     over_grpc = ask(penstock, "grpc", replica.facts["grpc"], "--tls", *certain)
     assert "grpc: tiny answered" in over_grpc.stdout, over_grpc.stderr
     assert rest.returncode == over_grpc.returncode == 0
+    assert len(await made(penstock)) >= 2
     assert await left(penstock) == []
 
 
@@ -94,9 +102,37 @@ async def test_a_door_of_another_name_or_authority_fails(
     assert await left(penstock) == []
 
 
+@pytest.mark.parametrize(("end", "revoked"), [("terminate", True), ("kill", False)])
+async def test_what_is_ended_while_it_waits_leaves_no_key_for_long(
+    penstock: Cluster, end: str, revoked: bool
+) -> None:
+    """Nothing listens where it asks: it has a key, and waits, when its pod is deleted."""
+    asks = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(SCRIPT), "rest", "http://127.0.0.1:1", "--wait=600"),
+        env=environment(penstock),
+    )
+    try:
+        await until(lambda: holds(penstock), 60, "it has a key")
+        getattr(asks, end)()
+        assert await asyncio.wait_for(asks.wait(), 60) == (128 + SIGTERM if revoked else -SIGKILL)
+    finally:
+        if asks.returncode is None:
+            asks.kill()
+    assert await holds(penstock) is not revoked
+    *_, record = await made(penstock)
+    assert record.expires == record.created + 900
+    await KeyStore(penstock.client, penstock.namespace).revoke(record.id)
+
+
+async def holds(penstock: Cluster) -> bool:
+    return bool(await left(penstock))
+
+
 async def left(penstock: Cluster) -> list[str]:
-    """Keys of the test's tenant that still hold, of which there were some."""
+    """Keys of the test's tenant that still hold."""
+    return [key.id for key in await made(penstock) if key.holds]
+
+
+async def made(penstock: Cluster) -> list[KeyRecord]:
     keys = await KeyStore(penstock.client, penstock.namespace).list()
-    made = [key for key in keys if key.tenant == "helm-test"]
-    assert made
-    return [key.id for key in made if not key.revoked]
+    return [key for key in keys if key.tenant == "helm-test"]

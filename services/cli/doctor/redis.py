@@ -226,9 +226,9 @@ async def _keys(it: Installation) -> Finding:
         records = await KeyStore(it.redis, it.settings.namespace).list()
     except (*RedisAway, RedisError) as error:
         return failed("API keys", f"cannot be read: {redacted(str(error))}", "see redis")
-    valid = sum(record.revoked is None for record in records)
+    valid = sum(record.holds for record in records)
     if valid:
-        return ok("API keys", f"{valid} valid, {len(records) - valid} revoked")
+        return ok("API keys", f"{valid} valid, {len(records) - valid} revoked or expired")
     return failed("API keys", "there is none that is valid", "penstock keys create --tenant NAME")
 
 

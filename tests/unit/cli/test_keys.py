@@ -68,14 +68,15 @@ def test_a_key_has_what_it_was_made_with(capsys):
     shown = rows(capsys)
     assert shown[plain][:5] == ["acme", "", "normal", "1", "all"]
     assert shown[full][:5] == ["acme", "a laptop", "low", "2.5", "tiny, small"]
-    for created, revoked in (shown[plain][5:], shown[full][5:]):
+    for created, expires, revoked in (shown[plain][5:], shown[full][5:]):
         assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", created)
+        assert not expires
         assert not revoked
     assert main(["keys", "revoke", plain]) == 0
     capsys.readouterr()
     shown = rows(capsys)
-    assert shown[plain][6].startswith("20"), "when"
-    assert not shown[full][6], "of this one alone"
+    assert shown[plain][7].startswith("20"), "when"
+    assert not shown[full][7], "of this one alone"
 
 
 def test_the_keys_are_those_of_the_penstock_that_runs_here(
@@ -110,6 +111,27 @@ def test_revoke_says_what_it_did(capsys):
     for unknown in (KEY.new(), "laptop", "key_"):
         assert main(["keys", "revoke", unknown]) == 1
         assert f"no key '{unknown}'" in capsys.readouterr().err
+
+
+def test_a_key_may_end_by_itself_and_the_list_says_when(capsys, monkeypatch):
+    monkeypatch.setattr("services.cli.keys._local", lambda unix_s: f"at {unix_s}")
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["keys", "create", "--tenant", "acme", "--expires", "12h"]) == 0
+    until = re.search(r", until (at \d+);", capsys.readouterr().err)
+    assert until
+    [[*_, created, expires, revoked]] = rows(capsys).values()
+    assert int(expires[3:]) - int(created[3:]) == 12 * 3600
+    assert not revoked
+    assert until[1] == expires
+
+
+@pytest.mark.parametrize(
+    "odd", ["", "0d", "12", "h", "-1h", "1.5h", "1y", "1 h", "99999999d", "²d"]
+)
+def test_an_odd_time_is_no_time_to_end_at(capsys, odd):
+    with pytest.raises(SystemExit):
+        main(["keys", "create", "--tenant", "acme", f"--expires={odd}"])
+    assert "30m, 12h" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("running")

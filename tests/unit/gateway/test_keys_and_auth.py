@@ -284,6 +284,35 @@ async def test_a_key_revoked_while_redis_goes_away_under_its_look_up_is_refused(
     assert (await refusal(authenticator, f"Bearer {key}")).reason == "invalid_api_key"
 
 
+async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
+    redis, namespace, monkeypatch
+):
+    clock = SimpleNamespace(now=1000.5)
+    times = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
+    monkeypatch.setattr("services.gateway.auth.time", times)
+    monkeypatch.setattr("services.gateway.keys.time", times)
+    store = Away(redis, namespace)
+    key, record = await store.create("acme", expires_in_s=100)
+    assert record.expires == 1100
+    assert await store.find(key_hash(key)) == record
+    header, authenticator = f"Bearer {key}", auth(store, cache_s=600)
+    clock.now = 1099.9
+    assert record.holds
+    assert (await authenticator.identify(header)).tenant == "acme"
+    clock.now = 1100.0
+    assert not record.holds
+    assert not authenticator.knows_keys
+    for away in (False, True):
+        store.away = away
+        for asked in (authenticator, auth(store)) if not away else (authenticator,):
+            error = await refusal(asked, header)
+            assert (error.code, error.reason) == (
+                grpc.StatusCode.UNAUTHENTICATED,
+                "invalid_api_key",
+            )
+            assert "expired" in str(error)
+
+
 async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespace, monkeypatch):
     monkeypatch.setattr("services.gateway.auth._CACHED_KEYS", 2)
     store = Away(redis, namespace)

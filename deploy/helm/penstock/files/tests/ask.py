@@ -8,6 +8,7 @@ Waits for the gateway to be ready first: after an install, models load for some 
 
 import argparse
 import json
+import signal
 import ssl
 import subprocess
 import sys
@@ -23,13 +24,15 @@ from protos import gateway_pb2, gateway_pb2_grpc
 
 QUESTION = "Say hello in one word."
 EVERY_S = 3.0
+ASKS_S = 300  # at most, once it is ready: the pod has no longer
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def main() -> int:
     arguments = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and revoke the key
     deadline = time.monotonic() + arguments.wait
-    with api_key() as key:
+    with api_key(arguments.wait) as key:
         ask = over_rest if arguments.way == "rest" else over_grpc
         model, text, tokens = ask(arguments, key, deadline)
     if not tokens:
@@ -51,10 +54,11 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 @contextmanager
-def api_key() -> Iterator[str]:
-    """A key of a tenant of its own, revoked afterwards."""
+def api_key(wait_s: float) -> Iterator[str]:
+    """A key of a tenant of its own, revoked afterwards; and if this is killed, it expires."""
+    create = ["penstock", "keys", "create", "--tenant", "helm-test", "--name", "helm test"]
     made = subprocess.run(
-        ["penstock", "keys", "create", "--tenant", "helm-test", "--name", "helm test"],
+        [*create, f"--expires={int(wait_s) + ASKS_S}s"],
         check=True,
         capture_output=True,
         text=True,
