@@ -97,6 +97,29 @@ def test_a_request_fails_once(breaker: Breaker) -> None:
     assert breaker.describe() == "closed, 1 of its last 1 requests failed"
 
 
+ENDS: dict[str, Callable[[Attempt], None]] = {
+    "succeeded": Attempt.succeeded,
+    "failed": lambda attempt: attempt.failed(0.0),
+    "lost": Attempt.lost,
+    "left": Attempt.left,
+}
+ENDED = {"succeeded": (0, 1), "failed": (1, 1), "lost": (1, 1), "left": (0, 0)}  # failed, of
+
+
+@pytest.mark.parametrize("later", ENDS)
+@pytest.mark.parametrize("first", ENDS)
+def test_what_a_request_ended_as_it_stays(breaker: Breaker, first: str, later: str) -> None:
+    """It may be told of twice, by its stream and by the loss of its link."""
+    one = breaker.began()
+    ENDS[first](one)
+    state = breaker.state
+    for _ in range(MIN_FAILURES):
+        ENDS[later](one)
+        one.answered()
+    failed, of = ENDED[first]
+    assert breaker.describe() == f"{state.value}, {failed} of its last {of} requests failed"
+
+
 def test_the_last_requests_count_and_those_within_the_window(
     breaker: Breaker, clock: Clock
 ) -> None:

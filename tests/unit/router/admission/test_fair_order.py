@@ -146,6 +146,18 @@ def test_a_recall_is_kept_where_a_new_slot_serves() -> None:
     assert (decided.granted, decided.recalled, len(line)) == (["calm"], [], 0)
 
 
+@pytest.mark.parametrize(("capacity", "state"), [(2, "waiting"), (3, "kept")])
+def test_what_was_recalled_once_can_be_recalled_again(capacity: int, state: str) -> None:
+    """Whether it gave its slot back or kept it: its recall is over then."""
+    line = order(recalls=2)
+    for id in ("f0", "f1"):
+        enter(line, 2, request(id, "flood", 0.0))
+    assert enter(line, 2, request("calm", "calm", 1.0)).recalled == ["f1"]
+    assert line.give_back("f1", 0.0, 1.0, capacity, 2.0, Decided()) == state
+    assert leave(line, 2, "calm", 3.0) == (["f1"] if state == "waiting" else [])
+    assert enter(line, 2, request("calm again", "calm", 4.0)).recalled == ["f1"]
+
+
 def test_what_runs_already_is_charged_and_what_is_unknown_is_ignored() -> None:
     line = order()
     line.hold(request("ran", "a", 0.0, work=50), 0.0)

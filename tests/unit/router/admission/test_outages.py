@@ -95,6 +95,31 @@ async def test_a_word_that_none_waits_for_gives_the_slot_back(routers):
     await asyncio.wait_for(waiting, 5)
 
 
+async def test_what_leaves_while_its_lease_is_renewed_ends_no_renewal(routers, monkeypatch):
+    """Redis does not know it, and it is no more there to be entered or held again."""
+    end = await routers.add()
+    holds, waits = ticket(), ticket()
+    await end.admit(holds)
+    waiting = asyncio.create_task(end.admit(waits))
+    await queued(end, 1, 1)
+    renewed = asyncio.Event()
+
+    async def renew(model: str, held: list[str], waiting: list[str]) -> Reply:
+        assert (held, waiting) == ([holds.id], [waits.id])
+        end.leave(holds)
+        end.leave(waits)
+        renewed.set()
+        return Reply(first=held, second=waiting)
+
+    monkeypatch.setattr(end._shared, "renew", renew)
+    end.poke()
+    await asyncio.wait_for(renewed.wait(), 5)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await queued(end, 0, 0)
+    end.check()
+
+
 async def test_what_the_answer_to_one_that_went_away_says_of_others_is_heard(
     make_routers, redis_url, seldom, monkeypatch
 ):
