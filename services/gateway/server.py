@@ -100,14 +100,14 @@ class GatewayService(Service):
         if self._grpc is not None:
             await self._grpc.drain()
         if own.shared_port and self._grpc is not None and self._http is not None:
-            self._grpc.close_door(own.lame_duck_s + grace_s + _LAST_WORDS_S)
+            self._grpc.close_door(own.leaves_after_s + grace_s + _LAST_WORDS_S)
             await self._http.close_door()
-            await self._http.emptied(own.lame_duck_s)
+            await self._http.emptied(own.leaves_after_s)
         else:
             if self._http is not None:
                 self._http.part()
-            await asyncio.sleep(own.lame_duck_s)
-            if own.lame_duck_s and self._grpc is not None:  # its clients have heard of it
+            await asyncio.sleep(own.leaves_after_s)
+            if own.leaves_after_s and self._grpc is not None:  # its clients have heard of it
                 self._grpc.close_door(grace_s + _LAST_WORDS_S)
         await asyncio.gather(intake.drain(grace_s), self.gateway.stores.drain(grace_s))
 

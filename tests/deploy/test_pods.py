@@ -100,7 +100,7 @@ def test_environment_is_of_settings_that_exist_and_are_valid(release: Release) -
 
 def test_a_pod_may_end_after_its_longest_stream(release: Release) -> None:
     settings = settings_of(release)
-    longest = settings.gateway.lame_duck_s + settings.drain_grace_s
+    longest = settings.gateway.leaves_after_s + settings.drain_grace_s
     for pod in release.pods:
         if pod.component in _OF_SERVE:
             assert pod.spec["terminationGracePeriodSeconds"] >= longest + 30, pod.owner

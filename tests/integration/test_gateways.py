@@ -30,7 +30,7 @@ def ports() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 async def rig(redis_url: str, namespace: str, ports: dict[str, Any]) -> AsyncIterator[Rig]:
-    own: Any = {**ports, "lame_duck_s": 5.0, "records_kept": KEPT}
+    own: Any = {**ports, "replicas": 2, "records_kept": KEPT}
     async with gateway_rig(redis_url, namespace, **own) as rig:
         rig.tokenizer.script = say("so", " it is")
         yield rig

@@ -11,6 +11,9 @@ from services.common.config.base import ServiceSettings
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
+_LOOKS_EVERY_S = 10.0
+
+
 class GatewaySettings(ServiceSettings):
     replicas: int = Field(1, ge=1, description="of the Serve graph")
     host: str = Field(
@@ -85,17 +88,25 @@ class GatewaySettings(ServiceSettings):
     write_timeout_s: float = Field(
         30.0, gt=0, description="a client that reads nothing for this long is cut off"
     )
-    lame_duck_s: float = Field(
-        0.0,
+    lame_duck_s: float | None = Field(
+        None,
         ge=0,
         description="how long a gateway that drains still takes new requests, while /readyz is 503 "
         "already: as long as load balancers need to look there; behind a shared port, how long it "
-        "waits for its clients to move, so set it where there are several gateways",
+        "waits at most for its clients to move; unset: 10 where `replicas` is two or more, else 0",
     )
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
     max_file_bytes_per_tenant: int = Field(
         64 * 2**20, gt=0, description="of all its files together, which Redis holds"
     )
+
+    @property
+    def leaves_after_s(self) -> float:
+        """`lame_duck_s`; where nothing is set, clients of one gateway have nowhere to go, and those
+        of several take a load balancer's usual time between two looks."""
+        if self.lame_duck_s is not None:
+            return self.lame_duck_s
+        return _LOOKS_EVERY_S if self.replicas > 1 else 0.0
 
     @model_validator(mode="after")
     def _tls_needs_both(self) -> "GatewaySettings":

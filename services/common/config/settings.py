@@ -125,7 +125,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     @property
     def drains_within_s(self) -> float:
         """How long the drain of a replica may take; the gateway's takes longest."""
-        return self.gateway.lame_duck_s + self.drain_grace_s
+        return self.gateway.leaves_after_s + self.drain_grace_s
 
     @property
     def peer_host(self) -> str:

@@ -74,6 +74,23 @@ def test_a_password_is_not_in_what_is_said_of_an_url(monkeypatch: pytest.MonkeyP
     assert "hunter2" not in error.value.errors()[0]["msg"]
 
 
+@pytest.mark.parametrize(
+    ("given", "leaves_after_s"),
+    [
+        ({}, 0),
+        ({"replicas": 2}, 10),
+        ({"replicas": 2, "lame_duck_s": 0}, 0),
+        ({"lame_duck_s": 3}, 3),
+    ],
+)
+def test_one_of_several_gateways_waits_until_its_clients_have_seen_that_it_leaves(
+    given: dict[str, float], leaves_after_s: float
+) -> None:
+    settings = Settings.model_validate({"gateway": given, "drain_grace_s": 20})
+    assert settings.gateway.leaves_after_s == leaves_after_s
+    assert settings.drains_within_s == leaves_after_s + 20
+
+
 def test_peers_are_told_a_host_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "me")
     monkeypatch.setattr("socket.gethostbyname", lambda name: {"me": "10.0.0.7"}[name])
