@@ -115,6 +115,29 @@ def test_a_collector_that_sends_nowhere_is_refused() -> None:
         render(None, {"collector": {"enabled": True}})
 
 
+@pytest.mark.parametrize(
+    ("exporter", "named"),
+    [
+        ({"headers": {"Authorization": "Bearer abc"}}, "headers.Authorization"),
+        ({"headers": {"x-honeycomb-team": "${env:TEAM}", "X-Api-Key": "abc"}}, "headers.X-Api-Key"),
+        ({"auth": {"basic": {"username": "u", "password": "abc"}}}, "auth.basic.password"),
+        ({"api": {"token": "abc"}}, "api.token"),
+    ],
+)
+def test_a_secret_for_the_collector_is_not_in_its_config_map(exporter: Thing, named: str) -> None:
+    def told(own: Thing) -> Release:
+        return render(None, {"collector": {"enabled": True, "exporters": {"otlp/far": own}}})
+
+    with pytest.raises(
+        HelmError, match=rf"collector.exporters.otlp/far.{named}: a secret"
+    ) as error:
+        told(exporter)
+    assert "abc" not in str(error.value)
+    right = {"headers": {"authorization": "Bearer ${env:T}"}, "sending_queue": {"enabled": True}}
+    files = {"tls": {"ca_file": "/ca"}, "auth": {"token_url": "https://t", "retries": 3}}
+    assert collector_config(told(right | files))["exporters"]["otlp/far"] == right | files
+
+
 def test_what_scales_by_itself_says_no_number(everything: Release) -> None:
     deployment = everything.one("Deployment", "demo-penstock-collector")
     scaler = everything.one("HorizontalPodAutoscaler")["spec"]

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from helm_python import Chart, HelmError
+from pydantic import SecretStr
 
+from services.common.config import Settings
 from tests.deploy.manifests import CHART, NAME, NAMESPACE, Release, Thing, render
 
 FOLDER = {"name": "a", "enabled": True, "path": "/opt/a", "decode": {"replicas": 2}}
@@ -88,9 +90,22 @@ def test_settings_go_to_the_applications_that_they_concern() -> None:
     assert model["env_vars"] == level | {"PENSTOCK_WORKER__THREADS": "3"}
 
 
-@pytest.mark.parametrize(
-    "name", ["DRAIN_GRACE_S", "GATEWAY__PORT", "WORKER__REPLICAS", "ROUTER__RAY", "REDIS_URL"]
-)
+def derived() -> list[str]:
+    """Settings that pods have from the chart's other values, and all that are secret."""
+    release = render(None, {"models": [FOLDER], "collector": {"enabled": False}})
+    told = {
+        entry["name"].removeprefix("PENSTOCK_")
+        for pod in release.pods
+        for container in pod.containers
+        for entry in container.get("env", [])
+        if entry["name"].startswith("PENSTOCK_")
+    }
+    fields = Settings.model_fields.items()
+    secret = {name.upper() for name, field in fields if field.annotation is SecretStr}
+    return sorted(told | secret | {"RAY_TOKEN_FILE", "WORKER__REPLICAS", "ROUTER__RAY", "MODELS"})
+
+
+@pytest.mark.parametrize("name", derived())
 def test_a_setting_that_the_chart_derives_is_not_set_twice(name: str) -> None:
     with pytest.raises(HelmError, match=f"settings.{name}: the chart sets this one"):
         chart(FOLDER, settings={name: "1"})

@@ -97,7 +97,7 @@ that a change of the router's restarts no worker. What the chart derives from ot
 be set twice. Call with (list . "model") or (list . "services").
 */}}
 {{- define "penstock.settings" -}}
-{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
+{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
 {{- $others := ternary "^(GATEWAY|RETRIEVAL|TOKENIZER|ROUTER)__" "^WORKER__" (eq (index . 1) "model") -}}
 {{- $variables := dict -}}
 {{- range $name, $value := (index . 0).Values.settings -}}
