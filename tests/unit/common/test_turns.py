@@ -43,3 +43,36 @@ async def test_no_place_is_lost_with_a_cancelled_one():
     assert late.cancelled()
     async with asyncio.timeout(1):
         await turns.take("c")
+
+
+async def test_as_many_as_there_are_places_take_one_at_once():
+    turns = Turns(2)
+    for _ in range(2):
+        assert turns.free
+        await asyncio.wait_for(turns.take("a"), 1)
+    assert not turns.free
+    third = asyncio.create_task(turns.take("a"))
+    await settle()
+    assert not third.done()
+    turns.give_back()
+    await asyncio.wait_for(third, 1)
+    assert not turns.free, "it went to the third"
+    for _ in range(2):
+        turns.give_back()
+        assert turns.free
+
+
+async def test_who_left_while_waiting_takes_no_place_and_no_turn():
+    turns = Turns(1)
+    await turns.take("a")
+    gone = [asyncio.create_task(turns.take(tenant)) for tenant in ("a", "a", "b")]
+    stays = asyncio.create_task(turns.take("a"))
+    await settle()
+    for one in gone:
+        one.cancel()
+    await settle()
+    turns.give_back()
+    await asyncio.wait_for(stays, 1)
+    assert not turns.free
+    turns.give_back()
+    assert turns.free

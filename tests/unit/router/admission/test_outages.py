@@ -24,6 +24,48 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return {"slot_lease_s": 3000.0}
 
 
+# ---- recalls, without a renewal's help ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_recall_is_asked_for_when_its_time_has_come(make_routers, own_redis, seldom, away):
+    routers = make_routers(own_redis.url, recall_after_s=0.05, **seldom)
+    routers.capacity = 2
+    end = await routers.add()
+    flood = [ticket("flood") for _ in range(2)]
+    for one in flood:
+        await end.admit(one)
+    if away:
+        own_redis.stop()
+    calm = ticket("calm")
+    await asyncio.wait_for(end.admit(calm), 10)
+    assert (calm.order, calm.queued) == ("local" if away else "redis", True)
+    assert [one.holds for one in flood] == [True, False]
+
+
+@pytest.mark.parametrize("state", ["kept", "unknown", "left"])
+async def test_a_slot_that_nobody_needs_any_more_is_kept(routers, seldom, monkeypatch, state):
+    end = await routers.add()
+    one = ticket()
+    await end.admit(one)
+    before = metrics.recalls._value.get()
+    asked = asyncio.Event()
+
+    async def give_back(ticket: Any, left_over: float) -> Reply:
+        if state == "left":  # while Redis takes its slot
+            end.leave(one)
+        asked.set()
+        return Reply(first="waiting" if state == "left" else state)
+
+    monkeypatch.setattr(end._shared, "give_back", give_back)
+    end._follow("m", Reply(recalled=[one.id]))
+    await asyncio.wait_for(asked.wait(), 5)
+    await until(lambda: not end._giving_back)
+    assert one.holds
+    assert not one.recalled.done()
+    assert (one.recalls, metrics.recalls._value.get()) == (0, before)
+
+
 # ---- who is told --------------------------------------------------------------------------------
 
 
