@@ -111,7 +111,10 @@ class Scale(Section):
     """Arguments of `application`: a Serve config scales the services here while it runs, which
     their environment would take new pods for."""
 
-    gateway: ServiceScale = ServiceScale()
+    gateway: ServiceScale | None = Field(
+        ServiceScale(),
+        description="null: gateways run outside of Ray, `python -m services.gateway`",
+    )
     retrieval: ServiceScale = ServiceScale()
     tokenizer: ServiceScale = ServiceScale()
     router: ServiceScale = ServiceScale()
@@ -124,9 +127,9 @@ def application(scale: Scale) -> Any:
     """
     settings = Settings()
     for service, its in scale:
-        changes = {name: value for name, value in its if value is not None}
+        changes = {name: value for name, value in its or () if value is not None}
         setattr(settings, service, settings.of_service(service).model_copy(update=changes))
-    return _services(settings, None)
+    return _services(settings, None, gateways=scale.gateway is not None)
 
 
 def model(spec: ModelSpec) -> Any:
@@ -205,7 +208,9 @@ def model_application(name: str) -> str:
     return f"model-{name}"
 
 
-def _services(settings: Settings, told: Settings | None, nodes: int = 1) -> Any:
+def _services(
+    settings: Settings, told: Settings | None, nodes: int = 1, gateways: bool = True
+) -> Any:
     """By `settings`; its replicas have those that they are `told`, or their environments'."""
 
     def deployment(service: str, *following: Any) -> Any:
@@ -213,8 +218,10 @@ def _services(settings: Settings, told: Settings | None, nodes: int = 1) -> Any:
         post, most = Post.of(service, told), _on_one_node(replicas, ray, nodes)
         return _deployment(service, post, settings, replicas, ray, most, *following)
 
-    tokenizer = deployment("tokenizer", deployment("router"))
-    return deployment("gateway", tokenizer, deployment("retrieval"))
+    router, retrieval = deployment("router"), deployment("retrieval")
+    if not gateways:
+        return deployment("tokenizer", router, retrieval)
+    return deployment("gateway", deployment("tokenizer", router), retrieval)
 
 
 def _model(settings: Settings, told: Settings | None, spec: ModelSpec, nodes: int = 1) -> Any:

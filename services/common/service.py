@@ -162,7 +162,8 @@ class Host:
         return registration
 
     def _start_metrics(self, host: str) -> str:
-        self._metrics = MetricsServer(self.service.pages(), asyncio.get_running_loop())
+        pages = {"/healthz": _lives, **self.service.pages()}
+        self._metrics = MetricsServer(pages, asyncio.get_running_loop())
         port = self._metrics.start(host, self._own.metrics_port)
         return f"http://{host_port(self.settings.peer_host, port)}/metrics"
 
@@ -225,6 +226,11 @@ class Host:
             await asyncio.to_thread(self._metrics.close)
         self._telemetry.close()
         await self._redis.aclose()
+
+
+async def _lives() -> dict[str, str]:
+    """That the process and its loop live, draining or not: what a liveness probe asks."""
+    return {"status": "ok"}
 
 
 async def _serve_until_signal(service_class: type[Service]) -> int:

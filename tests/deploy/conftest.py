@@ -6,6 +6,7 @@ from tests.deploy.manifests import Release, profiles, render
 
 # Beside the profiles: every part that is off by default, and stores that are not the chart's own.
 EVERYTHING = {
+    "gateway": {"autoscaling": {"enabled": True}},
     "models": [
         {
             "name": "Org/Model-8B",

@@ -27,8 +27,12 @@ class Network:
 
     def lets(self, source: End, target: End, port: int, protocol: str = "TCP") -> bool:
         """Whether a connection may leave its source and reach its target."""
-        leaves = self._side("Egress", "to", source, target, port, protocol)
+        leaves = self.leaves(source, target, port, protocol)
         return leaves and self.takes(source, target, port, protocol)
+
+    def leaves(self, source: End, target: End, port: int, protocol: str = "TCP") -> bool:
+        """Whether the source's own policies would let it go."""
+        return self._side("Egress", "to", source, target, port, protocol)
 
     def takes(self, source: End, target: End, port: int, protocol: str = "TCP") -> bool:
         """Whether the target's own policies would take it."""

@@ -76,12 +76,19 @@ def test_a_budget_leaves_one_pod_to_take_and_is_a_number(everything: Release) ->
         governed += 1
         assert budget["spec"]["minAvailable"] == pod.replicas - 1 >= 1, pod.owner
         assert "maxUnavailable" not in budget["spec"]
-    assert governed == sum(pod.replicas > 1 for pod in of_groups) == 4
+    assert governed == sum(pod.replicas > 1 for pod in of_groups) == 3
 
 
 def test_one_pod_has_no_budget_that_could_never_be_met() -> None:
     alone = render(None, {"gateway": {"replicas": 1}, "services": {"replicas": 1}})
     assert alone.of("PodDisruptionBudget") == []
+
+
+def test_one_of_the_gateways_may_be_taken_however_many_there_are(everything: Release) -> None:
+    budget = everything.one("PodDisruptionBudget", "demo-penstock-gateway")["spec"]
+    assert budget["maxUnavailable"] == 1
+    [gateway] = everything.pods_of("gateway")
+    assert budget["selector"]["matchLabels"].items() <= gateway.labels.items()
 
 
 def test_the_collector_takes_spans_where_they_are_sent(everything: Release) -> None:
@@ -138,14 +145,37 @@ def test_a_secret_for_the_collector_is_not_in_its_config_map(exporter: Thing, na
     assert collector_config(told(right | files))["exporters"]["otlp/far"] == right | files
 
 
-def test_what_scales_by_itself_says_no_number(everything: Release) -> None:
-    deployment = everything.one("Deployment", "demo-penstock-collector")
-    scaler = everything.one("HorizontalPodAutoscaler")["spec"]
+@pytest.mark.parametrize("name", ["demo-penstock-collector", "demo-penstock-gateway"])
+def test_what_scales_by_itself_says_no_number(everything: Release, name: str) -> None:
+    deployment = everything.one("Deployment", name)
+    scaler = everything.one("HorizontalPodAutoscaler", name)["spec"]
     assert "replicas" not in deployment["spec"]
-    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
     assert scaler["minReplicas"] == 2 <= scaler["maxReplicas"]
     [main] = deployment["spec"]["template"]["spec"]["containers"]
     assert "cpu" in main["resources"]["requests"], "its share of nothing is not known"
+
+
+def test_gateways_scale_by_what_one_loop_can_use(everything: Release) -> None:
+    """A share of the request would never be reached where that is two cores."""
+    [metric] = everything.one("HorizontalPodAutoscaler", "demo-penstock-gateway")["spec"]["metrics"]
+    assert metric["resource"]["target"] == {"type": "AverageValue", "averageValue": "700m"}
+
+
+def test_gateways_are_replaced_one_by_one_and_never_fewer(everything: Release) -> None:
+    for release in (everything, render("laptop")):
+        spec = release.one("Deployment", "demo-penstock-gateway")["spec"]
+        assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        probes = [c.get("startupProbe") for p in release.pods_of("decode") for c in p.containers]
+        loading = max(p["periodSeconds"] * p["failureThreshold"] for p in probes if p)
+        assert spec["progressDeadlineSeconds"] > loading, "it would be said to have failed"
+
+
+def test_fewer_gateways_at_most_than_at_least_are_refused() -> None:
+    with pytest.raises(HelmError, match=r"gateway\.autoscaling\.maxReplicas"):
+        render(
+            None, {"gateway": {"replicas": 3, "autoscaling": {"enabled": True, "maxReplicas": 2}}}
+        )
 
 
 def test_helm_test_sends_one_call_each_way(everything: Release) -> None:

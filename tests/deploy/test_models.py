@@ -11,6 +11,7 @@ from helm_python import Chart, HelmError
 from pydantic import SecretStr
 
 from services.common.config import Settings
+from tests.deploy.environment import variables
 from tests.deploy.manifests import CHART, NAME, NAMESPACE, Release, Thing, render
 
 FOLDER = {"name": "a", "enabled": True, "path": "/opt/a", "decode": {"replicas": 2}}
@@ -82,12 +83,45 @@ def test_a_model_that_is_switched_off_keeps_its_place_without_pods() -> None:
 
 def test_settings_go_to_the_applications_that_they_concern() -> None:
     """A change of what the router does restarts no worker."""
-    settings = {"LOG_LEVEL": "DEBUG", "ROUTER__QUEUE_LIMIT": 9, "WORKER__THREADS": 3}
-    found = applications(chart(FOLDER, settings=settings))
-    services, model = found["penstock"]["runtime_env"], found["model-a"]["runtime_env"]
-    level, limit = {"PENSTOCK_LOG_LEVEL": "DEBUG"}, {"PENSTOCK_ROUTER__QUEUE_LIMIT": "9"}
-    assert services["env_vars"] == level | limit
-    assert model["env_vars"] == level | {"PENSTOCK_WORKER__THREADS": "3"}
+    settings = {
+        "LOG_LEVEL": "DEBUG",
+        "GATEWAY__MAX_REQUESTS": 7,
+        "RETRIEVAL__TOP_K": 5,
+        "ROUTER__QUEUE_LIMIT": 9,
+        "ROUTER__STALL_TIMEOUT_S": 11,
+        "WORKER__THREADS": 3,
+        "WORKER__MAX_MODEL_LEN": 512,
+    }
+    release = chart(FOLDER, settings=settings)
+    found = applications(release)
+    [gateway] = release.pods_of("gateway")
+    told = {
+        "gateway": variables(gateway.spec["containers"][0]),
+        "services": found["penstock"]["runtime_env"]["env_vars"],
+        "model": found["model-a"]["runtime_env"]["env_vars"],
+    }
+    # Beside its own: gateways search, tokenizers know windows, workers tell when they stall.
+    wanted = {
+        "gateway": {"LOG_LEVEL", "GATEWAY__MAX_REQUESTS", "RETRIEVAL__TOP_K"},
+        "services": {
+            "LOG_LEVEL",
+            "RETRIEVAL__TOP_K",
+            "ROUTER__QUEUE_LIMIT",
+            "ROUTER__STALL_TIMEOUT_S",
+            "WORKER__MAX_MODEL_LEN",
+        },
+        "model": {
+            "LOG_LEVEL",
+            "ROUTER__STALL_TIMEOUT_S",
+            "WORKER__THREADS",
+            "WORKER__MAX_MODEL_LEN",
+        },
+    }
+    for audience, variables_of in told.items():
+        set_here = {n for n in settings if f"PENSTOCK_{n}" in variables_of}
+        assert set_here == wanted[audience], audience
+        for name in set_here:
+            assert variables_of[f"PENSTOCK_{name}"] == str(settings[name])
 
 
 def derived() -> list[str]:
@@ -170,10 +204,7 @@ def test_another_version_of_the_chart_makes_no_new_pods(tmp_path: Path) -> None:
 
 def test_a_pod_of_services_has_time_for_both_waves_of_its_drain() -> None:
     """`penstock drain --wait` ends tokenizer and retrieval first, then the router."""
-    groups = chart(FOLDER, requestTimeoutSeconds=100, lameDuckSeconds=5).groups()
-    seconds = {
-        name: group["template"]["spec"]["terminationGracePeriodSeconds"]
-        for name, group in groups.items()
-    }
+    release = chart(FOLDER, requestTimeoutSeconds=100, lameDuckSeconds=5)
+    seconds = {pod.component: pod.spec.get("terminationGracePeriodSeconds") for pod in release.pods}
     assert seconds["gateway"] > 5 + 100
     assert seconds["services"] > 5 + 2 * 100

@@ -26,7 +26,8 @@ COMPONENT_OF = {
     "cli": ("cli",),
 }
 SERVE = ("gateway", "services", "prefill", "decode")
-RAY = ("head", *SERVE)
+RAY = ("head", "services", "prefill", "decode")
+GRAPH = ("gateway", *RAY)
 STORES = ("redis", "qdrant")
 
 STRANGER = End({"app": "stranger"}, "elsewhere")
@@ -77,7 +78,7 @@ def needed(settings: Settings) -> set[Path]:
         *calls_between_services(settings),
         *product(RAY, RAY, own_ports),
         *product(RAY, ["head"], [6379, 8265]),
-        *product((*RAY, "cli", "test"), ["redis"], [6379]),
+        *product((*GRAPH, "cli", "test"), ["redis"], [6379]),
         *product(("services", "cli"), ["qdrant"], [6333]),
         *(("cli", *path) for path in metrics(settings)),
         *product(SERVE, ["collector"], [4317]),
@@ -125,6 +126,21 @@ def test_the_door_can_be_open_to_some() -> None:
     assert network.lets(End({}, "ingress"), gateway, 8000)
     assert network.lets(End(release.pods_of("test")[0].labels), gateway, 8001)
     assert not network.lets(STRANGER, gateway, 8000)
+
+
+def test_a_gateway_and_ray_do_not_reach_each_other(everything: Release) -> None:
+    """Not even where nothing listens as yet: who takes over a gateway may make a token up."""
+    network = Network.of(everything)
+    of_ray = [6379, 8265, 6380, 6381, 6382, 6383, 8080, 52365, 10001, 10002, 10500, 10999]
+    [gateway] = [End(pod.labels) for pod in everything.pods_of("gateway")]
+    for pod in everything.pods:
+        if pod.component not in RAY:
+            continue
+        other = End(pod.labels)
+        for port in of_ray:
+            assert not network.leaves(gateway, other, port), pod.owner
+            assert not network.takes(gateway, other, port), pod.owner
+            assert not network.takes(other, gateway, port), pod.owner
 
 
 def test_strangers_reach_nothing_else(
@@ -221,9 +237,9 @@ def test_stores_and_spans_elsewhere_are_reached() -> None:
         allowed = {
             port for port in (443, 4320, 6333, 6379, 6380) if network.lets(end, INTERNET, port)
         }
-        wanted = {6380} if pod.component in (*RAY, "cli", "test") else set()
+        wanted = {6380} if pod.component in (*GRAPH, "cli", "test") else set()
         wanted |= {443} if pod.component in ("services", "cli") else set()
-        wanted |= {4320} if pod.component in RAY else set()
+        wanted |= {4320} if pod.component in GRAPH else set()
         assert allowed == wanted, pod.owner
 
 

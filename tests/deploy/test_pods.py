@@ -1,5 +1,6 @@
 """What must hold for every pod: it may do little, and what is written about it fits together."""
 
+import json
 import re
 
 from services.common.config import unknown_names
@@ -107,6 +108,34 @@ def test_a_pod_may_end_after_its_longest_stream(release: Release) -> None:
             [main] = pod.spec["containers"]
             command = " ".join(main["lifecycle"]["preStop"]["exec"]["command"])
             assert re.search(r"penstock drain .*--wait", command), pod.owner
+
+
+def test_a_gateway_has_nothing_of_rays(release: Release) -> None:
+    """The one pod that strangers speak to. KubeRay gives the token to pods of its groups alone."""
+    assert all("gateway" not in pod.owner for pod in release.pods if pod.owner.startswith("Ray"))
+    [gateway] = release.pods_of("gateway")
+    [main] = gateway.spec["containers"]
+    assert gateway.owner == "Deployment/demo-penstock-gateway"
+    assert main["command"] == ["tini", "--", "python", "-m", "services.gateway"]
+    for entry in main["env"]:
+        assert not entry["name"].startswith("RAY"), "also RAY_AUTH_TOKEN"
+        assert "QDRANT" not in entry["name"], "it asks retrieval"
+    assert not any("ray" in key for key in (*gateway.labels, *gateway.annotations))
+    own = json.dumps(gateway.spec)
+    assert "ray-token" not in own
+    assert "6379" not in own.replace("-redis.llm.svc:6379", "")
+
+
+def test_a_flood_at_the_door_has_no_gateway_killed(release: Release) -> None:
+    """Liveness is asked where strangers do not come, and of what holds while it drains, too."""
+    settings = settings_of(release)
+    [gateway] = release.pods_of("gateway")
+    [main] = gateway.spec["containers"]
+    [metrics] = [p for p in main["ports"] if p["name"] == main["livenessProbe"]["httpGet"]["port"]]
+    assert metrics["containerPort"] == settings.gateway.metrics_port
+    assert main["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert main["startupProbe"]["grpc"] == {"port": settings.gateway.health_port}
+    assert main["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_certificates_lie_where_the_settings_look_for_them(release: Release) -> None:

@@ -33,7 +33,7 @@ def test_each_model_is_an_application_of_its_own(release: Release) -> None:
 
 
 def test_settings_of_the_applications_are_valid(release: Release) -> None:
-    base = variables(release.pods_of("gateway")[0].spec["containers"][0])
+    base = variables(release.pods_of("head")[0].spec["containers"][0])
     for application in config(release).applications:
         read({**base, **application.runtime_env.get("env_vars", {})})
 
@@ -70,13 +70,14 @@ def test_groups_do_not_grow_by_themselves(release: Release) -> None:
 
 def _deployments(release: Release) -> list[tuple[int, dict[str, Any]]]:
     """Replicas and Ray options of every deployment that the applications make."""
-    base = variables(release.pods_of("gateway")[0].spec["containers"][0])
+    base = variables(release.pods_of("head")[0].spec["containers"][0])
     found = []
     for application in config(release).applications:
         environment = {**base, **application.runtime_env.get("env_vars", {})}
         settings = read(environment)
         if application.name == "penstock":
-            for service in ("gateway", "retrieval", "tokenizer", "router"):
+            assert application.args["gateway"] is None, "gateways are not Ray's"
+            for service in ("retrieval", "tokenizer", "router"):
                 its = application.args.get(service, {})
                 ray = its.get("ray") or settings.of_service(service).ray.model_dump()
                 found.append((its.get("replicas") or settings.replicas_of(service), ray))

@@ -1,6 +1,7 @@
-"""What the chart renders runs: each pod of the laptop profile is a Ray node of its own, with the
-pod's environment, Ray parameters and certificates, at an address of its own; Serve's config goes
-the way that KubeRay sends it. Not tried here: what the kubelet and KubeRay do besides."""
+"""What the chart renders runs: each pod of the laptop profile's Ray cluster is a Ray node of its
+own, with the pod's environment, Ray parameters and certificates, at an address of its own; the
+gateway is what its pod runs, outside of Ray; Serve's config goes the way that KubeRay sends it. Not
+tried here: what the kubelet and KubeRay do besides."""
 
 import base64
 import os
@@ -37,7 +38,7 @@ _STORES = re.compile("PENSTOCK_(REDIS|QDRANT)_|REDIS_AUTH")
 
 
 class Pods:
-    """Ray nodes that stand for the pods of a release; `close` ends them by process id."""
+    """Processes that stand for the pods of a release; `close` ends them by process id."""
 
     def __init__(self, release: Release, folder: Path, redis: EmbeddedRedis) -> None:
         self._release, self._folder, self._redis = release, folder, redis
@@ -59,10 +60,42 @@ class Pods:
             assert group["replicas"] == 1, "of the laptop profile"
             await self._start(name, group, [f"--address={self.addresses['head']}:{self.gcs}"])
 
+    def start_gateway(self) -> subprocess.Popen[bytes]:
+        """The container's own command, but for tini, which comes with the image."""
+        [pod] = self._release.pods_of("gateway")
+        [container] = pod.spec["containers"]
+        assert container["command"][:3] == ["tini", "--", "python"]
+        self._place("gateway", container, pod.spec)
+        self._run("gateway", [sys.executable, *container["command"][3:]])
+        return self._processes[-1]
+
+    def _place(self, name: str, container: Thing, spec: Thing) -> None:
+        self.addresses[name] = f"{self._network}.{len(self.addresses) + 1}"
+        self.environments[name] = self._environment(name, container, spec)
+
+    def _run(self, name: str, command: list[str]) -> Path:
+        """Returns its log."""
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as sink:
+            self._processes.append(
+                subprocess.Popen(
+                    [*dying_with_parent(), *command],
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    cwd=self._folder,
+                    env=self.environments[name],
+                )
+            )
+        return log
+
     async def _start(self, name: str, group: Thing, arguments: list[str]) -> None:
         """Returns once the node has joined: several at once take longer than Ray waits."""
-        self.addresses[name] = f"{self._network}.{len(self.addresses) + 1}"
         [container] = group["template"]["spec"]["containers"]
+        self._place(name, container, group["template"]["spec"])
+        # As KubeRay does for `authOptions.mode: token`.
+        assert self._release.ray["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+        self.environments[name] |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
         given = {
             option: value.strip("'")  # of the shell that KubeRay starts it in
             for option, value in group["rayStartParams"].items()
@@ -73,19 +106,7 @@ class Pods:
         own = [f"--node-ip-address={self.addresses[name]}", "--disable-usage-stats"]
         for option in ("dashboard-agent-listen-port", "metrics-export-port"):
             own.append(f"--{option}={free_port()}")
-        template = group["template"]["spec"]
-        self.environments[name] = self._environment(name, container, template)
-        log = self._folder / f"{name}.log"
-        with log.open("wb") as sink:
-            self._processes.append(
-                subprocess.Popen(
-                    [*dying_with_parent(), *python, *options, *own, *arguments],
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env=self.environments[name],
-                )
-            )
+        log = self._run(name, [*python, *options, *own, *arguments])
 
         def joined() -> bool:
             said = log.read_text(errors="replace")
@@ -116,9 +137,6 @@ class Pods:
             "PENSTOCK_DATA_DIR": str(home),
             "PENSTOCK_TLS_DIR": str(self._certificates(home, container, spec)),
             "HOME": str(home),
-            # As KubeRay does for `authOptions.mode: token`.
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self.token,
         }
 
     def _secret(self, reference: Thing) -> str | None:
@@ -197,7 +215,7 @@ def _release() -> Release:
     """The laptop profile's; the image's model is this repository's."""
     pool = {"replicas": 1}
     model = {"name": "penstock-demo", "enabled": True, "path": str(ROOT / "models/demo")}
-    settings = {"ROUTER__QUEUE_LIMIT": 17, "LOG_LEVEL": "WARNING"}
+    settings = {"ROUTER__QUEUE_LIMIT": 17, "GATEWAY__MAX_REQUESTS": 64, "LOG_LEVEL": "WARNING"}
     models = [{**model, "prefill": pool, "decode": pool}]
     return render("laptop", {"models": models, "settings": settings})
 
@@ -213,6 +231,7 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
         await until(operator.answers, START_S, "the head's dashboard")
         # KubeRay waits for no worker: they come, and become ready, after this.
         operator.submit(release.ray["serveConfigV2"])
+        process = pods.start_gateway()
         await pods.start_workers()
         names = {"penstock", "model-penstock-demo"}
         await until(lambda: operator.states() == dict.fromkeys(names, "RUNNING"), START_S, "Serve")
@@ -235,6 +254,8 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
             for one in groups:
                 await _probed(f"{pods.addresses[one]}:{ports[service] + 200}")
         [router], [gateway] = found["router"], found["gateway"]
+        assert not any(name.startswith("RAY") for name in psutil.Process(gateway.pid).environ())
+        assert psutil.Process(gateway.pid).environ()["PENSTOCK_GATEWAY__MAX_REQUESTS"] == "64"
         assert psutil.Process(router.pid).environ()["PENSTOCK_ROUTER__QUEUE_LIMIT"] == "17"
         for worker in found["worker"]:
             own = psutil.Process(worker.pid).environ()
@@ -243,8 +264,8 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
 
         await _answers_a_chat(f"http://{pods.addresses['gateway']}:8000", redis)
 
-        # What preStop runs, in the gateway's pod: nobody finds it any more.
-        [container] = release.groups()["gateway"]["template"]["spec"]["containers"]
+        # What preStop runs, in the gateway's pod: nobody finds it any more; then its end.
+        [container] = release.pods_of("gateway")[0].spec["containers"]
         shell = container["lifecycle"]["preStop"]["exec"]["command"]
         assert shell[:2] == ["bash", "-c"]
         command = shell[2].replace("penstock ", f"{sys.executable} -m services.cli ")
@@ -253,6 +274,8 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
         )
         assert drained.returncode == 0, drained.stderr
         assert gateway.id not in {r.id for r in await _replicas(redis, "gateway")}
+        process.terminate()
+        assert process.wait(timeout=30) == 0
 
 
 async def _probed(address: str) -> None:
@@ -272,8 +295,9 @@ async def _answers_a_chat(door: str, redis: EmbeddedRedis) -> None:
     question = {"role": "user", "content": "What is a penstock?"}
     body = {"model": "penstock-demo", "messages": [question], "max_tokens": 8}
     async with httpx.AsyncClient(base_url=door, timeout=120, trust_env=False) as api:
-        ready = [(await api.get("/readyz")).status_code, (await api.get("/healthz")).status_code]
-        assert ready == [200, 200], "what the probes ask"
+        lives = door.replace(":8000", ":9100/healthz")
+        told = [(await api.get(url)).status_code for url in ("/readyz", lives)]
+        assert told == [200, 200], "what the probes ask"
         answer = await api.post(
             "/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
         )

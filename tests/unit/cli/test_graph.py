@@ -190,6 +190,12 @@ def test_a_serve_config_says_how_many_and_each_replica_reads_its_own_environment
     assert post_of(workers["decode-m"]).own_settings().worker.threads == 2
 
 
+def test_a_serve_config_may_leave_the_gateways_out() -> None:
+    graph = deployed(serve_config(app.application, {"gateway": None, "router": {"replicas": 3}}))
+    assert sorted(graph) == ["retrieval", "router", "tokenizer"]
+    assert graph["router"].num_replicas == 3
+
+
 @pytest.mark.parametrize(
     ("builder", "arguments", "told"),
     [

@@ -1,9 +1,11 @@
 import asyncio
 import os
 import signal
+import threading
 from urllib.parse import urlsplit
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -75,6 +77,21 @@ async def test_a_host_serves_health_reflection_and_metrics_and_registers(
     assert host.service.drained
     assert host.service.stopped
     await redis.aclose()
+
+
+async def test_it_lives_while_it_drains_and_not_when_its_loop_hangs(settings: Settings) -> None:
+    host = Host(Quiet, settings)
+    replica = await host.start()
+    url = urlsplit(replica.metrics_url)._replace(path="/healthz").geturl()
+    async with httpx.AsyncClient(timeout=30, trust_env=False) as probe:
+        await host.drain()
+        assert (await probe.get(url)).status_code == 200
+    probed = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=30).status_code))
+    answers: list[int] = []
+    probed.start()
+    probed.join()  # on the loop that should answer
+    assert answers == [503]
+    await host.stop()
 
 
 async def test_a_failed_check_takes_the_replica_out_of_registry_and_health(

@@ -1,7 +1,5 @@
 {{/*
-The environment of every pod of the graph, the head's too: the graph is built there, from the same
-settings. What differs by pod is its address. Settings from `settings` are not here but in
-serveConfigV2, where a change is a rolling update in place instead of a new cluster of pods.
+The environment of every pod that runs Penstock. What differs by pod is its address.
 */}}
 {{- define "penstock.environment" -}}
 - name: PENSTOCK_BIND_HOST
@@ -43,7 +41,6 @@ serveConfigV2, where a change is a rolling update in place instead of a new clus
       key: {{ .Values.internalSecret.keyAlso }}
       optional: true
 {{- include "penstock.redis.environment" . | trim | nindent 0 }}
-{{- include "penstock.qdrant.environment" . | trim | nindent 0 }}
 {{- if .Values.certificates.enabled }}
 - name: PENSTOCK_TLS_DIR
   value: /etc/penstock/tls
@@ -62,6 +59,15 @@ serveConfigV2, where a change is a rolling update in place instead of a new clus
   value: /etc/penstock/stores/otlp-ca.crt
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/*
+Besides, that of the pods of the Ray cluster; the head's too: the graph is built there, from the same
+settings. Those of `settings` are not here but in serveConfigV2, where a change is a rolling update
+in place instead of a new cluster of pods.
+*/}}
+{{- define "penstock.ray.environment" -}}
+{{- include "penstock.qdrant.environment" . | trim | nindent 0 }}
 - name: HF_HUB_OFFLINE  # checkpoints come with the image or by the download Job
   value: "1"
 - name: TRITON_CACHE_DIR
@@ -92,19 +98,20 @@ key: {{ .Values.otlp.caSecret.key }}
 {{- end -}}
 
 {{/*
-Settings for an application's runtime_env: those of `settings` that concern it, as variables, so
-that a change of the router's restarts no worker. What the chart derives from other values cannot
-be set twice. Call with (list . "model") or (list . "services").
+Those of `settings` that somebody reads, as variables, so that a change of the router's restarts no
+worker. What the chart derives from other values cannot be set twice. Call with (list . "gateway"),
+(list . "services") or (list . "model").
 */}}
 {{- define "penstock.settings" -}}
 {{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
-{{- $others := ternary "^(GATEWAY|RETRIEVAL|TOKENIZER|ROUTER)__" "^WORKER__" (eq (index . 1) "model") -}}
+{{- $sections := dict "gateway" "^(GATEWAY|RETRIEVAL)__" "services" "^(RETRIEVAL|TOKENIZER|ROUTER)__|^WORKER__MAX_MODEL_LEN$" "model" "^WORKER__|^ROUTER__STALL_TIMEOUT_S$" -}}
+{{- $own := get $sections (index . 1) -}}
 {{- $variables := dict -}}
 {{- range $name, $value := (index . 0).Values.settings -}}
 {{- if regexMatch $derived $name -}}
 {{- fail (printf "settings.%s: the chart sets this one from its other values" $name) -}}
 {{- end -}}
-{{- if not (regexMatch $others $name) -}}
+{{- if or (regexMatch $own $name) (not (contains "__" $name)) -}}
 {{- $_ := set $variables (printf "PENSTOCK_%s" $name) (kindIs "string" $value | ternary $value (toJson $value)) -}}
 {{- end -}}
 {{- end -}}

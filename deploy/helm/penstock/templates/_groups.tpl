@@ -90,6 +90,7 @@ spec:
         {{- include "penstock.containerSecurityContext" $root | nindent 8 }}
       env:
         {{- include "penstock.environment" $root | trim | nindent 8 }}
+        {{- include "penstock.ray.environment" $root | trim | nindent 8 }}
         {{- with .environment }}
         {{- . | trim | nindent 8 }}
         {{- end }}
@@ -137,11 +138,6 @@ spec:
           mountPath: /etc/penstock/stores
           readOnly: true
         {{- end }}
-        {{- if and (eq .component "gateway") (include "penstock.door.secretName" $root) }}
-        - name: door
-          mountPath: /etc/penstock/door
-          readOnly: true
-        {{- end }}
   volumes:
     - name: tmp
       emptyDir: {sizeLimit: {{ $root.Values.scheduling.tmpSizeLimit }}}
@@ -171,11 +167,5 @@ spec:
     {{- end }}
     {{- with include "penstock.stores.volume" $root }}
     {{- . | trim | nindent 4 }}
-    {{- end }}
-    {{- if and (eq .component "gateway") (include "penstock.door.secretName" $root) }}
-    - name: door
-      secret:
-        secretName: {{ include "penstock.door.secretName" $root }}
-        defaultMode: 0440
     {{- end }}
 {{- end -}}

@@ -32,12 +32,13 @@ applications:
   {{- end }}
 {{- end -}}
 
-{{/* How many of each service, and the resource of which each pod has one: so a pod has one replica. */}}
+{{/* How many of each service, and the resource of which each pod has one: so a pod has one replica.
+Gateways are a Deployment. */}}
 {{- define "penstock.services.scale" -}}
-{{- $services := int .Values.services.replicas -}}
-{{- range $service, $count := dict "gateway" (int .Values.gateway.replicas) "retrieval" $services "tokenizer" $services "router" $services }}
+gateway: null
+{{- range $service := list "retrieval" "tokenizer" "router" }}
 {{ $service }}:
-  replicas: {{ $count }}
+  replicas: {{ $.Values.services.replicas }}
   ray:
     resources: {penstock-{{ $service }}: 1}
 {{- end }}
