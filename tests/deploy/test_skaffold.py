@@ -2,9 +2,12 @@
 
 import copy
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +127,7 @@ def test_files_are_synced_to_where_the_image_has_them(skaffold: Thing) -> None:
 def test_what_follows_a_sync_ends_replicas_and_nothing_else(
     skaffold: Thing, tmp_path: Path
 ) -> None:
-    """Ray Serve starts a replica again whose process has ended."""
+    """Ray Serve starts a replica again whose process has ended; a gateway's container does."""
     [artifact] = skaffold["build"]["artifacts"]
     [hook] = artifact["sync"]["hooks"]["after"]
     python, *arguments = hook["container"]["command"]
@@ -139,7 +142,12 @@ def test_what_follows_a_sync_ends_replicas_and_nothing_else(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        for name in ("ray::ServeReplica:test:gateway", "ray::ServeController")
+        for name in (
+            "ray::ServeReplica:test:router",
+            "python -m services.gateway",
+            "ray::ServeController",
+            "bash -c while :; do python -m services.gateway; done",
+        )
     ]
     try:
         for process in processes:
@@ -148,9 +156,11 @@ def test_what_follows_a_sync_ends_replicas_and_nothing_else(
         mine = f"psutil.pids = lambda: {[p.pid for p in processes]}"
         code = arguments[1].replace("import psutil", f"import psutil; {mine}", 1)
         subprocess.run([sys.executable, arguments[0], code], check=True)
-        assert processes[0].wait(timeout=30) == -15
-        processes[1].communicate(timeout=30)
-        assert processes[1].returncode == 0, "it ended when it was told to, not by a signal"
+        for ended in processes[:2]:
+            assert ended.wait(timeout=30) == -15
+        for left in processes[2:]:
+            left.communicate(timeout=30)
+            assert left.returncode == 0, "it ended when it was told to, not by a signal"
     finally:
         for process in processes:
             process.kill()
@@ -158,6 +168,44 @@ def test_what_follows_a_sync_ends_replicas_and_nothing_else(
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()
+
+
+def test_a_gateway_that_is_ended_starts_again_and_its_container_can_be_stopped(
+    skaffold: Thing, tmp_path: Path
+) -> None:
+    """In the dev loop: a container that ended would start from the image, without the new files."""
+    [pod] = _rendered(skaffold).pods_of("gateway")
+    [container] = pod.spec["containers"]
+    assert container["command"] == ["tini", "--", "bash", "-c"]
+    log = tmp_path / "log"
+    log.touch()
+    (tmp_path / "python").write_text(
+        f"#!/bin/sh\ntrap 'echo ended >> {log}; exit 0' TERM\necho $$ >> {log}\n"
+        "while :; do sleep 0.05; done\n"
+    )
+    (tmp_path / "python").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    bash = subprocess.Popen(["bash", "-c", *container["args"]], env=environment)
+
+    def said(lines: int) -> list[str]:
+        deadline = time.monotonic() + 30
+        while len(told := log.read_text().split()) < lines:
+            assert time.monotonic() < deadline, told
+            time.sleep(0.01)
+        return told
+
+    try:
+        [first] = said(1)
+        os.kill(int(first), signal.SIGTERM)
+        [_, ended, second] = said(3)
+        assert ended == "ended"
+        assert second != first
+        bash.terminate()
+        assert bash.wait(timeout=30) == 0
+        assert said(4)[-1] == "ended", "it has drained"
+    finally:
+        bash.kill()
+        bash.wait()
 
 
 @pytest.mark.parametrize("profiles", CHOICES)
