@@ -137,12 +137,20 @@ def _tokenizer(spec: ModelSpec, folder: Path) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # Not to say False is to be asked, in a terminal, whether its code may run.
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises many kinds for a folder that is not whole
-        raise ValueError(f"model {spec.name!r}: no tokenizer in {folder}: {error}") from error
+        why = "code of its own, which is not run" if _wants_code(error) else error
+        raise ValueError(f"model {spec.name!r}: no tokenizer in {folder}: {why}") from error
     if not tokenizer.is_fast:
         raise ValueError(f"model {spec.name!r}: {type(tokenizer).__name__} is not supported")
     return tokenizer
+
+
+def _wants_code(error: Exception) -> bool:
+    return "trust_remote_code" in str(error)
 
 
 def _config(spec: ModelSpec, folder: Path) -> dict[str, Any]:

@@ -62,6 +62,24 @@ def test_a_checkpoint_without_tokenizer_json_is_converted(tmp_path: Path) -> Non
     assert model.tokenizer.encode(text).ids == tokenizer.encode(text).ids
 
 
+def test_a_checkpoints_own_code_is_not_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs in a terminal could be asked, and say yes."""
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    folder.mkdir()
+    byte_level().model.save(str(folder))
+    code = f"open({str(ran)!r}, 'w')\nfrom transformers import GPT2TokenizerFast as Own\n"
+    (folder / "own.py").write_text(code)
+    told = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text('{"model_type": "own", "max_position_embeddings": 64}')
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    with pytest.raises(ValueError, match="'tiny': .* code of its own, which is not run"):
+        load(ModelSpec(name="tiny", path=str(folder)))
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize("missing", ["tokenizer.json", "config.json", "max_position_embeddings"])
 def test_what_is_missing_is_said_with_the_model_s_name(tmp_path: Path, missing: str) -> None:
     spec = write(tmp_path, {"vocab_size": 320, "model_type": "llama"})
