@@ -19,7 +19,8 @@ from services.cli.registry import registered, settings_here
 from services.common.certificates import CertificateError
 from services.common.config import Settings
 from services.common.discovery import Replica, machine_id
-from services.common.transport import KEEPALIVE, Transport
+from services.common.grpc_options import KEEPALIVE
+from services.common.transport import Transport
 
 _TIMEOUT_S = 10.0  # for an answer
 _MARGIN_S = 15.0  # beyond what a replica says that its drain takes

@@ -21,19 +21,19 @@ from services.common.config import AUTO, Settings, unknown_names
 from services.common.discovery import DRAINING, Registration, Replica, host_id, new_replica_id
 from services.common.draining import HOST_SERVICE, HostServicer
 from services.common.give_back import give_back_memory
+from services.common.grpc_options import (
+    HEALTH_CONNECTIONS,
+    KEEPALIVE_ALLOWED,
+    MESSAGE_LIMITS,
+    bounded,
+)
 from services.common.logs import configure_logging
 from services.common.metrics import tell_build
 from services.common.metrics_server import MetricsServer, Page
+from services.common.open_files import allow_connections
 from services.common.redis import Redis, connect
 from services.common.telemetry import Telemetry
-from services.common.transport import (
-    KEEPALIVE_ALLOWED,
-    MESSAGE_LIMITS,
-    Transport,
-    health_server,
-    host_port,
-    listen,
-)
+from services.common.transport import Transport, health_server, host_port, listen
 from services.common.versions import version
 from services.common.waiting import first_done
 
@@ -99,7 +99,8 @@ class Host:
         self._health = health.aio.HealthServicer()
         self._own = self.settings.of_service(service_class.name)
         self._transport = Transport.of(self.settings, service_class.name)
-        self._server = self._transport.server(SERVER_OPTIONS, health=self._health)
+        options = [*SERVER_OPTIONS, *bounded(self._own.internal_connections)]
+        self._server = self._transport.server(options, health=self._health)
         self._health_server: grpc.aio.Server | None = None
         self._registration: Registration | None = None
         self._listed_draining: Registration | None = None
@@ -133,6 +134,7 @@ class Host:
             always = (HOST_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
             names = (*self.service.grpc_services, *always)
             reflection.enable_server_reflection(names, self._server)
+        allow_connections(self._own.internal_connections + HEALTH_CONNECTIONS)
         port = self._transport.listen(self._server, host, self._own.internal_port)
         await self._server.start()
         if self._own.health_port is not None:

@@ -29,9 +29,9 @@ from prometheus_client import Counter
 from services.common.callers import allowed, may_call
 from services.common.certificates import CertificateFiles, channel_credentials, dns_name
 from services.common.config import Settings
+from services.common.grpc_options import HEALTH_CONNECTIONS, Options, bounded
 from services.common.secrets import kept_secret
 
-Options = Sequence[tuple[str, Any]]
 _Handler = Any  # grpc.RpcMethodHandler, which has no type stubs
 
 _KEY = "penstock-secret-bin"
@@ -39,24 +39,6 @@ _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _HEALTH_OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 16)]
 _ANSWER_S = 5.0
-_MAX_MESSAGE_BYTES = 64 * 2**20
-MESSAGE_LIMITS = [  # for both ends
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-]
-
-# A peer that vanished without a word (its host, the path to it) is noticed in the sum of both.
-KEEPALIVE_MS, KEEPALIVE_ANSWER_MS = 10_000, 5_000
-KEEPALIVE = [  # of a channel
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MS),
-    ("grpc.http2.max_pings_without_data", 0),  # any number
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_ANSWER_MS),
-]
-KEEPALIVE_ALLOWED = [  # of a server, which would otherwise end a connection for its pings
-    *KEEPALIVE,
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
-]
 
 _refused = Counter(
     "penstock_refused_calls_total", "Internal calls without the secret, or not allowed", ["why"]
@@ -125,7 +107,8 @@ def health_server(health: health_aio.HealthServicer) -> grpc.aio.Server:
     """A server that tells anyone whether it is well, and nothing else; to be listened with by
     `listen`, without certificates."""
     nobody = secrets.token_bytes(32)
-    return grpc.aio.server(interceptors=[_Lock([nobody], health)], options=_HEALTH_OPTIONS)
+    options = [*_HEALTH_OPTIONS, *bounded(HEALTH_CONNECTIONS)]
+    return grpc.aio.server(interceptors=[_Lock([nobody], health)], options=options)
 
 
 async def refuses_strangers(address: str, method: str) -> bool:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -12,6 +11,7 @@ from typing import Any, cast
 import uvicorn
 
 from services.common.certificates import CertificateFiles
+from services.common.open_files import allow_connections
 from services.gateway.connections import Connection, Door
 from services.gateway.handshake import TlsListener
 from services.gateway.pipeline import Gateway
@@ -23,7 +23,6 @@ _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _CLOSE_S = 2  # for the last bytes of connections when the server ends
 _LOOK_EVERY_S = 0.05
-_OTHER_FILES = 512  # open at once, beside the connections
 
 
 class HttpServer:
@@ -36,7 +35,7 @@ class HttpServer:
         own = gateway.settings.gateway
         self._listener = _listen(host, port, shared=own.shared_port)
         self._door = Door(own)
-        self._connections = own.max_connections
+        self._connections = own.open_at_once
         self._tls: TlsListener | None = None
         if certificates is not None:
             self._tls = TlsListener(self._listener, self._door, certificates, self._protocol)
@@ -61,7 +60,7 @@ class HttpServer:
         return int(self._listener.getsockname()[1])
 
     async def start(self) -> None:
-        _allow_files(2 * self._connections + _OTHER_FILES)  # gRPC has as many
+        allow_connections(self._connections)
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line per bad request
         listeners = [] if self._tls else [self._listener]
         serving = asyncio.create_task(self._server.serve(sockets=listeners), name="http server")
@@ -157,13 +156,3 @@ def _listen(host: str, port: int, shared: bool = False) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _allow_files(needed: int) -> None:
-    """Raises this process's limit of open files to `needed`, or as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
-        log.warning("max_connections want %d open files, %d are allowed", needed, allowed)

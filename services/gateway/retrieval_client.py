@@ -15,9 +15,10 @@ from services.common import unary
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError, unavailable
+from services.common.grpc_options import MESSAGE_LIMITS
 from services.common.metrics import from_zero
 from services.common.redis import Redis
-from services.common.transport import MESSAGE_LIMITS, Channel, Transport
+from services.common.transport import Channel, Transport
 from services.gateway import metrics
 
 INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded

@@ -14,7 +14,8 @@ import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
-from services.common.transport import KEEPALIVE, MESSAGE_LIMITS, Channel, Transport
+from services.common.grpc_options import KEEPALIVE, MESSAGE_LIMITS
+from services.common.transport import Channel, Transport
 from services.worker.engine import KvBlocks, SharedRef, kv_payload
 
 log = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ from services.cli.doctor.findings import Finding, aside, failed, ok, warning
 from services.cli.doctor.installation import Installation
 from services.common.config import Settings
 from services.common.discovery import SERVICES, machine_id
+from services.common.open_files import OTHER_FILES
 from services.common.versions import version
 
 _TOLD = ("ray", "torch", "grpcio", "redis", "qdrant-client")
 _FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 2**30
-_OWN_FILES = 512  # besides connections: links, libraries, logs
 
 
 async def check(it: Installation) -> list[Finding]:
@@ -115,7 +115,7 @@ def _gpus() -> Iterator[str]:
 
 def _files(settings: Settings) -> Finding:
     """Open files: a connection takes one."""
-    about, needed = "open files", 2 * settings.gateway.max_connections + _OWN_FILES
+    about, needed = "open files", settings.gateway.open_at_once + OTHER_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
         return ok(about, f"{'any number' if hard == resource.RLIM_INFINITY else hard} allowed")

@@ -39,6 +39,9 @@ class ServiceSettings(Section):
     internal_port: int = Field(
         0, ge=0, le=65535, description="gRPC for the other services; 0 takes a free one"
     )
+    internal_connections: int = Field(
+        1024, gt=0, description="to `internal_port` at once; further ones are closed"
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="HTTP; 0 takes a free one")
     health_port: int | None = Field(
         None,

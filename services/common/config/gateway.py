@@ -108,6 +108,11 @@ class GatewaySettings(ServiceSettings):
             return self.lame_duck_s
         return _LOOKS_EVERY_S if self.replicas > 1 else 0.0
 
+    @property
+    def open_at_once(self) -> int:
+        """Connections of all its ports together."""
+        return 2 * self.max_connections + self.internal_connections
+
     @model_validator(mode="after")
     def _tls_needs_both(self) -> "GatewaySettings":
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -117,40 +116,11 @@ async def test_no_event_waits_for_the_acknowledgement_of_another():
 
 async def test_each_connection_of_both_servers_may_be_a_file(parts, monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr(http_server, "_allow_files", asked.append)
+    monkeypatch.setattr(http_server, "allow_connections", asked.append)
     server = HttpServer(parts, "127.0.0.1", 0)
     await server.start()
     await server.stop()
-    assert asked[0] > 2 * parts.settings.gateway.max_connections
-
-
-UNLIMITED = resource.RLIM_INFINITY
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "becomes"),
-    [
-        (100, 5000, 1000),
-        (100, 1000, 1000),
-        (100, 500, 500),
-        (100, UNLIMITED, 1000),
-        (1000, 5000, None),
-        (3000, 5000, None),
-        (UNLIMITED, UNLIMITED, None),
-        (500, 500, None),
-    ],
-)
-def test_files_are_allowed_as_far_as_they_may(monkeypatch, soft, hard, becomes):
-    told: list[tuple[int, int]] = []
-    limits = SimpleNamespace(
-        RLIMIT_NOFILE=7,
-        RLIM_INFINITY=UNLIMITED,
-        getrlimit=lambda which: (soft, hard),
-        setrlimit=lambda which, limits: told.append(limits),
-    )
-    monkeypatch.setattr(http_server, "resource", limits)
-    http_server._allow_files(1000)
-    assert told == ([] if becomes is None else [(becomes, hard)])
+    assert asked[0] > 2 * parts.settings.gateway.max_connections, "HTTP, gRPC, and the inner port"
 
 
 # ---- gRPC, without a key ------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_a_checkpoints_own_code_is_not_run_nor_asked_about(
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     (folder / "config.json").write_text('{"model_type": "own", "max_position_embeddings": 64}')
     monkeypatch.setattr("builtins.input", lambda _: "y")
-    with pytest.raises(ValueError, match="'tiny': .* code of its own, which is not run"):
+    with pytest.raises(ValueError, match=r"'tiny': .* code of its own, which is not run"):
         load(ModelSpec(name="tiny", path=str(folder)))
     assert not ran.exists()
 

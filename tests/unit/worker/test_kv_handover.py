@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from services.common.errors import PenstockError
-from services.common.transport import KEEPALIVE_ALLOWED, listen
+from services.common.grpc_options import KEEPALIVE_ALLOWED
+from services.common.transport import listen
 from services.worker import kv_receiver, kv_sender
 from services.worker.engine import KvBlocks, kv_payload
 from services.worker.kv_receiver import KvReceiver
