@@ -16,6 +16,11 @@ from services.router.admission.fair_order import Decided, FairOrder, Request
 from services.router.admission.shared_order import SOURCE
 
 NEVER = 1e6  # seconds
+CLOCK = "call('TIME')"
+LATER = "{CLOCK}; time[1] = time[1] + (call('GET', KEYS[1] .. '-later') or 0)".replace(
+    "{CLOCK}", CLOCK
+)
+assert SOURCE.count(CLOCK) == 1
 
 
 class Script:
@@ -30,7 +35,7 @@ class Script:
         recalls: int = 0,
     ) -> None:
         self.redis = BlockingRedis.from_url(url, decode_responses=True)
-        self._run = self.redis.register_script(SOURCE)
+        self._run = self.redis.register_script(SOURCE.replace(CLOCK, LATER))
         self.root = f"test-{uuid.uuid4().hex}:{{admission:m}}"
         self.options = [lease_s, ageing_s, patience_s, recalls]
 
@@ -75,6 +80,10 @@ class Script:
 
     def status(self, capacity) -> list[int]:
         return list(self.call(capacity, "status")[3:])
+
+    def pass_time(self, seconds: float) -> None:
+        """From here on it is so much later."""
+        self.redis.incrbyfloat(f"{self.root}-later", seconds)
 
     def lapse(self, id: str) -> None:
         """Its lease is over, as if its router had been silent for so long."""
@@ -406,25 +415,25 @@ def test_a_fresh_request_does_not_overtake(lua):
 def test_a_full_queue_advises_the_expected_wait(lua):
     lua.enter(2, "first", "t")
     assert lua.advice_s == 0, "nothing is known"
-    time.sleep(0.2)  # that it holds its slot
+    lua.pass_time(20)  # that it holds its slot
     lua.leave(2, "first")
-    assert 0.1 <= lua.advice_s < 2, "for the only one that would come, and one of two slots"
+    assert 10 <= lua.advice_s < 20, "for the only one that would come, and one of two slots"
     for id in "abcd":
         lua.enter(2, id, "t")
     assert lua.enter(2, "e", "t", limit=2)[:2] == ("full", 2)
-    assert 0.1 * 3 <= lua.advice_s < 6
+    assert 10 * 3 <= lua.advice_s < 60
     assert lua.status(2) == [2, 2]
 
 
 def test_the_idle_time_before_a_burst_is_nobodys_wait(lua):
     lua.enter(1, "before", "t")
     lua.leave(1, "before")
-    time.sleep(0.5)  # nobody is there
+    lua.pass_time(1000)  # nobody is there
     for id in "abcd":
         lua.enter(1, id, "t")
     lua.leave(1, "a")
     assert lua.enter(1, "e", "t", limit=2)[:2] == ("full", 2)
-    assert lua.advice_s < 0.5
+    assert lua.advice_s < 500
 
 
 # ---- ageing -------------------------------------------------------------------------------------
@@ -514,11 +523,11 @@ def test_a_lift_keeps_the_count(make_script):
 
 def test_age_begins_anew_with_the_last_slots_end(make_script):
     """A tenant whose long request just ended has not starved meanwhile."""
-    lua = make_script(ageing_s=0.3)
+    lua = make_script(ageing_s=30)
     lua.enter(1, "first", "a")
     lua.enter(1, "second", "a", lane=3)
     lua.enter(1, "b", "b")
-    time.sleep(0.7)  # of a's request
+    lua.pass_time(70)  # of a's request
     lua.enter(1, "c", "c")
     assert lua.leave(1, "first") == ["b"]
     assert lua.redis.zrange(f"{lua.root}:lane:5", 0, -1) == ["a"]

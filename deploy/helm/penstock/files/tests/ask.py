@@ -55,7 +55,11 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 @contextmanager
 def api_key(wait_s: float) -> Iterator[str]:
-    """A key of a tenant of its own, revoked afterwards; and if this is killed, it expires."""
+    """A key of a tenant of its own, revoked afterwards; and if this is killed, it expires.
+
+    While it is made or revoked a SIGTERM waits.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     create = ["penstock", "keys", "create", "--tenant", "helm-test", "--name", "helm test"]
     made = subprocess.run(
         [*create, f"--expires={int(wait_s) + ASKS_S}s"],
@@ -65,8 +69,10 @@ def api_key(wait_s: float) -> Iterator[str]:
     )
     identifier = made.stderr.strip().splitlines()[-1].split(",")[0]
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         yield made.stdout.strip()
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         subprocess.run(["penstock", "keys", "revoke", identifier], check=True)
 
 
