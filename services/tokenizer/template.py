@@ -205,10 +205,15 @@ def _locate(text: str, skeleton: str, fields: list[str], messages: int) -> Rende
             in_vain += found is None
         else:
             found = None
-        lost = found is None
         if found is None:
+            if not lost and text.startswith(before, cursor):  # what is behind is not in there
+                cursor += len(before)
+            lost = True
             continue
+        lost = False
         start, cursor = found
+        if start == cursor:  # white space that was trimmed
+            continue
         passage = number - messages
         kind, index = ("message", number) if passage < 0 else ("passage", passage // 2)
         spans.append(Span(start, cursor, kind, index))  # type: ignore[arg-type]
@@ -218,9 +223,9 @@ def _locate(text: str, skeleton: str, fields: list[str], messages: int) -> Rende
 
 
 def _forms(field: str) -> list[str]:
-    """As it is, and trimmed."""
+    """As it is, and trimmed; empty only where that leaves nothing."""
     forms = dict.fromkeys((field, field.strip(), field.rstrip(), field.lstrip()))
-    return [form for form in forms if form]
+    return [form for form in forms if form or not field.strip()]
 
 
 def _find_at(
@@ -242,7 +247,7 @@ def _find_behind(text: str, cursor: int, before: str, forms: list[str]) -> tuple
     anchor = before.lstrip()  # the changed one may have lost its end to a trim, with what follows
     if not anchor:
         return None
-    for form in forms:
+    for form in filter(None, forms):
         at = text.find(anchor + form, cursor)
         if at >= 0:
             return at + len(anchor), at + len(anchor) + len(form)

@@ -184,6 +184,8 @@ async def test_a_replica_that_surely_did_not_begin_is_passed_over(
         await rig.call("embed")
     if how == "killed":
         await kill(lost)
+        channel = rig.client._channels[lost.id]
+        await until(lambda: channel.get_state() is not ChannelConnectivity.READY, 5)
     else:
         stopping = unavailable("stopping", stage="retrieval", reason="draining")
         lost.service.failure = stopping  # type: ignore[attr-defined]

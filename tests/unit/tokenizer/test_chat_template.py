@@ -177,6 +177,24 @@ def test_every_content_is_found_where_it_stands(
         assert together == "".join((title + text).split())
 
 
+@pytest.mark.parametrize("blank", [[" "], [" ", "\n"], ["", " ", "", "\t"]])
+def test_what_is_trimmed_to_nothing_moves_no_border(blank: list[str]) -> None:
+    """The template's text behind it looks like the beginning of the next content."""
+    rendered = ChatTemplate(tokenizer(CHATML)).render(chat(*(("user", t) for t in (*blank, "<"))))
+    [span] = rendered.spans
+    assert (span.index, span.end) == (len(blank), rendered.text.rindex("<|im_end|>"))
+    assert "".join(rendered.own) == rendered.text.replace("<<", "<")
+
+
+def test_behind_a_content_that_the_template_drops_the_next_is_found() -> None:
+    thinks = CHATML.replace("message.content", "message.content.split('</think>')[-1]")
+    talk = chat(("user", "a"), ("assistant", "so</think>"), ("assistant", "<"), ("user", "c"))
+    rendered = ChatTemplate(tokenizer(thinks)).render(talk)
+    assert [span.index for span in rendered.spans] == [0, 2, 3]
+    starts = [span.start for span in rendered.spans]
+    assert starts == [rendered.text.index(part) for part in ("a<|im_end|>", "<<", "c<|im_end|>")]
+
+
 def test_contents_are_found_in_time_linear_in_the_text() -> None:
     class Text(str):
         """Counts the characters that are searched."""
