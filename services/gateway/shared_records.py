@@ -7,6 +7,7 @@ the gateway that served a request still tells of it.
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 
 from services.common.config import GatewaySettings
 from services.common.redis import Redis, RedisAway, RedisError, Script
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 0.1  # as long as records wait for others to be written with
 _AT_ONCE = 100
+_LAST_S = 2.0  # for what waits when the gateway ends
 
 # KEYS: the ids of a tenant's records, newest first. ARGV: seconds, how many, what a record's key
 # begins with; then ids and records.
@@ -40,18 +42,23 @@ class SharedRecords:
         self._prefix = f"{namespace}:{{records}}:"
         self._bounds = (round(settings.records_kept_s), settings.records_kept)
         self._waiting: deque[Journal] = deque(maxlen=settings.records_kept)
-        self._some = asyncio.Event()
+        self._some, self._over = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="records")
 
     async def stop(self) -> None:
-        """Writes what is left."""
-        if self._task is not None:
+        """Writes what is left, if Redis takes it soon."""
+        if self._task is None:
+            return
+        self._over.set()
+        self._some.set()
+        await asyncio.wait([self._task], timeout=_LAST_S)
+        if not self._task.done():
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            await self._write()
+            log.warning("the last records are not shared: Redis is too slow")
+        await asyncio.gather(self._task, return_exceptions=True)
 
     def keep(self, journal: Journal) -> None:
         """Soon; costs next to nothing now."""
@@ -72,8 +79,11 @@ class SharedRecords:
         while True:
             await self._some.wait()
             self._some.clear()
-            await asyncio.sleep(_EVERY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), _EVERY_S)
             await self._write()
+            if self._over.is_set():
+                return
 
     async def _write(self) -> None:
         while self._waiting:

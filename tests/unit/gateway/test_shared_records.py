@@ -1,0 +1,162 @@
+"""Records that other gateways tell of: whose they are, how many, and that a gateway's end loses
+none."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from protos.common_pb2 import Record, Span
+from services.common.config import GatewaySettings
+from services.common.redis import Redis, connect
+from services.gateway import shared_records
+from services.gateway.auth import Identity
+from services.gateway.records import Journal
+from services.gateway.shared_records import SharedRecords
+from tests.support.waiting import until
+
+Make = Callable[..., SharedRecords]
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    redis = connect(redis_url)
+    yield redis
+    await redis.aclose()
+
+
+@pytest.fixture
+def gateway(redis: Redis, namespace: str) -> Make:
+    """The records of one more gateway."""
+
+    def make(**settings: Any) -> SharedRecords:
+        return SharedRecords(redis, namespace, GatewaySettings(**settings))
+
+    return make
+
+
+def record(number: int, tenant: str = "acme") -> Journal:
+    journal = Journal(f"req_{number}", "chat")
+    journal.identity = Identity("key_1", tenant, "normal", 1.0, None)
+    journal.close(Record(spans=[Span(service="router", name=f"run {number}")]))
+    return journal
+
+
+async def found(records: SharedRecords, numbers: Sequence[int], tenant: str = "acme") -> list[int]:
+    return [n for n in numbers if await records.find(f"req_{n}", tenant) is not None]
+
+
+async def test_another_gateway_tells_of_it_to_its_tenant(gateway: Make) -> None:
+    one, other = gateway(), gateway()
+    one.start()
+    one.keep(record(1))
+    await until(lambda: found(other, [1]))
+    journal = await other.find("req_1", "acme")
+    assert journal is not None
+    assert journal.as_json()["spans"][0]["name"] == "run 1"
+    assert await other.find("req_1", "rival") is None
+    assert await other.find("req_2", "acme") is None
+    await one.stop()
+
+
+async def test_the_newest_of_each_tenant_are_kept_for_a_time(
+    gateway: Make, redis: Redis, namespace: str
+) -> None:
+    one = gateway(records_kept=3, records_kept_s=60)
+    for tenant in ("acme", "rival"):
+        one.start()
+        for number in range(5):  # more than may wait, too: the oldest are not written
+            one.keep(record(number, tenant))
+            await asyncio.sleep(0)
+        await one.stop()
+        one = gateway(records_kept=3, records_kept_s=60)
+    for tenant in ("acme", "rival"):
+        assert await found(one, range(5), tenant) == [2, 3, 4]
+    keys = [key async for key in redis.scan_iter(f"{namespace}:*")]
+    assert len(keys) == 2 * (3 + 1)
+    assert all([0 < await redis.ttl(key) <= 60 for key in keys])
+
+
+async def test_the_end_of_a_gateway_in_the_middle_of_writing_loses_none(
+    gateway: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, begun, go_on = gateway(), asyncio.Event(), asyncio.Event()
+    write = one._keep
+
+    async def slow(*told: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await write(*told)
+
+    monkeypatch.setattr(one, "_keep", slow)
+    one.start()
+    for number in range(250):
+        one.keep(record(number))
+    await begun.wait()
+    end = asyncio.create_task(one.stop())
+    await asyncio.sleep(0)
+    one.keep(record(250))  # of a request that was ended
+    go_on.set()
+    await end
+    assert await found(gateway(), range(251)) == list(range(251))
+
+
+async def test_what_came_just_before_the_end_is_written_without_waiting_for_more(
+    gateway: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_records, "_EVERY_S", 60.0)
+    one = gateway()
+    one.start()
+    one.keep(record(1))
+    async with asyncio.timeout(30):
+        await one.stop()
+    assert await found(gateway(), [1]) == [1]
+    nothing = gateway()
+    nothing.start()
+    async with asyncio.timeout(30):
+        await nothing.stop()
+
+
+async def test_an_end_does_not_wait_for_a_redis_that_hangs(
+    gateway: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared_records, "_LAST_S", 0.05)
+    one = gateway()
+    ended = asyncio.Event()
+
+    async def hangs(*_: Any) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        ended.set()
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(one, "_keep", hangs)
+    one.start()
+    one.keep(record(1))
+    async with asyncio.timeout(30):
+        await one.stop()
+    assert ended.is_set(), "and leaves nothing running"
+    assert "the last records are not shared" in caplog.text
+
+
+async def test_while_redis_is_away_records_are_left_out_and_later_ones_are_not(
+    gateway: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = gateway()
+    write, away = one._keep, True
+
+    async def flaky(*told: Any) -> Any:
+        if away:
+            raise ConnectionError
+        return await write(*told)
+
+    monkeypatch.setattr(one, "_keep", flaky)
+    one.start()
+    one.keep(record(1))
+    await until(lambda: "1 records are not shared" in caplog.text)
+    away = False
+    one.keep(record(2))
+    await one.stop()
+    assert await found(gateway(), [1, 2]) == [2]
