@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import Gauge
 
 log = logging.getLogger(__name__)
@@ -44,6 +42,7 @@ class Certificate:
     chain: bytes
     key: bytes
     authorities: bytes | None
+    ends: float  # Unix seconds
 
 
 class CertificateFiles:
@@ -97,8 +96,7 @@ class CertificateFiles:
         if self._current is not None:
             log.info("new certificates for %s", self._use)
         self._seen, self._current = seen, found
-        ends = x509.load_pem_x509_certificate(found.chain).not_valid_after_utc
-        _expiry.labels(self._use).set(ends.timestamp())
+        _expiry.labels(self._use).set(found.ends)
 
     def _files(self) -> tuple[Path, ...]:
         return tuple(p for p in (self._chain, self._key, self._authorities) if p is not None)
@@ -108,17 +106,21 @@ class CertificateFiles:
         return [(s.st_ino, s.st_mtime_ns, s.st_size) for s in stats]
 
     def _read(self) -> Certificate:
+        # 3 MB of each process, and most have no certificates.
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
         chain, key = self._chain.read_bytes(), self._key.read_bytes()
         authorities = self._authorities.read_bytes() if self._authorities else None
         try:
-            leaf = x509.load_pem_x509_certificates(chain)[0].public_key()
+            leaf = x509.load_pem_x509_certificates(chain)[0]
         except ValueError as error:
             raise CertificateError(f"{self._chain} holds no certificate: {error}") from error
         try:
             own = load_pem_private_key(key, password=None).public_key()
         except (ValueError, TypeError) as error:
             raise CertificateError(f"{self._key} holds no unencrypted key: {error}") from error
-        if own != leaf:
+        if own != leaf.public_key():
             raise CertificateError(f"{self._key} is not the key of {self._chain}")
         if authorities is not None:
             try:
@@ -127,7 +129,7 @@ class CertificateFiles:
                 raise CertificateError(
                     f"{self._authorities} holds no certificate: {error}"
                 ) from error
-        return Certificate(chain, key, authorities)
+        return Certificate(chain, key, authorities, leaf.not_valid_after_utc.timestamp())
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Of a server that shows the current certificate to each new connection, and wants one of
