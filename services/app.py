@@ -11,6 +11,7 @@ node's addresses and certificates are its own.
 """
 
 import time
+from collections.abc import Collection
 from importlib import import_module
 from math import ceil
 from pathlib import Path
@@ -31,7 +32,6 @@ from services.common.start_failures import StartFailure, tell
 from services.common.transport import host_port
 from services.post import Post
 
-APPLICATION = "penstock"
 _LOOK_EVERY_S = 0.1
 _SERVICES = {
     "gateway": "GatewayService",
@@ -120,6 +120,12 @@ class Scale(Section):
     router: ServiceScale = ServiceScale()
 
 
+def application_name(namespace: str, model: str = "") -> str:
+    """What Serve calls the application of one model; without one, that of the services. Several
+    Penstocks may share a Ray: each has a namespace of its own, in which there is no slash."""
+    return f"{namespace}/{model}" if model else namespace
+
+
 def application(scale: Scale) -> Any:
     """The services' application, for a Serve config (`import_path: services.app:application`).
 
@@ -145,10 +151,9 @@ def build(settings: Settings, nodes: int = 1) -> dict[str, Any]:
     """All applications by name, for `serve.run_many` on a Ray of so many nodes."""
     # The services learn of models from the workers: one that is removed leaves nothing behind.
     services = settings.model_copy(update={"models": []})
-    models = {
-        model_application(m.name): _model(settings, settings, m, nodes) for m in settings.models
-    }
-    return {APPLICATION: _services(services, services, nodes), **models}
+    applications = {"": _services(services, services, nodes)}
+    applications |= {m.name: _model(settings, settings, m, nodes) for m in settings.models}
+    return {application_name(settings.namespace, m): its for m, its in applications.items()}
 
 
 def deploy(settings: Settings) -> None:
@@ -160,19 +165,21 @@ def deploy(settings: Settings) -> None:
 
 def deploy_model(settings: Settings, spec: ModelSpec) -> None:
     """Deploys one model's workers; returns before they run."""
-    _run({model_application(spec.name): _model(settings, settings, spec, _nodes())})
+    name = application_name(settings.namespace, spec.name)
+    _run({name: _model(settings, settings, spec, _nodes())})
 
 
-def delete_model(name: str) -> None:
+def delete_model(namespace: str, name: str) -> None:
     """Returns when its workers have drained and ended."""
-    _delete([model_application(name)])
+    _delete([application_name(namespace, name)])
 
 
-def delete_all() -> None:
-    """Drains the services and then the workers; returns when all have ended."""
-    names = deployed()
-    _delete([name for name in names if name == APPLICATION])
-    _delete([name for name in names if name != APPLICATION])
+def delete_all(namespace: str, but: Collection[str] = ()) -> None:
+    """Drains the services and then the workers; returns when all have ended. `but` stay."""
+    services = application_name(namespace)
+    names = [name for name in deployed(namespace) if name not in but]
+    _delete([name for name in names if name == services])
+    _delete([name for name in names if name != services])
 
 
 def _delete(names: list[str]) -> None:
@@ -184,11 +191,17 @@ def _delete(names: list[str]) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def deployed() -> list[str]:
-    """The applications of Penstock that Serve runs, the services' first."""
-    names = list(serve.status().applications)
-    models = [name for name in names if name.startswith(model_application(""))]
-    return [APPLICATION] * (APPLICATION in names) + models
+def deployed(namespace: str) -> list[str]:
+    """The applications of this Penstock that Serve runs, the services' first."""
+    services, names = application_name(namespace), list(serve.status().applications)
+    models = [name for name in names if name.startswith(f"{services}/")]
+    return [services] * (services in names) + models
+
+
+def deployed_models(namespace: str) -> list[str]:
+    """The models of which Serve runs an application."""
+    services = application_name(namespace)
+    return [name.removeprefix(f"{services}/") for name in deployed(namespace) if name != services]
 
 
 def _nodes() -> int:
@@ -201,11 +214,6 @@ def _run(applications: dict[str, Any]) -> None:
         for name, application in applications.items()
     ]
     serve.run_many(targets, wait_for_applications_running=False)
-
-
-def model_application(name: str) -> str:
-    """What the Serve application of one model is called."""
-    return f"model-{name}"
 
 
 def _services(

@@ -10,7 +10,7 @@ import httpx
 
 from services.cli import client
 from services.cli.console import console
-from services.cli.up import report, stack, supervised
+from services.cli.up import local_stack, report, supervised
 from services.cli.waterfall import print_record
 
 
@@ -21,7 +21,7 @@ def main(arguments: argparse.Namespace) -> int:
     question = arguments.question or _first_question(arguments.documents)
     supervised()
     began = time.monotonic()
-    with stack(arguments, port=0) as running:
+    with local_stack(arguments, port=0) as running:
         report(f"up after {time.monotonic() - began:.1f} s")
         with client.open_client(running.url, running.key) as api:
             _ask(api, _index(api, documents), question)

@@ -5,7 +5,10 @@ import logging
 import os
 import signal
 import socket
+from pathlib import Path
 from typing import Any
+
+import grpc
 
 from services.common.config import Settings
 from services.common.transport import refuses_strangers
@@ -15,10 +18,8 @@ _CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # a method of Ray's sta
 
 
 class JoinedRay:
-    """This process becomes a driver: `start` once, `tend` often, `stop`, which ends nothing of
-    Ray but a Serve that is left without applications."""
-
-    logs = None  # they are where Ray keeps them, on each of its nodes
+    """This process becomes a driver: `start` once, `stop`, which ends nothing of Ray but a Serve
+    that is left without applications."""
 
     def __init__(self, address: str, settings: Settings) -> None:
         """`address`: HOST:PORT of the cluster's state service (GCS), or "auto"."""
@@ -30,8 +31,9 @@ class JoinedRay:
         """Returns when Serve's controller runs. Raises RuntimeError when there is no cluster, this
         host is none of its nodes, or it lets in anybody."""
         self._take_token()
-        if self._address != "auto":
-            _check_reached(self._address)
+        address = _found() if self._address == "auto" else self._address
+        _check_reached(address)
+        _check_locked(address)  # before the token goes there
         import ray
         from ray import serve
 
@@ -39,7 +41,7 @@ class JoinedRay:
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
-                address=self._address,
+                address=address,
                 configure_logging=False,
                 log_to_driver=False,
                 namespace="penstock",
@@ -52,12 +54,6 @@ class JoinedRay:
         finally:
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace and aborts
         self._ray = ray
-        address = ray.get_runtime_context().gcs_address
-        if not asyncio.run(refuses_strangers(address, _CHECK_ALIVE)):
-            raise RuntimeError(
-                f"the Ray cluster at {address} asks nobody for a token, so whoever reaches it runs "
-                "code there: start its nodes with RAY_AUTH_MODE=token"
-            )
         serve.start(proxy_location="Disabled")
 
     def _take_token(self) -> None:
@@ -80,25 +76,43 @@ class JoinedRay:
         """The addresses of those that live."""
         return [n["NodeManagerAddress"] for n in self._ray.nodes() if n["Alive"]]
 
-    def applications(self) -> list[str]:
+    def runs(self, application: str) -> bool:
+        """Whether Serve does; True while it cannot be asked."""
+        try:
+            return application in self._applications()
+        except self._ray.exceptions.RayError:
+            return True
+
+    def _applications(self) -> list[str]:
         """Those of its Serve, whosever they are."""
         from ray import serve
 
         return list(serve.status().applications)
 
-    def tend(self) -> list[str]:
-        """Nothing of it is this process's to start again."""
-        return []
-
     def stop(self) -> None:
         """Leaves the cluster."""
         if self._ray is None:
             return
-        if not self.applications():
+        if not self._applications():
             from ray import serve
 
             serve.shutdown()
         self._ray.shutdown()
+
+
+def uses_tls() -> bool:
+    """Whether Ray's own connections are encrypted."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def _found() -> str:
+    """Of the cluster that this host is a node of, as Ray finds it. Raises RuntimeError."""
+    from ray._private import services
+
+    try:
+        return str(services.canonicalize_bootstrap_address("auto"))
+    except (ConnectionError, ValueError) as error:
+        raise RuntimeError(f"--address auto: {error}") from error
 
 
 def _check_reached(address: str) -> None:
@@ -112,3 +126,25 @@ def _check_reached(address: str) -> None:
         raise RuntimeError(
             f"--address {address}: no Ray cluster there: {error.strerror or error}"
         ) from error
+
+
+def _check_locked(address: str) -> None:
+    if not asyncio.run(refuses_strangers(address, _CHECK_ALIVE, _credentials())):
+        raise RuntimeError(
+            f"the Ray cluster at {address} asks nobody for a token, so whoever reaches it runs "
+            "code there: start its nodes with RAY_AUTH_MODE=token"
+        )
+
+
+def _credentials() -> grpc.ChannelCredentials | None:
+    """Those that Ray is told to use by its own variables, if any. Raises RuntimeError."""
+    if not uses_tls():
+        return None
+    names = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
+    try:
+        pems = [Path(os.environ[name]).read_bytes() for name in names]
+    except KeyError as missing:
+        raise RuntimeError(f"RAY_USE_TLS is set and needs {missing.args[0]}") from None
+    except OSError as error:
+        raise RuntimeError(f"RAY_USE_TLS is set: {error}") from error
+    return grpc.ssl_channel_credentials(*pems)

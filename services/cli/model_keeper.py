@@ -169,17 +169,21 @@ class ModelKeeper:
         await self._wanted.ended(name)
 
     async def _remove(self, redis: Redis, spec: ModelSpec) -> None:
-        """Its workers leave the registry as they begin to drain; then nobody knows of it any more,
-        while what runs on them ends."""
-        from services.app import delete_model
-
         self._report(f"model {spec.name}: its workers drain")
-        deleting = asyncio.create_task(asyncio.to_thread(delete_model, spec.name))
-        while any(w.facts.get("model") == spec.name for w in self._workers.replicas.values()):
-            if deleting.done():
-                break
-            await asyncio.sleep(_LOOK_EVERY_S / 5)
-        await served_models.forget(redis, self._settings.namespace, spec.name)
-        await deleting
+        await remove_model(redis, self._settings, self._workers, spec.name)
         await self._ended(spec.name)
         self._report(f"model {spec.name}: removed")
+
+
+async def remove_model(redis: Redis, settings: Settings, workers: Directory, name: str) -> None:
+    """Its workers leave the registry as they begin to drain; then nobody knows of it any more,
+    while what runs on them ends. Returns when they have ended."""
+    from services.app import delete_model
+
+    deleting = asyncio.create_task(asyncio.to_thread(delete_model, settings.namespace, name))
+    while any(w.facts.get("model") == name for w in workers.replicas.values()):
+        if deleting.done():
+            break
+        await asyncio.sleep(_LOOK_EVERY_S / 5)
+    await served_models.forget(redis, settings.namespace, name)
+    await deleting

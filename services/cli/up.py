@@ -1,5 +1,5 @@
 """`penstock up`: everything on this machine until Ctrl-C, which drains; or with `--address` on the
-Ray cluster that it names (services/cli/cluster.py)."""
+Ray cluster that it names."""
 
 import argparse
 import signal
@@ -19,14 +19,16 @@ if TYPE_CHECKING:  # what starts a stack is imported when one is to start
 _TEND_EVERY_S = 0.2
 
 
-def stack(arguments: argparse.Namespace, port: int | None, *, again: bool = False) -> "Stack":
-    """The Stack that the arguments ask for. Raises ValueError that names a wrong one.
+def local_stack(arguments: argparse.Namespace, port: int | None, *, again: bool = False) -> "Stack":
+    """On a ground of its own, as the arguments ask for. Raises ValueError that names a wrong one.
 
     Started `again` in place of a lost one, it is found where that one was.
     """
+    from services.cli.local_ground import LocalGround
     from services.cli.stack import Stack
 
-    return Stack(asked_for(arguments, port, again=again), report=report, again=again)
+    settings = asked_for(arguments, port, again=again)
+    return Stack(settings, LocalGround(report), report=report, again=again)
 
 
 def asked_for(
@@ -97,33 +99,64 @@ def report(line: str) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.address:
-        from services.cli import cluster
-
-        return cluster.main(arguments, asked_for(arguments, arguments.port), report)
+        return _on_a_cluster(arguments)
     if arguments.detach:
         raise ValueError("--detach goes with --address: a Ray of its own ends with this command")
     leash = supervised()
+    stack = local_stack(arguments, arguments.port, again=leash.again)
+    with stack as running:
+        stopped = _asked_to_stop()
+        leash.up(stack.drains_within_s, stack.logs)
+        _tell(stack, running, "Ctrl-C stops: running streams finish first.")
+        _tend(stack, stopped)
+    return 0
+
+
+def _on_a_cluster(arguments: argparse.Namespace) -> int:
+    from services.cli.cluster_ground import ClusterGround
+    from services.cli.stack import Stack
+
+    settings = asked_for(arguments, arguments.port)
+    stack = Stack(settings, ClusterGround(arguments.address, report), report=report)
+    with stack as running:
+        stopped = _asked_to_stop()
+        if arguments.detach:
+            stack.detach()
+            _tell(stack, running, "It stays up; `penstock down` takes it down.")
+        else:
+            _tell(stack, running, "Ctrl-C takes it down: running streams finish first.")
+            _tend(stack, stopped)
+    return 0
+
+
+def _asked_to_stop() -> threading.Event:
+    """Set by the signals that ask for it, from now on."""
     stopped = threading.Event()
-    started = stack(arguments, arguments.port, again=leash.again)
-    with started as running:
-        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-        leash.up(started.drains_within_s, started.logs)
-        print(
-            f"""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
+
+
+def _tell(stack: "Stack", running: "Running", how_it_ends: str) -> None:
+    logs = f"\n  logs     {stack.logs}" if stack.logs else ""
+    print(
+        f"""
 Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
   gRPC     {running.grpc}   (penstock.v1.Inference)
-  key      {started.told_key(running)}
-  metrics  {started.metrics_url}   (Prometheus; all replicas: /targets beside it)
-  logs     {started.logs}
+  key      {stack.told_key(running)}
+  metrics  {stack.metrics_url}   (Prometheus; all replicas: /targets beside it){logs}
 
   penstock chat      talk to it
   penstock status    see what runs
-Ctrl-C stops: running streams finish first.
+{how_it_ends}
 """,
-            flush=True,
-        )
-        while not stopped.wait(_TEND_EVERY_S):
-            started.tend()
-        report("draining")
-    return 0
+        flush=True,
+    )
+
+
+def _tend(stack: "Stack", stopped: threading.Event) -> None:
+    while not stopped.wait(_TEND_EVERY_S):
+        if not stack.tend():
+            return
+    report("draining")

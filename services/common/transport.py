@@ -111,10 +111,13 @@ def health_server(health: health_aio.HealthServicer) -> grpc.aio.Server:
     return grpc.aio.server(interceptors=[_Lock([nobody], health)], options=options)
 
 
-async def refuses_strangers(address: str, method: str) -> bool:
+async def refuses_strangers(
+    address: str, method: str, tls: grpc.ChannelCredentials | None = None
+) -> bool:
     """Whether a server that is not ours refuses a call that shows no secret. Raises RuntimeError
     when it does not answer."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    dialled = grpc.aio.secure_channel(address, tls) if tls else grpc.aio.insecure_channel(address)
+    async with dialled as channel:
         try:
             await channel.unary_unary(method)(b"", timeout=_ANSWER_S)
         except grpc.aio.AioRpcError as error:

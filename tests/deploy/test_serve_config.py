@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from services.app import model_application
+from services.app import application_name
 from services.common.config import ModelSpec
 from tests.deploy.environment import read, variables
 from tests.deploy.manifests import Release
@@ -29,7 +29,7 @@ def test_serve_takes_it_and_finds_what_it_imports(release: Release) -> None:
 def test_each_model_is_an_application_of_its_own(release: Release) -> None:
     for application in config(release).applications[1:]:
         spec = ModelSpec.model_validate(application.args)
-        assert application.name == model_application(spec.name)
+        assert application.name == application_name("penstock", spec.name)
 
 
 def test_settings_of_the_applications_are_valid(release: Release) -> None:

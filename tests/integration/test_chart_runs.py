@@ -233,7 +233,7 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
         operator.submit(release.ray["serveConfigV2"])
         process = pods.start_gateway()
         await pods.start_workers()
-        names = {"penstock", "model-penstock-demo"}
+        names = {"penstock", "penstock/penstock-demo"}
         await until(lambda: operator.states() == dict.fromkeys(names, "RUNNING"), START_S, "Serve")
 
         of_group = {

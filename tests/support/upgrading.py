@@ -10,8 +10,6 @@ import threading
 from typing import Any
 
 from services.cli import main, stack
-from services.common.config import Settings
-from services.common.discovery import Replica
 
 
 class Upgrading(stack.Stack):
@@ -20,17 +18,13 @@ class Upgrading(stack.Stack):
         self._asked = threading.Event()
         signal.signal(signal.SIGUSR1, lambda *_: self._asked.set())
 
-    async def _start_services(self, settings: Settings, key: str) -> Replica:
-        self._deployed = settings
-        return await super()._start_services(settings, key)
-
-    def tend(self) -> None:
-        super().tend()
+    def tend(self) -> bool:
         if self._asked.is_set():
             from services.app import deploy
 
             self._asked.clear()
-            deploy(self._deployed)
+            deploy(self._settings)
+        return super().tend()
 
 
 if __name__ == "__main__":

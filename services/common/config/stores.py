@@ -35,7 +35,12 @@ class StoreSettings(BaseModel):
     redis_cert: Path | None = Field(None, description="shown to a server that asks for one")
     redis_key: Path | None = Field(None, description="of `redis_cert`")
     qdrant_ca: Path | None = Field(None, description="as `redis_ca`, for https://")
-    namespace: str = Field("penstock", description="prefix of every Redis key")
+    namespace: str = Field(
+        "penstock",
+        pattern=r"^[\w.-]{1,100}$",
+        description="what one Penstock's things are called by: all Redis keys, Qdrant collections "
+        "and applications of Ray Serve begin with it",
+    )
 
     @model_validator(mode="after")
     def _tls_of_redis(self) -> "StoreSettings":

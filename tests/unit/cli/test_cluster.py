@@ -14,7 +14,7 @@ import pytest
 
 from services import app
 from services.app import _on_one_node, build
-from services.cli import cluster, joined_ray, stack
+from services.cli import cluster_ground, joined_ray, reached
 from services.cli.main import main
 from services.common.config import GatewaySettings, ModelSpec, RayOptions, Settings
 from services.common.service import Host
@@ -80,10 +80,10 @@ def test_a_qdrant_that_is_away_is_told_before_anything_is_deployed(
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("PENSTOCK_QDRANT_URL", "http://127.0.0.1:1")
 
-    async def answers(dsn: str) -> None:
+    async def answers(settings: Settings) -> None:
         return None
 
-    monkeypatch.setattr(stack, "_check_redis", answers)
+    monkeypatch.setattr(cluster_ground, "check_redis", answers)
     assert main(["up", "--address", "127.0.0.1:1"]) == 1
     assert "Qdrant at http://127.0.0.1:1: " in capsys.readouterr().err
 
@@ -116,23 +116,23 @@ def qdrant() -> Iterator[str]:
 
 
 def test_qdrant_has_to_answer_and_to_know_the_key(qdrant: str) -> None:
-    asyncio.run(cluster._check_qdrant(Settings(qdrant_url=qdrant, qdrant_api_key="key")))
+    asyncio.run(reached.check_qdrant(Settings(qdrant_url=qdrant, qdrant_api_key="key")))
     for key in ("", "other"):
         with pytest.raises(RuntimeError, match="401 Must provide an API key"):
-            asyncio.run(cluster._check_qdrant(Settings(qdrant_url=qdrant, qdrant_api_key=key)))
+            asyncio.run(reached.check_qdrant(Settings(qdrant_url=qdrant, qdrant_api_key=key)))
     with pytest.raises(RuntimeError, match=r"Qdrant at http://127\.0\.0\.1:1: "):
-        asyncio.run(cluster._check_qdrant(Settings(qdrant_url="http://127.0.0.1:1")))
+        asyncio.run(reached.check_qdrant(Settings(qdrant_url="http://127.0.0.1:1")))
 
 
 def test_replicas_listen_where_their_node_is_unless_told_otherwise() -> None:
-    told = cluster._on_nodes(Settings(ray_token="a token"))
+    told = cluster_ground._on_nodes(Settings(ray_token="a token"))
     assert told.ray_token.get_secret_value() == "", "the replicas have no need of it"
     assert (told.bind_host, told.gateway.host) == ("auto", "auto")
     there = told.on_node("10.0.0.7")
     assert (there.bind_host, there.gateway.host, there.peer_host) == ("10.0.0.7",) * 3
     assert not there.reflects, "it is no loopback"
     own = Settings(bind_host="10.1.0.7", gateway=GatewaySettings(host="10.2.0.7"))
-    there = cluster._on_nodes(own).on_node("10.0.0.7")
+    there = cluster_ground._on_nodes(own).on_node("10.0.0.7")
     assert (there.bind_host, there.gateway.host) == ("10.1.0.7", "10.2.0.7")
 
 
@@ -146,11 +146,11 @@ def test_a_process_without_a_node_has_no_address_of_one(own: dict[str, object]) 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9", "[::1]"])
 def test_other_hosts_reach_no_loopback(name: str, host: str) -> None:
     urls = {"redis_url": "redis://10.0.0.1:1/0", "qdrant_url": "http://name.example:1"}
-    cluster._check_reached_from_elsewhere(Settings(**urls))  # type: ignore[arg-type]
+    cluster_ground._check_reached_from_elsewhere(Settings(**urls))  # type: ignore[arg-type]
     field = name.removeprefix("PENSTOCK_").lower()
     urls[field] = urls[field].replace("10.0.0.1", host).replace("name.example", host)
     with pytest.raises(RuntimeError, match=f"{name}: .* do not reach a loopback"):
-        cluster._check_reached_from_elsewhere(Settings(**urls))  # type: ignore[arg-type]
+        cluster_ground._check_reached_from_elsewhere(Settings(**urls))  # type: ignore[arg-type]
 
 
 def test_an_address_without_a_cluster_is_told_at_once(tmp_path: Path) -> None:
@@ -226,29 +226,56 @@ def test_the_spread_reaches_each_deployment() -> None:
     assert (found["gateway"], found["prefill-tiny"], found["decode-tiny"]) == (2, 1, 2)
 
 
-def test_what_is_not_penstock_s_stays_on_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = ["model-b", "someone-else", app.APPLICATION, "model-a"]
-    asked: list[str] = []
-    told: list[tuple[str, list[str]]] = []  # what was deleted, and what ran then
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> "Serve":
+    serve = Serve()
+    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(app, "time", SimpleNamespace(sleep=serve.look))
+    return serve
 
-    def delete(name: str, _blocking: bool) -> None:
+
+class Serve:
+    """Runs applications; one that is deleted drains until the next look but its predecessors'."""
+
+    def __init__(self) -> None:
+        self.runs = ["mine/b", "model-x", "mine", "minefield", "mine/a/c", "other", "other/b"]
+        self.told: list[tuple[str, list[str]]] = []  # what was deleted, and what ran then
+        self._drain: list[str] = []
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(applications=dict.fromkeys(self.runs))
+
+    def delete(self, name: str, _blocking: bool) -> None:
         assert not _blocking, "Serve's own waiting gives up after a minute"
-        asked.append(name)
-        told.append((name, list(there)))
+        self.told.append((name, list(self.runs)))
+        self._drain.append(name)
 
-    def look(_: float) -> None:
-        there.remove(asked.pop(0))  # one drains after the other, however long it takes
+    def look(self, _: float) -> None:
+        self.runs.remove(self._drain.pop(0))
 
-    monkeypatch.setattr(
-        app,
-        "serve",
-        SimpleNamespace(
-            status=lambda: SimpleNamespace(applications=dict.fromkeys(there)), delete=delete
-        ),
-    )
-    monkeypatch.setattr(app, "time", SimpleNamespace(sleep=look))
-    app.delete_all()
-    assert there == ["someone-else"], "it returns when all have ended"
-    assert [name for name, _ in told] == [app.APPLICATION, "model-b", "model-a"]
-    assert all(app.APPLICATION not in ran for _, ran in told[1:]), "the services first"
-    assert app.deployed() == []
+
+def test_what_others_run_on_the_cluster_stays(serve: Serve) -> None:
+    """Also another Penstock, whose namespace or model may be called alike."""
+    assert app.deployed("mine") == ["mine", "mine/b", "mine/a/c"]
+    assert app.deployed_models("mine") == ["b", "a/c"]
+    app.delete_all("mine")
+    assert serve.runs == ["model-x", "minefield", "other", "other/b"]
+    assert [name for name, _ in serve.told] == ["mine", "mine/b", "mine/a/c"]
+    assert all("mine" not in ran for _, ran in serve.told[1:]), "the services first"
+    assert serve.told[1][1] == serve.told[2][1], "the models side by side"
+    assert app.deployed("mine") == []
+    app.delete_all("mine")
+
+
+def test_what_was_there_before_may_stay(serve: Serve) -> None:
+    app.delete_all("mine", but=["mine", "mine/b"])
+    assert [name for name, _ in serve.told] == ["mine/a/c"]
+    app.delete_model("other", "b")
+    assert app.deployed("other") == ["other"]
+
+
+@pytest.mark.parametrize("wrong", ["", "a/b", "a b", "{a}", "a:b"])
+def test_a_namespace_is_a_name(wrong: str) -> None:
+    """`a/b` would be the application of model `b` in `a`, and braces are Redis' own."""
+    with pytest.raises(ValueError, match="namespace"):
+        Settings(namespace=wrong)

@@ -49,7 +49,7 @@ class Serve:
         if spec.name in self.bad:
             asyncio.run(self.tells(self.bad[spec.name]))
 
-    def delete_model(self, name: str) -> None:
+    def delete_model(self, namespace: str, name: str) -> None:
         self.deleted.append(name)
         self.drained.wait(10)
 

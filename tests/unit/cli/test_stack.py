@@ -16,10 +16,13 @@ import pytest
 
 from services.cli import checkpoints, up
 from services.cli import stack as module
+from services.cli.laptop_key import laptop_key
+from services.cli.local_ground import LocalGround
+from services.cli.ready import not_ready, not_served
 from services.cli.replicas import missing as not_there
 from services.cli.replicas import wanted as waited_for
 from services.cli.running import Running, state_file
-from services.cli.stack import Stack, _laptop_key, _not_ready, _not_served
+from services.cli.stack import Stack
 from services.cli.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica
@@ -57,7 +60,7 @@ def test_a_key_is_printed_only_where_only_this_host_can_use_it(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    stack = Stack(Settings(data_dir=tmp_path), report=print)
+    stack = Stack(Settings(data_dir=tmp_path), LocalGround(print), report=print)
     told = stack.told_key(Running("", "", "", "", key="psk-secret", pid=1))
     assert ("psk-secret" in told) is shown
     assert (str(tmp_path / "key") in told) is not shown
@@ -67,20 +70,20 @@ async def test_the_laptop_s_key_stays_until_it_is_revoked_or_redis_knows_it_no_m
     settings: Settings, redis: Redis
 ) -> None:
     store = KeyStore(redis, settings.namespace)
-    first = await _laptop_key(settings)
+    first = await laptop_key(settings)
     record = await store.find(key_hash(first))
     assert record is not None
     assert record.tenant == "local"
     assert stat.S_IMODE((settings.data_dir / "key").stat().st_mode) == 0o600
-    assert await _laptop_key(settings) == first
+    assert await laptop_key(settings) == first
     await store.revoke(record.id)
-    second = await _laptop_key(settings)
+    second = await laptop_key(settings)
     assert second != first
-    assert await _laptop_key(settings) == second
+    assert await laptop_key(settings) == second
     other = settings.model_copy(update={"namespace": f"{settings.namespace}-other"})
-    third = await _laptop_key(other)
+    third = await laptop_key(other)
     assert third not in (first, second)
-    assert await _laptop_key(other) == third
+    assert await laptop_key(other) == third
 
 
 def arguments(**given: Any) -> Namespace:
@@ -91,7 +94,7 @@ def test_arguments_come_before_settings_and_those_before_what_is_shipped(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def made(port: int | None = None, **given: Any) -> Settings:
-        return up.stack(arguments(**given), port)._settings
+        return up.local_stack(arguments(**given), port)._settings
 
     assert [m.name for m in made().models] == ["demo"]
     assert made().gateway.port == 8000
@@ -123,20 +126,22 @@ async def test_started_again_it_leaves_the_models_to_its_keeper(
     own = ModelSpec(name="own", path="/gone")
     given = settings.model_copy(update={"models": [own]})
     wanted = WantedModels(redis, settings.namespace)
-    again = Stack(given, report=print, again=True)
-    assert again._local_models() == [own], "a folder that is gone by now stops nobody"
-    assert (await again._with_models(given)).models == []
+    again = Stack(given, LocalGround(print), report=print, again=True)
+    assert again._settings.models == [], "a folder that is gone by now stops nobody"
+    await again._write_wanted(wanted)
     assert set(await wanted.all()) == {"own"}, "Redis knew of none"
     await wanted.remove("own")
-    assert (await again._with_models(given)).models == []
+    await again._write_wanted(wanted)
     assert not await wanted.all(), "all were removed"
+    await Stack(given, LocalGround(print), report=print)._write_wanted(wanted)
+    assert set(await wanted.all()) == {"own"}
 
 
 def test_started_again_it_is_where_it_was(settings: Settings) -> None:
     lost = Running("http://127.0.0.1:4321", "127.0.0.1:4567", "r", "n", "k", 2**22 - 1)
 
     def gateway(again: bool) -> tuple[int, int | None]:
-        found = up.stack(arguments(), 0, again=again)._settings.gateway
+        found = up.local_stack(arguments(), 0, again=again)._settings.gateway
         return found.port, found.grpc_port
 
     assert gateway(True) == gateway(False) == (0, None), "nothing is known of an earlier one"
@@ -192,8 +197,8 @@ def test_the_gateway_is_waited_for_until_it_says_that_it_is_ready(gateway: Any) 
     url = f"http://127.0.0.1:{gateway.server_port}"
     for status, left in ((503, 1), (404, 1), (200, 0)):
         gateway.status = status
-        assert len(_not_ready(url)) == left
-    assert _not_ready("http://127.0.0.1:1")
+        assert len(not_ready(url)) == left
+    assert not_ready("http://127.0.0.1:1")
 
 
 def with_tls(gateway: Any, folder: Path) -> str:
@@ -212,10 +217,10 @@ def test_the_key_goes_to_who_has_the_doors_own_certificate_and_nobody_else(
         with (folder / "tls.crt").open("ab") as chain:
             chain.write(authority.pem)
     url = with_tls(gateway, own)
-    assert _not_served(url, "psk-own", ["tiny", "large"], own / "tls.crt") == ["model large"]
+    assert not_served(url, "psk-own", ["tiny", "large"], own / "tls.crt") == ["model large"]
     assert gateway.shown == ["Bearer psk-own"] * 2
     for cert in (other / "tls.crt", tmp_path / "none.crt", None):
-        assert not _not_served(url, "psk-own", ["large"], cert)
+        assert not not_served(url, "psk-own", ["large"], cert)
     assert gateway.shown == ["Bearer psk-own"] * 2
 
 
@@ -225,9 +230,9 @@ def test_no_proxy_is_asked_for_the_gateway(gateway: Any, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, proxy)
     gateway.status = 200
     for url in ("http://127.0.0.1:1", "https://127.0.0.1:1"):
-        assert _not_ready(url) == _not_served(url, "psk-own", ["tiny"], None)
-        assert _not_ready(url) == ["the gateway's port"]
-    assert _not_served(proxy, "psk-own", ["tiny"], None) == []
+        assert not_ready(url) == not_served(url, "psk-own", ["tiny"], None)
+        assert not_ready(url) == ["the gateway's port"]
+    assert not_served(proxy, "psk-own", ["tiny"], None) == []
     assert gateway.shown == ["Bearer psk-own"]
 
 
@@ -235,10 +240,10 @@ async def test_a_start_ends_with_the_first_reason_that_is_told(
     settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve = SimpleNamespace(status="DEPLOYING", message="")
-    monkeypatch.setattr(module, "_applications", lambda: {"model-tiny": serve})
+    monkeypatch.setattr(Stack, "_applications", lambda _: {"penstock/tiny": serve})
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
     said: list[str] = []
-    starting = Stack(settings, report=said.append)
+    starting = Stack(settings, LocalGround(said.append), report=said.append)
     left = [["router"], ["router"], []]
     await starting._wait(redis, lambda: left.pop(0))
     assert said == ["waiting for: router"], "once"
@@ -257,10 +262,10 @@ async def test_a_start_ends_with_the_first_reason_that_is_told(
 async def test_a_start_that_nobody_says_anything_of_has_an_end(
     settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_applications", dict)
+    monkeypatch.setattr(Stack, "_applications", lambda _: {})
     monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.0)
-    starting = Stack(settings, report=lambda _: None)
-    with pytest.raises(RuntimeError, match=r"not up after 0 s: router, worker of demo"):
+    starting = Stack(settings, LocalGround(print), report=lambda _: None)
+    with pytest.raises(RuntimeError, match=r"not up after 20 s: router, worker of demo"):
         await starting._wait(redis, lambda: ["router", "worker of demo"])
 
 

@@ -1,0 +1,32 @@
+"""The key of the local tenant, which the commands here use."""
+
+from pathlib import Path
+
+from services.common.config import Settings
+from services.common.redis import connect
+from services.gateway.keys import KeyStore, key_hash
+
+_TENANT = "local"
+
+
+def key_file(settings: Settings) -> Path:
+    return settings.data_dir / "key"
+
+
+async def laptop_key(settings: Settings) -> str:
+    """Kept beside the data, made anew when Redis does not know it."""
+    path = key_file(settings)
+    redis = connect(settings.redis_dsn)
+    try:
+        store = KeyStore(redis, settings.namespace)
+        if path.exists():
+            kept = path.read_text().strip()
+            record = await store.find(key_hash(kept))
+            if record is not None and record.holds:
+                return kept
+        key, _ = await store.create(tenant=_TENANT, name="laptop")
+    finally:
+        await redis.aclose()
+    path.touch(mode=0o600)
+    path.write_text(key)
+    return key
