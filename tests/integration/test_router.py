@@ -23,7 +23,7 @@ from services.router.quarantine import PROOF_TOKENS
 from services.router.server import RouterService
 from tests.support.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, Transfers, continuation
 from tests.support.transport import TRANSPORT
-from tests.support.waiting import until
+from tests.support.waiting import leaving_no_task, until
 
 PROMPT = list(range(100, 300))
 
@@ -149,13 +149,15 @@ def undisturbed(prompt: list[int] = PROMPT, max_tokens: int = 20) -> list[int]:
 
 @asynccontextmanager
 async def stack_on(redis_url: str, namespace: str) -> AsyncIterator[Stack]:
-    redis = connect(redis_url)
-    made = Stack(redis, redis_url, namespace)
-    try:
-        yield made
-    finally:
-        await made.close()
-        await redis.aclose()
+    """Of which no task is left."""
+    async with leaving_no_task():
+        redis = connect(redis_url)
+        made = Stack(redis, redis_url, namespace)
+        try:
+            yield made
+        finally:
+            await made.close()
+            await redis.aclose()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from services.common.telemetry import decision, remote_parent, traceparent
 from services.common.unary import serving
 from services.gateway.keys import KeyStore
 from services.gateway.server import GatewayService
-from tests.support.waiting import until
+from tests.support.waiting import leaving_no_task, until
 
 MODEL = "tiny"
 EMBEDDING_MODEL = "tiny-embed"
@@ -270,7 +270,7 @@ async def gateway_rig(
             timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars
         ),
     )
-    async with AsyncExitStack() as stack:
+    async with leaving_no_task(), AsyncExitStack() as stack:
         redis = connect(redis_url)
         stack.push_async_callback(redis.aclose)
         keys = KeyStore(redis, namespace)

@@ -24,7 +24,7 @@ from services.tokenizer.pipeline import Pipeline
 from services.tokenizer.server import TokenizerService
 from tests.support.tokenizers import byte_level, write_tokenizer
 from tests.support.transport import TRANSPORT
-from tests.support.waiting import until
+from tests.support.waiting import leaving_no_task, until
 
 TOKENIZER = byte_level()
 METHOD = "/penstock.v1.Tokenizer/Link"
@@ -215,6 +215,7 @@ async def bed(
     patience_s: float = 5.0,
     max_requests: int = 2048,
 ) -> AsyncIterator[Bed]:
+    """A tokenizer between a gateway's link and scripted routers; of which no task is left."""
     write_model(folder)
     settings = Settings(
         redis_url=redis_url,
@@ -227,23 +228,24 @@ async def bed(
             max_requests=max_requests,
         ),
     )
-    routers = [Host(router_class(script), settings) for script in scripts]
-    for router in routers:
-        await router.start()
-    tokenizer = Host(TokenizerService, settings)
-    replica = await tokenizer.start()
-    link = LinkClient(replica.address, METHOD, transport=TRANSPORT, peer_id="gateway-test")
-    await link.start()
-    try:
-        await link.wait_ready(10.0)
-        made = Bed(settings, tokenizer, routers, link)
-        peers = made.pipeline.routers
-        await until(lambda: len(peers.ready()) == len(routers), what="routers linked")
-        yield made
-    finally:
-        await link.close()
-        for host in (tokenizer, *routers):
-            await host.stop(grace_s=0)
+    async with leaving_no_task():
+        routers = [Host(router_class(script), settings) for script in scripts]
+        for router in routers:
+            await router.start()
+        tokenizer = Host(TokenizerService, settings)
+        replica = await tokenizer.start()
+        link = LinkClient(replica.address, METHOD, transport=TRANSPORT, peer_id="gateway-test")
+        await link.start()
+        try:
+            await link.wait_ready(10.0)
+            made = Bed(settings, tokenizer, routers, link)
+            peers = made.pipeline.routers
+            await until(lambda: len(peers.ready()) == len(routers), what="routers linked")
+            yield made
+        finally:
+            await link.close()
+            for host in (tokenizer, *routers):
+                await host.stop(grace_s=0)
 
 
 def question(text: str = "What is it?", **fields: object) -> PromptRequest:

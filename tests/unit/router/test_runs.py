@@ -283,6 +283,41 @@ async def test_the_first_token_leaves_before_those_after_it(pool: Pool, so_far: 
     assert sorted(run.spans) == ["on d", "on p"]
 
 
+async def test_a_prefill_worker_lost_behind_its_token_ends_nothing(pool: Pool) -> None:
+    """Though the decode worker's token came first and had to wait for it."""
+    run = Run(pool.worker("d", "decode"), pool.worker("p", "prefill"), max_tokens=3)
+    first, then = await only(pool, "p"), await only(pool, "d")
+    then.give(2)
+    first.give(1)
+    first.end(UNAVAILABLE, "peer_lost")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    then.give(3, finish=FINISH_LENGTH)
+    then.end()
+    await run.over()
+    assert run.call.tokens == [1, 2, 3]
+
+
+async def test_a_split_that_went_well_is_both_workers_success(pool: Pool) -> None:
+    """Neither is stopped: each has a moment to end by itself, and to say what it did."""
+    decode, prefill = pool.worker("d", "decode"), pool.worker("p", "prefill")
+    run = Run(decode, prefill, max_tokens=2)
+    first, then = await only(pool, "p"), await only(pool, "d")
+    first.give(1)
+    first.give(finish=FINISH_PREFILL_DONE)
+    first.end()
+    then.give(2, finish=FINISH_LENGTH)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert pool.log == []
+    then.end()
+    await run.over()
+    assert [list(delta.token_ids) for delta in run.call.deltas] == [[1], [2]], "and nothing empty"
+    assert sorted(run.spans) == ["on d", "on p"]
+    for worker in (decode, prefill):
+        assert worker.breaker.describe() == "closed, 0 of its last 1 requests failed"
+
+
 async def test_a_first_token_that_comes_with_the_hand_overs_end_is_one_of_many(pool: Pool) -> None:
     run, first, then = await split(pool)
     first.give(1, finish=FINISH_PREFILL_DONE, cached=8)
