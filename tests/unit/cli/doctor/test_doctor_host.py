@@ -1,6 +1,7 @@
 """The machine, the data directory, checkpoints and certificates, with a fault each."""
 
 import os
+import resource
 import shutil
 import socket
 from collections import namedtuple
@@ -17,6 +18,7 @@ from services.cli.doctor.installation import Installation
 from services.common.certificates import dns_name
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import SERVICES, Replica, machine_id
+from services.common.open_files import OTHER_FILES
 from tests.support.authority import DAY, Authority
 from tests.support.findings import about, state
 
@@ -223,6 +225,51 @@ async def test_a_taken_port_names_who_has_it(settings: Make) -> None:
     assert state(await host.check(Installation(own)), f"port {port}") == "ok"
 
 
+@pytest.mark.parametrize(
+    ("who", "told"),
+    [
+        ({"replicas": [{}]}, "ok"),
+        ({"replicas": [{"pid": 1}], "draining": [{}]}, "ok"),  # it still holds its port
+        ({"replicas": [{"host_id": "another/10.0.0.7"}]}, "warning"),  # a process id of its own
+        ({"replicas": []}, "failed"),
+    ],
+)
+async def test_whose_a_port_is(who: dict[str, list[dict[str, object]]], told: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        own = Settings(gateway={"port": port, "grpc_port": 0})
+        seen = {part: [replica(**one) for one in some] for part, some in who.items()}
+        assert state(await host.check(Installation(own, **seen)), f"port {port}") == told
+
+
+@pytest.mark.parametrize(
+    ("gateway", "told"),
+    [
+        ({"port": 8000}, {"port 8000": "REST", "port 8001": "gRPC"}),
+        ({"port": 8000, "grpc_port": 9000}, {"port 8000": "REST", "port 9000": "gRPC"}),
+        ({"port": 8000, "grpc_port": 0}, {"port 8000": "REST"}),
+        ({"port": 0}, {}),
+        ({"port": 0, "internal_port": 7000}, {"port 7000": "internal port"}),
+        ({"port": 0, "metrics_port": 7001}, {"port 7001": "metrics port"}),
+    ],
+)
+async def test_the_ports_that_the_settings_name(
+    gateway: dict[str, int],
+    told: dict[str, str],
+    settings: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Free ones are told of an installation that is to be started; of one that runs they are of
+    another host."""
+    monkeypatch.setattr(host, "_free", lambda *_: True)
+    own = settings(gateway=gateway)
+    found = [f for f in await host.check(Installation(own)) if f.about.startswith("port")]
+    assert {f.about: f.state for f in found} == dict.fromkeys(told, "ok")
+    assert all(told[f.about] in f.told for f in found)
+    runs = await host.check(Installation(own, replicas=[replica()]))
+    assert not [f for f in runs if f.about.startswith("port")]
+
+
 async def test_all_fixed_ports_are_looked_at(settings: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -240,13 +287,78 @@ async def test_too_few_open_files_are_told(settings: Make, monkeypatch: pytest.M
     assert state(await host.check(Installation(few)), "open files") == "ok"
 
 
+@pytest.mark.parametrize(
+    ("soft", "missing", "told", "words"),
+    [
+        (64, 0, "ok", "allowed"),
+        (10**6, 1, "warning", "a gateway may need"),
+        (64, None, "ok", "any"),
+    ],
+)
+async def test_how_many_open_files_a_gateway_may_need(
+    soft: int,
+    missing: int | None,
+    told: str,
+    words: str,
+    settings: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The soft limit is raised up to the hard one at the start."""
+    own = settings(gateway={"max_connections": 100})
+    needed = own.gateway.open_at_once + OTHER_FILES
+    hard = resource.RLIM_INFINITY if missing is None else needed - missing
+    monkeypatch.setattr(host.resource, "getrlimit", lambda _: (soft, hard))
+    found = about(await host.check(Installation(own)), "open files")
+    assert found.state == told
+    assert words in found.told
+
+
+@pytest.mark.parametrize(
+    ("size", "told"), [(64 * 2**20, "warning"), (2**30 - 1, "warning"), (2**30, "ok")]
+)
 async def test_a_small_shared_memory_is_told(
-    settings: Make, monkeypatch: pytest.MonkeyPatch
+    size: int, told: str, settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Containers have 64 MiB unless more is asked for."""
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage(64 * 2**20, 0, 64 * 2**20))
-    assert state(await host.check(Installation(settings())), "/dev/shm") == "warning"
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage(size, 0, size))
+    assert state(await host.check(Installation(settings())), "/dev/shm") == told
+
+
+async def test_no_shared_memory_at_all_is_told(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_SHM", tmp_path / "none")
+    told = about(await host.check(Installation(settings())), "/dev/shm")
+    assert (told.state, told.advice) == ("warning", "mount one")
+
+
+@pytest.mark.parametrize(
+    ("machine", "cpuinfo", "told", "words"),
+    [
+        ("x86_64", "flags : fpu avx2 fma\n", "ok", "a CPU, 3 cores, avx2 fma"),
+        ("x86_64", "flags : fpu sse2\n", "warning", "no vector instructions known"),
+        ("x86_64", "", "ok", "no vector instructions known"),  # who knows
+        ("aarch64", "Features : asimd bf16\n", "ok", "asimd bf16"),
+        ("aarch64", "Features : fp\n", "ok", "no vector instructions known"),
+    ],
+)
+async def test_a_processor_has_what_an_engine_needs(
+    machine: str,
+    cpuinfo: str,
+    told: str,
+    words: str,
+    tmp_path: Path,
+    settings: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"model name\t: a CPU\n{cpuinfo}\nmodel name : b\n")
+    monkeypatch.setattr(host, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(host.platform, "machine", lambda: machine)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
+    found = about(await host.check(Installation(settings())), "processor")
+    assert found.state == told
+    assert words in found.told
 
 
 async def test_workers_that_are_to_have_a_gpu_want_one(
@@ -261,6 +373,23 @@ async def test_workers_that_are_to_have_a_gpu_want_one(
     assert state(await host.check(Installation(settings())), "GPU") == "ok"
     monkeypatch.setattr(host, "_gpus", lambda: iter(["a GPU"]))
     assert about(await host.check(wanting), "GPU 0").told == "a GPU"
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "told"),
+    [
+        ("cpu", 5 * 2**30, "ok"),
+        ("cpu", 5 * 2**30 - 1, "warning"),  # a GiB beside the KV
+        ("cuda", 2**20, "ok"),  # the KV is in the GPU's
+    ],
+)
+async def test_memory_is_for_the_kv_and_the_rest(
+    device: str, free: int, told: str, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = namedtuple("memory", "available")
+    monkeypatch.setattr(host.psutil, "virtual_memory", lambda: memory(free))
+    own = settings(worker={"kv_cache_bytes": 4 * 2**30, "device": device})
+    assert state(await host.check(Installation(own)), "memory") == told
 
 
 async def test_little_memory_for_a_workers_kv_is_told(settings: Make) -> None:

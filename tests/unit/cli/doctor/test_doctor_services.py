@@ -4,7 +4,9 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -144,6 +146,25 @@ async def test_another_secret_is_told_and_not_shown(
     assert SECRET not in repr(found)
 
 
+async def test_a_certificate_that_may_not_call_is_told(
+    examine: Examine, well: list[Replica], metrics: str
+) -> None:
+    class Refuses(health_pb2_grpc.HealthServicer):
+        async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
+            yield
+
+    own = TRANSPORT.server()
+    health_pb2_grpc.add_HealthServicer_to_server(Refuses(), own)
+    address = f"127.0.0.1:{TRANSPORT.listen(own, '127.0.0.1', 0)}"
+    await own.start()
+    found = await examine([*well, replica("router", address, metrics, id="router-0000deny")])
+    await own.stop(None)
+    told = about(found, "router-0000deny")
+    assert told.state == "failed"
+    assert "does not let this certificate's name call it" in told.told
+
+
 async def test_without_a_secret_nobody_can_be_asked(examine: Examine, well: list[Replica]) -> None:
     told = about(await examine(well, internal_secret=""), "router-00000001")
     assert told.state == "failed"
@@ -191,6 +212,17 @@ async def test_versions_side_by_side_are_a_warning(
     assert f"0.0.9, {version()}" in told.told
 
 
+@pytest.mark.parametrize("others", ["0.0.9", ""])
+async def test_this_command_is_of_their_version_too(
+    others: str, examine: Examine, well: list[Replica]
+) -> None:
+    """Else what it says of them may not hold."""
+    told = about(await examine([replace(one, version=others) for one in well]), "versions")
+    assert told.state == "warning"
+    assert others or "unknown" in told.told
+    assert told.told.endswith(f"this command is {version()}")
+
+
 async def test_one_checkpoint_for_all_workers_of_a_model(
     examine: Examine, well: list[Replica], metrics: str
 ) -> None:
@@ -205,7 +237,9 @@ async def test_one_checkpoint_for_all_workers_of_a_model(
     assert "abc, ghi" in told.told
 
 
-@pytest.mark.parametrize(("ahead_s", "told"), [(60, "ahead of"), (-60, "behind")])
+@pytest.mark.parametrize(
+    ("ahead_s", "told"), [(60, "ahead of"), (-60, "behind"), (4, "ahead of"), (-4, "behind")]
+)
 async def test_a_host_whose_clock_is_off_is_told(
     ahead_s: float, told: str, examine: Examine, well: list[Replica]
 ) -> None:
