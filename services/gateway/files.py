@@ -1,13 +1,17 @@
-"""Uploaded text files, in Redis, each under its tenant.
+"""Uploaded text files, in Redis, each its tenant's.
 
-    {ns}:{tenant}:files             hash   file id → JSON of FileRecord
-    {ns}:{tenant}:files:bytes       string their bytes in all
-    {ns}:{tenant}:file:<id>         string the text
-    {ns}:{tenant}:file:<id>:stores  set    ids of the vector stores that hold it
+    {ns}:{files}:bytes                       string the bytes of all tenants' files
+    {ns}:{files}:<tenant>:index              hash   file id → JSON of FileRecord
+    {ns}:{files}:<tenant>:bytes              string the bytes of the tenant's
+    {ns}:{files}:<tenant>:file:<id>          string the text
+    {ns}:{files}:<tenant>:file:<id>:stores   set    ids of the vector stores that hold it
 
-The braces around the tenant keep its keys in one slot of a Redis cluster.
+Redis has one memory for all tenants and all else, so there is a bound over all besides each one's,
+and one function checks both. The braces keep what it needs in one slot of a Redis cluster.
 """
 
+import asyncio
+import logging
 import time
 from typing import Any
 
@@ -16,29 +20,36 @@ from pydantic import BaseModel
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
-from services.common.redis import Redis, Script
+from services.common.redis import Redis, RedisAway, RedisError, Script
+from services.gateway import metrics
 from services.gateway.ids import FILE, not_found
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".txt", ".md")
 PURPOSE = "assistants"
 _NAME_CHARS = 255
+_TELL_EVERY_S = 15.0
 
 # Count, bytes and file together: uploads at the same time must not pass a limit side by side.
 _CREATE = """
-local index, sum, content = KEYS[1], KEYS[2], KEYS[3]
+local all, index, sum, content = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local id, record, text, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local max_files, max_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
+local max_files, max_bytes, max_all = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if redis.call('HLEN', index) >= max_files then return 'files' end
 if tonumber(redis.call('GET', sum) or 0) + bytes > max_bytes then return 'bytes of files' end
+if tonumber(redis.call('GET', all) or 0) + bytes > max_all then return 'all' end
+redis.call('INCRBY', all, bytes)
 redis.call('INCRBY', sum, bytes)
 redis.call('SET', content, text)
 redis.call('HSET', index, id, record)
 return ''
 """
 _DELETE = """
-local index, sum, content, stores = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local all, index, sum, content, stores = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local record = redis.call('HGET', index, ARGV[1])
 if not record then return 0 end
+redis.call('DECRBY', all, cjson.decode(record).bytes)
 redis.call('DECRBY', sum, cjson.decode(record).bytes)
 redis.call('DEL', content, stores)
 return redis.call('HDEL', index, ARGV[1])
@@ -72,8 +83,14 @@ def too_many(what: str, limit: int) -> PenstockError:
     )
 
 
-def tenant_key(namespace: str, tenant: str, *parts: str) -> str:
-    return ":".join((namespace, "{" + tenant + "}", *parts))
+def _all_full() -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "The files of all tenants together have reached what this installation keeps. This is not "
+        "your own limit: until others delete some, or the operator makes room, no file is taken.",
+        stage="gateway",
+        reason="file_storage_full",
+    )
 
 
 class Files:
@@ -85,19 +102,41 @@ class Files:
         """`max_chars`: of one file, which retrieval takes."""
         self._max_chars = max_chars
         self._redis = redis
-        self._namespace = namespace
+        self._prefix = f"{namespace}:{{files}}:"
         self._limits = {
             "files": settings.max_files,
             "bytes of files": settings.max_file_bytes_per_tenant,
+            "all": settings.max_file_bytes,
         }
         self._create = Script(redis, _CREATE)
         self._delete = Script(redis, _DELETE)
+        self._all = self._prefix + "bytes"
+        self._telling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Tells from now on, in the metrics, how full it is."""
+        metrics.file_bytes_limit.set(self._limits["all"])
+        self._telling = asyncio.create_task(self._tell(), name="file bytes")
+
+    async def stop(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+
+    async def _tell(self) -> None:
+        while True:
+            try:
+                metrics.file_bytes.set(int(await self._redis.get(self._all) or 0))
+            except (*RedisAway, RedisError) as away:
+                log.debug("how full it is with files is not known: %s", type(away).__name__)
+            await asyncio.sleep(_TELL_EVERY_S)
 
     async def create(self, tenant: str, filename: str, content: bytes) -> FileRecord:
         """Keeps a text file.
 
         Raises INVALID_ARGUMENT for anything that is not text or is too long, RESOURCE_EXHAUSTED
-        ("too_many_files", "too_many_bytes_of_files") when the tenant has its share.
+        when the tenant has its share ("too_many_files", "too_many_bytes_of_files"), or when all
+        tenants together have theirs ("file_storage_full").
         """
         text = _text(filename, content, self._max_chars)
         record = FileRecord(
@@ -107,10 +146,14 @@ class Files:
             created_at=int(time.time()),
         )
         reached = await self._create(
-            [self._index(tenant), self._sum(tenant), self._one(tenant, record.id)],
+            [self._all, self._index(tenant), self._sum(tenant), self._one(tenant, record.id)],
             [record.id, record.model_dump_json(), text, record.bytes, *self._limits.values()],
         )
+        if reached == "all":
+            metrics.files_refused.labels("all").inc()
+            raise _all_full()
         if reached:
+            metrics.files_refused.labels("tenant").inc()
             raise too_many(reached, self._limits[reached])
         return record
 
@@ -133,7 +176,8 @@ class Files:
     async def delete(self, tenant: str, id: str) -> None:
         """To call after the vector stores gave it up (VectorStores.forget_file)."""
         own = self._one(tenant, id)
-        await self._delete([self._index(tenant), self._sum(tenant), own, own + ":stores"], [id])
+        keys = [self._all, self._index(tenant), self._sum(tenant), own, own + ":stores"]
+        await self._delete(keys, [id])
 
     async def stores_of(self, tenant: str, id: str) -> set[str]:
         return {str(id) for id in await self._redis.smembers(self._one(tenant, id) + ":stores")}
@@ -143,13 +187,13 @@ class Files:
         await (self._redis.sadd(key, store) if held else self._redis.srem(key, store))
 
     def _index(self, tenant: str) -> str:
-        return tenant_key(self._namespace, tenant, "files")
+        return f"{self._prefix}{tenant}:index"
 
     def _sum(self, tenant: str) -> str:
-        return tenant_key(self._namespace, tenant, "files", "bytes")
+        return f"{self._prefix}{tenant}:bytes"
 
     def _one(self, tenant: str, id: str) -> str:
-        return tenant_key(self._namespace, tenant, "file", FILE.checked(id))
+        return f"{self._prefix}{tenant}:file:{FILE.checked(id)}"
 
 
 def _text(filename: str, content: bytes, max_chars: int) -> str:

@@ -64,6 +64,16 @@ auth_failures = Counter("penstock_gateway_auth_failures_total", "Refused or unch
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]
 )
+file_bytes = Gauge(
+    "penstock_gateway_file_bytes",
+    "Of all tenants' files together, in Redis; every gateway tells it",
+)
+file_bytes_limit = Gauge("penstock_gateway_file_bytes_limit", "How many they may be")
+files_refused = Counter(
+    "penstock_gateway_files_refused_total",
+    "Uploads that had no room: within the tenant's own limits, or those of all tenants together",
+    ["limit"],
+)
 tokenizer_losses = Counter(
     "penstock_gateway_tokenizer_losses_total", "Tokenizers lost under a request", ["why"]
 )

@@ -61,6 +61,7 @@ class GatewayService(Service):
         map_large_pieces()
         self.gateway.revocations.start()
         self.gateway.records.start()
+        self.gateway.files.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         own = self.settings.gateway
@@ -115,6 +116,7 @@ class GatewayService(Service):
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
         await self.gateway.revocations.stop()
         await self.gateway.records.stop()
+        await self.gateway.files.stop()
         await self.gateway.stores.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()

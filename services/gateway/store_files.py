@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 
 from services.common.errors import PenstockError
 from services.common.redis import Redis, Script
-from services.gateway.files import tenant_key
 from services.gateway.ids import FILE, STORE, not_found
 
 _NAMED = 5  # files in one warning
@@ -120,6 +119,11 @@ class Unready(NamedTuple):
         if more > 0:
             told.append(f"and {more} more")
         return f"not searched: {'; '.join(told)}" if told else ""
+
+
+def tenant_key(namespace: str, tenant: str, *parts: str) -> str:
+    """The braces keep a tenant's stores in one slot of a Redis cluster."""
+    return ":".join((namespace, "{" + tenant + "}", *parts))
 
 
 class StoreFiles:

@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from protos.common_pb2 import Caller
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis, RedisAway, Script
-from services.gateway.files import Files, tenant_key, too_many
+from services.gateway.files import Files, too_many
 from services.gateway.ids import STORE, not_found
 from services.gateway.indexing import Indexing
-from services.gateway.store_files import AttachedFile, StoreFiles, Unready
+from services.gateway.store_files import AttachedFile, StoreFiles, Unready, tenant_key
 
 log = logging.getLogger(__name__)
 

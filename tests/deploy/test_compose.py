@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from services.cli.main import parser
-from services.common.config import Settings, unknown_names
+from services.common.config import GatewaySettings, Settings, unknown_names
 from tests.deploy.dockerfile import stages
 from tests.support.prometheus import promtool
 
@@ -82,6 +82,12 @@ def test_the_environment_of_a_service_is_settings(
     assert [model.name for model in settings.models] == ["demo"]
     assert settings.bind_host == "0.0.0.0"
     assert not settings.reflects
+
+
+def test_files_may_have_half_of_redis() -> None:
+    found = re.search(r"maxmemory (\d+)mb", (FOLDER / "compose.yaml").read_text())
+    assert found is not None
+    assert 2 * GatewaySettings().max_file_bytes <= int(found[1]) * 2**20
 
 
 def test_each_secret_is_made_by_the_script_and_none_has_a_default(made: dict[str, str]) -> None:

@@ -183,6 +183,16 @@ def test_a_pod_drains_at_its_own_address_by_its_own_certificates(release: Releas
             )
 
 
+def test_files_may_have_half_of_redis(release: Release) -> None:
+    """The rest is admission's, the registry's and Ray's, which a full Redis would end."""
+    for config in release.of("ConfigMap"):
+        if "redis.conf" in config["data"]:
+            found = re.search(r"^ *maxmemory (\d+)([gm])b$", config["data"]["redis.conf"], re.M)
+            assert found is not None
+            room = int(found[1]) * {"m": 2**20, "g": 2**30}[found[2]]
+            assert 2 * settings_of(release).gateway.max_file_bytes <= room
+
+
 def _claim_templates(release: Release, owner: str) -> list[dict[str, dict[str, str]]]:
     kind, name = owner.split("/")[:2]
     if kind != "StatefulSet":

@@ -18,6 +18,7 @@ from protos.gateway_pb2 import PublicEmbedRequest
 from protos.gateway_pb2_grpc import InferenceStub
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid
+from services.gateway import files as files_module
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
 from tests.support.waiting import until
 
@@ -405,3 +406,30 @@ async def test_a_client_that_goes_away_ends_its_embedding(rig):
         await until(lambda: rig.gateway.intake.running == 0, 5, "its place is free")
     finally:
         rig.retrieval.hold.set()
+
+
+async def test_room_that_all_tenants_have_filled_is_told_as_nobodys_own_limit(
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "_TELL_EVERY_S", 0.01)
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    async with gateway_rig(redis_server.url, namespace, max_file_bytes=100) as rig:
+        first, second = [await Tenant.of(rig) for _ in range(2)]
+        taken = await first.file(text="x" * 70)
+        upload = {"file": ("a.txt", b"x" * 31)}
+        answer = await second.http.post("/v1/files", files=upload, data=PURPOSE)
+        told = answer.json()["error"]
+        assert (answer.status_code, told["code"]) == (507, "file_storage_full")
+        assert "not your own limit" in told["message"]
+        assert rig.host.replica is not None
+        metrics = rig.host.replica.metrics_url
+
+        async def shown() -> bool:
+            async with httpx.AsyncClient() as http:
+                page = (await http.get(metrics)).text
+            return "penstock_gateway_file_bytes 70.0" in page and "bytes_limit 100.0" in page
+
+        await until(shown)
+        assert (await first.http.delete(f"/v1/files/{taken}")).status_code == 200
+        answer = await second.http.post("/v1/files", files=upload, data=PURPOSE)
+        assert answer.status_code == 200

@@ -34,7 +34,7 @@ async def check(it: Installation) -> list[Finding]:
         _version(info, shown, took_ms),
         _writable(info),
         *_persistence(info, config),
-        _memory(info),
+        _memory(info, it.settings.gateway.max_file_bytes),
         await _locked(it, url),
         _encrypted(url),
         await _clock(it.redis),
@@ -140,7 +140,8 @@ def _persistence(info: dict[str, Any], config: dict[str | None, str | None]) -> 
     ]
 
 
-def _memory(info: dict[str, Any]) -> Finding:
+def _memory(info: dict[str, Any], files: int) -> Finding:
+    """`files`: bytes that those of all tenants may take."""
     about, policy = "redis memory", str(info.get("maxmemory_policy", "noeviction"))
     used, limit = int(info["used_memory"]), int(info.get("maxmemory", 0))
     told = (
@@ -159,6 +160,12 @@ def _memory(info: dict[str, Any]) -> Finding:
             about,
             told,
             "raise maxmemory; when it is full, nothing new is admitted in order nor stored",
+        )
+    if limit and 2 * files > limit:
+        return warning(
+            about,
+            f"{told}; tenants' files alone may take {_mib(files)} of it",
+            "lower PENSTOCK_GATEWAY__MAX_FILE_BYTES to half of maxmemory, or raise that",
         )
     return ok(about, told)
 

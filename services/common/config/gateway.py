@@ -99,6 +99,12 @@ class GatewaySettings(ServiceSettings):
     max_file_bytes_per_tenant: int = Field(
         64 * 2**20, gt=0, description="of all its files together, which Redis holds"
     )
+    max_file_bytes: int = Field(
+        256 * 2**20,
+        gt=0,
+        description="of all tenants' files together; at most half of what Redis may take, which "
+        "needs room for everything else",
+    )
 
     @property
     def leaves_after_s(self) -> float:

@@ -126,7 +126,26 @@ async def test_a_full_redis_is_told(kept: EmbeddedRedis, settings: Make) -> None
 
 @pytest.mark.parametrize(("used", "told"), [(80, "ok"), (95, "warning"), (100, "failed")])
 def test_a_redis_that_is_nearly_full_is_a_warning(used: int, told: str) -> None:
-    assert redis._memory({"used_memory": used, "maxmemory": 100}).state == told
+    assert redis._memory({"used_memory": used, "maxmemory": 100}, files=50).state == told
+
+
+@pytest.mark.parametrize(
+    ("maxmemory", "told"), [(512 * 2**20, "ok"), (512 * 2**20 - 1, "warning"), (0, "ok")]
+)
+def test_files_that_might_fill_redis_are_a_warning(maxmemory: int, told: str) -> None:
+    found = redis._memory({"used_memory": 0, "maxmemory": maxmemory}, files=256 * 2**20)
+    assert found.state == told
+    assert ("PENSTOCK_GATEWAY__MAX_FILE_BYTES" in found.advice) == (told == "warning")
+
+
+async def test_how_much_files_may_take_is_the_gateways_setting(
+    kept: EmbeddedRedis, settings: Make
+) -> None:
+    with configured(kept.url, maxmemory="500mb"):
+        few = settings(redis_url=kept.url, gateway={"max_file_bytes": 2**20})
+        assert state(await examined(few), "redis memory") == "ok"
+        many = settings(redis_url=kept.url, gateway={"max_file_bytes": 400 * 2**20})
+        assert state(await examined(many), "redis memory") == "warning"
 
 
 async def test_a_replica_takes_no_writes(settings: Make) -> None:
