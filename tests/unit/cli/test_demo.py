@@ -137,7 +137,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(demo, "stack", started)
     monkeypatch.setattr(demo, "supervised", lambda: stack.append("supervised"))
     monkeypatch.setattr(client, "open_client", open_client)
-    monkeypatch.setattr(demo.time, "sleep", lambda _: None)
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None)
+    monkeypatch.setattr(demo, "time", clock)
     return Rig(api, stack, lambda *more: main(["demo", "--documents", str(tmp_path), *more]))
 
 

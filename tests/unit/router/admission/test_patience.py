@@ -1,7 +1,7 @@
 """Who is refused when a model has had no slot for so long, on a clock of the test's own."""
 
-import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -23,8 +23,9 @@ class World:
         self.tickets: list[Ticket] = []
         self.refused: list[tuple[str, float]] = []
         self._timers: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
-        monkeypatch.setattr(patience.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._later, raising=False)
+        monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: self.now))
+        loop = SimpleNamespace(call_later=self._later)
+        monkeypatch.setattr(patience, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
         self.patience = Patience(
             PATIENCE_S, lambda model: self.slots.get(model, 0), lambda: self.tickets, self._refuse
         )
