@@ -134,7 +134,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
         headers = real(url, key).headers
         return httpx.Client(base_url=url, headers=headers, transport=httpx.MockTransport(api))
 
-    monkeypatch.setattr(demo, "stack", started)
+    monkeypatch.setattr(demo, "local_stack", started)
     monkeypatch.setattr(demo, "supervised", lambda: stack.append("supervised"))
     monkeypatch.setattr(client, "open_client", open_client)
     clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None)

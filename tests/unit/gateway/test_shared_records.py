@@ -107,6 +107,7 @@ async def test_what_came_just_before_the_end_is_written_without_waiting_for_more
     gateway: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_records, "_EVERY_S", 60.0)
+    monkeypatch.setattr(shared_records, "_LAST_S", 60.0)  # nor for the end of its patience
     one = gateway()
     one.start()
     one.keep(record(1))
@@ -117,6 +118,23 @@ async def test_what_came_just_before_the_end_is_written_without_waiting_for_more
     nothing.start()
     async with asyncio.timeout(30):
         await nothing.stop()
+
+
+async def test_no_more_wait_for_redis_than_are_kept(
+    gateway: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it is away: a gateway's memory is no place for records."""
+    one, written = gateway(records_kept=3), list[str]()
+
+    async def write(_keys: Any, told: Sequence[Any]) -> None:
+        written.extend(told[3::2])
+
+    monkeypatch.setattr(one, "_keep", write)
+    for number in range(10):
+        one.keep(record(number))
+    one.start()
+    await one.stop()
+    assert written == ["req_7", "req_8", "req_9"]
 
 
 async def test_an_end_does_not_wait_for_a_redis_that_hangs(
