@@ -22,7 +22,7 @@ def held_ports(settings: Settings) -> Iterator[Settings]:
         grpc_port = held.enter_context(
             _held(own.host, beside if own.grpc_port is None else own.grpc_port)
         )
-        update = {"port": port, "grpc_port": grpc_port, "shared_port": True}
+        update = {"port": port, "grpc_port": grpc_port}
         yield settings.model_copy(update={"gateway": own.model_copy(update=update)})
 
 

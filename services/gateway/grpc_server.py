@@ -22,7 +22,7 @@ _CLOSE_S = 2  # for the last bytes of calls when the server ends
 
 def _options(own: GatewaySettings) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", int(own.shared_port)),  # else a port already taken is an error
+        ("grpc.so_reuseport", 1),  # with its neighbours
         ("grpc.max_receive_message_length", own.body_limit_bytes),
         # What a stranger sends beyond 64 KiB stays on its side: without the probe, a stream's
         # window grows only when its handler asks for the message.

@@ -33,7 +33,7 @@ class HttpServer:
     ) -> None:
         """With certificates it speaks TLS, and nothing else."""
         own = gateway.settings.gateway
-        self._listener = _listen(host, port, shared=own.shared_port)
+        self._listener = _listen(host, port)
         self._door = Door(own)
         self._connections = own.open_at_once
         self._tls: TlsListener | None = None
@@ -85,8 +85,7 @@ class HttpServer:
         self._server.server_state.default_headers.append(close)
 
     async def close_door(self) -> None:
-        """Listens no more, for others do; takes in first who has connected already, and parts."""
-        self.part()
+        """Listens no more, for others do; takes in first who has connected already."""
         if self._tls is not None:
             self._tasks.pop().cancel()
         came = []
@@ -142,15 +141,14 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int, shared: bool = False) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only where the protocol is named: without it the first events of an
     # answer wait up to 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # with its neighbours
         listener.bind((host, port))
     except OSError:
         listener.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from collections.abc import Mapping
 
 import grpc
@@ -25,6 +26,7 @@ from services.gateway.indexing import Indexing
 from services.gateway.intake import Intake
 from services.gateway.keys import KeyStore
 from services.gateway.models import ModelCatalog
+from services.gateway.neighbours import Neighbours
 from services.gateway.pipeline import Gateway
 from services.gateway.records import Records
 from services.gateway.retrieval_client import RetrievalClient
@@ -50,6 +52,7 @@ class GatewayService(Service):
         super().__init__(settings, redis, telemetry, id)
         self.gateway = _assemble(settings, redis, telemetry, id)
         self._targets = Targets(redis, settings)
+        self._neighbours = Neighbours(redis, settings, id)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._ports: dict[str, int] = {}
@@ -67,6 +70,7 @@ class GatewayService(Service):
         own = self.settings.gateway
         certificates = _certificates(own)
         self._http = HttpServer(self.gateway, own.host, own.port, certificates)
+        await self._neighbours.admit({"http": own.port, "grpc": _grpc_port(own)})
         await self._http.start()
         self._grpc = GrpcServer(self.gateway)
         grpc_port = await self._grpc.start(own.host, _grpc_port(own), certificates)
@@ -93,24 +97,40 @@ class GatewayService(Service):
         """Is not ready at once, and takes new requests until load balancers have seen that. Then it
         still listens, to answer /readyz and new requests with 503.
 
-        Where other gateways share its port there is nobody to be told: it listens no more, and
-        takes what comes on the connections that it has until their clients have moved.
+        Once another gateway serves behind the same ports nobody has to be told: it listens no more,
+        and takes what comes on the connections that it has until their clients have moved.
         """
-        own, intake = self.settings.gateway, self.gateway.intake
+        assert self._http is not None
+        assert self._grpc is not None
+        intake, leaves_after_s = self.gateway.intake, self.settings.gateway.leaves_after_s
         intake.leaving = True
-        if self._grpc is not None:
-            await self._grpc.drain()
-        if own.shared_port and self._grpc is not None and self._http is not None:
-            self._grpc.close_door(own.leaves_after_s + grace_s + _LAST_WORDS_S)
-            await self._http.close_door()
-            await self._http.emptied(own.leaves_after_s)
+        await self._grpc.drain()
+        self._http.part()
+        until = time.monotonic() + leaves_after_s
+        closing = None
+        if await self._neighbours.comes(self._ports, leaves_after_s):
+            left_s = until - time.monotonic()
+            await self._close_door(max(left_s, 0.0) + grace_s)
+            await self._http.emptied(left_s)
         else:
-            if self._http is not None:
-                self._http.part()
-            await asyncio.sleep(own.leaves_after_s)
-            if own.leaves_after_s and self._grpc is not None:  # its clients have heard of it
+            if leaves_after_s:  # its clients have heard of it
                 self._grpc.close_door(grace_s + _LAST_WORDS_S)
+            closing = asyncio.create_task(self._close_door_beside_another(grace_s), name="door")
         await asyncio.gather(intake.drain(grace_s), self.gateway.stores.drain(grace_s))
+        if closing is not None:
+            closing.cancel()
+
+    async def _close_door_beside_another(self, within_s: float) -> None:
+        """Who connects from then on comes to the other, and hears no refusal here."""
+        if await self._neighbours.comes(self._ports, within_s):
+            await self._close_door(within_s)
+
+    async def _close_door(self, grace_s: float) -> None:
+        """Listens no more; running calls have so long to end."""
+        assert self._http is not None
+        assert self._grpc is not None
+        self._grpc.close_door(grace_s + _LAST_WORDS_S)
+        await self._http.close_door()
 
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))

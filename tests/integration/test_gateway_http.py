@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator
 from importlib.metadata import version
@@ -761,10 +762,11 @@ async def test_without_the_setting_no_page_may_call(rig):
 
 async def test_a_taken_port_is_an_error_and_leaves_nothing(rig):
     settings = rig.settings.model_copy(deep=True)
-    settings.gateway.port = int(rig.url.rpartition(":")[2])
-    second = Host(GatewayService, settings)
-    with pytest.raises(OSError, match="Address already in use"):
-        await second.start()
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        settings.gateway.port = another.getsockname()[1]
+        second = Host(GatewayService, settings)
+        with pytest.raises(OSError, match="Address already in use"):
+            await second.start()
 
 
 async def test_prompts_are_shown_only_where_that_is_switched_on(rig):

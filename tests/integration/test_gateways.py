@@ -13,6 +13,7 @@ from protos import gateway_pb2, gateway_pb2_grpc
 from services.cli.doors import held_ports
 from services.common.config import GatewaySettings, Settings
 from services.common.service import Host
+from services.gateway import neighbours
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig, say, send
 from tests.support.waiting import until
@@ -25,7 +26,7 @@ KEPT = 3
 @pytest.fixture
 def ports() -> Iterator[dict[str, Any]]:
     with held_ports(Settings(gateway=GatewaySettings(port=0))) as held:
-        yield held.gateway.model_dump(include={"port", "grpc_port", "shared_port"})
+        yield held.gateway.model_dump(include={"port", "grpc_port"})
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ async def rig(redis_url: str, namespace: str, ports: dict[str, Any]) -> AsyncIte
     async with gateway_rig(redis_url, namespace, **own) as rig:
         rig.tokenizer.script = say("so", " it is")
         yield rig
+        rig.settings.gateway.lame_duck_s = 0.0  # the last one has nobody to wait for
 
 
 @pytest.fixture
@@ -108,16 +110,68 @@ async def test_who_has_connected_is_served_although_nobody_listens_any_more(
     loop = asyncio.get_running_loop()
     loop.remove_reader(http._listener.fileno())  # as a busy loop that has not come to it yet
     with socket.create_connection(("127.0.0.1", ports["port"]), timeout=10) as waiting:
+        await rig.start(GatewayService)
         draining = rig.host.drain(10)
-        await until(lambda: http._listener.fileno() < 0, what="it listens no more")
+        await listens_no_more(rig)
         waiting.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await asyncio.to_thread(waiting.recv, 4096)).startswith(b"HTTP/1.1 200")
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", ports["port"]), timeout=10)
     await draining
 
 
-async def test_a_drain_ends_as_soon_as_nobody_is_connected(rig: Rig) -> None:
+async def listens_no_more(rig: Rig) -> None:
+    http = service(rig.host)._http
+    assert http is not None
+    await until(lambda: http._listener.fileno() < 0, 10, "it listens no more")
+
+
+async def new_answer(rig: Rig, path: str) -> httpx.Response:
+    """On a connection of its own."""
+    headers = {"Authorization": f"Bearer {rig.key}"}
+    async with httpx.AsyncClient(base_url=rig.url, headers=headers) as fresh:
+        return await (fresh.post(path, json=ASK) if path == CHAT else fresh.get(path))
+
+
+async def test_one_that_leaves_alone_serves_until_another_comes(rig: Rig) -> None:
+    """On its node it is the only one: who connects meanwhile is served, and load balancers see."""
+    draining = rig.host.drain(10)
+    await until(lambda: rig.gateway.intake.leaving)
+    assert (await new_answer(rig, "/readyz")).status_code == 503
+    answer = await new_answer(rig, CHAT)
+    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+    assert not draining.done()
+    came = await rig.start(GatewayService)
+    await listens_no_more(rig)
+    await came.service.gateway.tokenizers.wait_ready(5)  # type: ignore[attr-defined]
+    assert (await new_answer(rig, "/readyz")).status_code == 200
+    async with asyncio.timeout(5):  # nobody is connected any more
+        await draining
+
+
+async def test_one_that_takes_no_more_lets_the_next_one_take_all(rig: Rig) -> None:
+    """Its time is over, a stream still runs: half of the new connections would come to it."""
+    rig.settings.gateway.lame_duck_s = 0.0
+    go_on = asyncio.Event()
+
+    async def waits(call: Any, request: Any) -> None:
+        await go_on.wait()
+        await say("so", " it is")(call, request)
+
+    rig.tokenizer.script = waits
+    running = asyncio.create_task((await rig.http()).post(CHAT, json=ASK))
+    await until(lambda: rig.gateway.intake.running)
+    draining = rig.host.drain(20)
+    await until(lambda: rig.gateway.intake.draining)
+    assert (await new_answer(rig, CHAT)).status_code == 503
+    await rig.start(GatewayService)
+    await listens_no_more(rig)
+    go_on.set()
+    for _ in range(8):
+        assert (await new_answer(rig, CHAT)).status_code == 200
+    assert (await running).status_code == 200
+    await draining
+
+
+async def test_a_drain_ends_as_soon_as_nobody_is_connected(rig: Rig, other: Host) -> None:
     await rig.gateway.tokenizers.wait_ready(5)
     async with asyncio.timeout(4):  # less than its time as a lame duck
         await rig.host.stop(10)
@@ -135,6 +189,7 @@ async def test_clients_are_asked_to_move_while_their_requests_are_still_served(r
     assert "connection" not in (await second.get("/healthz")).headers
     running = asyncio.create_task(http.post(CHAT, json=ASK))
     await until(lambda: rig.gateway.intake.running)
+    await rig.start(GatewayService)
     stopping = asyncio.create_task(rig.host.stop(10))
     await until(lambda: rig.gateway.intake.leaving)
     late = asyncio.create_task(second.post(CHAT, json=ASK))
@@ -146,12 +201,29 @@ async def test_clients_are_asked_to_move_while_their_requests_are_still_served(r
     await stopping
 
 
-async def test_a_port_is_shared_only_by_those_who_say_so(
-    rig: Rig, redis_url: str, namespace: str, ports: dict[str, Any]
+@pytest.mark.parametrize("port", ["port", "grpc_port"])
+async def test_a_port_is_shared_with_no_other_penstock(
+    rig: Rig, ports: dict[str, Any], port: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = rig.settings.gateway.model_copy(update={"shared_port": False})
-    with pytest.raises(OSError, match="in use"):
-        await Host(GatewayService, rig.settings.model_copy(update={"gateway": alone})).start()
+    """It would get the requests of this one."""
+    monkeypatch.setattr(neighbours, "_PATIENCE_S", 0.3)
+    same = {"port": 0, "grpc_port": 0, port: ports[port]}
+    own = rig.settings.gateway.model_copy(update=same)
+    strange = {"gateway": own, "namespace": f"{rig.settings.namespace}-other"}
+    with pytest.raises(RuntimeError, match=rf"port {ports[port]} on 127.0.0.1: in use, and by no"):
+        await Host(GatewayService, rig.settings.model_copy(update=strange)).start()
+    # One's HTTP is not another's gRPC.
+    crossed = {"port": ports["grpc_port"], "grpc_port": 0}
+    own = rig.settings.gateway.model_copy(update=crossed)
+    with pytest.raises(RuntimeError, match=rf"port {ports['grpc_port']} on 127.0.0.1: in use"):
+        await Host(GatewayService, rig.settings.model_copy(update={"gateway": own})).start()
+
+
+async def test_gateways_that_start_at_once_share_their_ports(rig: Rig) -> None:
+    rig.settings.gateway.lame_duck_s = 0.0
+    await rig.host.stop(0)
+    await asyncio.gather(*(rig.start(GatewayService) for _ in range(3)))
+    assert (await new_answer(rig, "/healthz")).status_code == 200
 
 
 async def test_any_gateway_tells_of_a_request_to_its_tenant_alone(rig: Rig, other: Host) -> None:

@@ -57,11 +57,6 @@ class GatewaySettings(ServiceSettings):
         default_factory=list,
         description='web origins ("https://app.example") whose pages may call the API; "*": all',
     )
-    shared_port: bool = Field(
-        False,
-        description="other gateways of this user may listen on the same ports of this host; "
-        "`penstock up` sets it",
-    )
     records_kept: int = Field(
         1000, gt=0, description="request records in a gateway's memory, and of a tenant in Redis"
     )
@@ -92,8 +87,8 @@ class GatewaySettings(ServiceSettings):
         None,
         ge=0,
         description="how long a gateway that drains still takes new requests, while /readyz is 503 "
-        "already: as long as load balancers need to look there; behind a shared port, how long it "
-        "waits at most for its clients to move; unset: 10 where `replicas` is two or more, else 0",
+        "already: as long as load balancers need to look there, or, once another serves behind the "
+        "same port, its clients to move; unset: 10 where `replicas` is two or more, else 0",
     )
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
     max_file_bytes_per_tenant: int = Field(
