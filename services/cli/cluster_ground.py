@@ -24,6 +24,8 @@ class ClusterGround:
     """A Ground that is joined and left. Where nothing else is set, replicas listen on the address
     of the node that they run on."""
 
+    lasts = True
+
     def __init__(self, address: str, report: Report) -> None:
         """`address`: of the cluster's state service, HOST:PORT, or "auto"."""
         self._address = address

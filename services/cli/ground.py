@@ -13,6 +13,9 @@ Report = Callable[[str], None]
 class Ground(Protocol):
     """Made by the stack, or there before it. Its methods are called in this order."""
 
+    lasts: bool
+    """Whether what is deployed there can outlive this process."""
+
     def checked(self, settings: Settings) -> Settings:
         """As they hold here. Nothing is started yet: raises ValueError, RuntimeError or OSError
         that says what could not work."""

@@ -23,6 +23,8 @@ from services.common.socket_folder import SocketFolder
 class LocalGround:
     """A Ground whose parts end with it."""
 
+    lasts = False
+
     def __init__(self, report: Report) -> None:
         self._report = report
         self._sockets = SocketFolder()

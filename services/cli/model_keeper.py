@@ -23,14 +23,23 @@ _TRIED_AGAIN_S = (10.0, 30.0, 60.0, 300.0)  # the last again and again
 class ModelKeeper:
     """Runs in a thread of its own from `start` to `stop`: Serve's calls block.
 
+    The last that began keeps them (`id`): one that sees another's mark in Redis is `replaced`, and
+    ends nothing and starts nothing from then on.
+
     A model that is added and does not start is given up. One that was served once, by a stack that
     was lost, is tried again until it is not wanted any more; it keeps no other from coming back.
     """
 
     def __init__(
-        self, settings: Settings, has: Callable[[], dict[str, float]], report: Callable[[str], None]
+        self,
+        id: str,
+        settings: Settings,
+        has: Callable[[], dict[str, float]],
+        report: Callable[[str], None],
     ) -> None:
         """`settings.models` are deployed already; `has` is what Ray has."""
+        self.replaced = False
+        self._id = id
         self._settings = settings
         self._has = has
         self._report = report
@@ -66,7 +75,10 @@ class ModelKeeper:
             while not self._stopped.is_set():
                 try:
                     look = await self._wanted.look()
-                    if begun and look.known:
+                    if look.keeper not in ("", self._id):
+                        self.replaced = True
+                        return
+                    if begun and look.keeper:
                         self._compare(redis, look)
                     else:
                         await self._begin(look)
@@ -75,6 +87,7 @@ class ModelKeeper:
                     pass  # it is started again, or somebody wrote what is no model
                 await asyncio.sleep(_LOOK_EVERY_S)
         finally:
+            self._settled.set()
             for task in self._under_way.values():
                 task.cancel()
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
@@ -83,8 +96,8 @@ class ModelKeeper:
 
     async def _begin(self, look: Look) -> None:
         """Also after Redis has lost what was wanted: what runs is wanted then."""
-        if not look.known:
-            await self._wanted.start_with(self._deployed.values())
+        if not look.keeper:
+            await self._wanted.start_with(self._deployed.values(), self._id)
         await self._wanted.runs(self._deployed)
 
     def _compare(self, redis: Redis, look: Look) -> None:

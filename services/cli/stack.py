@@ -4,6 +4,7 @@ order, tended while it is up, and ended."""
 import asyncio
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -49,6 +50,8 @@ class Stack:
         self._again = again
         self._before: list[str] = []  # applications that ran before this one deployed any
         self._stays = False
+        self._id = secrets.token_hex(8)  # of who keeps the models
+        self._keeper: ModelKeeper | None = None
         self._undo = ExitStack()
 
     @property
@@ -86,6 +89,10 @@ class Stack:
         """To be called often while it is up. False: it is not this one's any more to keep up."""
         if not self._ground.tend():
             self._report("Penstock was taken down")
+            return False
+        if self._keeper is not None and self._keeper.replaced:
+            self._report(f"another `penstock up` serves {self._settings.namespace!r} from now on")
+            self._stays = self._ground.lasts
             return False
         return True
 
@@ -226,12 +233,16 @@ class Stack:
         await asyncio.gather(*removals)
 
     async def _write_wanted(self, models: WantedModels) -> None:
-        """Now that they are served: whoever kept those of before has kept them until here."""
-        if not self._again or not (await models.look()).known:
-            await models.start_with(self._models)
+        """Now that they are served: whoever kept those of before has kept them until here, and
+        sees by the mark that he is replaced."""
+        if self._again and (await models.look()).keeper:
+            await models.keep(self._id)
+        else:
+            await models.start_with(self._models, self._id)
 
     def _keep_models(self) -> None:
-        keeper = ModelKeeper(self._settings, self._ground.resources, self._report)
+        keeper = ModelKeeper(self._id, self._settings, self._ground.resources, self._report)
+        self._keeper = keeper
         keeper.start()
         self._undo.callback(keeper.stop)
         keeper.settle(_START_TIMEOUT_S)

@@ -34,7 +34,7 @@ return 1
 class Look:
     """What one look found."""
 
-    known: bool  # False: nobody said yet which are wanted, or Redis has lost it
+    keeper: str  # who makes it so; empty: nobody said yet what is wanted, or Redis has lost it
     specs: dict[str, ModelSpec]  # wanted
     odd: frozenset[str]  # names with something that is no model: they stay as they are
     running: frozenset[str]  # their workers run, start or end
@@ -55,7 +55,7 @@ class WantedModels:
         self._running = f"{namespace}:{{models}}:running"
         self._proven = f"{namespace}:{{models}}:proven"
         self._failures = f"{namespace}:{{models}}:failures"  # name → why
-        self._known = f"{namespace}:{{models}}:known"  # is there: no model may be wanted, too
+        self._keeper = f"{namespace}:{{models}}:keeper"  # is there: no model may be wanted, too
         self._keys = [self._specs, self._running, self._failures]
         self._add, self._begin = Script(redis, _ADD), Script(redis, _BEGIN)
 
@@ -65,11 +65,11 @@ class WantedModels:
             at_once.smembers(self._running)
             at_once.smembers(self._proven)
             at_once.hgetall(self._failures)
-            at_once.exists(self._known)
-            stored, running, proven, failures, known = await at_once.execute()
+            at_once.get(self._keeper)
+            stored, running, proven, failures, keeper = await at_once.execute()
         specs = {name: _read(name, spec) for name, spec in stored.items()}
         return Look(
-            bool(known),
+            keeper or "",
             {name: spec for name, spec in specs.items() if spec is not None},
             frozenset(name for name, spec in specs.items() if spec is None),
             frozenset(running),
@@ -80,11 +80,12 @@ class WantedModels:
     async def all(self) -> dict[str, ModelSpec]:
         return (await self.look()).specs
 
-    async def start_with(self, models: Iterable[ModelSpec]) -> None:
-        """In place of whatever was wanted before. None of them is ever given up."""
+    async def start_with(self, models: Iterable[ModelSpec], keeper: str) -> None:
+        """In place of whatever was wanted before, and of who kept it. None of them is ever given
+        up."""
         async with self._redis.pipeline(transaction=True) as at_once:
             at_once.delete(self._specs, self._failures, self._proven)
-            at_once.set(self._known, 1)
+            at_once.set(self._keeper, keeper)
             for model in models:
                 at_once.hset(self._specs, model.name, model.model_dump_json())
                 at_once.sadd(self._proven, model.name)
@@ -104,6 +105,10 @@ class WantedModels:
             return any((await at_once.execute())[:3])
 
     # The keeper's
+
+    async def keep(self, keeper: str) -> None:
+        """In place of another one, what is wanted as it is."""
+        await self._redis.set(self._keeper, keeper)
 
     async def runs(self, names: Iterable[str]) -> None:
         """These and no others."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import redis as redis_sync
 from ray import serve
 
 from services import app
+from services.cli import model_keeper
 from services.cli import stack as module
 from services.cli.stack import Stack
 from services.cli.wanted_models import WantedModels
@@ -26,6 +28,7 @@ class Ground:
     """Nothing is under it; `there` is what Serve runs."""
 
     logs = None
+    lasts = True
 
     def __init__(self) -> None:
         self.there = True
@@ -223,13 +226,38 @@ def test_it_is_over_when_somebody_else_took_it_down(made: Made) -> None:
     assert said[-1] == "Penstock was taken down"
 
 
+@pytest.mark.parametrize("lasts", [True, False])
+def test_it_is_over_when_another_one_has_deployed_anew(
+    made: Made, runs: Serve, namespace: str, lasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds then is the other's, where it can outlive this one."""
+    monkeypatch.setattr(model_keeper, "_LOOK_EVERY_S", 0.05)
+    said: list[str] = []
+    first, second = made("a", report=said.append), made("b")
+    first._ground.lasts = lasts
+    second._settings = second._settings.model_copy(
+        update={"data_dir": second._settings.data_dir / "of-another-host"}
+    )
+    with first:
+        assert first.tend()
+        with second:
+            assert second.tend()
+            deadline = time.monotonic() + 10
+            while first.tend() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert f"another `penstock up` serves '{namespace}' from now on" in said
+            second.detach()
+    left = {namespace, f"{namespace}/b"}
+    assert set(runs.applications) == (left if lasts else set())
+
+
 def test_models_are_kept_only_once_they_are_served(
     made: Made, runs: Serve, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper that is still there would end the models of before, were they not wanted."""
     seen: list[int] = []
     client = redis_sync.Redis.from_url(redis_url)
-    key = f"{namespace}:{{models}}:known"
+    key = f"{namespace}:{{models}}:keeper"
     monkeypatch.setattr(module, "not_served", lambda *_: seen.append(client.exists(key)))
     with made("a"):
         assert seen == [0]

@@ -70,7 +70,7 @@ async def kept(
     """With a keeper that makes it so."""
     told: Any = {"PENSTOCK_REDIS_URL": redis_url, "namespace": namespace, "lease_s": 0.6}
     settings = Settings.model_validate({**told, "models": started_with})
-    keeper = ModelKeeper(settings, lambda: {"GPU": 1.0}, lambda _: None)
+    keeper = ModelKeeper("us", settings, lambda: {"GPU": 1.0}, lambda _: None)
     keeper.start()
     yield WantedModels(redis, namespace), keeper
     await asyncio.to_thread(keeper.stop)
@@ -81,7 +81,7 @@ async def wanted(
     redis: Redis, redis_url: str, namespace: str, serve: Serve
 ) -> AsyncIterator[WantedModels]:
     """Of a stack that was started with the first."""
-    await WantedModels(redis, namespace).start_with([FIRST])
+    await WantedModels(redis, namespace).start_with([FIRST], "us")
     async with kept(redis, redis_url, namespace, [FIRST]) as (wanted, _):
         yield wanted
 
@@ -96,9 +96,9 @@ async def worker_of(redis: Redis, namespace: str, model: str) -> Registration:
 
 async def test_what_is_wanted_is_written_down_once(redis: Redis, namespace: str) -> None:
     wanted = WantedModels(redis, namespace)
-    assert not (await wanted.look()).known
-    await wanted.start_with([FIRST])
-    assert (await wanted.look()).known
+    assert not (await wanted.look()).keeper
+    await wanted.start_with([FIRST], "us")
+    assert (await wanted.look()).keeper
     assert await wanted.all() == {"first": FIRST}
     assert await wanted.add(SECOND)
     assert not await wanted.add(SECOND)
@@ -113,14 +113,14 @@ async def test_what_is_wanted_is_written_down_once(redis: Redis, namespace: str)
     await wanted.give_up("second", "it is broken")
     assert await wanted.remove("second")
     assert not (await wanted.look()).failures, "whoever removes it knows"
-    await wanted.start_with([])
-    assert (await wanted.look()).known, "that none is wanted is known, too"
+    await wanted.start_with([], "us")
+    assert (await wanted.look()).keeper, "that none is wanted is known, too"
     assert not await wanted.all()
 
 
 async def test_what_is_removed_leaves_until_it_has_ended(redis: Redis, namespace: str) -> None:
     wanted = WantedModels(redis, namespace)
-    await wanted.start_with([FIRST])
+    await wanted.start_with([FIRST], "us")
     assert await wanted.begin("first")
     assert await wanted.remove("first")
     for _ in range(2):  # a second command waits like the first
@@ -138,7 +138,7 @@ async def test_what_is_removed_leaves_until_it_has_ended(redis: Redis, namespace
 
 async def test_junk_hides_no_other_model(redis: Redis, namespace: str) -> None:
     wanted = WantedModels(redis, namespace)
-    await wanted.start_with([FIRST])
+    await wanted.start_with([FIRST], "us")
     await redis.hset(wanted._specs, "junk", '{"name": 3}')
     look = await wanted.look()
     assert look.specs == {"first": FIRST}
@@ -216,7 +216,7 @@ async def test_whatever_redis_answers_the_keeper_goes_on(
     await redis.set(wanted._specs, "not a hash")
     await asyncio.sleep(0.3)
     await redis.delete(wanted._specs)
-    await wanted.start_with([FIRST, SECOND])
+    await wanted.start_with([FIRST, SECOND], "us")
     await until(lambda: serve.deployed == [SECOND], 10)
 
 
@@ -225,7 +225,7 @@ async def test_of_a_stack_started_again_a_bad_model_is_tried_again_and_keeps_no_
 ) -> None:
     monkeypatch.setattr(model_keeper, "_TRIED_AGAIN_S", (0.1,))
     before = WantedModels(redis, namespace)
-    await before.start_with([FIRST, SECOND])
+    await before.start_with([FIRST, SECOND], "us")
     await before.runs(["first", "second", "third"])  # the third was leaving when all was lost
     worker = await worker_of(redis, namespace, "first")
     serve.bad = {"second": StartFailure("both worker of second", "its folder is gone", "")}
@@ -273,7 +273,7 @@ async def test_when_redis_lost_what_was_wanted_what_runs_is(
     redis: Redis, wanted: WantedModels, serve: Serve
 ) -> None:
     await until(lambda: running(wanted), 10)
-    await redis.delete(wanted._specs, wanted._running, wanted._known)
+    await redis.delete(wanted._specs, wanted._running, wanted._keeper)
     await until(lambda: running(wanted), 10)
     assert await wanted.all() == {"first": FIRST}
     assert not serve.deleted
@@ -290,3 +290,28 @@ async def test_a_deployed_model_stays_while_redis_has_junk_of_it(
     await wanted.add(SECOND)
     await until(lambda: SECOND in serve.deployed, 10, "the others are looked after")
     assert not serve.deleted
+
+
+async def test_who_is_replaced_keeps_nothing_and_ends_nothing(
+    redis: Redis, redis_url: str, namespace: str, wanted: WantedModels, serve: Serve
+) -> None:
+    """Two `penstock up --address` on one cluster: the later one's models are served."""
+    async with kept(redis, redis_url, namespace, [FIRST]) as (_, keeper):
+        await asyncio.to_thread(keeper.settle, 10)
+        assert not keeper.replaced
+        await wanted.start_with([SECOND], "them")
+        await asyncio.to_thread(keeper._thread.join, 10)
+        assert keeper.replaced
+    assert (serve.deployed, serve.deleted) == ([], [])
+    assert (await wanted.look()).keeper == "them"
+
+
+async def test_who_takes_the_place_of_a_lost_one_keeps_what_was_wanted(
+    redis: Redis, redis_url: str, namespace: str, serve: Serve
+) -> None:
+    before = WantedModels(redis, namespace)
+    await before.start_with([SECOND], "lost")
+    await before.keep("us")
+    async with kept(redis, redis_url, namespace, []) as (_, keeper):
+        await until(lambda: serve.deployed == [SECOND], 10)
+        assert not keeper.replaced
