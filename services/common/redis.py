@@ -35,7 +35,8 @@ class _KeepsCancel:
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
         task = asyncio.current_task()
-        before = task.cancelling() if task else 0
+        # One that waits to be delivered, as of a signal's handler, comes only now.
+        before = task.cancelling() - task._must_cancel if task else 0  # type: ignore[attr-defined]
         await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
         if task is not None and task.cancelling() > before:
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
 import openai
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services.common.config import ModelSpec
 from tests.support.cluster import Cluster
 from tests.support.inside import check
 from tests.support.streams import Stream
@@ -255,3 +257,48 @@ async def test_many_at_once_all_end_as_they_would_alone(penstock: Cluster) -> No
             *(api.completions.create(prompt=p, **body) for p in prompts)  # type: ignore[call-overload]
         )
     assert [answer.choices[0].text for answer in together] == alone
+
+
+async def test_a_pool_that_does_both_answers_as_the_split_ones(
+    penstock: Cluster, checkpoint: Path
+) -> None:
+    """The same checkpoint by another name, added while the rest runs; one worker does all of it.
+    Last: for some minutes its name is known still."""
+    added = [ModelSpec(name="whole", path=str(checkpoint)).model_dump()]
+    worker = penstock.spawn("worker", WORKER__ROLE="both", MODELS=json.dumps(added))
+    await penstock.up(worker)
+    prompts = ["the water", "a lighthouse keeper asks " * 30]
+    body = {"max_tokens": 60, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+    async def chosen(answer: Any) -> list[str]:
+        async with penstock.api() as http:
+            record = (await http.get(f"/v1/requests/{answer.headers['x-request-id']}")).json()
+        return [d["choice"] for d in record["decisions"] if d["subject"] == "split"]
+
+    try:
+        async with client(penstock) as api:
+
+            async def served() -> bool:
+                return "whole" in [model.id async for model in await api.models.list()]
+
+            await until(served, 30, "the model is known")
+            for prompt in prompts:
+                split, whole = [
+                    await api.completions.with_raw_response.create(  # type: ignore[call-overload]
+                        model=model, prompt=prompt, **body
+                    )
+                    for model in ("tiny", "whole")
+                ]
+                assert whole.parse().choices[0].text == split.parse().choices[0].text
+                assert await chosen(split) == ["split"]
+                assert await chosen(whole) == ["unsplit"]
+            stream = await api.completions.create(  # type: ignore[call-overload]
+                model="whole", prompt=prompts[1], stream=True, **body
+            )
+            streamed = "".join([chunk.choices[0].text async for chunk in stream])
+            assert streamed == whole.parse().choices[0].text
+            again = await api.completions.create(model="whole", prompt=prompts[1], **body)  # type: ignore[call-overload]
+            assert again.usage.prompt_tokens_details.cached_tokens > 64
+    finally:
+        worker.kill()
+        penstock.processes.remove(worker)

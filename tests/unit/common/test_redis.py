@@ -22,6 +22,36 @@ async def test_a_cancel_is_never_swallowed(redis_url):
     await client.aclose()
 
 
+async def test_a_cancel_by_a_signals_handler_is_not_swallowed(redis_url):
+    """It comes while the task itself runs, and is delivered where that waits next."""
+    client = connect(redis_url)
+    await client.ping()
+
+    async def ask() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await client.ping()
+
+    asked = asyncio.create_task(ask())
+    await asyncio.wait([asked])
+    assert asked.cancelled()
+
+    async def tidies_up() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tidied.append(await client.echo("after its cancel it may ask still"))
+
+    tidied: list[str] = []
+    tidying = asyncio.create_task(tidies_up())
+    await asyncio.sleep(0)
+    tidying.cancel()
+    await asyncio.wait([tidying])
+    assert tidied
+    await client.aclose()
+
+
 async def test_a_function_that_redis_lost_is_loaded_again(redis_url):
     client = connect(redis_url)
     twice = Script(client, "return {KEYS[1], ARGV[1], ARGV[1]}")
