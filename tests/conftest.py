@@ -8,7 +8,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from redis.crc import key_slot
 
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.redis import Script
+from services.common.redis import Redis, Script, connect
 from tests.support.transport import SECRET
 
 os.environ["PENSTOCK_INTERNAL_SECRET"] = SECRET
@@ -35,6 +35,13 @@ def redis_server() -> Iterator[EmbeddedRedis]:
 @pytest.fixture
 def redis_url(redis_server: EmbeddedRedis) -> str:
     return redis_server.url
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = connect(redis_url)
+    yield client
+    await client.aclose()
 
 
 @pytest.fixture

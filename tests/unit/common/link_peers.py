@@ -30,15 +30,13 @@ Context = grpc.aio.ServicerContext
 Behaviour = Callable[[Context], Awaitable[None]]
 
 
+def ignore(_item: bytes) -> None:
+    """Of an item, or of a frame."""
+
+
 def soon(seconds: float = 20.0) -> float:
     """A deadline that no passing test reaches."""
     return time.monotonic() + seconds
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (conditions of many objects, none has an event)
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager

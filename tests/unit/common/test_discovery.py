@@ -2,7 +2,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -28,13 +27,6 @@ LEASE_S = 0.6
 
 def replica(id: str, address: str = "127.0.0.1:1") -> Replica:
     return Replica("worker", id, address, host_id("127.0.0.1"), pid=1, facts={"role": "both"})
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
-    yield client
-    await client.aclose()
 
 
 async def test_a_replica_appears_renews_and_leaves(redis: Redis, namespace: str) -> None:

@@ -13,6 +13,7 @@ from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
 from services.common.link import client as link_client
 from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 from tests.unit.common.link_peers import (
     METHOD,
     QUICK,
@@ -20,9 +21,9 @@ from tests.unit.common.link_peers import (
     Seen,
     client,
     grpc_server,
+    ignore,
     linked,
     soon,
-    until,
 )
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
@@ -55,10 +56,6 @@ async def echo(call: LinkCall) -> None:
     """Sends each byte of the payload as an item."""
     for byte in call.payload:
         call.send(bytes([byte]))
-
-
-def ignore(_item: bytes) -> None:
-    pass
 
 
 async def test_a_request_carries_its_parts_and_gives_items_in_order_then_its_end() -> None:

@@ -11,6 +11,7 @@ from protos.common_pb2 import Hello, LinkDown, LinkUp
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
 from services.common.link import client as module
 from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 from tests.unit.common.link_peers import (
     METHOD,
     QUICK,
@@ -20,19 +21,15 @@ from tests.unit.common.link_peers import (
     client,
     greet,
     grpc_server,
+    ignore,
     linked,
     next_open,
     raw_client,
     raw_server,
     soon,
-    until,
 )
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
-
-
-def ignore(_item: bytes) -> None:
-    pass
 
 
 async def test_who_settles_waits_for_the_end_and_not_for_the_deadline_any_more(

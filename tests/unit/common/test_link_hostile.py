@@ -23,6 +23,7 @@ from protos.common_pb2 import (
 from services.common.children import dying_with_parent
 from services.common.link import LinkCall, LinkOptions, LinkServer, LinkState, Vitals
 from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 from tests.unit.common.link_peers import (
     METHOD,
     QUICK,
@@ -32,20 +33,16 @@ from tests.unit.common.link_peers import (
     client,
     greet,
     grpc_server,
+    ignore,
     linked,
     next_open,
     raw_client,
     raw_server,
     soon,
-    until,
 )
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
-
-
-def ignore(_item: bytes) -> None:
-    pass
 
 
 async def hold(_call: LinkCall) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -13,17 +12,12 @@ from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError
 from services.common.link import LinkCall, LinkServer, LinkState
 from services.common.peers import Peer, Peers
-from services.common.redis import Redis, connect
+from services.common.redis import Redis
 from services.common.transport import listen
 from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 
 METHOD = "/penstock.v1.Router/Link"
-
-
-async def until(condition, timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 class Served:
@@ -50,13 +44,6 @@ class Served:
     async def stop(self) -> None:
         await self.registration.stop()
         await self.server.stop(None)
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

@@ -1,21 +1,10 @@
 """Why a replica did not start reaches whoever waits for it."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from services.common.redis import Redis, connect
 from services.common.start_failures import StartFailure, first_told, forget, tell
 
 FIRST = StartFailure("retrieval", "no such model", "/logs/retrieval")
 SECOND = StartFailure("router", "so", "")
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
-    yield client
-    await client.aclose()
 
 
 async def test_the_first_is_told_until_it_is_forgotten(redis: Redis, namespace: str) -> None:

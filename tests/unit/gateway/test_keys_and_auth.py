@@ -1,7 +1,6 @@
 """API keys on a real Redis, and who is let in."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import grpc
@@ -11,17 +10,10 @@ from pydantic import ValidationError
 from protos import common_pb2
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
-from services.common.redis import Redis, connect
+from services.common.redis import Redis
 from services.gateway import metrics
 from services.gateway.auth import Authenticator
 from services.gateway.keys import KEY_PATTERN, KeyStore, key_hash
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 none."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from protos.common_pb2 import Record, Span
 from services.common.config import GatewaySettings
-from services.common.redis import Redis, connect
+from services.common.redis import Redis
 from services.gateway import shared_records
 from services.gateway.auth import Identity
 from services.gateway.records import Journal
@@ -18,13 +18,6 @@ from services.gateway.shared_records import SharedRecords
 from tests.support.waiting import until
 
 Make = Callable[..., SharedRecords]
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    redis = connect(redis_url)
-    yield redis
-    await redis.aclose()
 
 
 @pytest.fixture

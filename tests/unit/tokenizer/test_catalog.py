@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,12 @@ from services.common import served_models
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError
-from services.common.redis import Redis, connect
+from services.common.redis import Redis
 from services.tokenizer import catalog as module
 from services.tokenizer.catalog import Catalog
 from services.tokenizer.models import Models, ServedModel
 from tests.support.tokenizers import write_tokenizer
 from tests.support.waiting import until
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import uvloop
 from cryptography import x509
 
 from protos import gateway_pb2, gateway_pb2_grpc
@@ -24,13 +23,6 @@ from tests.support.waiting import until
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 IDENTITIES = ("gateway", "tokenizer", "retrieval")
 HEAD_S = 1.0
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Ray's processes run on uvloop, `python -m services.gateway` on asyncio."""
-    own = asyncio.DefaultEventLoopPolicy()
-    return own if request.param == "asyncio" else uvloop.EventLoopPolicy()
 
 
 class Door:
