@@ -212,9 +212,18 @@ async def test_one_that_ray_has_no_room_for_is_told_so(wanted: WantedModels, ser
 async def test_whatever_redis_answers_the_keeper_goes_on(
     redis: Redis, wanted: WantedModels, serve: Serve
 ) -> None:
+    async def refused() -> int:
+        told = await redis.info("errorstats")
+        return int(told.get("errorstat_WRONGTYPE", {}).get("count", 0))
+
+    before = await refused()
+
+    async def looked() -> bool:
+        return await refused() > before
+
     await redis.delete(wanted._specs)
     await redis.set(wanted._specs, "not a hash")
-    await asyncio.sleep(0.3)
+    await until(looked, 10)
     await redis.delete(wanted._specs)
     await wanted.start_with([FIRST, SECOND], "us")
     await until(lambda: serve.deployed == [SECOND], 10)
