@@ -54,6 +54,27 @@ async def test_another_gateway_tells_of_it_to_its_tenant(gateway: Make) -> None:
     await one.stop()
 
 
+async def test_no_id_that_is_asked_for_makes_another_tenants_key(gateway: Make) -> None:
+    one = gateway()
+    one.start()
+    one.keep(record(1, "acme"))
+    await one.stop()
+    assert await found(one, [1]) == [1]
+    assert await one.find("mereq_1", "ac") is None
+    assert await one.find("cme:req_1", "a") is None
+
+
+async def test_a_request_of_nobody_known_keeps_no_others_from_being_written(gateway: Make) -> None:
+    one = gateway()
+    one.start()
+    one.keep(Journal("req_0", "chat"))  # it was refused at the door
+    one.keep(record(1))
+    await until(lambda: found(one, [1]))
+    one.keep(record(2))
+    await one.stop()
+    assert await found(one, range(3)) == [1, 2]
+
+
 async def test_the_newest_of_each_tenant_are_kept_for_a_time(
     gateway: Make, redis: Redis, namespace: str
 ) -> None:
