@@ -12,6 +12,7 @@ import pytest
 
 from services.cli import drain
 from services.cli.main import main, parser
+from services.common import callers
 from services.common.config import Settings
 from services.common.service import Host, Service
 from tests.support.authority import Authority
@@ -220,6 +221,7 @@ def test_the_commands_own_certificate_drains_all(
 ) -> None:
     gateway, worker = hosts.start("gateway"), hosts.start("worker")
     hosts.end_of_work(gateway, worker)
+    monkeypatch.setattr(callers, "is_here", lambda _: False)  # wherever they are
     of_pod(with_certificates, monkeypatch, "cli", "worker")
     assert main(["drain", "--wait"]) == 0
     assert sorted(hosts.began) == ["gateway", "worker"]

@@ -118,7 +118,7 @@ async def test_the_end_of_a_gateway_in_the_middle_of_writing_loses_none(
 
 
 async def test_what_came_just_before_the_end_is_written_without_waiting_for_more(
-    gateway: Make, monkeypatch: pytest.MonkeyPatch
+    gateway: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shared_records, "_EVERY_S", 60.0)
     monkeypatch.setattr(shared_records, "_LAST_S", 60.0)  # nor for the end of its patience
@@ -132,6 +132,7 @@ async def test_what_came_just_before_the_end_is_written_without_waiting_for_more
     nothing.start()
     async with asyncio.timeout(30):
         await nothing.stop()
+    assert not caplog.records, "it ended by itself"
 
 
 async def test_no_more_wait_for_redis_than_are_kept(
