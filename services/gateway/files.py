@@ -10,8 +10,6 @@ Redis has one memory for all tenants and all else, so there is a bound over all 
 and one function checks both. The braces keep what it needs in one slot of a Redis cluster.
 """
 
-import asyncio
-import logging
 import time
 from typing import Any
 
@@ -20,16 +18,14 @@ from pydantic import BaseModel
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
-from services.common.redis import Redis, RedisAway, RedisError, Script
+from services.common.redis import Redis, Script
 from services.gateway import metrics
 from services.gateway.ids import FILE, not_found
-
-log = logging.getLogger(__name__)
+from services.gateway.storage_room import StorageRoom, storage_full
 
 SUFFIXES = (".txt", ".md")
 PURPOSE = "assistants"
 _NAME_CHARS = 255
-_TELL_EVERY_S = 15.0
 
 # Count, bytes and file together: uploads at the same time must not pass a limit side by side.
 _CREATE = """
@@ -83,16 +79,6 @@ def too_many(what: str, limit: int) -> PenstockError:
     )
 
 
-def _all_full() -> PenstockError:
-    return PenstockError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "The files of all tenants together have reached what this installation keeps. This is not "
-        "your own limit: until others delete some, or the operator makes room, no file is taken.",
-        stage="gateway",
-        reason="file_storage_full",
-    )
-
-
 class Files:
     """Methods raise `RedisAway` when Redis is away, NOT_FOUND for an unknown id."""
 
@@ -100,45 +86,27 @@ class Files:
         self, redis: Redis, namespace: str, settings: GatewaySettings, max_chars: int
     ) -> None:
         """`max_chars`: of one file, which retrieval takes."""
+        self.room = StorageRoom(redis, namespace, settings.max_file_bytes)
         self._max_chars = max_chars
         self._redis = redis
         self._prefix = f"{namespace}:{{files}}:"
         self._limits = {
             "files": settings.max_files,
             "bytes of files": settings.max_file_bytes_per_tenant,
-            "all": settings.max_file_bytes,
+            "all": self.room.max_file_bytes,
         }
         self._create = Script(redis, _CREATE)
         self._delete = Script(redis, _DELETE)
-        self._all = self._prefix + "bytes"
-        self._telling: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Tells from now on, in the metrics, how full it is."""
-        metrics.file_bytes_limit.set(self._limits["all"])
-        self._telling = asyncio.create_task(self._tell(), name="file bytes")
-
-    async def stop(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
-
-    async def _tell(self) -> None:
-        while True:
-            try:
-                metrics.file_bytes.set(int(await self._redis.get(self._all) or 0))
-            except (*RedisAway, RedisError) as away:
-                log.debug("how full it is with files is not known: %s", type(away).__name__)
-            await asyncio.sleep(_TELL_EVERY_S)
 
     async def create(self, tenant: str, filename: str, content: bytes) -> FileRecord:
         """Keeps a text file.
 
         Raises INVALID_ARGUMENT for anything that is not text or is too long, RESOURCE_EXHAUSTED
         when the tenant has its share ("too_many_files", "too_many_bytes_of_files"), or when all
-        tenants together have theirs ("file_storage_full").
+        tenants together have theirs ("storage_full").
         """
         text = _text(filename, content, self._max_chars)
+        self.room.check()
         record = FileRecord(
             id=FILE.new(),
             filename=filename,
@@ -146,12 +114,16 @@ class Files:
             created_at=int(time.time()),
         )
         reached = await self._create(
-            [self._all, self._index(tenant), self._sum(tenant), self._one(tenant, record.id)],
+            [
+                self.room.file_bytes_key,
+                self._index(tenant),
+                self._sum(tenant),
+                self._one(tenant, record.id),
+            ],
             [record.id, record.model_dump_json(), text, record.bytes, *self._limits.values()],
         )
         if reached == "all":
-            metrics.files_refused.labels("all").inc()
-            raise _all_full()
+            raise storage_full()
         if reached:
             metrics.files_refused.labels("tenant").inc()
             raise too_many(reached, self._limits[reached])
@@ -176,7 +148,13 @@ class Files:
     async def delete(self, tenant: str, id: str) -> None:
         """To call after the vector stores gave it up (VectorStores.forget_file)."""
         own = self._one(tenant, id)
-        keys = [self._all, self._index(tenant), self._sum(tenant), own, own + ":stores"]
+        keys = [
+            self.room.file_bytes_key,
+            self._index(tenant),
+            self._sum(tenant),
+            own,
+            own + ":stores",
+        ]
         await self._delete(keys, [id])
 
     async def stores_of(self, tenant: str, id: str) -> set[str]:

@@ -49,7 +49,7 @@ _STATUS_OF_REASON = {
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "head_too_large": 431,
-    "file_storage_full": 507,
+    "storage_full": 507,
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _WORDS = {"unavailable": "unavailable", "deadline_exceeded": "timeout"}

@@ -56,7 +56,8 @@ class Indexing:
 
     def expect(self, tenant: str, files: int) -> None:
         """Raises RESOURCE_EXHAUSTED ("index_queue_full") when so many more of the tenant's files
-        are too many."""
+        are too many, or "storage_full"."""
+        self._files.room.check()
         waiting = sum(place.tenant == tenant for place in self._tasks.values())
         if waiting + files > _QUEUE:
             raise PenstockError(

@@ -69,9 +69,12 @@ file_bytes = Gauge(
     "Of all tenants' files together, in Redis; every gateway tells it",
 )
 file_bytes_limit = Gauge("penstock_gateway_file_bytes_limit", "How many they may be")
+redis_memory = Gauge(
+    "penstock_gateway_redis_memory_ratio", "Of Redis' maxmemory in use, by anything; 0: it has none"
+)
 files_refused = Counter(
     "penstock_gateway_files_refused_total",
-    "Uploads that had no room: within the tenant's own limits, or those of all tenants together",
+    "Files and vector stores without room: in the tenant's own limits, or in what all may take",
     ["limit"],
 )
 tokenizer_losses = Counter(

@@ -64,7 +64,7 @@ class GatewayService(Service):
         map_large_pieces()
         self.gateway.revocations.start()
         self.gateway.records.start()
-        self.gateway.files.start()
+        self.gateway.files.room.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         own = self.settings.gateway
@@ -136,7 +136,7 @@ class GatewayService(Service):
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
         await self.gateway.revocations.stop()
         await self.gateway.records.stop()
-        await self.gateway.files.stop()
+        await self.gateway.files.room.stop()
         await self.gateway.stores.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
@@ -163,7 +163,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         retrieval=retrieval,
         files=files,
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
-        records=Records(own.records_kept, SharedRecords(redis, namespace, own)),
+        records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),
         tenants_told=BoundedNames(own.tenants_in_metrics),

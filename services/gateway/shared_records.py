@@ -1,7 +1,7 @@
 """Records of requests in Redis, so that any gateway tells of them: for a time, so many of a tenant.
 
-They are written behind the requests' backs, many at once. While Redis is away they are left out:
-the gateway that served a request still tells of it.
+They are written behind the requests' backs, many at once. While Redis is away or nearly full they
+are left out: the gateway that served a request still tells of it.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from contextlib import suppress
 from services.common.config import GatewaySettings
 from services.common.redis import Redis, RedisAway, RedisError, Script
 from services.gateway.records import Journal
+from services.gateway.storage_room import StorageRoom
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,11 @@ return 1
 
 
 class SharedRecords:
-    def __init__(self, redis: Redis, namespace: str, settings: GatewaySettings) -> None:
+    def __init__(
+        self, redis: Redis, namespace: str, settings: GatewaySettings, room: StorageRoom
+    ) -> None:
         self._redis = redis
+        self._room = room
         self._keep = Script(redis, _KEEP)
         self._prefix = f"{namespace}:{{records}}:"
         self._bounds = (round(settings.records_kept_s), settings.records_kept)
@@ -62,6 +66,8 @@ class SharedRecords:
 
     def keep(self, journal: Journal) -> None:
         """Soon; costs next to nothing now."""
+        if self._room.full:
+            return
         self._waiting.append(journal)
         self._some.set()
 

@@ -86,7 +86,8 @@ class VectorStores:
         self, caller: Caller, name: str, metadata: dict[str, str], file_ids: list[str]
     ) -> dict[str, Any]:
         """With these files on their way into it. Raises RESOURCE_EXHAUSTED
-        ("too_many_vector_stores", "index_queue_full"), and NOT_FOUND for an unknown file.
+        ("too_many_vector_stores", "index_queue_full", "storage_full"), and NOT_FOUND for an
+        unknown file.
         """
         tenant = caller.tenant
         files = [

@@ -18,7 +18,7 @@ from protos.gateway_pb2 import PublicEmbedRequest
 from protos.gateway_pb2_grpc import InferenceStub
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid
-from services.gateway import files as files_module
+from services.gateway import storage_room
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
 from tests.support.waiting import until
 
@@ -411,7 +411,7 @@ async def test_a_client_that_goes_away_ends_its_embedding(rig):
 async def test_room_that_all_tenants_have_filled_is_told_as_nobodys_own_limit(
     redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "_TELL_EVERY_S", 0.01)
+    monkeypatch.setattr(storage_room, "_LOOK_EVERY_S", 0.01)
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     async with gateway_rig(redis_server.url, namespace, max_file_bytes=100) as rig:
         first, second = [await Tenant.of(rig) for _ in range(2)]
@@ -419,7 +419,7 @@ async def test_room_that_all_tenants_have_filled_is_told_as_nobodys_own_limit(
         upload = {"file": ("a.txt", b"x" * 31)}
         answer = await second.http.post("/v1/files", files=upload, data=PURPOSE)
         told = answer.json()["error"]
-        assert (answer.status_code, told["code"]) == (507, "file_storage_full")
+        assert (answer.status_code, told["code"]) == (507, "storage_full")
         assert "not your own limit" in told["message"]
         assert rig.host.replica is not None
         metrics = rig.host.replica.metrics_url

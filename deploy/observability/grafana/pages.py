@@ -423,6 +423,7 @@ AROUND = Page(
             "As Penstock sees them",
             [
                 Panel("Redis reachable", "short", "0: some replica does not reach it.", [("min by (service) (penstock_redis_reachable)", "{{service}}")]),
+                Panel("Redis' memory in use", "percentunit", "Of its maxmemory; from 80 % on tenants keep nothing more.", [("max(penstock_gateway_redis_memory_ratio)", "in use")]),
                 Panel("Admission without Redis", "short", "1: this router decides alone.", [("penstock_router_admission_without_redis_state", "{{instance}}")]),
                 Panel("Vector store p95", "s", "", [(_quantile(0.95, "penstock_retrieval_store_seconds", "operation"), "{{operation}}")]),
                 Panel("Vector store's failures", "short", "A second.", [(_rate("penstock_retrieval_store_failures_total", "operation, reason"), "{{operation}} {{reason}}")]),

@@ -11,11 +11,9 @@ from prometheus_client import REGISTRY
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import connect
-from services.gateway import files as files_module
 from services.gateway.files import Files
 from services.gateway.http import error_body, http_status
 from tests.support.inside import leaks
-from tests.support.waiting import until
 
 CODE = grpc.StatusCode
 
@@ -147,7 +145,7 @@ async def test_tenants_at_once_do_not_fill_redis_together(small):
     tenants = [f"tenant {number}" for number in range(8)]
     outcomes = await asyncio.gather(*(uploads(small, 1, size=100, tenant=t) for t in tenants))
     reasons = [reason for (reason,) in outcomes]
-    assert reasons.count("file_storage_full") == 6
+    assert reasons.count("storage_full") == 6
     assert refusals("all") == of_all + 6
     kept = [tenant for tenant in tenants if await small.all(tenant)]
     assert len(kept) == 2
@@ -163,7 +161,7 @@ async def test_whose_limit_was_reached_is_told(small):
     with pytest.raises(PenstockError, match="not your own limit") as refused:
         await small.create("c", "a.txt", b"x" * 51)
     error = refused.value
-    assert (error.code, error.reason) == (CODE.RESOURCE_EXHAUSTED, "file_storage_full")
+    assert (error.code, error.reason) == (CODE.RESOURCE_EXHAUSTED, "storage_full")
     assert (http_status(error), error_body(error)["error"]["type"]) == (507, "server_error")
     assert leaks(error.message) == []
     of_tenants = refusals("tenant")
@@ -176,45 +174,10 @@ async def test_whose_limit_was_reached_is_told(small):
 async def test_deleting_makes_room_for_others_once(small):
     (first,) = await uploads(small, 1, size=100, tenant="a")
     await uploads(small, 1, size=100, tenant="b")
-    assert await uploads(small, 1, size=51, tenant="c") == ["file_storage_full"]
+    assert await uploads(small, 1, size=51, tenant="c") == ["storage_full"]
     await asyncio.gather(*(small.delete("a", first) for _ in range(3)))
-    assert await uploads(small, 1, size=100, tenant="d") != ["file_storage_full"]
-    assert await uploads(small, 1, size=51, tenant="e") == ["file_storage_full"]
-
-
-async def test_how_full_it_is_is_told(small, monkeypatch):
-    def told(name: str) -> float | None:
-        return REGISTRY.get_sample_value(f"penstock_gateway_file_bytes{name}")
-
-    monkeypatch.setattr(files_module, "_TELL_EVERY_S", 0.01)
-    small.start()
-    await until(lambda: (told(""), told("_limit")) == (0, 250))
-    (file,) = await uploads(small, 1, size=70, tenant="a")
-    await until(lambda: told("") == 70)
-    await uploads(small, 1, size=30, tenant="b")
-    await until(lambda: told("") == 100)
-    await small.delete("a", file)
-    await until(lambda: told("") == 30)
-    await small.stop()
-    await small.stop()
-
-
-async def test_while_redis_is_away_it_tells_what_it_knew(small, monkeypatch):
-    monkeypatch.setattr(files_module, "_TELL_EVERY_S", 0.01)
-    asked = []
-
-    async def away(_: str) -> None:
-        asked.append(1)
-        raise ConnectionError
-
-    read = small._redis.get
-    monkeypatch.setattr(small._redis, "get", away)
-    small.start()
-    await until(lambda: len(asked) > 1)
-    monkeypatch.setattr(small._redis, "get", read)
-    await uploads(small, 1, size=70, tenant="a")
-    await until(lambda: REGISTRY.get_sample_value("penstock_gateway_file_bytes") == 70)
-    await small.stop()
+    assert await uploads(small, 1, size=100, tenant="d") != ["storage_full"]
+    assert await uploads(small, 1, size=51, tenant="e") == ["storage_full"]
 
 
 async def test_a_tenants_files_are_its_own(files):

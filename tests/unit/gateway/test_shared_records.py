@@ -15,6 +15,7 @@ from services.gateway import shared_records
 from services.gateway.auth import Identity
 from services.gateway.records import Journal
 from services.gateway.shared_records import SharedRecords
+from services.gateway.storage_room import StorageRoom
 from tests.support.waiting import until
 
 Make = Callable[..., SharedRecords]
@@ -25,7 +26,9 @@ def gateway(redis: Redis, namespace: str) -> Make:
     """The records of one more gateway."""
 
     def make(**settings: Any) -> SharedRecords:
-        return SharedRecords(redis, namespace, GatewaySettings(**settings))
+        own = GatewaySettings(**settings)
+        room = StorageRoom(redis, namespace, own.max_file_bytes)
+        return SharedRecords(redis, namespace, own, room)
 
     return make
 
