@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 from services.common.config import unknown_names
 from services.common.discovery import SERVICES
 from tests.deploy.environment import settings_of
-from tests.deploy.manifests import Release
+from tests.deploy.manifests import Pod, Release
 
+OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 _OF_SERVE = ("gateway", "services", "prefill", "decode")
 
 
@@ -181,6 +183,31 @@ def test_a_pod_drains_at_its_own_address_by_its_own_certificates(release: Releas
                 '--node "$PENSTOCK_BIND_HOST"'
                 in main["lifecycle"]["preStop"]["exec"]["command"][-1]
             )
+
+
+def test_the_page_says_what_lies_in_which_pod(everything: Release) -> None:
+    """What somebody has who takes one over."""
+    secrets = {"the install's secret": "internal", "Redis": "redis", "Qdrant's key": "qdrant"}
+    told = ["| pod | certificates | " + " | ".join(secrets) + " | Ray's token |"]
+    told.append("| --- |" + " --- |" * (len(secrets) + 2))
+    of_kind = {pod.component: pod for pod in everything.pods}
+    for component in ("gateway", "services", "prefill", "decode", "head", "cli", "test"):
+        pod = of_kind[component]
+        own = sorted(name.rpartition("-")[2] for name in _whole(pod) if "-tls-" in name)
+        has = (f"demo-penstock-{name}" in pod.secrets for name in secrets.values())
+        cells = ["yes" if it else "no" for it in (*has, pod.owner.startswith("RayService/"))]
+        told.append(f"| {component} | {', '.join(own) or 'none'} | {' | '.join(cells)} |")
+    assert "\n".join(told) in OPERATIONS.read_text(), "\n".join(told)
+
+
+def _whole(pod: Pod) -> set[str]:
+    """Secrets that it mounts with all of their keys; of others it has the authority alone."""
+    volumes = pod.spec.get("volumes", ())
+    for volume in volumes:
+        for source in volume.get("projected", {}).get("sources", ()):
+            assert [item["key"] for item in source["secret"]["items"]] == ["ca.crt"], pod.owner
+    mounted = [volume["secret"] for volume in volumes if "secret" in volume]
+    return {secret["secretName"] for secret in mounted if "items" not in secret}
 
 
 def test_files_may_have_half_of_redis(release: Release) -> None:
