@@ -41,6 +41,8 @@ class World:
         self.models = ["tiny"]  # that Serve runs
         self.states = [{"p": "RUNNING"}]  # of applications, look by look
         self.logs: Path | None = None
+        self.lasts = False
+        self.keeper = Keeper(self)
 
     def does(self, what: str) -> None:
         self.told.append(what)
@@ -109,11 +111,13 @@ class World:
 
 
 class Keeper:
+    replaced = False
+
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def __call__(self, settings: Settings, resources: Any, report: Any) -> "Keeper":
-        assert resources() is PLENTY
+    def __call__(self, *_: Any) -> "Keeper":
+        """As one is made."""
         return self
 
     def start(self) -> None:
@@ -147,7 +151,7 @@ def world(
         monkeypatch.setattr(app, "deployed_models", lambda _: made.models)
         monkeypatch.setattr(app, "delete_all", made.delete_all)
         monkeypatch.setattr(Stack, "_applications", lambda _: made.applications())
-        monkeypatch.setattr(module, "ModelKeeper", Keeper(made))
+        monkeypatch.setattr(module, "ModelKeeper", made.keeper)
         yield made
 
 
@@ -323,6 +327,19 @@ def test_it_is_tended_until_somebody_takes_it_down(stack: Stack, world: World) -
     world.up = False
     assert not stack.tend()
     assert world.reports == ["Penstock was taken down"]
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_what_another_serves_from_now_on_stays_where_the_ground_does(
+    lasts: bool, stack: Stack, world: World
+) -> None:
+    with stack:
+        assert stack.tend()
+        world.keeper.replaced, world.lasts = True, lasts
+        assert not stack.tend()
+        assert "another `penstock up` serves" in world.reports[-1]
+    assert ("delete all but []" in world.told) is not lasts
+    assert world.told[-2:] == ["ray ends", "stores end"]
 
 
 def test_a_setting_that_there_is_not_is_told(
