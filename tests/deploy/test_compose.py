@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from services.cli.main import parser
+from services.cli.command_line import parser
 from services.common.config import GatewaySettings, Settings, unknown_names
 from tests.deploy.dockerfile import stages
 from tests.support.prometheus import promtool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import parser
+from services.cli.command_line import parser
 from services.common.config import unknown_names
 from tests.deploy.dockerfile import Stage, build_context, exec_form, stages, steps_of
 

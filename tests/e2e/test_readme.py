@@ -15,7 +15,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from services.cli.main import parser
+from services.cli.command_line import parser
 from services.cli.running import Running, holding, state_file
 from services.common.config import ModelSpec, Settings
 from services.common.embedded_redis import EmbeddedRedis

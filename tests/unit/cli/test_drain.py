@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from services.cli import drain
-from services.cli.main import main, parser
+from services.cli.command_line import parser
+from services.cli.main import main
 from services.common import callers
 from services.common.config import Settings
 from services.common.service import Host, Service

@@ -1,0 +1,107 @@
+"""The whole command line: which commands there are. Imports next to nothing."""
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from services.cli import arguments
+
+# Name, help, the module whose `main` runs it, and what adds its arguments.
+_COMMANDS = (
+    ("up", "start Penstock here and stay up", "services.cli.up", arguments.up),
+    (
+        "demo",
+        "start, ask one question of the examples, show the request's way, stop",
+        "services.cli.demo",
+        arguments.demo,
+    ),
+    ("chat", "talk to a running Penstock", "services.cli.chat", arguments.chat),
+    (
+        "status",
+        "services, replicas, workers, queue and KV use of a running Penstock",
+        "services.cli.status",
+        arguments.status,
+    ),
+    (
+        "down",
+        "take Penstock down that `penstock up --address` left on a Ray cluster",
+        "services.cli.down",
+        arguments.down,
+    ),
+    (
+        "drain",
+        "let replicas end what they run and take no more, before their host is stopped",
+        "services.cli.drain",
+        arguments.drain,
+    ),
+    (
+        "probe",
+        "whether a service of this container takes requests, for its health check",
+        "services.cli.probe",
+        arguments.probe,
+    ),
+    (
+        "doctor",
+        "examine an installation, running or to be started, and say what to do",
+        "services.cli.doctor",
+        arguments.doctor,
+    ),
+    ("top", "what a running Penstock does, live", "services.cli.top", arguments.top),
+    (
+        "models",
+        "list, add and remove the models of a running Penstock",
+        "services.cli.models",
+        arguments.models,
+    ),
+    ("keys", "create, list and revoke API keys", "services.cli.keys", arguments.keys),
+)
+# Those of `bench` are of the measurement's own module.
+_MEASUREMENTS = (
+    ("engine", "the engine in this process, without services", "bench.engine", "bench.engine"),
+    (
+        "serve",
+        "a server through its OpenAI-compatible front door",
+        "bench.serve",
+        "bench.serve_arguments",
+    ),
+)
+
+
+def _adds(module: str) -> Callable[[argparse.ArgumentParser], None]:
+    def add(parser: argparse.ArgumentParser) -> None:
+        import_module(module).add_arguments(parser)
+
+    return add
+
+
+class _Parser(argparse.ArgumentParser):
+    """A command's takes its arguments once there are some to parse."""
+
+    def __init__(
+        self, *, adds: Callable[[argparse.ArgumentParser], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._adds = adds
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._adds:
+            self._adds(self)
+        return super().parse_known_args(args, namespace)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = _Parser(
+        prog="penstock", description="LLM serving, whole: from prompt to streamed tokens."
+    )
+    commands = root.add_subparsers(metavar="COMMAND", required=True)
+    for name, help, module, adds in _COMMANDS:
+        command = commands.add_parser(name, help=help, description=help, adds=adds)
+        command.set_defaults(module=module)
+    bench = commands.add_parser("bench", help="measure the engine, or a server")
+    measurements = bench.add_subparsers(metavar="WHAT", required=True)
+    for name, help, module, its in _MEASUREMENTS:
+        command = measurements.add_parser(name, help=help, description=help, adds=_adds(its))
+        command.set_defaults(module=module)
+    return root
