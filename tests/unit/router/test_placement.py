@@ -319,6 +319,17 @@ def test_forced_apart_even_where_it_costs_more():
     assert place(ASK, [first, then], now=0).split_reason == "cheaper unsplit"
 
 
+def test_of_each_kind_the_least_cost_is_told():
+    firsts = [worker(n, "prefill", queued_prefill_tokens=900 * n) for n in range(3)]
+    placement = place(ASK, [*firsts, worker(9), worker(8, running=20)], now=0)
+    kinds = {True: "split", False: "unsplit"}
+    costs: dict[str, list[float]] = {"split": [], "unsplit": []}
+    for plan in placement.candidates:
+        costs[kinds[plan.prefill is not None]].append(plan.cost_s)
+    assert all(len(set(each)) > 1 for each in costs.values())
+    assert placement.best_costs() == {kind: min(each) for kind, each in costs.items()}
+
+
 def test_the_bounds_of_splitting_are_exact():
     pool = [worker(0, "prefill"), worker(1, "decode", running=8)]
     assert place(replace(ASK, prompt_tokens=128), pool).plan.prefill

@@ -201,6 +201,18 @@ async def test_what_a_worker_held_goes_with_it() -> None:
     assert pool.workers.models() == {"m"}
 
 
+async def test_how_many_take_requests_is_told_also_when_none_is_left(workers: Workers) -> None:
+    """A series that ends at its last value would look like a worker that serves."""
+    serving(workers, "decode", 1)
+    only = serving(workers, "prefill", 1)
+    serving(workers, "decode", 2, LinkState.CONNECTING)
+    assert workers.ready_counts() == {("m", "decode"): 1, ("m", "prefill"): 1}
+    only.left.set()
+    assert workers.ready_counts() == {("m", "decode"): 1, ("m", "prefill"): 0}
+    workers._on_gone(only)
+    assert workers.ready_counts() == {("m", "decode"): 1, ("m", "prefill"): 0}
+
+
 async def test_who_waits_for_a_change_hears_of_each() -> None:
     pool = Pool()
     worker = pool.worker("w")

@@ -1,0 +1,172 @@
+"""`penstock models`: what it says of a running Penstock's models, and when it returns."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services.cli import models
+from services.cli.main import main, parser
+from services.cli.running import Running
+from services.cli.wanted_models import WantedModels
+from services.common.config import ModelSpec, Settings
+from services.common.discovery import Registration, Replica
+from services.common.redis import Redis, connect
+from services.common.served_models import entry
+from tests.support.waiting import until
+
+DEMO = Path("models/demo").resolve()
+
+
+@dataclass
+class Install:
+    """A stack that runs, as far as the command can see."""
+
+    redis: Redis
+    wanted: WantedModels
+    settings: Settings
+    registered: list[Registration]
+
+    async def worker(self, model: str, role: str = "both") -> None:
+        facts = {"role": role, "model": model}
+        number = len(self.registered)
+        await self._register(Replica("worker", f"w{number}", "h:1", "h", 1, facts=facts))
+
+    async def listed(self, name: str) -> None:
+        registration = entry(self.redis, self.settings, spec(name))
+        await registration.start()
+        self.registered.append(registration)
+
+    async def _register(self, replica: Replica) -> None:
+        registration = Registration(self.redis, self.settings.namespace, replica, lease_s=60)
+        await registration.start()
+        self.registered.append(registration)
+
+
+def spec(name: str) -> ModelSpec:
+    return ModelSpec(name=name, path=f"/of/{name}").sized(0, 1)
+
+
+@pytest.fixture
+async def install(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> AsyncIterator[Install]:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(models, "_LOOK_EVERY_S", 0.02)
+    running = Running("http://h", "h:1", redis_url, namespace, "psk", 1)
+    monkeypatch.setattr(models, "find_running", lambda _settings: running)
+    redis = connect(redis_url)
+    wanted = WantedModels(redis, namespace)
+    install = Install(redis, wanted, Settings(namespace=namespace), [])
+    yield install
+    for registration in install.registered:
+        await registration.stop()
+    await redis.aclose()
+
+
+async def command(*arguments: str) -> int:
+    return await asyncio.to_thread(models.main, parser().parse_args(["models", *arguments]))
+
+
+async def test_each_model_is_listed_with_its_workers_and_what_it_waits_for(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apart = ModelSpec(name="apart", path="/of/apart").sized(1, 1)
+    await install.wanted.start_with([spec("whole"), spec("new"), apart])
+    for role in ("both", "both"):
+        await install.worker("whole", role)
+    await install.worker("apart", "decode")
+    await install.worker("gone")
+    for name in ("whole", "apart", "gone", "new"):
+        await install.listed(name)
+    await install.wanted.failed("broken", "no room")
+    assert await command("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "│" in line]
+    assert rows == [
+        ["apart", "/of/apart", "1", "waits for prefill worker of apart"],
+        ["broken", "", "0", "failed: no room"],
+        ["gone", "/of/gone", "1", "leaves"],
+        ["new", "/of/new", "0", "waits for worker of new"],
+        ["whole", "/of/whole", "2", "served"],
+    ]
+
+
+async def said(capsys: pytest.CaptureFixture[str], text: str, so_far: list[str]) -> None:
+    """Waits until the command has."""
+
+    def heard() -> bool:
+        out, err = capsys.readouterr()
+        so_far.extend((out, err))
+        return text in "".join(so_far)
+
+    await until(heard, 10)
+
+
+async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await install.wanted.start_with([])
+    adding = asyncio.create_task(
+        command("add", str(DEMO), "--name", "second", "--prefill", "0", "--decode", "1")
+    )
+    so_far: list[str] = []
+    await said(capsys, "waiting for: worker of second", so_far)
+    assert (await install.wanted.all())["second"].path == str(DEMO)
+    await install.worker("second")
+    await said(capsys, "waiting for: model second", so_far)
+    assert not adding.done()
+    await install.listed("second")
+    assert await adding == 0
+    await said(capsys, "second is served", so_far)
+    with pytest.raises(RuntimeError, match="there is a model called 'second'"):
+        await command("add", str(DEMO), "--name", "second")
+
+
+@pytest.mark.parametrize(
+    ("happens", "told"),
+    [
+        (lambda wanted: wanted.give_up("second", "no room"), "no room"),
+        (lambda wanted: wanted.remove("second"), "it was removed meanwhile"),
+    ],
+)
+async def test_one_that_will_not_be_served_is_not_waited_for(
+    install: Install, happens: Callable[[WantedModels], AsyncIterator[None]], told: str
+) -> None:
+    await install.wanted.start_with([])
+    adding = asyncio.create_task(command("add", str(DEMO), "--name", "second"))
+
+    async def wanted() -> bool:
+        return "second" in await install.wanted.all()
+
+    await until(wanted, 10)
+    await happens(install.wanted)  # type: ignore[misc]
+    with pytest.raises(RuntimeError, match=f"'second' is not served: {told}"):
+        await adding
+
+
+async def test_removing_waits_until_nothing_of_it_runs(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await install.wanted.start_with([spec("first"), spec("second")])
+    await install.wanted.runs(["first", "second"])
+    removing = asyncio.create_task(command("remove", "second"))
+    so_far: list[str] = []
+    await said(capsys, "running requests finish first", so_far)
+    assert set(await install.wanted.all()) == {"first"}
+    assert not removing.done()
+    await install.wanted.ended("second")
+    assert await removing == 0
+    await said(capsys, "second is removed", so_far)
+    with pytest.raises(RuntimeError, match="no model called 'second'; there are: first"):
+        await command("remove", "second")
+
+
+def test_without_a_running_penstock_there_is_nothing_to_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    assert main(["models", "list"]) == 1
+    assert str(tmp_path) in capsys.readouterr().err
