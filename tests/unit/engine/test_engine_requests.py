@@ -163,6 +163,7 @@ def test_step_figures(checkpoint: Checkpoint) -> None:
     assert sum(chunk.tokens for chunk in timelines["b"].chunks) == 40
     for timeline in timelines.values():
         assert timeline.queued_ns <= timeline.scheduled_ns <= timeline.chunks[0].start_ns
+        assert all(chunk.start_ns < chunk.end_ns for chunk in timeline.chunks)
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(timeline.chunks))
     last = run.steps[-1]
     assert last.load.prefill_tokens_per_s > 0

@@ -109,6 +109,12 @@ def test_rules_of_the_file_follow_those_of_the_settings(tmp_path: Path) -> None:
         load_policy(TokenizerSettings(policy_file=file))
 
 
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    for file, why in ((tmp_path / "none.json", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ValueError, match=f"policy file {file}: {why}"):
+            load_policy(TokenizerSettings(policy_file=file))
+
+
 def test_the_example_file_is_valid() -> None:
     path = Path(__file__).parents[3] / "examples" / "policy.json"
     policy = load_policy(TokenizerSettings(policy_file=path))

@@ -146,6 +146,18 @@ def test_a_recall_is_kept_where_a_new_slot_serves() -> None:
     assert (decided.granted, decided.recalled, len(line)) == (["calm"], [], 0)
 
 
+def test_no_recall_while_more_run_than_may() -> None:
+    """A worker is lost: to give a slot back then would help nobody."""
+    line = order(recalls=2)
+    for n in range(8):
+        enter(line, 8, request(f"f{n}", "flood", 0.0))
+    assert enter(line, 4, request("calm", "calm", 1.0)).recalled == []
+    assert enter(line, 8, request("calm too", "calm", 2.0)).recalled == ["f7", "f6"]
+    decided = Decided()
+    assert line.give_back("f7", 0.0, 1.0, 4, 3.0, decided) == "kept"
+    assert decided.recalled == []
+
+
 @pytest.mark.parametrize(("capacity", "state"), [(2, "waiting"), (3, "kept")])
 def test_what_was_recalled_once_can_be_recalled_again(capacity: int, state: str) -> None:
     """Whether it gave its slot back or kept it: its recall is over then."""
