@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from protos import router_pb2, router_pb2_grpc
+from services.cli import top
 from services.cli.main import main
 from services.cli.top.samples import Metrics, Sample, Span, quantile
 from services.cli.top.view import view
@@ -375,6 +376,23 @@ def test_once_prints_plain_text_and_leaves(capsys: pytest.CaptureFixture[str]) -
     assert "75%" in said
     assert "\x1b" not in said
     assert "q quits" not in said
+
+
+def test_into_a_pipe_goes_one_view_after_the_other_each_of_at_least_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter(((0, 0), (4, 40), (8, 80), (16, 400), (30, 680)))
+
+    async def look(*_: object) -> Sample:
+        for at, tokens in looks:
+            return sample(at, (worker("w"), of_worker(at, tokens, 90)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "look", look)
+    assert main(["top", "--interval", "0.1"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tokens")]
+    rates = [re.search(r"(\d+)/s decoded", line) for line in lines]
+    assert [rate and rate[1] for rate in rates] == ["10", "10", "30", "20"]
 
 
 @pytest.mark.usefixtures("platform")
