@@ -136,6 +136,21 @@ def test_replicas_listen_where_their_node_is_unless_told_otherwise() -> None:
     assert (there.bind_host, there.gateway.host) == ("10.1.0.7", "10.2.0.7")
 
 
+@pytest.mark.usefixtures("given")
+def test_models_are_left_to_the_hosts_of_their_workers_and_open_ways_are_told() -> None:
+    """This host need not have their checkpoints."""
+    said: list[str] = []
+    models = [ModelSpec(name="there", path="/on/other/hosts"), ModelSpec(name="hub", path="a/b")]
+    ground = cluster_ground.ClusterGround("ray.example:6379", said.append)
+    assert ground.checked(Settings(models=models)).models == models
+    assert ["PENSTOCK_GATEWAY__TLS_CERT" in line for line in said] == [True, False, False]
+    assert ["PENSTOCK_TLS_DIR" in line for line in said] == [False, True, False]
+    assert "RAY_USE_TLS" in said[2]
+    said.clear()
+    cluster_ground.ClusterGround("127.0.0.1:6379", said.append).checked(Settings(models=models))
+    assert not any("RAY_USE_TLS" in line for line in said)
+
+
 @pytest.mark.parametrize("own", [{"bind_host": "auto"}, {"gateway": GatewaySettings(host="auto")}])
 def test_a_process_without_a_node_has_no_address_of_one(own: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="PENSTOCK_BIND_HOST=auto"):

@@ -1,10 +1,13 @@
 """Each model's window follows what its registered workers have room for."""
 
+import asyncio
+
 from services.common.config import Settings
-from services.common.discovery import Replica
+from services.common.discovery import Registration, Replica
 from services.common.redis import connect
 from services.tokenizer.models import Models, ServedModel
 from services.tokenizer.windows import Windows
+from tests.support.waiting import until
 
 
 def worker(id: str, model: str = "tiny", **facts: str) -> Replica:
@@ -31,4 +34,25 @@ async def test_the_smallest_worker_counts_and_the_last_known_stands(
     assert view() == 64
     assert view(worker("w4", max_model_len="100000")) == 512
     assert view(worker("w5"), worker("w6", max_model_len="many"), small) == 64
+    await redis.aclose()
+
+
+async def test_the_registry_is_followed_until_it_is_stopped(
+    model: ServedModel, redis_url: str, namespace: str
+) -> None:
+    redis = connect(redis_url)
+    models = Models([model])
+    registered = Registration(redis, namespace, worker("w1", max_model_len="300"), 60)
+    await registered.start()
+    before = asyncio.all_tasks()
+    windows = Windows(redis, Settings(namespace=namespace, lease_s=0.3), models)
+    await windows.start()
+    assert models["tiny"].window == 300
+    small = Registration(redis, namespace, worker("w2", max_model_len="64"), 60)
+    await small.start()
+    await until(lambda: models["tiny"].window == 64)
+    await small.stop()
+    await windows.stop()
+    assert asyncio.all_tasks() <= before, "nothing looks any more"
+    await registered.stop()
     await redis.aclose()
