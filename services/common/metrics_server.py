@@ -66,7 +66,7 @@ class MetricsServer:
 
     def _answer(self, environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path = environment["PATH_INFO"]
-        if environment["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        if environment["REQUEST_METHOD"] != "GET":
             return _plain(start, "405 Method Not Allowed", "GET only")
         page = self._pages.get(path)
         if page is None and path != "/metrics":

@@ -20,6 +20,7 @@ from services.cli.wanted_models import WantedModels
 from services.common.config import ModelSpec, RouterSettings, Settings
 from services.common.discovery import SERVICES, Registration, Replica, leave
 from services.common.redis import connect
+from services.common.start_failures import StartFailure, tell
 from services.gateway.keys import KeyStore, key_hash
 from tests.support.web import serving
 
@@ -294,6 +295,23 @@ def test_a_replica_that_does_not_come_is_waited_for_by_name(
     monkeypatch.setattr(app, "deploy", but_the_router)
     with pytest.raises(RuntimeError, match=r"not up after 0 s: router$"), stack:
         pass
+
+
+def test_why_an_earlier_start_failed_ends_no_later_one(
+    stack: Stack, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    world.before = ["p"]
+    world.states = [{"p": "DEPLOYING"}] * 4 + [{"p": "RUNNING"}]  # so that it is looked for one
+    redis = connect(world.redis_url)
+
+    async def earlier() -> None:
+        await tell(redis, world.namespace, StartFailure("router", "no room on the disk", ""))
+        await redis.aclose()
+
+    asyncio.run(earlier())
+    with stack:
+        assert world.told == BEGINS
 
 
 def test_what_it_replaces_is_gone_before_it_is_up(stack: Stack, world: World) -> None:

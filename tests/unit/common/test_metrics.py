@@ -66,7 +66,9 @@ async def test_metrics_and_pages_have_their_paths_and_nothing_else_has_one() -> 
         for path in ("/", "/metrics/", "/favicon.ico"):
             status, _, body = await asked(port, path)
             assert (status, body) == (404, "there is /metrics, /targets, /broken\n")
-        assert (await asked(port, "/metrics", "POST"))[0] == 405
+        for method in ("POST", "PUT", "HEAD"):
+            for path in ("/metrics", "/targets"):
+                assert (await asked(port, path, method))[0] == 405
     finally:
         await asyncio.to_thread(server.close)
     with pytest.raises(urllib.error.URLError):

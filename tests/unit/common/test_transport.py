@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
 from services.common.config import Settings
@@ -99,6 +100,30 @@ async def test_a_stranger_is_refused(kind: str, shown: Any) -> None:
     assert code is grpc.StatusCode.UNAUTHENTICATED
     assert not seen.messages
     assert not seen.metadata
+
+
+def refusals(why: str) -> float:
+    found = REGISTRY.get_sample_value("penstock_refused_calls_total", {"why": why})
+    return found or 0.0
+
+
+async def test_strangers_are_counted() -> None:
+    before = refusals("secret")
+    async with serving() as (address, _), grpc.aio.insecure_channel(address) as channel:
+        await refused(lambda: ask(channel, "unary_unary", b"hello"))
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert refusals("secret") == before + 1
+
+
+async def test_a_server_that_tells_nobody_of_its_health_refuses_who_asks() -> None:
+    server = Transport(SECRET).server()
+    port = listen(server, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        asked = lambda: check(health_pb2.HealthCheckRequest(), timeout=10)  # noqa: E731
+        assert await refused(asked) is grpc.StatusCode.UNAUTHENTICATED
+    await server.stop(None)
 
 
 async def never() -> AsyncIterator[bytes]:
