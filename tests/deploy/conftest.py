@@ -43,6 +43,7 @@ ELSEWHERE = {
         "external": {
             "url": "rediss://redis.example.com:6380/2",
             "existingSecret": "redis-password",
+            "ray": {"username": "ray", "existingSecret": "redis-ray-password"},
         },
     },
     "qdrant": {

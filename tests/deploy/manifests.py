@@ -1,5 +1,6 @@
 """What a rendered release holds, as plain objects, and the questions that the tests ask of it."""
 
+import base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,20 +80,42 @@ class Release:
         return {name for pod in self.pods for name in pod.secrets}
 
 
+def notes(values: Thing) -> str:
+    """What Helm shows after an install with these values."""
+    [text] = [text for file, text in _rendered(values).items() if file.endswith("NOTES.txt")]
+    return text
+
+
 def render(profile: str | None = None, values: Thing | None = None) -> Release:
     """The chart with values of profiles (`values-<profile>.yaml`; "gpu+production": one over the
     other) and more over them."""
-    with Chart.load(CHART) as chart:
-        files = chart.render(
-            merge(of_profile(profile), values or {}), name=NAME, namespace=NAMESPACE
-        )
     documents = (
         document
-        for file, text in files.items()
+        for file, text in _rendered(merge(of_profile(profile), values or {})).items()
         if not file.endswith("NOTES.txt")
         for document in yaml.load_all(text, Loader=yaml.CSafeLoader)
     )
     return Release([document for document in documents if document])
+
+
+def _rendered(values: Thing) -> dict[str, str]:
+    with Chart.load(CHART) as chart:
+        return dict(chart.render(values, name=NAME, namespace=NAMESPACE))
+
+
+def secrets_of(pod: Pod) -> set[str]:
+    """Names of the Secrets that it mounts or reads."""
+    return set(_secrets(pod.spec))
+
+
+def secret_value(release: Release, entry: Thing) -> str | None:
+    """What a variable has of a Secret of the release; None where that is optional and not there."""
+    reference = entry["valueFrom"]["secretKeyRef"]
+    data = release.one("Secret", reference["name"])["data"]
+    if reference["key"] not in data:
+        assert reference["optional"]
+        return None
+    return base64.b64decode(data[reference["key"]]).decode()
 
 
 def profiles() -> list[str]:

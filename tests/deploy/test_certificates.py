@@ -10,7 +10,8 @@ from cryptography.x509.oid import ExtensionOID
 from helm_python import HelmError
 
 from services.common.certificates import dns_name
-from tests.deploy.manifests import Release, Thing, render
+from tests.deploy.manifests import Release, Thing, notes, render
+from tests.deploy.validation import errors
 
 IDENTITIES = ("gateway", "retrieval", "tokenizer", "router", "worker", "cli")
 
@@ -113,6 +114,36 @@ def test_without_cert_manager_helm_makes_the_same() -> None:
 def test_what_cannot_be_is_refused_by_name(certificates: Thing, named: str) -> None:
     with pytest.raises(HelmError, match=re.escape(named)):
         render(None, {"certificates": certificates})
+
+
+def test_rays_own_traffic_is_encrypted_where_it_is_asked_for() -> None:
+    """By KubeRay and cert-manager, as certificates for this must name the addresses of pods."""
+    assert "tlsOptions" not in render().ray["rayClusterConfig"]
+    told = render(None, {"ray": {"tls": True}})
+    assert told.ray["rayClusterConfig"]["tlsOptions"] == {"enabled": True}
+    assert errors(told.one("RayService")) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, {"what Ray's own processes say", "The door has no TLS"}),
+        ({"ray": {"tls": True}}, {"The door has no TLS"}),
+        (
+            {"certificates": {"enabled": False}},
+            {
+                "what Ray's own processes say",
+                "certificates.enabled is false",
+                "The door has no TLS",
+            },
+        ),
+        ({"ray": {"tls": True}, "certificates": {"door": {"enabled": True}}}, set()),
+    ],
+)
+def test_what_travels_in_the_clear_is_said_after_the_install(values: Thing, told: set[str]) -> None:
+    said = notes(values)
+    every = {"what Ray's own processes say", "certificates.enabled is false", "The door has no TLS"}
+    assert {line for line in every if line in said} == told
 
 
 def _hours(duration: str) -> int:

@@ -61,8 +61,14 @@ def test_every_object_says_whose_it_is(release: Release) -> None:
 def test_what_pods_mount_or_read_is_in_the_chart_or_named_by_values(release: Release) -> None:
     made = {thing["metadata"]["name"] for thing in release.of("Secret")}
     made |= {thing["spec"]["secretName"] for thing in release.of("Certificate")}
-    given = {"redis-password", "qdrant-key", "huggingface-token"}  # of conftest.py
-    given |= {"penstock-internal", "penstock-redis", "penstock-qdrant", "penstock-hugging-face"}
+    given = {
+        "redis-password",
+        "redis-ray-password",
+        "qdrant-key",
+        "huggingface-token",
+    }  # of conftest.py
+    given |= {"penstock-internal", "penstock-redis", "penstock-redis-ray"}
+    given |= {"penstock-qdrant", "penstock-hugging-face"}
     assert release.secrets_used() - made - given == set()
     maps = {thing["metadata"]["name"] for thing in release.of("ConfigMap")}
     claims = {thing["metadata"]["name"] for thing in release.of("PersistentVolumeClaim")}

@@ -1,13 +1,16 @@
 """What the chart renders runs: each pod of the laptop profile's Ray cluster is a Ray node of its
 own, with the pod's environment, Ray parameters and certificates, at an address of its own; the
-gateway is what its pod runs, outside of Ray; Serve's config goes the way that KubeRay sends it. Not
-tried here: what the kubelet and KubeRay do besides."""
+gateway is what its pod runs, outside of Ray; Redis is the chart's, with its users, and has Ray's
+state; Ray's processes speak TLS, as with `ray.tls`; Serve's config goes the way that KubeRay sends
+it. Not tried here: what the kubelet and KubeRay do besides."""
 
 import base64
 import os
 import random
 import re
 import secrets
+import socket
+import ssl
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
@@ -16,16 +19,18 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
+import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.children import dying_with_parent
 from services.common.discovery import SERVICES, Directory, Replica
-from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
 from services.common.socket_folder import SocketFolder
 from services.gateway.keys import KeyStore
-from tests.deploy.manifests import Release, Thing, render
+from tests.deploy.manifests import Release, Thing, render, secret_value
+from tests.support.authority import Authority
+from tests.support.chart_redis import ChartRedis
 from tests.support.laptop import free_port
 from tests.support.waiting import until
 
@@ -33,15 +38,16 @@ ROOT = Path(__file__).parents[2]
 START_S = 180.0
 # Ports that are one pod's in a cluster, and would be taken twice on one machine.
 _PORTS = re.compile("port$")
-# Where what the chart runs beside the graph is found; the stores are this test's.
-_STORES = re.compile("PENSTOCK_(REDIS|QDRANT)_|REDIS_AUTH")
+# No Qdrant here, and no TLS of Redis.
+_ELSEWHERE = re.compile("PENSTOCK_QDRANT_|PENSTOCK_REDIS_CA|RAY_REDIS_CA_CERT")
 
 
 class Pods:
     """Processes that stand for the pods of a release; `close` ends them by process id."""
 
-    def __init__(self, release: Release, folder: Path, redis: EmbeddedRedis) -> None:
+    def __init__(self, release: Release, folder: Path, redis: ChartRedis) -> None:
         self._release, self._folder, self._redis = release, folder, redis
+        self._authority = Authority()
         self._ray = SocketFolder()
         self.token = secrets.token_hex(16)
         self.gcs, self.dashboard = free_port(), free_port()
@@ -50,10 +56,28 @@ class Pods:
         self._network = f"127.{random.randint(1, 250)}.{random.randint(0, 250)}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def redis_url(self) -> str:
+        """By Penstock's user."""
+        return self.environments["gateway"]["PENSTOCK_REDIS_URL"]
+
     async def start_head(self) -> None:
-        group = self._release.ray["rayClusterConfig"]["headGroupSpec"]
+        cluster = self._release.ray["rayClusterConfig"]
         ports = [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}"]
-        await self._start("head", group, ["--head", *ports, f"--temp-dir={self._ray.path}/ray"])
+        # As KubeRay does for gcsFaultToleranceOptions.
+        options = cluster["gcsFaultToleranceOptions"]
+        user, password = options["redisUsername"]["value"], self.rays_password()
+        ports += [f"--redis-username={user}", f"--redis-password={password}"]
+        state = {
+            "RAY_REDIS_ADDRESS": self._redis.here(options["redisAddress"]),
+            "RAY_external_storage_namespace": "the-uid-of-a-cluster",
+        }
+        arguments = ["--head", *ports, f"--temp-dir={self._ray.path}/ray"]
+        await self._start("head", cluster["headGroupSpec"], arguments, state)
+
+    def rays_password(self) -> str:
+        options = self._release.ray["rayClusterConfig"]["gcsFaultToleranceOptions"]
+        return secret_value(self._release, options["redisPassword"]) or ""
 
     async def start_workers(self) -> None:
         for name, group in self._release.groups().items():
@@ -89,13 +113,17 @@ class Pods:
             )
         return log
 
-    async def _start(self, name: str, group: Thing, arguments: list[str]) -> None:
+    async def _start(
+        self,
+        name: str,
+        group: Thing,
+        arguments: list[str],
+        environment: dict[str, str] | None = None,
+    ) -> None:
         """Returns once the node has joined: several at once take longer than Ray waits."""
         [container] = group["template"]["spec"]["containers"]
         self._place(name, container, group["template"]["spec"])
-        # As KubeRay does for `authOptions.mode: token`.
-        assert self._release.ray["rayClusterConfig"]["authOptions"] == {"mode": "token"}
-        self.environments[name] |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+        self.environments[name] |= {**self._of_kuberay(name), **(environment or {})}
         given = {
             option: value.strip("'")  # of the shell that KubeRay starts it in
             for option, value in group["rayStartParams"].items()
@@ -115,36 +143,45 @@ class Pods:
 
         await until(joined, START_S, f"the node of {name}")
 
+    def _of_kuberay(self, name: str) -> dict[str, str]:
+        """What it adds to each pod of Ray, for authOptions and tlsOptions."""
+        cluster = self._release.ray["rayClusterConfig"]
+        assert cluster["authOptions"] == {"mode": "token"}
+        assert cluster["tlsOptions"] == {"enabled": True}
+        own = self._folder / name / "ray-tls"
+        self._authority.issue(own, "localhost", address=self.addresses[name])
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "RAY_USE_TLS": "1",
+            "RAY_TLS_SERVER_CERT": str(own / "tls.crt"),
+            "RAY_TLS_SERVER_KEY": str(own / "tls.key"),
+            "RAY_TLS_CA_CERT": str(own / "ca.crt"),
+        }
+
     def _environment(self, name: str, container: Thing, spec: Thing) -> dict[str, str]:
         """The container's, with what the kubelet fills in, and paths of this machine."""
         mine = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         for entry in container["env"]:
             field = entry.get("valueFrom", {}).get("fieldRef")
-            reference = entry.get("valueFrom", {}).get("secretKeyRef")
             if field is not None:
                 mine[entry["name"]] = self.addresses[name]
-            elif reference is not None:
-                if (value := self._secret(reference)) is not None:
+            elif "valueFrom" in entry:
+                if (value := secret_value(self._release, entry)) is not None:
                     mine[entry["name"]] = value
             else:
                 mine[entry["name"]] = entry["value"]
-        mine = {k: v for k, v in mine.items() if not _STORES.match(k)}
+        mine = {k: v for k, v in mine.items() if not _ELSEWHERE.match(k)}
+        url = mine["PENSTOCK_REDIS_URL"].replace("$(REDIS_AUTH)", mine["REDIS_AUTH"])
         home = self._folder / name
         home.mkdir()
         return mine | {
-            "PENSTOCK_REDIS_URL": self._redis.url,
+            "PENSTOCK_REDIS_URL": self._redis.here(url),
             "PENSTOCK_GATEWAY__HOST": self.addresses[name],  # 0.0.0.0 of this pod
             "PENSTOCK_DATA_DIR": str(home),
             "PENSTOCK_TLS_DIR": str(self._certificates(home, container, spec)),
             "HOME": str(home),
         }
-
-    def _secret(self, reference: Thing) -> str | None:
-        data = self._release.one("Secret", reference["name"])["data"]
-        if reference["key"] not in data:
-            assert reference["optional"]
-            return None
-        return base64.b64decode(data[reference["key"]]).decode()
 
     def _certificates(self, home: Path, container: Thing, spec: Thing) -> Path:
         """Those that the pod mounts below PENSTOCK_TLS_DIR, and no others."""
@@ -201,8 +238,8 @@ class Operator:
         return {name: its["status"] for name, its in applications.items()}
 
 
-async def _replicas(redis: EmbeddedRedis, service: str) -> list[Replica]:
-    client = connect(redis.url)
+async def _replicas(url: str, service: str) -> list[Replica]:
+    client = connect(url)
     try:
         view = Directory(client, "penstock", service, lease_s=3.0)
         await view.refresh()
@@ -217,13 +254,15 @@ def _release() -> Release:
     model = {"name": "penstock-demo", "enabled": True, "path": str(ROOT / "models/demo")}
     settings = {"ROUTER__QUEUE_LIMIT": 17, "GATEWAY__MAX_REQUESTS": 64, "LOG_LEVEL": "WARNING"}
     models = [{**model, "prefill": pool, "decode": pool}]
-    return render("laptop", {"models": models, "settings": settings})
+    return render("laptop", {"models": models, "settings": settings, "ray": {"tls": True}})
 
 
 async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path: Path) -> None:
     release = _release()
     with ExitStack() as stack:
-        redis = stack.enter_context(EmbeddedRedis())
+        redis = ChartRedis(release, tmp_path / "redis")
+        stack.callback(redis.close)
+        await redis.start()
         pods = Pods(release, tmp_path, redis)
         stack.callback(pods.close)
         await pods.start_head()
@@ -244,7 +283,7 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
             "worker": None,
         }
         assert set(of_group) == set(SERVICES)
-        found = {service: await _replicas(redis, service) for service in SERVICES}
+        found = {service: await _replicas(pods.redis_url, service) for service in SERVICES}
         ports = {service: 9000 + i for i, service in enumerate(of_group)}
         for service, group in of_group.items():
             groups = [group] if group else ["prefill-penstock-demo", "decode-penstock-demo"]
@@ -254,15 +293,19 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
             for one in groups:
                 await _probed(f"{pods.addresses[one]}:{ports[service] + 200}")
         [router], [gateway] = found["router"], found["gateway"]
-        assert not any(name.startswith("RAY") for name in psutil.Process(gateway.pid).environ())
-        assert psutil.Process(gateway.pid).environ()["PENSTOCK_GATEWAY__MAX_REQUESTS"] == "64"
+        at_the_door = psutil.Process(gateway.pid).environ()
+        assert not any(name.startswith("RAY") for name in at_the_door)
+        assert not {pods.token, pods.rays_password()} & set(at_the_door.values())
+        assert at_the_door["PENSTOCK_GATEWAY__MAX_REQUESTS"] == "64"
         assert psutil.Process(router.pid).environ()["PENSTOCK_ROUTER__QUEUE_LIMIT"] == "17"
         for worker in found["worker"]:
             own = psutil.Process(worker.pid).environ()
             assert own["PENSTOCK_LOG_LEVEL"] == "WARNING"
             assert "PENSTOCK_ROUTER__QUEUE_LIMIT" not in own, "it would restart with the router's"
 
-        await _answers_a_chat(f"http://{pods.addresses['gateway']}:8000", redis)
+        await _answers_a_chat(f"http://{pods.addresses['gateway']}:8000", pods.redis_url)
+        _rays_state_is_its_own(redis)
+        _speaks_tls(pods.addresses["head"], pods.gcs, tmp_path / "head/ray-tls")
 
         # What preStop runs, in the gateway's pod: nobody finds it any more; then its end.
         [container] = release.pods_of("gateway")[0].spec["containers"]
@@ -273,7 +316,7 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
             ["bash", "-c", command], env=pods.environments["gateway"], capture_output=True
         )
         assert drained.returncode == 0, drained.stderr
-        assert gateway.id not in {r.id for r in await _replicas(redis, "gateway")}
+        assert gateway.id not in {r.id for r in await _replicas(pods.redis_url, "gateway")}
         process.terminate()
         assert process.wait(timeout=30) == 0
 
@@ -286,8 +329,34 @@ async def _probed(address: str) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def _answers_a_chat(door: str, redis: EmbeddedRedis) -> None:
-    client = connect(redis.url)
+def _rays_state_is_its_own(redis: ChartRedis) -> None:
+    """Each user has written what it needs, and nothing was refused to either."""
+    with redis.as_admin() as admin:
+        prefixes = {key.split(":")[0].split("@")[0] for key in admin.scan_iter()}
+        assert prefixes == {"penstock", "RAYthe-uid-of-a-cluster"}
+    assert redis.refused() == []
+
+
+def _speaks_tls(address: str, port: int, folder: Path) -> None:
+    """Who shows a certificate of the cluster's is let in, and nobody else."""
+    known = ssl.create_default_context(cafile=folder / "ca.crt")
+    with (
+        socket.create_connection((address, port), timeout=10) as plain,
+        pytest.raises(ssl.SSLError),
+        known.wrap_socket(plain, server_hostname=address) as stranger,
+    ):
+        stranger.recv(1)
+    known.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    known.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((address, port), timeout=10) as plain,
+        known.wrap_socket(plain, server_hostname=address) as one_of_us,
+    ):
+        assert one_of_us.recv(1)
+
+
+async def _answers_a_chat(door: str, redis_url: str) -> None:
+    client = connect(redis_url)
     try:
         key, _ = await KeyStore(client, "penstock").create("someone")
     finally:

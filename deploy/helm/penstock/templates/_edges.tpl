@@ -40,6 +40,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* The way of Ray's state, where that is elsewhere; empty: it is that to Redis, or there is none. */}}
+{{- define "penstock.redis.rayEgress" -}}
+{{- if and .Values.ray.gcsFaultTolerance (not .Values.redis.enabled) .Values.redis.external.ray.url -}}
+- ports: {{- include "penstock.tcp" (list (include "penstock.redis.rayAddress" . | splitList ":" | last)) | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
 {{/* The way to Qdrant likewise. */}}
 {{- define "penstock.qdrant.egress" -}}
 {{- if .Values.qdrant.enabled -}}

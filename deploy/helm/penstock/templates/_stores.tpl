@@ -1,25 +1,30 @@
 {{/* Redis and Qdrant: where they are and how pods of the graph reach them. */}}
 
-{{/* redis:// or rediss://HOST:PORT, as Ray takes it. */}}
+{{/* redis:// or rediss://HOST:PORT. */}}
 {{- define "penstock.redis.address" -}}
 {{- if .Values.redis.enabled -}}
 {{ ternary "rediss" "redis" .Values.certificates.enabled }}://{{ include "penstock.fullname" . }}-redis.{{ .Release.Namespace }}.svc:6379
 {{- else -}}
-{{- $url := urlParse (required "redis.external.url: needed when redis.enabled is false" .Values.redis.external.url) -}}
+{{ include "penstock.redis.checkedAddress" (list "redis.external.url" (required "redis.external.url: needed when redis.enabled is false" .Values.redis.external.url)) }}
+{{- end -}}
+{{- end -}}
+
+{{/* An external one's, of its URL; call with (list "the value's name" URL). */}}
+{{- define "penstock.redis.checkedAddress" -}}
+{{- $url := urlParse (index . 1) -}}
 {{- if not (has $url.scheme (list "redis" "rediss")) -}}
-{{- fail "redis.external.url: must be redis://HOST:PORT/DB or rediss://HOST:PORT/DB" -}}
+{{- fail (printf "%s: must be redis://HOST:PORT/DB or rediss://HOST:PORT/DB" (index . 0)) -}}
 {{- end -}}
 {{- if $url.userinfo -}}
-{{- fail "redis.external.url: no user and password here; use redis.external.username and redis.external.existingSecret" -}}
+{{- fail (printf "%s: no user and password here; they have values of their own" (index . 0)) -}}
 {{- end -}}
 {{ $url.scheme }}://{{ $url.host }}{{ if not (regexMatch ":[0-9]+$" $url.host) }}:6379{{ end }}
-{{- end -}}
 {{- end -}}
 
 {{/* The same with user, password ($(REDIS_AUTH), which the kubelet fills in) and database. */}}
 {{- define "penstock.redis.url" -}}
 {{- $address := urlParse (include "penstock.redis.address" .) -}}
-{{- $user := ternary "" .Values.redis.external.username .Values.redis.enabled -}}
+{{- $user := ternary "penstock" .Values.redis.external.username .Values.redis.enabled -}}
 {{- $database := "/0" -}}
 {{- if not .Values.redis.enabled -}}
 {{- $database = default "/0" (urlParse .Values.redis.external.url).path -}}
@@ -37,6 +42,37 @@
 {{ include "penstock.secretKey" (list . .Values.redis.auth "redis" "password") }}
 {{- else if .Values.redis.external.existingSecret -}}
 {{ include "penstock.secretKey" (list . .Values.redis.external "redis" "password") }}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Where Ray keeps its state, as KubeRay takes it, and by which user: one of its own, because who may
+write that state runs code in every pod of Ray. Only Ray's head has its password.
+*/}}
+{{- define "penstock.redis.rayAddress" -}}
+{{- if or .Values.redis.enabled (not .Values.redis.external.ray.url) -}}
+{{ include "penstock.redis.address" . }}
+{{- else -}}
+{{ include "penstock.redis.checkedAddress" (list "redis.external.ray.url" .Values.redis.external.ray.url) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.redis.rayUser" -}}
+{{ ternary "ray" .Values.redis.external.ray.username .Values.redis.enabled }}
+{{- end -}}
+
+{{/* Name and key of its password; empty: an external Redis without one. */}}
+{{- define "penstock.redis.rayPasswordRef" -}}
+{{- $own := .Values.redis.external -}}
+{{- if .Values.redis.enabled -}}
+{{ include "penstock.secretKey" (list . .Values.redis.rayAuth "redis-ray" "password") }}
+{{- else if $own.ray.existingSecret -}}
+{{- if and (not $own.ray.url) (eq $own.ray.username $own.username) -}}
+{{- fail "redis.external.ray: needs a username or a url that Penstock itself does not use, since who writes Ray's state runs code in its pods" -}}
+{{- end -}}
+{{ include "penstock.secretKey" (list . $own.ray "redis-ray" "password") }}
+{{- else if $own.existingSecret -}}
+{{- fail "redis.external.ray.existingSecret: needed, for a user or a Redis of Ray's own; or ray.gcsFaultTolerance: false" -}}
 {{- end -}}
 {{- end -}}
 
