@@ -93,7 +93,9 @@ def check_contents() -> None:
     assert "usage: penstock" in docker(*look, IMAGE, "--help")
     assert docker(*look, "--entrypoint", "id", IMAGE, "-u", "-n") == "penstock"
     assert docker(*look, "--entrypoint", "id", IMAGE, "-u") == "10001"
-    absent = "! command -v gcc cc c++ make pip pip3 uv git && command -v bash ray python tini"
+    absent = (
+        "! command -v gcc cc c++ make pip pip3 uv git && command -v bash ray python tini openssl"
+    )
     docker(*look, "--entrypoint", "bash", IMAGE, "-c", absent)
     writable = docker(
         *look, "--entrypoint", "find", IMAGE, "/opt/penstock", "-writable", "!", "-type", "l"

@@ -62,7 +62,7 @@ def test_what_builds_stays_behind(of: dict[str, Stage]) -> None:
     """No compiler, no pip, no package lists in what is shipped."""
     shipped = " ".join(rest for name, rest in of["runtime"].steps if name == "RUN")
     [installed] = [part for part in shipped.split("&&") if " install " in part and "apt" in part]
-    assert installed.split()[2:] == ["--yes", "--no-install-recommends", "tini"]
+    assert installed.split()[2:] == ["--yes", "--no-install-recommends", "openssl", "tini"]
     assert "rm -rf /var/lib/apt/lists/*" in shipped
     for image in ("cpu", "cuda"):
         assert not of[image].said("RUN")
