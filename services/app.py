@@ -122,8 +122,9 @@ class Scale(Section):
 
 def application_name(namespace: str, model: str = "") -> str:
     """What Serve calls the application of one model; without one, that of the services. Several
-    Penstocks may share a Ray: each has a namespace of its own, in which there is no slash."""
-    return f"{namespace}/{model}" if model else namespace
+    Penstocks may share a Ray: each has a namespace of its own, in which there is no colon. Without
+    slashes, which models' names may have: from a Serve config it becomes a file's name."""
+    return f"{namespace}:{model.replace('/', '~')}" if model else namespace
 
 
 def application(scale: Scale) -> Any:
@@ -194,14 +195,15 @@ def _delete(names: list[str]) -> None:
 def deployed(namespace: str) -> list[str]:
     """The applications of this Penstock that Serve runs, the services' first."""
     services, names = application_name(namespace), list(serve.status().applications)
-    models = [name for name in names if name.startswith(f"{services}/")]
+    models = [name for name in names if name.startswith(f"{services}:")]
     return [services] * (services in names) + models
 
 
 def deployed_models(namespace: str) -> list[str]:
     """The models of which Serve runs an application."""
     services = application_name(namespace)
-    return [name.removeprefix(f"{services}/") for name in deployed(namespace) if name != services]
+    names = (name.removeprefix(f"{services}:") for name in deployed(namespace) if name != services)
+    return [name.replace("~", "/") for name in names]
 
 
 def _nodes() -> int:

@@ -78,7 +78,7 @@ def test_a_model_that_is_switched_off_keeps_its_place_without_pods() -> None:
             {k: v for k, v in group.items() if k not in counts}
         )
         assert {ours[count] for count in counts} == {0 if name == "both-a" else ours["replicas"]}
-    assert set(applications(off)) == {"penstock", "penstock/Org/B"}
+    assert set(applications(off)) == {"penstock", "penstock:Org~B"}
 
 
 def test_settings_go_to_the_applications_that_they_concern() -> None:
@@ -98,7 +98,7 @@ def test_settings_go_to_the_applications_that_they_concern() -> None:
     told = {
         "gateway": variables(gateway.spec["containers"][0]),
         "services": found["penstock"]["runtime_env"]["env_vars"],
-        "model": found["penstock/a"]["runtime_env"]["env_vars"],
+        "model": found["penstock:a"]["runtime_env"]["env_vars"],
     }
     # Beside its own: gateways search, tokenizers know windows, workers tell when they stall.
     wanted = {
@@ -153,7 +153,7 @@ def test_workers_wait_for_what_the_job_writes_last_and_load_it() -> None:
     script = container["args"][0]
     assert script.index("hf download") < script.index('touch "$FOLDER/.complete"')
     assert container["args"][2:] == ["--include", "*.safetensors", "--include", "*.json"]
-    assert applications(release)["penstock/Org/B"]["args"]["path"] == told["FOLDER"]
+    assert applications(release)["penstock:Org~B"]["args"]["path"] == told["FOLDER"]
     for name, group in release.groups().items():
         waits = group["template"]["spec"].get("initContainers", [])
         assert bool(waits) == name.endswith("-org-b")
@@ -178,7 +178,7 @@ def test_gpus_are_asked_of_kubernetes_of_ray_and_of_the_engine() -> None:
     [container] = group["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
     assert group["rayStartParams"]["num-gpus"] == "4"
-    told = applications(release)["penstock/a"]["args"]["decode"]
+    told = applications(release)["penstock:a"]["args"]["decode"]
     assert told["ray"]["num_gpus"] == 4
     assert told["worker"] == {"device": "cuda", "tensor_parallel": 4}
     tolerated = group["template"]["spec"]["tolerations"]

@@ -30,6 +30,7 @@ def test_each_model_is_an_application_of_its_own(release: Release) -> None:
     for application in config(release).applications[1:]:
         spec = ModelSpec.model_validate(application.args)
         assert application.name == application_name("penstock", spec.name)
+        assert "/" not in application.name, "Serve has a log of that name where it builds it"
 
 
 def test_settings_of_the_applications_are_valid(release: Release) -> None:

@@ -36,6 +36,7 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 START_S = 180.0
+MODEL = "Org/demo"
 # Ports that are one pod's in a cluster, and would be taken twice on one machine.
 _PORTS = re.compile("port$")
 # No Qdrant here, and no TLS of Redis.
@@ -251,7 +252,7 @@ async def _replicas(url: str, service: str) -> list[Replica]:
 def _release() -> Release:
     """The laptop profile's; the image's model is this repository's."""
     pool = {"replicas": 1}
-    model = {"name": "penstock-demo", "enabled": True, "path": str(ROOT / "models/demo")}
+    model = {"name": MODEL, "enabled": True, "path": str(ROOT / "models/demo")}
     settings = {"ROUTER__QUEUE_LIMIT": 17, "GATEWAY__MAX_REQUESTS": 64, "LOG_LEVEL": "WARNING"}
     models = [{**model, "prefill": pool, "decode": pool}]
     return render("laptop", {"models": models, "settings": settings, "ray": {"tls": True}})
@@ -272,7 +273,7 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
         operator.submit(release.ray["serveConfigV2"])
         process = pods.start_gateway()
         await pods.start_workers()
-        names = {"penstock", "penstock/penstock-demo"}
+        names = {"penstock", "penstock:Org~demo"}
         await until(lambda: operator.states() == dict.fromkeys(names, "RUNNING"), START_S, "Serve")
 
         of_group = {
@@ -286,7 +287,7 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
         found = {service: await _replicas(pods.redis_url, service) for service in SERVICES}
         ports = {service: 9000 + i for i, service in enumerate(of_group)}
         for service, group in of_group.items():
-            groups = [group] if group else ["prefill-penstock-demo", "decode-penstock-demo"]
+            groups = [group] if group else ["prefill-org-demo", "decode-org-demo"]
             assert sorted(replica.address for replica in found[service]) == sorted(
                 f"{pods.addresses[one]}:{ports[service]}" for one in groups
             )
@@ -362,7 +363,7 @@ async def _answers_a_chat(door: str, redis_url: str) -> None:
     finally:
         await client.aclose()
     question = {"role": "user", "content": "What is a penstock?"}
-    body = {"model": "penstock-demo", "messages": [question], "max_tokens": 8}
+    body = {"model": MODEL, "messages": [question], "max_tokens": 8}
     async with httpx.AsyncClient(base_url=door, timeout=120, trust_env=False) as api:
         lives = door.replace(":8000", ":9100/healthz")
         told = [(await api.get(url)).status_code for url in ("/readyz", lives)]

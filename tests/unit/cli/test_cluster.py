@@ -253,7 +253,7 @@ class Serve:
     """Runs applications; one that is deleted drains until the next look but its predecessors'."""
 
     def __init__(self) -> None:
-        self.runs = ["mine/b", "model-x", "mine", "minefield", "mine/a/c", "other", "other/b"]
+        self.runs = ["mine:b", "model-x", "mine", "minefield", "mine:a~c", "other", "other:b"]
         self.told: list[tuple[str, list[str]]] = []  # what was deleted, and what ran then
         self._drain: list[str] = []
 
@@ -271,11 +271,11 @@ class Serve:
 
 def test_what_others_run_on_the_cluster_stays(serve: Serve) -> None:
     """Also another Penstock, whose namespace or model may be called alike."""
-    assert app.deployed("mine") == ["mine", "mine/b", "mine/a/c"]
+    assert app.deployed("mine") == ["mine", "mine:b", "mine:a~c"]
     assert app.deployed_models("mine") == ["b", "a/c"]
     app.delete_all("mine")
-    assert serve.runs == ["model-x", "minefield", "other", "other/b"]
-    assert [name for name, _ in serve.told] == ["mine", "mine/b", "mine/a/c"]
+    assert serve.runs == ["model-x", "minefield", "other", "other:b"]
+    assert [name for name, _ in serve.told] == ["mine", "mine:b", "mine:a~c"]
     assert all("mine" not in ran for _, ran in serve.told[1:]), "the services first"
     assert serve.told[1][1] == serve.told[2][1], "the models side by side"
     assert app.deployed("mine") == []
@@ -283,8 +283,8 @@ def test_what_others_run_on_the_cluster_stays(serve: Serve) -> None:
 
 
 def test_what_was_there_before_may_stay(serve: Serve) -> None:
-    app.delete_all("mine", but=["mine", "mine/b"])
-    assert [name for name, _ in serve.told] == ["mine/a/c"]
+    app.delete_all("mine", but=["mine", "mine:b"])
+    assert [name for name, _ in serve.told] == ["mine:a~c"]
     app.delete_model("other", "b")
     assert app.deployed("other") == ["other"]
 

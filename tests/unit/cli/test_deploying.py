@@ -146,7 +146,7 @@ def test_a_stack_takes_along_what_it_brought_and_nothing_else(
     runs.applications = {"model-x": runs._application(False), "other": runs._application(False)}
     with made("a", "b"):
         assert set(runs.applications) == {
-            "model-x", "other", namespace, f"{namespace}/a", f"{namespace}/b"
+            "model-x", "other", namespace, f"{namespace}:a", f"{namespace}:b"
         }  # fmt: skip
     assert set(runs.applications) == {"model-x", "other"}
 
@@ -157,11 +157,11 @@ def test_what_is_detached_stays_and_models_that_its_successor_has_not_end(
     first = made("a", "b")
     with first:
         first.detach()
-    assert set(runs.applications) == {namespace, f"{namespace}/a", f"{namespace}/b"}
+    assert set(runs.applications) == {namespace, f"{namespace}:a", f"{namespace}:b"}
     said: list[str] = []
     second = made("b", "c", report=said.append)
     with second:
-        assert set(runs.applications) == {namespace, f"{namespace}/b", f"{namespace}/c"}
+        assert set(runs.applications) == {namespace, f"{namespace}:b", f"{namespace}:c"}
         assert "not served any more: a" in said
         second.detach()
     assert wanted(redis_url, namespace) == {"b", "c"}
@@ -176,7 +176,7 @@ def test_a_successor_that_does_not_start_takes_along_only_its_own(
     runs.fails, runs.update = "no such policy", "UPDATING"
     with pytest.raises(RuntimeError, match="no such policy"):
         made("b", "c").__enter__()
-    assert set(runs.applications) == {namespace, f"{namespace}/a", f"{namespace}/b"}
+    assert set(runs.applications) == {namespace, f"{namespace}:a", f"{namespace}:b"}
     assert wanted(redis_url, namespace) == {"a", "b"}, "whoever keeps those of before, keeps them"
 
 
@@ -195,7 +195,7 @@ def test_a_successor_is_up_when_serve_has_replaced_all(
         if "the new part" in line:
             waited.set()
             runs.update = "HEALTHY"
-            for name in (namespace, f"{namespace}/a"):
+            for name in (namespace, f"{namespace}:a"):
                 runs.applications[name] = runs._application(True)
 
     second = made("a", report=report)
@@ -247,7 +247,7 @@ def test_it_is_over_when_another_one_has_deployed_anew(
                 time.sleep(0.02)
             assert f"another `penstock up` serves '{namespace}' from now on" in said
             second.detach()
-    left = {namespace, f"{namespace}/b"}
+    left = {namespace, f"{namespace}:b"}
     assert set(runs.applications) == (left if lasts else set())
 
 

@@ -240,7 +240,7 @@ async def test_a_start_ends_with_the_first_reason_that_is_told(
     settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve = SimpleNamespace(status="DEPLOYING", message="")
-    monkeypatch.setattr(Stack, "_applications", lambda _: {"penstock/tiny": serve})
+    monkeypatch.setattr(Stack, "_applications", lambda _: {"penstock:tiny": serve})
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
     said: list[str] = []
     starting = Stack(settings, LocalGround(said.append), report=said.append)

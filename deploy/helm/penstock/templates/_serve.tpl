@@ -18,7 +18,7 @@ applications:
       {{- include "penstock.services.scale" . | trim | nindent 6 }}
   {{- range .Values.models }}
   {{- if .enabled }}
-  - name: penstock/{{ .name }}
+  - name: {{ printf "penstock:%s" (.name | replace "/" "~") | quote }}
     route_prefix: null
     import_path: services.app:model
     {{- with include "penstock.settings" (list $ "model") }}
