@@ -103,11 +103,6 @@ def _rendered(values: Thing) -> dict[str, str]:
         return dict(chart.render(values, name=NAME, namespace=NAMESPACE))
 
 
-def secrets_of(pod: Pod) -> set[str]:
-    """Names of the Secrets that it mounts or reads."""
-    return set(_secrets(pod.spec))
-
-
 def secret_value(release: Release, entry: Thing) -> str | None:
     """What a variable has of a Secret of the release; None where that is optional and not there."""
     reference = entry["valueFrom"]["secretKeyRef"]

@@ -188,14 +188,15 @@ def test_a_pod_drains_at_its_own_address_by_its_own_certificates(release: Releas
 def test_the_page_says_what_lies_in_which_pod(everything: Release) -> None:
     """What somebody has who takes one over."""
     secrets = {"the install's secret": "internal", "Redis": "redis", "Qdrant's key": "qdrant"}
-    told = ["| pod | certificates | " + " | ".join(secrets) + " | Ray's token |"]
-    told.append("| --- |" + " --- |" * (len(secrets) + 2))
+    told = ["| pod | certificates | " + " | ".join(secrets) + " | Ray's state | Ray's token |"]
+    told.append("| --- |" + " --- |" * (len(secrets) + 3))
     of_kind = {pod.component: pod for pod in everything.pods}
     for component in ("gateway", "services", "prefill", "decode", "head", "cli", "test"):
         pod = of_kind[component]
         own = sorted(name.rpartition("-")[2] for name in _whole(pod) if "-tls-" in name)
         has = (f"demo-penstock-{name}" in pod.secrets for name in secrets.values())
-        cells = ["yes" if it else "no" for it in (*has, pod.owner.startswith("RayService/"))]
+        of_ray = pod.owner.endswith("/head"), pod.owner.startswith("RayService/")  # by KubeRay
+        cells = ["yes" if it else "no" for it in (*has, *of_ray)]
         told.append(f"| {component} | {', '.join(own) or 'none'} | {' | '.join(cells)} |")
     assert "\n".join(told) in OPERATIONS.read_text(), "\n".join(told)
 

@@ -8,7 +8,7 @@ import pytest
 from helm_python import HelmError
 
 from tests.deploy.conftest import ELSEWHERE
-from tests.deploy.manifests import Release, Thing, merge, render, secrets_of
+from tests.deploy.manifests import Release, Thing, merge, render
 from tests.deploy.network import End, Network
 
 
@@ -24,10 +24,10 @@ def rays_state(release: Release) -> Thing:
 def test_the_password_of_rays_state_is_in_no_pod_that_we_write(release: Release) -> None:
     """KubeRay gives it to the head. Redis itself has to know it."""
     secret = rays_state(release)["redisPassword"]["valueFrom"]["secretKeyRef"]["name"]
-    holders = {pod.component for pod in release.pods if secret in secrets_of(pod)}
+    holders = {pod.component for pod in release.pods if secret in pod.secrets}
     assert holders <= {"redis"}
     [gateway] = release.pods_of("gateway")
-    mine = {name for name in secrets_of(gateway) if "redis" in name and "tls" not in name}
+    mine = {name for name in gateway.secrets if "redis" in name and "tls" not in name}
     assert mine
     assert secret not in mine
 
