@@ -46,9 +46,8 @@ class Post(Section):
         try:
             return cls.model_validate_json(sealed.get_secret_value())
         except ValidationError as error:
-            problems = error.errors(include_input=False, include_context=False)
-        told = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems)
-        raise ValueError(f"what a replica of Penstock {version()} is told: {'; '.join(told)}")
+            told = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+            raise ValueError(f"what a replica of Penstock {version()} is told: {told}") from None
 
     def own_settings(self) -> Settings:
         """Raises ValueError that names the settings which this version does not know or take."""

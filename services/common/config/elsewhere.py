@@ -28,8 +28,7 @@ def from_data(data: dict[str, Any]) -> Settings:
     try:
         return _Sent(**data)
     except ValidationError as error:
-        told = complaints(error)
-    raise ValueError("; ".join(told))  # outside: pydantic's error holds the values
+        raise ValueError("; ".join(complaints(error))) from None
 
 
 class _Sent(Settings):
