@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from services.common.certificates import CertificateFiles
 from services.common.errors import PenstockError
-from services.gateway.connections import Door
+from services.gateway.door import Door
 
 log = logging.getLogger(__name__)
 

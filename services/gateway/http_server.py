@@ -12,7 +12,8 @@ import uvicorn
 
 from services.common.certificates import CertificateFiles
 from services.common.open_files import allow_connections
-from services.gateway.connections import Connection, Door
+from services.gateway.connection import Connection
+from services.gateway.door import Door
 from services.gateway.handshake import TlsListener
 from services.gateway.pipeline import Gateway
 from services.gateway.routes import application

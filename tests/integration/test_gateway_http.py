@@ -706,12 +706,12 @@ async def test_health_readiness_and_metrics(rig):
     http = await rig.http()
     async with httpx.AsyncClient(base_url=rig.url) as anybody:
 
-        async def tells(path: str, status: int, **told: object) -> None:
+        async def tells(path: str, code: int, **told: object) -> None:
             async def now() -> bool:
                 answer = await anybody.get(path)
-                return answer.status_code == status and answer.json() == told
+                return answer.status_code == code and answer.json() == told
 
-            await until(now, 20, f"{path} tells {status} {told}")
+            await until(now, 20, f"{path} tells {code} {told}")
 
         await tells("/healthz", 200, status="ok")
         await tells("/readyz", 200, status="ok", missing=[])

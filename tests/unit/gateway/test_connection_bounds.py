@@ -13,13 +13,8 @@ from uvicorn.server import ServerState
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.gateway import metrics
-from services.gateway.connections import (
-    MAX_AHEAD,
-    MAX_FIELDS,
-    MAX_HEAD_BYTES,
-    Connection,
-    Door,
-)
+from services.gateway.connection import MAX_AHEAD, MAX_FIELDS, MAX_HEAD_BYTES, Connection
+from services.gateway.door import Door
 from tests.support.waiting import until
 
 

@@ -9,7 +9,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from services.common.config import GatewaySettings
-from services.gateway.connections import MAX_FIELDS, Connection, Door
+from services.gateway.connection import MAX_FIELDS, Connection
+from services.gateway.door import Door
 from tests.support.waiting import until
 
 

@@ -1,14 +1,12 @@
-"""HTTP connections and their bounds: how many, how large a head, how long a silence.
+"""One HTTP connection and its bounds: how large a head, how long a silence.
 
-Nobody has shown a key yet when most of this counts. A connection is always in one of four states,
-and none of them lasts for ever:
+Nobody has shown a key yet when most of this counts. It is always in one of four states,
+and none of them lasts for ever (door.py looks):
 
     waiting for a head    `head_timeout_s` from the accept, later from its first byte
     answering             the request's own deadlines: its body's rate, `request_timeout_s`
     not read by its peer  `write_timeout_s`, then it is reset: closing it would wait for the peer
     idle                  uvicorn's keep-alive
-
-One task looks at all of them, so an open connection costs no timer.
 """
 
 import asyncio
@@ -18,19 +16,17 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
-from services.common.shares import Shares
 from services.gateway import metrics
+from services.gateway.door import Door
 from services.gateway.http import error_body, http_status
-from services.gateway.intake import refused
 
 MAX_HEAD_BYTES = 32 * 1024  # of a request's line and headers, and of what frames its body
 MAX_FIELDS = 128
@@ -38,55 +34,6 @@ MAX_AHEAD = 32  # requests sent before the answer to an earlier one
 MAX_PIECES = (
     4096  # of a body in one read of 256 KiB: a chunk of one byte costs as much as a long one
 )
-_LOOK_EVERY_S = 1.0
-
-
-class Admitted(Protocol):
-    """What has a place at the door."""
-
-    def look(self, now: float) -> None:
-        """Ends it if its time is up."""
-
-    def abort(self) -> None: ...
-
-
-class Door:
-    """All connections of one HTTP server, shared between the peers' addresses."""
-
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.settings = settings
-        self._places = Shares(settings.max_connections)
-        self._open: set[Admitted] = set()
-
-    @property
-    def connections(self) -> int:
-        """That are open."""
-        return len(self._open)
-
-    def admit(self, connection: Admitted, peer: str) -> None:
-        """Raises RESOURCE_EXHAUSTED ("too_many_connections")."""
-        if not self._places.take(peer):
-            raise refused("too_many_connections", "Too many connections from your address.")
-        self._open.add(connection)
-
-    def leave(self, connection: Admitted, peer: str) -> None:
-        if connection in self._open:
-            self._open.remove(connection)
-            self._places.give_back(peer)
-
-    async def watch(self) -> None:
-        """Ends the connections whose time is up."""
-        bounds = (self.settings.head_timeout_s, self.settings.write_timeout_s)
-        while True:
-            await asyncio.sleep(min(_LOOK_EVERY_S, *(bound / 4 for bound in bounds)))
-            now = asyncio.get_running_loop().time()
-            for connection in list(self._open):
-                connection.look(now)
-
-    def close(self) -> None:
-        """Ends what is left, at once."""
-        for connection in list(self._open):
-            connection.abort()
 
 
 class _Flow(FlowControl):
