@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from services.common import discovery
 from services.common.discovery import (
@@ -84,6 +85,11 @@ async def test_a_new_address_counts_as_removed_and_added(redis: Redis, namespace
     assert changes == [(["127.0.0.1:1"], []), (["127.0.0.1:2"], ["127.0.0.1:1"])]
 
 
+def told() -> float | None:
+    """What the metrics say of Redis."""
+    return REGISTRY.get_sample_value("penstock_redis_reachable")
+
+
 async def test_the_last_view_stands_while_redis_is_away(namespace: str) -> None:
     with EmbeddedRedis() as server:
         client = connect(server.url)
@@ -96,9 +102,11 @@ async def test_the_last_view_stands_while_redis_is_away(namespace: str) -> None:
         away_for_long = asyncio.get_running_loop().time() + 2 * LEASE_S
         await until(lambda: asyncio.get_running_loop().time() > away_for_long)
         assert "a" in view.replicas
+        assert told() == 0
 
         server.start()  # empty: it kept nothing
         await until(lambda: view.reachable)
+        await until(lambda: told() == 1)
         assert "a" in view.replicas, "it has a lease's time to come back"
         renewed = asyncio.get_running_loop().time() + 2 * LEASE_S
         await until(lambda: asyncio.get_running_loop().time() > renewed)

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from cryptography import x509
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 from protos import host_pb2, host_pb2_grpc
 from services.common import callers as callers_module
@@ -105,11 +106,17 @@ async def test_who_may_call_is_served(folder: Path) -> None:
 
 @pytest.mark.parametrize("identity", [i for i in IDENTITIES if i != "worker"])
 async def test_a_method_answers_only_those_on_its_list(folder: Path, identity: str) -> None:
+    def refused() -> float:
+        labels = {"why": "name"}
+        return REGISTRY.get_sample_value("penstock_refused_calls_total", labels) or 0.0
+
+    before = refused()
     async with (
         serving(folder) as address,
         transport(folder, identity).dial(address, "worker") as channel,
     ):
         assert await refusal(channel) is grpc.StatusCode.PERMISSION_DENIED
+    assert refused() == before + 1
 
 
 @asynccontextmanager

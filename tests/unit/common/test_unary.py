@@ -96,6 +96,7 @@ async def test_an_unreachable_server_is_named_by_its_stage() -> None:
             await call(retrieval_pb2_grpc.RetrievalStub(channel), "any")
     assert raised.value.code == grpc.StatusCode.UNAVAILABLE
     assert (raised.value.stage, raised.value.reason) == ("retrieval", "unreachable")
+    assert raised.value.retry_after_s > 0, "it may be back soon"
 
 
 class Odd(retrieval_pb2_grpc.RetrievalServicer):
