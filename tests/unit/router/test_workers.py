@@ -152,6 +152,9 @@ async def test_what_was_sent_counts_until_two_news_have_come() -> None:
     for _ in range(5):
         pool.tell(worker.peer)
     assert worker.unseen == [waits]
+    other = worker.sent(400, until_answered=True)
+    worker.answered(other)
+    assert worker.unseen == [waits], "of others an answer says nothing"
     for _ in range(2):
         worker.answered(waits)
     assert worker.unseen == []
