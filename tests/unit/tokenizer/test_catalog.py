@@ -94,6 +94,19 @@ async def test_a_request_waits_for_its_model_to_be_read(
     await catalog.stop()
 
 
+async def test_a_checkpoint_that_cannot_be_read_holds_up_neither_the_start_nor_a_request(
+    redis: Redis, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    entry = await serving(redis, settings, ModelSpec(name="odd", path=str(tmp_path / "none")))
+    catalog = Catalog(redis, settings, Models())
+    async with asyncio.timeout(10):
+        await catalog.start()
+        assert await missing(catalog, "odd")
+    await catalog.stop()
+    await entry.stop()
+
+
 async def test_another_checkpoint_of_the_same_name_takes_its_place(
     redis: Redis, settings: Settings, tmp_path: Path
 ) -> None:
