@@ -161,7 +161,7 @@ class Stack:
             await asyncio.to_thread(deploy, settings)
             for view in views.values():
                 await view.start()
-            await self._wait(redis, lambda: missing(waited_for, views) or self._not_replaced())
+            await self._wait(redis, lambda: self._not_replaced() or missing(waited_for, views))
             gateway = await _a_gateway(redis, settings)
             await self._wait(redis, lambda: not_ready(gateway.facts["url"]))
             names = [model.name for model in settings.models]

@@ -131,8 +131,10 @@ async def test_started_again_it_leaves_the_models_to_its_keeper(
     await again._write_wanted(wanted)
     assert set(await wanted.all()) == {"own"}, "Redis knew of none"
     await wanted.remove("own")
+    await wanted.keep("the lost one")
     await again._write_wanted(wanted)
     assert not await wanted.all(), "all were removed"
+    assert (await wanted.look()).keeper == again._id
     await Stack(given, LocalGround(print), report=print)._write_wanted(wanted)
     assert set(await wanted.all()) == {"own"}
 
