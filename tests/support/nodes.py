@@ -40,16 +40,16 @@ class Nodes:
     def __init__(self, folder: Path, count: int, **environment: str) -> None:
         """`environment` are PENSTOCK_… variables without the prefix."""
         self.folder = folder
-        self.log = folder / "up.log"
+        self.log = folder / "up.log"  # of the last `up`
         self.redis_url = ""
         self.environment: dict[str, str] = {}
         self._count = count
-        self._given = {f"PENSTOCK_{name}": value for name, value in environment.items()}
+        self._given = _prefixed(environment)
         # Below /tmp itself: sockets' paths have 107 bytes at most.
         self._short = tempfile.TemporaryDirectory(prefix="pn-", ignore_cleanup_errors=True)
         self._port = free_port()
         self._nodes: list[subprocess.Popen[bytes]] = []
-        self._up: subprocess.Popen[bytes] | None = None
+        self._ups: list[subprocess.Popen[bytes]] = []
         self._exits = ExitStack()
 
     @property
@@ -123,50 +123,53 @@ class Nodes:
                 process.kill()
         self._nodes[node].wait()
 
-    async def up(self, *arguments: str) -> None:
-        """`penstock up --address`, in the foreground; returns when it is up."""
+    async def up(self, *arguments: str, **settings: str) -> None:
+        """`penstock up --address`, in the foreground; returns when it is up. With a data directory
+        of its own, as if from another host: an earlier one may still be there."""
+        self.log = self.folder / f"up-{len(self._ups)}.log"
+        own = {"PENSTOCK_DATA_DIR": str(self.folder / f"data-{len(self._ups)}")}
         with self.log.open("wb") as sink:
-            self._up = subprocess.Popen(
+            popen = subprocess.Popen(
                 [*dying_with_parent(), *self.command("up", "--address", self.address, *arguments)],
-                env=self.environment,
+                env={**self.environment, **own, **_prefixed(settings)},
                 cwd=ROOT,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._ups.append(popen)
 
         def is_up() -> bool:
             said = self.log.read_text(errors="replace")
-            assert self._up is not None
-            assert self._up.poll() is None or "Penstock is up." in said, said
+            assert popen.poll() is None or "Penstock is up." in said, said
             return "Penstock is up." in said
 
         await until(is_up, _START_S, "penstock up --address")
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        assert self._up is not None
-        return self._up
+        """The last `up`."""
+        return self._ups[-1]
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "services.cli", *arguments]
 
-    async def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    async def run(self, *arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
         """Another command of `penstock`."""
         return await asyncio.to_thread(
             subprocess.run,
             self.command(*arguments),
-            env=self.environment,
+            env={**self.environment, **_prefixed(settings)},
             cwd=ROOT,
             capture_output=True,
             text=True,
         )
 
-    async def replicas(self, service: str) -> list[Replica]:
+    async def replicas(self, service: str, namespace: str = "nodes") -> list[Replica]:
         """What the registry lists."""
         client = connect(self.redis_url)
         try:
-            view = Directory(client, "nodes", service, LEASE_S)
+            view = Directory(client, namespace, service, LEASE_S)
             await view.refresh()
             return list(view.replicas.values())
         finally:
@@ -181,14 +184,16 @@ class Nodes:
             await client.aclose()
 
     def _end(self) -> None:
-        for popen in [self._up, *reversed(self._nodes)]:
-            if popen is None:
-                continue
+        for popen in [*self._ups, *reversed(self._nodes)]:
             for process in _with_descendants(popen.pid):
                 with suppress(psutil.Error):
                     process.kill()
             popen.wait()
         self._exits.close()
+
+
+def _prefixed(settings: dict[str, str]) -> dict[str, str]:
+    return {f"PENSTOCK_{name}": value for name, value in settings.items()}
 
 
 @contextmanager
