@@ -74,7 +74,7 @@ async def test_each_model_is_listed_with_its_workers_and_what_it_waits_for(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     apart = ModelSpec(name="apart", path="/of/apart").sized(1, 1)
-    await install.wanted.start_with([spec("whole"), spec("new"), apart])
+    await install.wanted.start_with([spec("whole"), spec("new"), apart], "keeper")
     for role in ("both", "both"):
         await install.worker("whole", role)
     await install.worker("apart", "decode")
@@ -108,7 +108,7 @@ async def said(capsys: pytest.CaptureFixture[str], text: str, so_far: list[str])
 async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await install.wanted.start_with([])
+    await install.wanted.start_with([], "keeper")
     adding = asyncio.create_task(
         command("add", str(DEMO), "--name", "second", "--prefill", "0", "--decode", "1")
     )
@@ -135,7 +135,7 @@ async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
 async def test_one_that_will_not_be_served_is_not_waited_for(
     install: Install, happens: Callable[[WantedModels], AsyncIterator[None]], told: str
 ) -> None:
-    await install.wanted.start_with([])
+    await install.wanted.start_with([], "keeper")
     adding = asyncio.create_task(command("add", str(DEMO), "--name", "second"))
 
     async def wanted() -> bool:
@@ -150,7 +150,7 @@ async def test_one_that_will_not_be_served_is_not_waited_for(
 async def test_removing_waits_until_nothing_of_it_runs(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await install.wanted.start_with([spec("first"), spec("second")])
+    await install.wanted.start_with([spec("first"), spec("second")], "keeper")
     await install.wanted.runs(["first", "second"])
     removing = asyncio.create_task(command("remove", "second"))
     so_far: list[str] = []

@@ -5,6 +5,8 @@ import errno
 import json
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -131,6 +133,23 @@ async def test_silent_strangers_take_a_few_threads_for_a_while_and_no_word(
             stranger.close()
         await asyncio.to_thread(server.close)
     assert capfd.readouterr().err == ""
+
+
+def test_it_keeps_no_process_that_ends_otherwise() -> None:
+    """A start that fails behind it must not look like a replica that serves."""
+    script = """
+import asyncio
+from services.common.metrics_server import MetricsServer
+async def fails():
+    MetricsServer({}, asyncio.get_running_loop()).start("127.0.0.1", 0)
+    raise RuntimeError("the model is missing")
+asyncio.run(fails())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "the model is missing" in done.stderr
 
 
 async def test_one_that_is_full_can_be_closed() -> None:

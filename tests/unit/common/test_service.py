@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import grpc
@@ -16,7 +17,7 @@ from services.common.redis import connect
 from services.common.service import Host, Service, _serve_until_signal
 from services.common.versions import version
 from tests.support.transport import TRANSPORT
-from tests.support.waiting import until
+from tests.support.waiting import leaving_no_task, until
 
 
 class Quiet(Service):
@@ -38,6 +39,13 @@ class Quiet(Service):
 
     async def stop(self) -> None:
         self.stopped = True
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left() -> AsyncIterator[None]:
+    """A host that was stopped has ended all that it began."""
+    async with leaving_no_task():
+        yield
 
 
 @pytest.fixture
