@@ -366,10 +366,14 @@ async def test_a_stream_that_nobody_reads_is_cut_and_its_place_comes_back(door):
 
 async def test_a_file_that_nobody_reads_is_not_held(door):
     door.gateway.files._max_chars = 8_000_000  # more than the two sockets' buffers take
+    own = door.settings.gateway
+    quick_s = own.write_timeout_s
+    own.head_timeout_s = own.write_timeout_s = SOON_S  # for a busy machine's client
     http = await door.http()
     form = {"files": {"file": ("a.txt", b"x" * 8_000_000)}, "data": {"purpose": "assistants"}}
     file = (await http.post("/v1/files", **form)).json()["id"]
     assert (await http.get(f"/v1/files/{file}/content")).content == b"x" * 8_000_000
+    own.write_timeout_s = quick_s
     async with raw(door) as client:
         client.writer.transport.pause_reading()
         ask = f"GET /v1/files/{file}/content HTTP/1.1\r\nAuthorization: Bearer {door.key}\r\n\r\n"
