@@ -27,6 +27,7 @@ from services.common.start_failures import first_told, forget
 
 _START_TIMEOUT_S = 300.0  # without progress: a large checkpoint takes long to load
 _LOOK_EVERY_S = 1.0  # for replicas that failed to start
+_END_OF_ONE_S = 2.0  # four workers took 6 s on two busy cores
 
 
 class Stack:
@@ -55,9 +56,11 @@ class Stack:
         self._undo = ExitStack()
 
     @property
-    def drains_within_s(self) -> float:
-        """How long its end may take for running streams."""
-        return self._settings.drains_within_s
+    def ends_within_s(self) -> float:
+        """How long its end may take: all replicas drain side by side, and then end on the cores
+        that they share."""
+        replicas = sum(wanted(self._settings).values())
+        return self._settings.drains_within_s + replicas * _END_OF_ONE_S
 
     @property
     def logs(self) -> Path | None:
@@ -178,7 +181,8 @@ class Stack:
     async def _wait(self, redis: Redis, missing: Callable[[], list[str]]) -> None:
         """Raises RuntimeError with the reason of the first replica that does not start: here none
         fails for a reason that a second attempt would not meet."""
-        patience_s = _START_TIMEOUT_S + self.drains_within_s  # of those that are replaced
+        # Of those that are replaced, each drains before another takes its place.
+        patience_s = _START_TIMEOUT_S + self._settings.drains_within_s
         progress, look = time.monotonic(), 0.0
         said: list[str] = []
         while waiting := await asyncio.to_thread(missing):

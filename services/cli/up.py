@@ -106,7 +106,7 @@ def main(arguments: argparse.Namespace) -> int:
     stack = local_stack(arguments, arguments.port, again=leash.again)
     with stack as running:
         stopped = _asked_to_stop()
-        leash.up(stack.drains_within_s, stack.logs)
+        leash.up(stack.ends_within_s, stack.logs)
         _tell(stack, running, "Ctrl-C stops: running streams finish first.")
         _tend(stack, stopped)
     return 0

@@ -271,6 +271,36 @@ async def test_a_start_that_nobody_says_anything_of_has_an_end(
         await starting._wait(redis, lambda: ["router", "worker of demo"])
 
 
+async def test_as_long_as_replicas_come_it_is_not_late(
+    settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many may be replaced one after the other, each after its drain."""
+    now = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Stack, "_applications", lambda _: {})
+    starting = Stack(settings, LocalGround(print), report=lambda _: None)
+    left = [[f"the new {n}"] for n in range(5)]
+
+    def missing() -> list[str]:
+        now[0] += 200.0
+        return left.pop(0) if left else []
+
+    await starting._wait(redis, missing)
+    left = [["router"]] * 5
+    with pytest.raises(RuntimeError, match="not up after 320 s: router"):
+        await starting._wait(redis, missing)
+
+
+def test_the_end_of_many_replicas_may_take_longer(settings: Settings) -> None:
+    def ends_within_s(*models: str) -> float:
+        specs = [ModelSpec(name=name, path="/m").sized(2, 3) for name in models]
+        given = settings.model_copy(update={"models": specs})
+        return Stack(given, LocalGround(print), report=print).ends_within_s
+
+    assert ends_within_s("a") >= settings.drains_within_s + 5
+    assert ends_within_s("a", "b") == ends_within_s("a") + 5 * 2
+
+
 def test_a_hub_s_model_is_checked_before_its_weights_are_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,7 +271,7 @@ def test_it_is_up_when_its_gateway_serves_the_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pages[page] = (left, "")
-    monkeypatch.setattr(module, "_START_TIMEOUT_S", -stack.drains_within_s)
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", -stack._settings.drains_within_s)
     with pytest.raises(RuntimeError, match="not up after 0 s"), stack:
         pass
     assert world.told[-3:] == ["delete all but []", "ray ends", "stores end"]
@@ -280,7 +280,7 @@ def test_it_is_up_when_its_gateway_serves_the_models(
 def test_a_replica_that_does_not_come_is_waited_for_by_name(
     stack: Stack, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_START_TIMEOUT_S", -stack.drains_within_s)
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", -stack._settings.drains_within_s)
     deploy: Callable[[Settings], None] = world.deploy
 
     def but_the_router(settings: Settings) -> None:
