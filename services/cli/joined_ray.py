@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class JoinedRay:
         """Whether Serve does; True while it cannot be asked."""
         try:
             return application in self._applications()
+        except self._ray.exceptions.ActorDiedError:  # it is restarted, unless it was shut down
+            return False
         except self._ray.exceptions.RayError:
             return True
 
@@ -93,10 +96,11 @@ class JoinedRay:
         """Leaves the cluster."""
         if self._ray is None:
             return
-        if not self._applications():
-            from ray import serve
+        with suppress(self._ray.exceptions.RayError):  # Serve is gone, or cannot be asked
+            if not self._applications():
+                from ray import serve
 
-            serve.shutdown()
+                serve.shutdown()
         self._ray.shutdown()
 
 

@@ -92,6 +92,7 @@ class Stack:
         """To be called often while it is up. False: it is not this one's any more to keep up."""
         if not self._ground.tend():
             self._report("Penstock was taken down")
+            self._stays = True  # whatever is there by now is not this one's
             return False
         if self._keeper is not None and self._keeper.replaced:
             self._report(f"another `penstock up` serves {self._settings.namespace!r} from now on")
@@ -143,9 +144,9 @@ class Stack:
 
     def _take_down(self) -> None:
         """Drains the replicas; what remains of Serve is the ground's."""
-        from services.app import delete_all
-
         if not self._stays:
+            from services.app import delete_all
+
             delete_all(self._settings.namespace)
 
     async def _start_services(self, key: str) -> Replica:

@@ -3,11 +3,13 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 import ray
+from ray import serve
 
 from services.cli.cluster_ground import ClusterGround
 from services.cli.joined_ray import JoinedRay
@@ -116,6 +118,47 @@ def test_ray_s_own_tls_is_used(
         JoinedRay(address, SETTINGS).start()
     made.stop(None)
     assert joins == [address]
+
+
+class Joined:
+    """Ray after it was joined."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+
+    def shutdown(self) -> None:
+        self.left.append("ray")
+
+
+@pytest.mark.parametrize(
+    ("answer", "runs", "left"),
+    [
+        (["mine", "other"], True, ["ray"]),
+        (["other"], False, ["ray"]),
+        ([], False, ["serve", "ray"]),
+        (ray.exceptions.ActorDiedError(), False, ["ray"]),  # Serve was shut down
+        (ray.exceptions.ActorUnavailableError("it restarts", b"1" * 16), True, ["ray"]),
+        (ray.exceptions.GetTimeoutError(), True, ["ray"]),
+    ],
+)
+def test_what_serve_runs_no_more_is_told_from_what_cannot_be_asked(
+    answer: Any, runs: bool, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined, cluster = Joined(), JoinedRay("auto", SETTINGS)
+    cluster._ray = joined
+
+    def status() -> SimpleNamespace:
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(applications=dict.fromkeys(answer))
+
+    monkeypatch.setattr(serve, "status", status)
+    monkeypatch.setattr(serve, "shutdown", lambda: joined.left.append("serve"))
+    assert cluster.runs("mine") is runs
+    cluster.stop()
+    assert joined.left == left
 
 
 @pytest.mark.parametrize(
