@@ -37,7 +37,8 @@ class StoreSettings(BaseModel):
     qdrant_ca: Path | None = Field(None, description="as `redis_ca`, for https://")
     namespace: str = Field(
         "penstock",
-        pattern=r"^[\w.-]{1,100}$",
+        pattern=r"^[\w.-]+$",  # with {1,100} it would take 10 MB of each process
+        max_length=100,
         description="what one Penstock's things are called by: all Redis keys, Qdrant collections "
         "and applications of Ray Serve begin with it",
     )

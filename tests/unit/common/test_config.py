@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 from pydantic import SecretStr, ValidationError
 
@@ -89,6 +92,29 @@ def test_one_of_several_gateways_waits_until_its_clients_have_seen_that_it_leave
     settings = Settings.model_validate({"gateway": given, "drain_grace_s": 20})
     assert settings.gateway.leaves_after_s == leaves_after_s
     assert settings.drains_within_s == leaves_after_s + 20
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "a:b", "x" * 101])
+def test_a_namespace_that_would_not_do_as_a_part_of_names_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="namespace"):
+        Settings(namespace=name)
+    assert Settings(namespace="Ä_b.c-1" + "x" * 93).namespace
+
+
+def test_settings_are_small() -> None:
+    """They are in every process; a counted repetition of letters in a pattern takes 10 MB."""
+    measured = """
+import re, pydantic_settings
+def dirty():
+    return int(re.search(r"Private_Dirty: +(\\d+)", open("/proc/self/smaps_rollup").read())[1])
+before = dirty()
+from services.common.config import Settings
+Settings()
+print(dirty() - before)
+"""
+    run = [sys.executable, "-c", measured]
+    kib = int(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+    assert kib < 6000, "about 3,000 as of this writing"
 
 
 def test_peers_are_told_a_host_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
