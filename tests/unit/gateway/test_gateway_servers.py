@@ -49,8 +49,9 @@ async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
         server.check()  # it has not begun
     await server.start()
     server.check()
-    with pytest.raises(OSError, match="in use"):
-        HttpServer(parts, "127.0.0.1", server.port)
+    # It shares with who shares, else with nobody.
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
+        HttpServer(parts, "127.0.0.1", other.getsockname()[1])
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         assert (await http.get("/version")).status_code == 200
     await server.stop()
@@ -318,8 +319,41 @@ class Stops:
         self.stopped = True
 
 
+class Door:
+    """A server's, to those who come and go."""
+
+    def __init__(self) -> None:
+        self.parted = self.drained = False
+        self.closed: list[object] = []
+
+    def part(self) -> None:
+        self.parted = True
+
+    async def drain(self) -> None:
+        self.drained = True
+
+    def close_door(self, *grace_s: object) -> None:
+        self.closed += grace_s
+
+
+@asynccontextmanager
+async def alone(made: Any) -> AsyncIterator[list[float]]:
+    """Two doors and no neighbour, ever; tells how long each look for one was to last."""
+    waited: list[float] = []
+
+    async def comes(ports: dict[str, int], within_s: float) -> bool:
+        waited.append(within_s)
+        if within_s and made.over is not None:
+            await made.over.wait()
+        return False
+
+    made._http, made._grpc, made.over = Door(), Door(), None
+    made._neighbours = SimpleNamespace(comes=comes)
+    yield waited
+
+
 async def test_a_drain_waits_for_requests_and_for_indexing(monkeypatch):
-    async with service(max_requests=4) as made:
+    async with service(max_requests=4) as made, alone(made):
         indexed, graces = asyncio.Event(), []
 
         async def indexing(grace_s: float) -> None:
@@ -346,23 +380,20 @@ async def test_a_drain_waits_for_requests_and_for_indexing(monkeypatch):
             await again
 
 
-async def test_a_lame_duck_is_not_ready_and_takes_what_still_comes(monkeypatch):
+async def test_a_lame_duck_is_not_ready_and_takes_what_still_comes():
     """Load balancers go on sending until they have looked again."""
-    over, waited = asyncio.Event(), []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        await over.wait()
-
-    monkeypatch.setattr(server, "asyncio", SimpleNamespace(sleep=sleep, gather=asyncio.gather))
-    async with service(lame_duck_s=45) as made:
-        intake = made.gateway.intake
+    async with service(lame_duck_s=45) as made, alone(made) as waited:
+        intake, made.over = made.gateway.intake, asyncio.Event()
         draining = asyncio.create_task(made.drain(60))
         await until(lambda: waited == [45])
         assert intake.leaving, "which /readyz tells"
+        assert made._http.parted
+        assert made._grpc.drained
         with intake.slot("a"):
-            over.set()
+            assert not made._grpc.closed
+            made.over.set()
             await until(lambda: intake.draining)
+            assert made._grpc.closed == [60 + server._LAST_WORDS_S], "its clients have heard of it"
             assert not draining.done()
             with pytest.raises(PenstockError), intake.slot("a"):
                 pass
