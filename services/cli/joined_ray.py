@@ -133,7 +133,11 @@ def _check_reached(address: str) -> None:
 
 
 def _check_locked(address: str) -> None:
-    if not asyncio.run(refuses_strangers(address, _CHECK_ALIVE, _credentials())):
+    try:
+        locked = asyncio.run(refuses_strangers(address, _CHECK_ALIVE, _credentials()))
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}\nIs RAY_USE_TLS set here as it is there?") from error
+    if not locked:
         raise RuntimeError(
             f"the Ray cluster at {address} asks nobody for a token, so whoever reaches it runs "
             "code there: start its nodes with RAY_AUTH_MODE=token"
