@@ -15,7 +15,7 @@ import sys
 import grpc
 
 from protos import host_pb2, host_pb2_grpc
-from services.cli.registry import registered, settings_here
+from services.cli.registry import looked, settings_here
 from services.common.certificates import CertificateError
 from services.common.config import Settings
 from services.common.discovery import Replica, machine_id
@@ -34,7 +34,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 async def _main(arguments: argparse.Namespace) -> int:
     settings = settings_here()
-    serving, draining = await registered(settings)
+    registry = await looked(settings)
+    serving, draining = registry.serving, registry.draining
     every = {replica.id: replica for replica in (*serving, *draining)}  # one may be just in between
     chosen = _chosen(list(every.values()), arguments)
     if not chosen:

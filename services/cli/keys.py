@@ -16,6 +16,7 @@ from services.cli.running import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory
 from services.common.redis import Redis, RedisAway, connect
+from services.common.served_models import listed
 from services.gateway.keys import KeyStore
 
 
@@ -39,7 +40,8 @@ async def _main(arguments: argparse.Namespace) -> int:
         store = KeyStore(redis, namespace)
         if arguments.action == "create":
             if arguments.model:
-                served = await _served(redis, namespace, settings.lease_s)
+                settings = settings.model_copy(update={"namespace": namespace})
+                served = await _served(redis, settings)
                 _check_models(arguments.model, served)
             await _create(store, arguments)
         elif arguments.action == "revoke":
@@ -51,15 +53,13 @@ async def _main(arguments: argparse.Namespace) -> int:
         await redis.aclose()
 
 
-async def _served(redis: Redis, namespace: str, lease_s: float) -> set[str]:
+async def _served(redis: Redis, settings: Settings) -> set[str]:
     """The models of the Penstock that runs with this Redis, embeddings' too; empty if none does."""
-    names: set[str] = set()
-    for service, fact in (("tokenizer", "models"), ("retrieval", "embedding_model")):
-        view = Directory(redis, namespace, service, lease_s)
-        await view.refresh()
-        for replica in view.replicas.values():
-            names.update(filter(None, replica.facts.get(fact, "").split(",")))
-    return names
+    names = {served.model for served in await listed(redis, settings)}
+    view = Directory(redis, settings.namespace, "retrieval", settings.lease_s)
+    await view.refresh()
+    embeds = (replica.facts.get("embedding_model", "") for replica in view.replicas.values())
+    return names | set(filter(None, embeds))
 
 
 def _check_models(wanted: list[str], served: set[str]) -> None:

@@ -81,7 +81,7 @@ class ModelKeeper:
                     if begun and look.keeper:
                         self._compare(redis, look)
                     else:
-                        await self._begin(look)
+                        await self._begin(redis, look)
                         begun = True
                 except (*RedisAway, RedisError):
                     pass  # it is started again, or somebody wrote what is no model
@@ -94,11 +94,14 @@ class ModelKeeper:
             await self._workers.stop()
             await redis.aclose()
 
-    async def _begin(self, look: Look) -> None:
+    async def _begin(self, redis: Redis, look: Look) -> None:
         """Also after Redis has lost what was wanted: what runs is wanted then."""
         if not look.keeper:
             await self._wanted.start_with(self._deployed.values(), self._id)
         await self._wanted.runs(self._deployed)
+        names = look.specs.keys() | self._deployed.keys()
+        # What an earlier stack served, and lost: its entries would stand for a day.
+        await served_models.forget(redis, self._settings, lambda name: name not in names)
 
     def _compare(self, redis: Redis, look: Look) -> None:
         """Begins what is to be done, one thing at a time for each model."""
@@ -198,5 +201,5 @@ async def remove_model(redis: Redis, settings: Settings, workers: Directory, nam
         if deleting.done():
             break
         await asyncio.sleep(_LOOK_EVERY_S / 5)
-    await served_models.forget(redis, settings.namespace, name)
+    await served_models.forget(redis, settings, name.__eq__)
     await deleting

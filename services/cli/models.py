@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from services.cli.running import Running, find_running
 from services.cli.wanted_models import Look, WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory
-from services.common.redis import connect
-from services.common.served_models import ServedModels
+from services.common.redis import Redis, connect
+from services.common.served_models import READING, ServedModels
 
 _LOOK_EVERY_S = 0.5
+_READ_S = 20.0  # for tokenizers, once the workers are up
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -37,22 +40,65 @@ async def _run(arguments: argparse.Namespace, settings: Settings, running: Runni
     redis = connect(running.redis_url)
     settings = settings.model_copy(update={"namespace": running.namespace})
     wanted = WantedModels(redis, running.namespace)
-    workers = Directory(redis, running.namespace, "worker", settings.lease_s)
-    served = ServedModels(redis, settings)
+    stack = _Stack(redis, settings)
     try:
-        await workers.start()
-        await served.start()
+        await stack.start()
         if arguments.action == "add":
-            await _add(_spec(arguments, settings), wanted, workers, served)
+            await _add(_spec(arguments, settings), wanted, stack)
         elif arguments.action == "remove":
             await _remove(arguments.name, wanted)
         else:
-            console().print(_table(await wanted.look(), workers, served))
+            console().print(_table(await wanted.look(), stack))
     finally:
-        await served.stop()
-        await workers.stop()
+        await stack.stop()
         await redis.aclose()
     return 0
+
+
+class _Stack:
+    """What the registry says of models."""
+
+    def __init__(self, redis: Redis, settings: Settings) -> None:
+        def view(service: str) -> Directory:
+            return Directory(redis, settings.namespace, service, settings.lease_s)
+
+        self._served = ServedModels(redis, settings)
+        self._workers, self._tokenizers = view("worker"), view("tokenizer")
+        self._readings = view(READING)
+        self._views = (self._served, self._workers, self._tokenizers, self._readings)
+
+    async def start(self) -> None:
+        for one in self._views:
+            await one.start()
+
+    async def stop(self) -> None:
+        for one in self._views:
+            await one.stop()
+
+    def paths(self) -> dict[str, str]:
+        """Of the served models."""
+        return {served.model: served.path for served in self._served.all()}
+
+    def workers_of(self, name: str) -> int:
+        return sum(w.facts.get("model") == name for w in self._workers.replicas.values())
+
+    def missing(self, model: ModelSpec) -> list[str]:
+        """What is not there yet for requests to be answered."""
+        left = missing(workers_of(model), {"worker": self._workers})
+        return left or self.not_read(model.name)
+
+    def not_read(self, name: str) -> list[str]:
+        """The tokenizers that cannot take its requests, and why."""
+        checkpoints = self._served.of(name)
+        if not checkpoints:
+            return [f"model {name}"]
+        told = {id: self._readings.replicas.get(id) for id in self._tokenizers.replicas}
+        return [
+            f"{id} to read it: {why}"
+            for id, reading in told.items()
+            for checkpoint in checkpoints
+            if (why := reading.facts.get(str(checkpoint), "soon") if reading else "soon")
+        ]
 
 
 def _spec(arguments: argparse.Namespace, settings: Settings) -> ModelSpec:
@@ -70,17 +116,16 @@ def _spec(arguments: argparse.Namespace, settings: Settings) -> ModelSpec:
     return made_local(ModelSpec.model_validate(told).sized(*sizes), _report)
 
 
-async def _add(
-    spec: ModelSpec, wanted: WantedModels, workers: Directory, served: ServedModels
-) -> None:
-    """Returns when it is served."""
+async def _add(spec: ModelSpec, wanted: WantedModels, stack: _Stack) -> None:
+    """Returns when every request for it is answered."""
     if not await wanted.add(spec):
         raise RuntimeError(
             f"there is a model called {spec.name!r}, or one that still ends; remove it, or give "
             "--name"
         )
     said: list[str] = []
-    while left := missing(workers_of(spec), {"worker": workers}) or _unknown(spec.name, served):
+    unread_since = math.inf
+    while left := stack.missing(spec):
         now = await wanted.look()
         if spec.name not in now.specs:
             why = now.failures.get(spec.name, "it was removed meanwhile")
@@ -88,6 +133,13 @@ async def _add(
         if left != said:
             _report("waiting for: " + ", ".join(left))
             said = left
+        if left == stack.not_read(spec.name):  # its workers are up
+            unread_since = min(unread_since, time.monotonic())
+        if time.monotonic() - unread_since > _READ_S:
+            raise RuntimeError(
+                f"model {spec.name!r} is not served by all: waited for {', '.join(left)}; that is "
+                "tried again; `penstock models list` shows it, `models remove` ends it"
+            )
         await asyncio.sleep(_LOOK_EVERY_S)
     print(f"{spec.name} is served")
 
@@ -103,32 +155,23 @@ async def _remove(name: str, wanted: WantedModels) -> None:
     print(f"{name} is removed")
 
 
-def _unknown(name: str, served: ServedModels) -> list[str]:
-    return [] if name in served.all() else [f"model {name}"]
-
-
-def _of(name: str, workers: Directory) -> list[str]:
-    """The ids of its workers."""
-    return [w.id for w in workers.replicas.values() if w.facts.get("model") == name]
-
-
-def _table(wanted: Look, workers: Directory, served: ServedModels) -> Table:
+def _table(wanted: Look, stack: _Stack) -> Table:
     table = folding_table("model", "checkpoint", "workers", "state")
-    known = {**served.all(), **wanted.specs}
-    for name in sorted({*known, *wanted.failures, *wanted.odd}):
-        path = known[name].path if name in known else ""
-        table.add_row(name, path, str(len(_of(name, workers))), _state(name, wanted, workers))
+    paths = stack.paths() | {name: spec.path for name, spec in wanted.specs.items()}
+    for name in sorted({*paths, *wanted.failures, *wanted.odd}):
+        count = str(stack.workers_of(name))
+        table.add_row(name, paths.get(name, ""), count, _state(name, wanted, stack))
     return table
 
 
-def _state(name: str, wanted: Look, workers: Directory) -> str:
+def _state(name: str, wanted: Look, stack: _Stack) -> str:
     if name in wanted.odd:
         return "what Redis says of it is no model; remove it"
     if name in wanted.failures:
         return f"failed: {wanted.failures[name]}"
     if name not in wanted.specs:
         return "leaves"
-    left = missing(workers_of(wanted.specs[name]), {"worker": workers})
+    left = stack.missing(wanted.specs[name])
     return "waits for " + ", ".join(left) if left else "served"
 
 

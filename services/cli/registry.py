@@ -10,6 +10,7 @@ from services.common.config import Settings
 from services.common.discovery import DRAINING, SERVICES, Directory, Replica
 from services.common.redis import connect
 from services.common.secrets import redacted
+from services.common.served_models import READING
 
 _TIMEOUT_S = 5.0  # whoever has not answered by then is told so
 
@@ -38,7 +39,7 @@ class Registry:
         self.redis = connect(settings.redis_dsn)
         self._views = {
             name: Directory(self.redis, settings.namespace, name, settings.lease_s)
-            for name in (*SERVICES, DRAINING)
+            for name in (*SERVICES, DRAINING, READING)
         }
 
     async def look(self, within_s: float = _TIMEOUT_S) -> bool:
@@ -60,18 +61,27 @@ class Registry:
         """Some of them may be just in between, and still serve."""
         return list(self._views[DRAINING].replicas.values())
 
+    @property
+    def unread(self) -> list[str]:
+        """Which tokenizer cannot read which model, and why."""
+        return [
+            f"{tokenizer.id} has not read {model}: {why}"
+            for tokenizer in self._views[READING].replicas.values()
+            for model, why in tokenizer.facts.items()
+            if why
+        ]
+
     async def close(self) -> None:
         await self.redis.aclose()
 
 
-async def registered(settings: Settings) -> tuple[list[Replica], list[Replica]]:
-    """The replicas that serve, and those that drain. Raises RuntimeError when there is no registry
-    to look into."""
+async def looked(settings: Settings) -> Registry:
+    """The registry after one look. Raises RuntimeError when there is none to look into."""
     registry = Registry(settings)
     try:
         if not await registry.look():
             raise RuntimeError(_nothing(settings))
-        return registry.serving, registry.draining
+        return registry
     finally:
         await registry.close()
 

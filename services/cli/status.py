@@ -8,7 +8,7 @@ from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
 from services.cli.console import console, folding_table
-from services.cli.registry import registered, settings_here
+from services.cli.registry import looked, settings_here
 from services.common.discovery import Replica
 from services.common.secrets import redacted
 from services.common.transport import Transport
@@ -22,11 +22,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 async def _main() -> int:
     settings = settings_here()
-    serving, draining = await registered(settings)
+    registry = await looked(settings)
+    serving, draining = registry.serving, registry.draining
     if not serving and not draining:
         raise RuntimeError(f"nothing is registered in Redis at {redacted(settings.redis_dsn)}")
     out = console()
     out.print(_services_table(serving, draining))
+    for line in registry.unread:
+        out.print(line)
     transport = Transport.of(settings, "cli")
     routers = [r for r in serving if r.service == "router"]
     for shown in await asyncio.gather(*(_seen_by(router, transport) for router in routers)):

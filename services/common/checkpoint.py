@@ -7,6 +7,7 @@ from pathlib import Path
 from services.common.config import ModelSpec, Settings
 
 _FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
+_TEMPLATES = "additional_chat_templates/*.jinja"
 _WEIGHTS = ["*.safetensors"]
 _HUB_TIMEOUT_S = 4.0
 _PIECES, _PIECE_BYTES = 256, 4096  # of each file of weights
@@ -27,21 +28,27 @@ def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
     return _from_hub(spec, [*_FILES, *_WEIGHTS] if weights else _FILES)
 
 
-def digest(folder: Path) -> str:
-    """Tells checkpoints apart, in well under a second whatever their size: of config.json and
-    tokenizer.json all, of the weights their names, sizes and pieces all over each file, headers
-    included. Training changes every weight; it is not proof against who forges one. 16 hex digits.
-    """
+def text_digest(folder: Path) -> str:
+    """Tells apart what tokenizers read of checkpoints: configuration, vocabulary, chat templates,
+    all of each file. 16 hex digits. Raises OSError."""
     found = blake2b(digest_size=8)
-    for path in sorted(
-        [*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]
-    ):
-        if not path.exists():
-            continue
+    for path in sorted({p for pattern in [*_FILES, _TEMPLATES] for p in folder.glob(pattern)}):
+        found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def digest(folder: Path) -> str:
+    """Tells checkpoints apart, in well under a second whatever their size: of what tokenizers read
+    all, of the weights their names, sizes and pieces all over each file, headers included. Training
+    changes every weight; it is not proof against who forges one. 16 hex digits. Raises OSError.
+    """
+    found = blake2b(text_digest(folder).encode(), digest_size=8)
+    for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         found.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            if path.suffix == ".json" or size <= _PIECES * _PIECE_BYTES:
+            if size <= _PIECES * _PIECE_BYTES:
                 found.update(file.read())
                 continue
             for piece in range(_PIECES):

@@ -12,7 +12,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -120,7 +120,8 @@ class Registration:
     """Keeps one replica's lease alive, three renewals a lease, until `stop`.
 
     It is listed under its service, or where it is not to be found by callers, `under` a name.
-    `outlived_by_s`: the entry stays for so long after its last renewal, `stop` or not.
+    `outlives_loss_s`, `outlives_stop_s`: how long the entry stays after its last renewal if the
+    replica is lost, and after `stop`.
     """
 
     def __init__(
@@ -130,7 +131,8 @@ class Registration:
         replica: Replica,
         lease_s: float,
         under: str = "",
-        outlived_by_s: float = 0.0,
+        outlives_loss_s: float = 0.0,
+        outlives_stop_s: float = 0.0,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -139,8 +141,8 @@ class Registration:
         self._keys = _keys(namespace, self._under)
         self._replica = replica
         self._lease_s = lease_s
-        self._stays_s = max(lease_s, outlived_by_s)
-        self._leaves = not outlived_by_s
+        self._outlives_loss_s = max(lease_s, outlives_loss_s)
+        self._outlives_stop_s = outlives_stop_s
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -149,14 +151,14 @@ class Registration:
         self._task = asyncio.create_task(self._loop(), name=f"lease {self._replica.id}")
 
     async def stop(self) -> None:
-        """Leaves the registry at once."""
+        """Leaves the registry, at once unless the entry outlives it."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
-        if not self._leaves:
-            return
+        if self._outlives_stop_s:
+            return await self._write(self._outlives_stop_s)
         try:
             await leave(self._client, self._namespace, self._under, self._replica.id)
         except _NOT_NOW as away:
@@ -167,10 +169,19 @@ class Registration:
             await asyncio.sleep(self._lease_s / 3)
             await self._once()
 
+    async def tell(self, facts: dict[str, str]) -> None:
+        """Replaces the facts, now if Redis answers. Who watches sees the entry go and come."""
+        self._replica = replace(self._replica, facts=facts)
+        if self._task is not None:
+            await self._once()
+
     async def _once(self) -> None:
+        await self._write(self._outlives_loss_s)
+
+    async def _write(self, stays_s: float) -> None:
         record = json.dumps(asdict(self._replica))
         try:
-            await self._renew(self._keys, [self._replica.id, record, int(self._stays_s * 1000)])
+            await self._renew(self._keys, [self._replica.id, record, int(stays_s * 1000)])
             REDIS_REACHABLE.set(1)
         except _NOT_NOW as away:
             REDIS_REACHABLE.set(0)

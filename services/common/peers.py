@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import unavailable
+from services.common.fresh_look import FreshLook
 from services.common.link import LinkClient, LinkOptions, LinkState
 from services.common.redis import Redis
 from services.common.transport import Transport
@@ -25,6 +26,7 @@ from services.common.transport import Transport
 log = logging.getLogger(__name__)
 
 _IDLE_POLL_S = 0.1  # how soon a link is closed after its last request, once the replica has left
+_LOOK_EVERY_S = 0.2
 _ALIVE = (LinkState.READY, LinkState.DRAINING)
 
 
@@ -80,6 +82,7 @@ class Peers:
         self._directory = Directory(
             redis, settings.namespace, service, settings.lease_s, self._registry_changed
         )
+        self.look = FreshLook(self._directory.refresh, _LOOK_EVERY_S)
         self._peers: dict[str, Peer] = {}
         self._lives: set[asyncio.Task[None]] = set()
         self._became_ready = asyncio.Event()
@@ -90,6 +93,7 @@ class Peers:
 
     async def stop(self) -> None:
         """Closes all links; their requests end with reason "peer_lost"."""
+        await self.look.stop()
         await self._directory.stop()
         for life in self._lives:
             life.cancel()

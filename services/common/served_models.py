@@ -1,35 +1,72 @@
 """The served models, in the registry beside the replicas: what their workers say of them.
 
-Each worker renews its model's entry as it renews its own lease, but the entry outlives it by
-`model_memory_s`: while a model's only worker restarts, its requests wait instead of hearing that
-there is no such model. Who removes a model for good ends its entry (`forget`).
+An entry is a model's name with the digest of a checkpoint: while another checkpoint takes the place
+of one, there are two of a name. Each worker renews its entry as it renews its own lease, but the
+entry outlives it. While its last worker restarts, by `model_memory_s`: requests wait instead of
+hearing that there is no such model. When workers are lost rather than stopped, for as long as
+somebody may wonder where they are. Who removes a model for good ends its entries (`forget`).
 """
 
 import logging
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory, Registration, Replica, leave
+from services.common.fresh_look import FreshLook
 from services.common.redis import Redis
 
 log = logging.getLogger(__name__)
 
+READING = "reading"  # listed under it is what each tokenizer has of them: entry → why not read
 _MODEL = "model"  # what the registry calls them
 _LOOK_EVERY_S = 0.2  # at most, however many unknown names are asked for
+_LOST_FOR_S = 86_400.0
 
 
-def entry(redis: Redis, settings: Settings, model: ModelSpec) -> Registration:
+@dataclass(frozen=True)
+class Checkpoint:
+    """What workers serve under a model's name."""
+
+    model: str
+    digest: str
+    text_digest: str  # of what a tokenizer reads of it (services/common/checkpoint.py)
+    path: str  # where the workers have it
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.digest}"
+
+
+def entry(redis: Redis, settings: Settings, served: Checkpoint) -> Registration:
     """For a worker to keep."""
-    listed = Replica(_MODEL, model.name, address="", host_id="", pid=0, facts={"path": model.path})
+    facts = {
+        "model": served.model,
+        "digest": served.digest,
+        "text_digest": served.text_digest,
+        "path": served.path,
+    }
     return Registration(
-        redis, settings.namespace, listed, settings.lease_s, outlived_by_s=settings.model_memory_s
+        redis,
+        settings.namespace,
+        Replica(_MODEL, str(served), address="", host_id="", pid=0, facts=facts),
+        settings.lease_s,
+        outlives_loss_s=max(_LOST_FOR_S, settings.model_memory_s),
+        outlives_stop_s=settings.model_memory_s,
     )
 
 
-async def forget(redis: Redis, namespace: str, name: str) -> None:
-    """Ends a model's entry; for when no worker renews it any more."""
-    await leave(redis, namespace, _MODEL, name)
+async def forget(redis: Redis, settings: Settings, gone: Callable[[str], bool]) -> None:
+    """Ends the entries of all models whose names are `gone`; for when no worker renews them."""
+    for served in await listed(redis, settings):
+        if gone(served.model):
+            await leave(redis, settings.namespace, _MODEL, str(served))
+
+
+async def listed(redis: Redis, settings: Settings) -> list[Checkpoint]:
+    """One look; none while Redis is away."""
+    view = Directory(redis, settings.namespace, _MODEL, settings.lease_s)
+    await view.refresh()
+    return [served for one in view.replicas.values() if (served := _read(one)) is not None]
 
 
 class ServedModels:
@@ -41,43 +78,56 @@ class ServedModels:
         self._directory = Directory(
             redis, settings.namespace, _MODEL, settings.lease_s, self._changed
         )
-        self._specs: dict[str, ModelSpec] = {}
+        self._served: dict[str, Checkpoint] = {}
+        self._seen = False
         self._on_change = on_change
-        self._looked_at = float("-inf")
+        self.look = FreshLook(self._directory.refresh, _LOOK_EVERY_S)
 
     async def start(self) -> None:
         """Looks once; goes on in the background."""
         await self._directory.start()
 
     async def stop(self) -> None:
+        await self.look.stop()
         await self._directory.stop()
 
-    def all(self) -> dict[str, ModelSpec]:
-        """By name, each with where its checkpoint lies."""
-        return dict(self._specs)
+    @property
+    def seen(self) -> bool:
+        """Whether it was looked into once: without Redis its last view stands."""
+        self._seen = self._seen or self._directory.reachable
+        return self._seen
+
+    def all(self) -> list[Checkpoint]:
+        return list(self._served.values())
+
+    def of(self, name: str) -> list[Checkpoint]:
+        return [served for served in self._served.values() if served.model == name]
+
+    def names(self) -> set[str]:
+        """May be called in any thread."""
+        return {served.model for served in self.all()}
 
     async def has(self, name: str) -> bool:
         """Looks into the registry anew for one that is not known."""
-        if name not in self._specs:
-            now = time.monotonic()
-            if now - self._looked_at > _LOOK_EVERY_S:
-                self._looked_at = now
-                await self._directory.refresh()
-        return name in self._specs
+        if not self.of(name):
+            await self.look()
+        return bool(self.of(name))
 
     def _changed(self, added: list[Replica], removed: list[Replica]) -> None:
         for gone in removed:
-            self._specs.pop(gone.id, None)
+            self._served.pop(gone.id, None)
         for listed in added:
-            if (spec := _read(listed)) is not None:
-                self._specs[spec.name] = spec
+            if (served := _read(listed)) is not None:
+                self._served[listed.id] = served
         self._on_change()
 
 
-def _read(listed: Replica) -> ModelSpec | None:
+def _read(listed: Replica) -> Checkpoint | None:
     """Junk is None: whoever wrote it, the other models are served on."""
+    facts = listed.facts
     try:
-        return ModelSpec(name=listed.id, path=listed.facts["path"])
+        spec = ModelSpec(name=facts["model"], path=facts["path"])
+        return Checkpoint(spec.name, facts["digest"], facts["text_digest"], spec.path)
     except (KeyError, ValueError):
         log.warning("an entry in the registry is no model: %.100r", listed.id)
         return None

@@ -121,6 +121,7 @@ class TextStream:
         if delta.HasField("plan"):
             self._so_far.plan.CopyFrom(delta.plan)
             self._so_far.prompt_digest = delta.prompt_digest
+            self._so_far.checkpoint = delta.checkpoint
             self._so_far.cached_tokens = delta.usage.cached_tokens
         if delta.finish:
             self.finished = True

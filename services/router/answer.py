@@ -41,6 +41,11 @@ class Answer:
         return self.done.done()
 
     @property
+    def begun(self) -> bool:
+        """Some of it was made, here or by another router."""
+        return bool(self.before or self.tokens)
+
+    @property
     def ttft_s(self) -> float:
         """From the request's arrival at this router to its first token; 0: none yet."""
         return self.first_token_s - self._began_s if self.first_token_s else 0.0

@@ -178,6 +178,7 @@ def _work(
     work = worker_pb2.WorkRequest(
         caller=request.caller,
         model=request.model,
+        checkpoint=request.checkpoint,
         prompt_token_ids=request.prompt_token_ids,
         generated_prefix=answer.before + len(answer.tokens),
         sampling=request.sampling,

@@ -31,6 +31,7 @@ failovers = from_zero(
         "kv_transfer",
         "link_congested",
         "peer_lost",
+        "other_checkpoint",
         "too_many_requests",
     ),
 )

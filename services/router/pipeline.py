@@ -90,7 +90,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
             journal.placement(placement, split)
             if not (lost or ticket.recalls or ticket.resumed):
                 _count_prompt(placement.plan)
-            journal.breakers(router.workers.ready(request.model))
+            journal.breakers(router.workers.ready(request.model, request.checkpoint))
 
             plan = placement.plan
             with router.telemetry.span("run", span, workers=plan.name) as running:
@@ -147,6 +147,7 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
         "caller.tenant": not caller.tenant or "\0" in caller.tenant,
         "caller.priority": caller.priority not in LANE_NAMES,
         "caller.weight": not 0 < caller.weight < float("inf"),
+        "checkpoint": not request.checkpoint,
         "prompt_token_ids": not request.prompt_token_ids,
         "generated_prefix": request.generated_prefix >= max(1, len(request.prompt_token_ids)),
         "sampling.max_tokens": not request.sampling.max_tokens,
@@ -178,8 +179,7 @@ def _ticket(answer: Answer) -> Ticket:
 
 async def _raise_unless_known(router: Router, model: str) -> None:
     """Raises NOT_FOUND for a model that nobody serves."""
-    known = router.workers.models() | {spec.name for spec in router.settings.models}
-    if model not in known and not await router.models.has(model):
+    if model not in router.workers.models() and not await router.models.has(model):
         raise PenstockError(
             grpc.StatusCode.NOT_FOUND,
             f"the model {model!r} does not exist",
@@ -189,24 +189,32 @@ async def _raise_unless_known(router: Router, model: str) -> None:
         )
 
 
-async def _some_workers(router: Router, model: str, case: Case) -> list[Worker]:
-    """The model's workers that are ready and sound, and where the request may run for its case;
-    waits for one while there is none, and in the end takes any that is ready.
+async def _some_workers(router: Router, answer: Answer, case: Case) -> list[Worker]:
+    """The workers of the request's checkpoint that are ready and sound, and where it may run for
+    its case; waits for one while there is none, and in the end takes any that is ready.
 
-    Raises UNAVAILABLE after the patience.
+    Raises UNAVAILABLE after the patience; at once where another checkpoint has taken the place of
+    the request's, which no token was made with yet.
     """
+    model, checkpoint = answer.request.model, answer.request.checkpoint
     until = time.monotonic() + router.settings.router.worker_patience_s
     while True:
-        ready = router.workers.ready(model)
+        if not answer.begun and await router.workers.replaced(model, checkpoint):
+            raise unavailable(
+                f"the checkpoint {checkpoint} of {model!r} was replaced",
+                stage="router",
+                reason="checkpoint_replaced",
+            )
+        ready = router.workers.ready(model, checkpoint)
         left_s = until - time.monotonic()
-        sound = [w for w in router.workers.sound(model) if case.may_run_on(w)]
+        sound = [w for w in router.workers.sound(model, checkpoint) if case.may_run_on(w)]
         if sound or (ready and left_s <= 0):
             return sound or ready
         if left_s <= 0:
             raise unavailable(
                 f"no worker for {model!r} is available", stage="router", reason="no_worker"
             )
-        await router.workers.changed(min(left_s, router.workers.next_try_s(model)))
+        await router.workers.changed(min(left_s, router.workers.next_try_s(model, checkpoint)))
 
 
 async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -> Placement:
@@ -215,11 +223,11 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
     From the choice of workers on nothing is waited for, so the request is under way on its worker
     before another one's place is chosen.
     """
-    model = answer.request.model
-    token_ids = [*answer.request.prompt_token_ids, *answer.tokens]
-    sizes = {w.block_size for w in router.workers.ready(model)}
-    chains = await _chains(token_ids, answer.request.caller.tenant, sizes)
-    workers = await _some_workers(router, model, case)
+    request = answer.request
+    token_ids = [*request.prompt_token_ids, *answer.tokens]
+    sizes = {w.block_size for w in router.workers.ready(request.model, request.checkpoint)}
+    chains = await _chains(token_ids, request.caller.tenant, sizes)
+    workers = await _some_workers(router, answer, case)
     case.raise_if_refused()
     matched: dict[int, int] = {}
     for chain in chains:
@@ -265,6 +273,7 @@ def _count_prompt(plan: Plan) -> None:
 def _account(span: Span, answer: Answer) -> None:
     metrics.output_tokens.inc(len(answer.tokens))
     span.set_attribute("model", answer.request.model)
+    span.set_attribute("checkpoint", answer.request.checkpoint)
     span.set_attribute("prompt_tokens", answer.usage().prompt_tokens)
     span.set_attribute("cached_tokens", answer.cached_tokens)
     span.set_attribute("output_tokens", len(answer.tokens))

@@ -100,7 +100,7 @@ class Placement:
 
 
 def place(ask: Ask, workers: Sequence[Worker], now: float | None = None) -> Placement:
-    """The best placement on these workers (all ready, all of one model, at least one).
+    """The best placement on these workers (all ready, all of one checkpoint, at least one).
 
     `now`: monotonic seconds, the clock's by default.
     """
@@ -179,10 +179,15 @@ def _weigh_split(
     both = [w for w in decoding if w.role in PREFILL_ROLES]
     pairs = [
         _split(ask, first, then, rates[first], rates[then])
+        for kv in {w.kv_format for w in prefilling}  # two, while a model's settings are changed
         for firsts, thens in ((only_prefill, decoding), (both, only_decode))
-        for first, then in _best_ends(ask, firsts, thens, rates)
+        for first, then in _best_ends(ask, _of(kv, firsts), _of(kv, thens), rates)
     ]
     return pairs, "" if pairs else "no worker of one role to pair"
+
+
+def _of(kv_format: tuple[str, str], workers: Sequence[Worker]) -> list[Worker]:
+    return [w for w in workers if w.kv_format == kv_format]
 
 
 def _best_ends(

@@ -137,7 +137,10 @@ def fingerprint(request: router_pb2.GenerateRequest) -> bytes:
     sampling.CopyFrom(request.sampling)
     sampling.ClearField("seed")
     alike = router_pb2.GenerateRequest(
-        model=request.model, prompt_token_ids=request.prompt_token_ids, sampling=sampling
+        model=request.model,
+        checkpoint=request.checkpoint,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=sampling,
     )
     alike.caller.tenant = request.caller.tenant
     return hashlib.blake2b(alike.SerializeToString(deterministic=True), digest_size=16).digest()

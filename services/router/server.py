@@ -37,7 +37,7 @@ class RouterService(Service):
             settings, telemetry, self._workers, self._models, self._admission, quarantine
         )
         metrics.breakers_open.set_function(self._workers.breakers_open)
-        metrics.READY_WORKERS.watch(self._workers.ready_counts)
+        metrics.READY_WORKERS.watch(lambda: self._workers.ready_counts(self._models.names()))
         self._links = LinkServer("/penstock.v1.Router/Link", self._serve)
 
     async def start(self, server: grpc.aio.Server) -> None:
@@ -63,7 +63,7 @@ class RouterService(Service):
 
     async def status(self) -> router_pb2.RouterStatus:
         """What this router sees; admission over all routers."""
-        models = self._workers.models()
+        models = self._workers.models() | self._models.names()
         held, waiting = await self._admission.status(models)
         return router_pb2.RouterStatus(
             workers=[_status_of(worker) for worker in self._workers.all()],

@@ -44,7 +44,7 @@ class Worker:
     prefill_measured_s: float = field(default_factory=time.monotonic)  # when its rates last moved
     step_measured_s: float = field(default_factory=time.monotonic)
     breaker: Breaker = field(default_factory=Breaker)
-    peers: Callable[[], "list[Worker]"] = list  # the model's other workers
+    peers: Callable[[], "list[Worker]"] = list  # the others of its checkpoint
 
     @property
     def id(self) -> str:
@@ -61,6 +61,16 @@ class Worker:
     @property
     def model(self) -> str:
         return self.replica.facts.get("model", "")
+
+    @property
+    def checkpoint(self) -> str:
+        """Its digest."""
+        return self.replica.facts.get("digest", "")
+
+    @property
+    def kv_format(self) -> tuple[str, str]:
+        """Equal where one's blocks are the other's, of one checkpoint."""
+        return self.replica.facts.get("dtype", ""), self.replica.facts.get("block_size", "")
 
     @property
     def role(self) -> str:
@@ -116,7 +126,6 @@ class Workers:
         """`on_change` is called when a worker came, went or changed its state."""
         self.index = BlockIndex()
         self._workers: dict[Peer, Worker] = {}
-        self._models: set[str] = set()
         self._shown: set[tuple[str, str]] = set()  # models and roles in `ready_counts`
         self._on_change = on_change
         self._changed = asyncio.Event()
@@ -147,19 +156,33 @@ class Workers:
             self._of(peer)
         return list(self._workers.values())
 
-    def ready(self, model: str) -> list[Worker]:
-        """Those of the model that take requests now."""
+    def ready(self, model: str, checkpoint: str) -> list[Worker]:
+        """Those of the model's checkpoint that take requests now."""
+        return [w for w in self._ready(model) if w.checkpoint == checkpoint]
+
+    def _ready(self, model: str) -> list[Worker]:
         return [w for w in self._workers.values() if w.peer.ready and w.model == model]
 
-    def sound(self, model: str) -> list[Worker]:
+    async def replaced(self, model: str, checkpoint: str) -> bool:
+        """Whether workers of another checkpoint are ready, and none of this one is nor comes; that
+        none comes is looked up anew."""
+        if self._is_replaced(model, checkpoint):
+            await self._peers.look()
+        return self._is_replaced(model, checkpoint)
+
+    def _is_replaced(self, model: str, checkpoint: str) -> bool:
+        left = any(w.checkpoint == checkpoint for w in self._linked(model))
+        return not left and bool(self._ready(model))
+
+    def sound(self, model: str, checkpoint: str) -> list[Worker]:
         """Those of the ready whose breakers take a request now."""
-        ready = self.ready(model)
+        ready = self.ready(model, checkpoint)
         alone = _none_closed(ready)
         return [w for w in ready if w.breaker.takes(alone)]
 
-    def next_try_s(self, model: str) -> float:
+    def next_try_s(self, model: str, checkpoint: str) -> float:
         """Until one more of the ready is sound, if nothing changes; infinite: then none will be."""
-        ready = self.ready(model)
+        ready = self.ready(model, checkpoint)
         alone = _none_closed(ready)
         times = (w.breaker.takes_in(alone) for w in ready)
         return min((s for s in times if s > 0), default=math.inf)
@@ -168,22 +191,24 @@ class Workers:
         """Workers that are left alone, or tried."""
         return sum(w.breaker.state is not State.CLOSED for w in list(self._workers.values()))
 
-    def ready_counts(self) -> dict[tuple[str, str], int]:
-        """How many take requests now, by model and role; of what once was there, also zero.
+    def ready_counts(self, listed: set[str]) -> dict[tuple[str, str], int]:
+        """How many take requests now, by model and role; zero for each role that a `listed` model
+        once had here, and for one without any, of whatever role.
 
         The metrics' thread calls this: it looks at copies.
         """
-        workers = list(self._workers.values())
-        self._shown |= {(w.model, w.role) for w in workers}
-        counts = dict.fromkeys(self._shown, 0)
+        workers = [w for w in list(self._workers.values()) if not w.peer.left.is_set()]
+        found = {(w.model, w.role) for w in workers}
+        self._shown = found | {(model, role) for model, role in self._shown if model in listed}
+        bare = listed - {model for model, _ in self._shown}
+        counts = dict.fromkeys([*self._shown, *((model, "both") for model in bare)], 0)
         for worker in workers:
             counts[worker.model, worker.role] += worker.peer.ready
         return counts
 
     def models(self) -> set[str]:
-        """Models that some worker has served since this router started."""
-        self._models |= {peer.replica.facts.get("model", "") for peer in self._peers.all()}
-        return self._models
+        """Of the workers that the registry lists."""
+        return {peer.replica.facts.get("model", "") for peer in self._peers.all()}
 
     def capacity(self, model: str) -> int:
         """Sequences of the model that can decode at once.
@@ -191,15 +216,19 @@ class Workers:
         Workers that decode count; prefill workers hold a sequence only for its prompt, so they
         count only while they are all there is. A worker not linked yet counts, a lost one does not.
         """
-        counted = [
-            (w.role, w.max_running)
+        counted = [(w.role, w.max_running) for w in self._linked(model)]
+        decoding = sum(n for role, n in counted if role in DECODE_ROLES)
+        return decoding or sum(n for _, n in counted)
+
+    def _linked(self, model: str) -> list[Worker]:
+        """Those that take requests, or soon."""
+        return [
+            w
             for w in self.all()
             if w.model == model
             and not w.peer.left.is_set()
             and w.link.state in (LinkState.CONNECTING, LinkState.READY)
         ]
-        decoding = sum(n for role, n in counted if role in DECODE_ROLES)
-        return decoding or sum(n for _, n in counted)
 
     async def changed(self, timeout_s: float) -> None:
         """Returns when a worker came, went or changed its state, or after `timeout_s`."""
@@ -214,7 +243,9 @@ class Workers:
         if peer not in self._workers:
             breaker = Breaker(on_change=self.poke)
             worker = Worker(peer, self.index.add(), worker_pb2.Load(), breaker=breaker)
-            worker.peers = lambda: [w for w in self.ready(worker.model) if w is not worker]
+            worker.peers = lambda: [
+                w for w in self.ready(worker.model, worker.checkpoint) if w is not worker
+            ]
             self._workers[peer] = worker
         return self._workers[peer]
 

@@ -43,6 +43,7 @@ class Prompt:
     max_tokens: int  # of the output, > 0
     plan: PromptPlan
     digest: bytes  # of the token ids
+    checkpoint: str  # whose tokens they are
 
     @property
     def was_cut(self) -> bool:
@@ -157,7 +158,7 @@ def _prompt(model: ServedModel, token_ids: list[int], max_tokens: int, plan: Pro
     max_tokens = max_tokens or model.window - len(token_ids)
     plan.window, plan.reserved_output = model.window, max_tokens
     digest = hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=16).digest()
-    return Prompt(token_ids, max_tokens, plan, digest)
+    return Prompt(token_ids, max_tokens, plan, digest, model.checkpoint)
 
 
 # ---- what may be cut ----------------------------------------------------------------------

@@ -1,19 +1,17 @@
-"""The models that this replica can tokenize for: their tokenizers, templates and windows."""
+"""What the tokenizer needs of a checkpoint: its tokenizer, template and window."""
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 from tokenizers import Tokenizer
 
-from protos import tokenizer_pb2
-from services.common.checkpoint import locate
+from services.common.checkpoint import locate, text_digest
 from services.common.config import ModelSpec
-from services.common.errors import PenstockError
+from services.common.served_models import Checkpoint
 from services.tokenizer.detokenizer import Detokenizer, detokenizer_factory
 from services.tokenizer.encode import PromptEncoder
 from services.tokenizer.template import ChatTemplate
@@ -26,6 +24,7 @@ class ServedModel:
     """What of a checkpoint the tokenizer needs. Safe to use from several threads."""
 
     name: str
+    checkpoint: str  # its digest
     tokenizer: Tokenizer
     encoder: PromptEncoder
     template: ChatTemplate | None  # None: completions only
@@ -39,73 +38,19 @@ class ServedModel:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-class Models:
-    """The served models by name, with their windows as they are now.
-
-    A model does not change: a request that took one keeps it, and its window, throughout.
-    """
-
-    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
-        self._own_windows: dict[str, int] = {}
-        self._rooms: dict[str, int] = {}  # of models that come yet, too
-        self._by_name: dict[str, ServedModel] = {}
-        for model in models:
-            self.put(model)
-
-    def __getitem__(self, name: str) -> ServedModel:
-        """Raises NOT_FOUND, param "model"."""
-        try:
-            return self._by_name[name]
-        except KeyError:
-            raise PenstockError(
-                grpc.StatusCode.NOT_FOUND,
-                f"the model {name!r} does not exist",
-                param="model",
-                reason="model_not_found",
-            ) from None
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._by_name
-
-    def put(self, model: ServedModel) -> None:
-        """From now on it is served, in place of another of its name."""
-        self._own_windows[model.name] = model.window
-        self._by_name[model.name] = model
-        if model.name in self._rooms:
-            self.bound(model.name, self._rooms[model.name])
-
-    def drop(self, name: str) -> None:
-        """From now on it is not served."""
-        self._by_name.pop(name, None)
-        self._rooms.pop(name, None)
-
-    def bound(self, name: str, room: int) -> bool:
-        """Makes the model's window `room` tokens, or its own if that is less, from now on.
-
-        Returns whether that changed it; for a model that is not served yet it is kept in mind.
-        """
-        self._rooms[name] = room
-        model = self._by_name.get(name)
-        if model is None:
-            return False
-        window = min(room, self._own_windows[name])
-        self._by_name[name] = replace(model, window=window)
-        return window != model.window
-
-    def info(self) -> list[tokenizer_pb2.ModelInfo]:
-        return [
-            tokenizer_pb2.ModelInfo(name=m.name, window=m.window, created=m.created)
-            for m in self._by_name.values()
-        ]
-
-
-def load(spec: ModelSpec, max_window: int = 0) -> ServedModel:
+def load(served: Checkpoint, max_window: int = 0) -> ServedModel:
     """Reads a checkpoint's tokenizer and config.json. Blocking, up to seconds.
 
     `max_window` bounds the window below the checkpoint's own; 0: no bound. Raises ValueError or
-    OSError that name the model.
+    OSError that name the model; a strange file may make the libraries raise anything else.
     """
+    spec = ModelSpec(name=served.model, path=served.path)
     folder = locate(spec, weights=False)
+    if (found := text_digest(folder)) != served.text_digest:
+        raise ValueError(
+            f"model {spec.name!r}: {folder} is not what its workers have read: its text digest is "
+            f"{found}, and theirs {served.text_digest}"
+        )
     tokenizer = _tokenizer(spec, folder)
     backend: Tokenizer = tokenizer.backend_tokenizer
     # Cutting and padding are the context assembly's business, whatever tokenizer.json says.
@@ -115,6 +60,7 @@ def load(spec: ModelSpec, max_window: int = 0) -> ServedModel:
     window = int(config["max_position_embeddings"])
     model = ServedModel(
         name=spec.name,
+        checkpoint=served.digest,
         tokenizer=backend,
         encoder=PromptEncoder(backend),
         template=ChatTemplate(tokenizer) if tokenizer.chat_template else None,
@@ -123,7 +69,7 @@ def load(spec: ModelSpec, max_window: int = 0) -> ServedModel:
         vocab_size=int(config.get("vocab_size") or backend.get_vocab_size()),
         created=int((folder / "config.json").stat().st_mtime),
     )
-    log.info("model %s: window %d, vocabulary %d", spec.name, model.window, model.vocab_size)
+    log.info("model %s: window %d, vocabulary %d", served, model.window, model.vocab_size)
     return model
 
 

@@ -72,6 +72,7 @@ class Output:
             self._begun = True
             out.plan.CopyFrom(self._prompt.plan)
             out.prompt_digest = self._prompt.digest
+            out.checkpoint = self._prompt.checkpoint
             out.usage.CopyFrom(self.usage())
         if self.finish:
             out.usage.CopyFrom(self.usage())

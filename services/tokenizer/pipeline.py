@@ -1,7 +1,7 @@
 """A request's way through the tokenizer: `run` reads top to bottom."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -47,25 +47,24 @@ async def run(
 
     Raises PenstockError.
     """
-    # In: the model, then its prompt beside the verdict on the text; both before the router hears.
-    # An answer that is gone on with was allowed when it began, and has the window that it had then.
-    model = await pipeline.catalog.find(request.model)
-    resumed = request.HasField("resume")
-    span.set_attribute("model", model.name)
-    if resumed:
-        model = replace(model, window=request.resume.plan.window)
-        prompt = await _assemble(pipeline, model, request, span)
-    else:
-        prompt = await _assemble_and_check(pipeline, model, request, span)
-    record.decisions.append(_context_decision(prompt))
+    replaced: set[str] = set()  # checkpoints whose workers left before they made a token of it
+    while True:
+        # In: the model, then its prompt beside the verdict on the text; both before the router
+        # hears.
+        model, prompt = await _prompt(pipeline, request, replaced, span)
+        record.decisions.append(_context_decision(prompt))
 
-    # Out: tokens to text, in the link's callback, until the end or a stop string.
-    output = Output(model.detokenizer(), request.stop, prompt)
-    if resumed:
-        await _resume(pipeline, output, request, span)
-    before = len(output.token_ids)
-    way = Way(call, pipeline.routers, pipeline.router_patience_s, traceparent(span), record)
-    end = await generate(_generate_request(request, prompt), output, way)
+        # Out: tokens to text, in the link's callback, until the end or a stop string.
+        output = Output(model.detokenizer(), request.stop, prompt)
+        if request.HasField("resume"):
+            await _resume(pipeline, output, request, span)
+        before = len(output.token_ids)
+        way = Way(call, pipeline.routers, pipeline.router_patience_s, traceparent(span), record)
+        end = await generate(_generate_request(request, prompt), output, way)
+        if end.status.reason != "checkpoint_replaced":
+            break
+        replaced.add(model.checkpoint)
+        record.decisions.append(decision("tokenizer", "checkpoint", "replaced", _of(model)))
 
     # Account for it.
     tokens = len(output.token_ids)
@@ -76,6 +75,24 @@ async def run(
         record.decisions.append(decision("tokenizer", "stop", "stop string", told))
     if not output.finish:
         raise _unfinished(end)
+
+
+async def _prompt(
+    pipeline: Pipeline, request: PromptRequest, replaced: Collection[str], span: Span
+) -> tuple[ServedModel, Prompt]:
+    """An answer that is gone on with was allowed when it began, and has the checkpoint and window
+    that it had then; one that is tokenized anew was allowed as well."""
+    catalog = pipeline.catalog
+    if request.HasField("resume"):
+        model = await catalog.exactly(request.model, request.resume.checkpoint)
+        model = replace(model, window=request.resume.plan.window)
+    else:
+        model = await catalog.find(request.model, replaced)
+    for name, value in _of(model).items():
+        span.set_attribute(name, value)
+    if replaced or request.HasField("resume"):
+        return model, await _assemble(pipeline, model, request, span)
+    return model, await _assemble_and_check(pipeline, model, request, span)
 
 
 async def _assemble_and_check(
@@ -129,6 +146,10 @@ async def _resume(pipeline: Pipeline, output: Output, request: PromptRequest, sp
         ) from None
 
 
+def _of(model: ServedModel) -> dict[str, str]:
+    return {"model": model.name, "checkpoint": model.checkpoint}
+
+
 def _context_decision(prompt: Prompt) -> Decision:
     plan = prompt.plan
     figures = {field.name: getattr(plan, field.name) for field in plan.DESCRIPTOR.fields}
@@ -139,6 +160,7 @@ def _generate_request(request: PromptRequest, prompt: Prompt) -> GenerateRequest
     generate = GenerateRequest(
         caller=request.caller,
         model=request.model,
+        checkpoint=prompt.checkpoint,
         prompt_token_ids=prompt.token_ids,
         sampling=request.sampling,
     )

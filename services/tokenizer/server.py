@@ -1,6 +1,5 @@
 """The tokenizer as a service: one link per gateway in, one per router out."""
 
-import asyncio
 import logging
 
 import grpc
@@ -17,47 +16,49 @@ from services.common.service import Service
 from services.common.telemetry import remote_parent
 from services.tokenizer import metrics
 from services.tokenizer.catalog import Catalog
-from services.tokenizer.models import Models, ServedModel, load
 from services.tokenizer.pipeline import Pipeline, run
 from services.tokenizer.policy import load_policy
-from services.tokenizer.windows import Windows
+from services.tokenizer.pools import Pools
 
 log = logging.getLogger(__name__)
 
 
 class _Unary(tokenizer_pb2_grpc.TokenizerServicer):
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
 
     async def ListModels(
-        self, _request: tokenizer_pb2.ListModelsRequest, _context: grpc.aio.ServicerContext
+        self, _request: tokenizer_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.ListModelsReply:
-        return tokenizer_pb2.ListModelsReply(models=self._models.info())
+        try:
+            return tokenizer_pb2.ListModelsReply(models=await self._catalog.all())
+        except PenstockError as error:
+            await context.abort(error.code, error.message)
+            raise
 
 
 class TokenizerService(Service):
-    """Ready once every known model's tokenizer is read; it does not wait for a router. Models that
-    come and go later are read and left meanwhile."""
+    """Ready once every listed model's tokenizer is read, or could not be; it does not wait for a
+    router. Models that come and go later are read and left meanwhile."""
 
     name = "tokenizer"
     grpc_services = ("penstock.v1.Tokenizer",)
 
     _threads: FairThreads | None = None
-    _windows: Windows | None = None
+    _pools: Pools | None = None
     _catalog: Catalog | None = None
     _routers: Peers | None = None
     _links: LinkServer | None = None
 
     async def start(self, server: grpc.aio.Server) -> None:
-        """Raises ValueError or OSError that name the model, rule or file that is wrong."""
+        """Raises ValueError or OSError that name the rule or file that is wrong."""
         settings = self.settings.tokenizer
         policy = load_policy(settings)
         self._threads = FairThreads(settings.threads, "tokenizer")
-        models = Models(await asyncio.to_thread(self._load_models))
-        self._catalog = Catalog(self.redis, self.settings, models)
+        self._pools = Pools(self.redis, self.settings)
+        await self._pools.start()
+        self._catalog = Catalog(self.redis, self.settings, self.id, self._pools)
         await self._catalog.start()
-        self._windows = Windows(self.redis, self.settings, models)
-        await self._windows.start()
         self._routers = Peers(
             self.redis, self.settings, "router", identity="tokenizer", peer_id=self.id
         )
@@ -70,17 +71,13 @@ class TokenizerService(Service):
             self.telemetry,
             self._threads,
         )
-        tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_Unary(models), server)
+        tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_Unary(self._catalog), server)
         self._links = LinkServer(
             "/penstock.v1.Tokenizer/Link", self._serve, max_requests=settings.max_requests
         )
         self._links.add_to(server)
         links = self._links
         metrics.RUNNING.set_function(lambda: links.running)
-
-    def _load_models(self) -> list[ServedModel]:
-        """Those that this replica is told of; they stay."""
-        return [load(spec, self.settings.worker.max_model_len) for spec in self.settings.models]
 
     async def _serve(self, call: LinkCall) -> None:
         """Around a request's pipeline: its span, its record, and its end whatever happens."""
@@ -110,8 +107,8 @@ class TokenizerService(Service):
     async def stop(self) -> None:
         if self._catalog is not None:
             await self._catalog.stop()
-        if self._windows is not None:
-            await self._windows.stop()
+        if self._pools is not None:
+            await self._pools.stop()
         if self._routers is not None:
             await self._routers.stop()
         if self._threads is not None:

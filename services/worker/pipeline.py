@@ -13,8 +13,9 @@ from opentelemetry.trace import Span
 
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
-from services.common.errors import PenstockError, invalid
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
+from services.common.served_models import Checkpoint
 from services.common.telemetry import Telemetry, remote_parent
 from services.common.waiting import first_done
 from services.worker.engine import (
@@ -50,7 +51,7 @@ _MODES = {value: name.lower() for name, value in worker_pb2.WorkRequest.Mode.ite
 class Stage:
     """What a request needs of its worker."""
 
-    model: str
+    checkpoint: Checkpoint
     engine: EngineClient
     sequences: Sequences
     turns: Turns
@@ -69,8 +70,7 @@ async def serve(stage: Stage, call: LinkCall) -> None:
             try:
                 work = _parse(call.payload)
                 span.set_attribute("mode", _MODES[work.mode])
-                if work.model != stage.model:
-                    raise invalid(f"this worker serves {stage.model!r}", "model", stage="worker")
+                _check_model(stage, work)
                 await _MODES_OF_WORK[work.mode](stage, work, call, span)
                 status = common_pb2.Status()
             except PenstockError as error:
@@ -81,6 +81,20 @@ async def serve(stage: Stage, call: LinkCall) -> None:
                 log.exception("a request of %s failed in its worker", call.peer)
     finally:  # a cancelled request tells its record too
         call.end(status, stage.telemetry.record(span))
+
+
+def _check_model(stage: Stage, work: worker_pb2.WorkRequest) -> None:
+    """Raises INVALID_ARGUMENT for another model, UNAVAILABLE for another checkpoint of this one:
+    its tokens mean something else here, and its KV blocks may come from elsewhere."""
+    own = stage.checkpoint
+    if work.model != own.model:
+        raise invalid(f"this worker serves {own.model!r}", "model", stage="worker")
+    if work.checkpoint != own.digest:
+        raise unavailable(
+            f"this worker serves the checkpoint {own.digest} of {own.model!r}",
+            stage="worker",
+            reason="other_checkpoint",
+        )
 
 
 def _parse(payload: bytes) -> worker_pb2.WorkRequest:

@@ -4,16 +4,17 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import grpc
 
-from services.common import served_models
-from services.common.checkpoint import chosen, digest, locate
-from services.common.config import Settings
-from services.common.discovery import host_id
+from services.common.checkpoint import chosen, digest, locate, text_digest
+from services.common.config import ModelSpec, Settings
+from services.common.discovery import Registration, host_id
 from services.common.errors import unavailable
 from services.common.link import LinkCall, LinkServer, Vitals
 from services.common.redis import Redis
+from services.common.served_models import Checkpoint, entry
 from services.common.service import Service
 from services.common.telemetry import Telemetry
 from services.common.transport import Transport
@@ -57,13 +58,14 @@ class WorkerService(Service):
         self._step_s = 0.0  # expected of the step under way, if that is long
         self._engine: EngineClient | None = None
         self._meter = Meter(self._model.name, settings.worker.role)
-        self._entry = served_models.entry(redis, settings, self._model)
+        self._entry: Registration | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, server: grpc.aio.Server) -> None:
         """Loads the model in the engine's own process; returns when it can compute."""
+        self._began = time.time()
         folder = await asyncio.to_thread(locate, self._model)
-        self._digest = await asyncio.to_thread(digest, folder)
+        self._checkpoint = await asyncio.to_thread(_checkpoint, self._model, folder)
         self._engine = EngineClient(
             self._engine_config(str(folder)),
             on_step=self._on_step,
@@ -74,7 +76,7 @@ class WorkerService(Service):
         self._sequences = Sequences(self._engine)
         self._receiver = KvReceiver(self._engine)
         self._stage = pipeline.Stage(
-            model=self._model.name,
+            checkpoint=self._checkpoint,
             engine=self._engine,
             sequences=self._sequences,
             turns=Turns(),
@@ -97,6 +99,7 @@ class WorkerService(Service):
         self._receiver.add_to(server)
         self._measure(self._engine)
         self._watching = asyncio.create_task(self._watch(self._engine), name="engine watch")
+        self._entry = entry(self.redis, self.settings, self._checkpoint)
         await self._entry.start()
 
     def describe(self) -> dict[str, str]:
@@ -105,7 +108,8 @@ class WorkerService(Service):
         return {
             "role": options.role,
             "model": self._model.name,
-            "digest": self._digest,
+            "digest": self._checkpoint.digest,
+            "began": f"{self._began:.3f}",
             "device": self._info.device,
             "kernels": self._info.kernels,
             "dtype": self._info.dtype,
@@ -129,13 +133,15 @@ class WorkerService(Service):
             )
 
     async def drain(self, grace_s: float) -> None:
-        await self._entry.stop()
+        if self._entry is not None:
+            await self._entry.stop()
         await self._links.drain(grace_s)
 
     async def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        await self._entry.stop()
+        if self._entry is not None:
+            await self._entry.stop()
         if self._engine is not None:
             await self._engine.stop()
         await self._channels.close()
@@ -189,3 +195,8 @@ class WorkerService(Service):
                 log.error("the engine is gone: %s", death)
                 self._sequences.fail_all(death)
                 await self._links.drain(grace_s=1)  # routers must not try this worker again
+
+
+def _checkpoint(model: ModelSpec, folder: Path) -> Checkpoint:
+    """Raises OSError."""
+    return Checkpoint(model.name, digest(folder), text_digest(folder), model.path)

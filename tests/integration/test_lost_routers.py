@@ -225,6 +225,7 @@ def resume_of(deltas: list[TextDelta]) -> Resume:
         token_ids=[id for delta in deltas for id in delta.token_ids],
         cached_tokens=deltas[0].usage.cached_tokens,
         characters=sum(len(delta.text) for delta in deltas),
+        checkpoint=deltas[0].checkpoint,
     )
 
 
@@ -240,14 +241,13 @@ async def test_an_answer_is_gone_on_with_in_the_window_and_under_the_policy_it_b
     before, after = two.deltas[:7], "".join(delta.text for delta in two.deltas[7:])
 
     request.resume.CopyFrom(resume_of(before))
-    models = two.pipeline.catalog.models
-    window, rules = models["tiny"].window, two.pipeline.policy.rules
-    models.bound("tiny", 128)  # would cut the second passage
+    rooms, rules = two.pipeline.catalog._pools._rooms, two.pipeline.policy.rules
+    rooms["tiny", request.resume.checkpoint] = 128  # would cut the second passage
     two.pipeline.policy.rules = Policy([PolicyRule(name="all", pattern=".")]).rules
     try:
         end, (second,) = await told(two, Story(TEXT), request)
     finally:
-        models.bound("tiny", window)
+        rooms.clear()
         two.pipeline.policy.rules = rules
     assert (end.status.code, two.text) == (0, after)
     known = len(request.resume.token_ids)
@@ -276,6 +276,7 @@ async def test_another_prompt_or_text_is_refused_instead_of_gone_on_with(two: Be
     for error in (
         await refusal(question("What was it?")),
         await refusal(question(), prompt_digest=b"x"),
+        await refusal(question(), checkpoint="another"),
         await refusal(question(), characters=before.characters + 1),
     ):
         assert (error.code, error.stage) == (grpc.StatusCode.UNAVAILABLE, "tokenizer")

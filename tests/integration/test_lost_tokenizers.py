@@ -17,7 +17,7 @@ import pytest_asyncio
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptPlan
 from protos.worker_pb2 import TokenDelta
-from services.common.config import GatewaySettings, ModelSpec, PolicyRule, Settings
+from services.common.config import GatewaySettings, PolicyRule, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.link import LinkCall
 from services.common.redis import connect
@@ -30,6 +30,7 @@ from services.tokenizer.detokenizer import detokenizer_factory
 from services.tokenizer.output import Output
 from services.tokenizer.policy import Policy
 from services.tokenizer.server import TokenizerService
+from tests.support.served import checkpoint_of, listing
 from tests.support.streams import Stream
 from tests.support.tokenizer_bed import TOKENIZER, Story, cut_off, ids, router_class, write_model
 from tests.support.waiting import until
@@ -92,10 +93,13 @@ async def house(
         redis_url=redis_url,
         namespace=namespace,
         lease_s=1.0,
-        models=[ModelSpec(name="tiny", path=str(folder))],
         gateway=GatewaySettings(port=0, **gateway),
     )
     async with AsyncExitStack() as stack:
+        redis = connect(redis_url)
+        stack.push_async_callback(redis.aclose)
+        listed = await listing(redis, settings, checkpoint_of(folder, "tiny"))
+        stack.push_async_callback(listed.stop)
 
         async def tell(call: LinkCall, request: GenerateRequest) -> None:
             await made.tell(call, request)
@@ -109,8 +113,6 @@ async def house(
         await started(router_class(tell))
         hosts = [await started(TokenizerService) for _ in range(tokenizers)]
         front = await started(GatewayService)
-        redis = connect(redis_url)
-        stack.push_async_callback(redis.aclose)
         key, _ = await KeyStore(redis, namespace).create("acme", "test")
         assert front.replica is not None
         api = httpx.AsyncClient(
@@ -139,7 +141,7 @@ async def one(tmp_path: Path, redis_url: str, namespace: str) -> AsyncIterator[H
 
 def given_after(tokens: int, stops: Sequence[str]) -> str:
     """The text that so many tokens of the story let out."""
-    output = Output(NEW(), stops, Prompt([1], 90, PromptPlan(), b""))
+    output = Output(NEW(), stops, Prompt([1], 90, PromptPlan(), b"", ""))
     told = [output.push(TokenDelta(token_ids=[id])) for id in ids(TEXT)[:tokens]]
     return "".join(delta.text for delta in told if delta is not None)
 

@@ -22,7 +22,14 @@ from services.common.service import Host
 from services.router import metrics, pipeline
 from services.router.quarantine import PROOF_TOKENS
 from services.router.server import RouterService
-from tests.support.fake_worker import BLOCK_SIZE, MODEL, FakeWorker, Transfers, continuation
+from tests.support.fake_worker import (
+    BLOCK_SIZE,
+    CHECKPOINT,
+    MODEL,
+    FakeWorker,
+    Transfers,
+    continuation,
+)
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import leaving_no_task, until
 
@@ -125,6 +132,7 @@ def ask(
     priority: int = common_pb2.PRIORITY_NORMAL,
     model: str = MODEL,
     generated: int = 0,
+    checkpoint: str = CHECKPOINT,
     timeout_s: float = 30.0,
 ) -> Answered:
     """`generated`: how many of the prompt's last tokens another router gave."""
@@ -134,6 +142,7 @@ def ask(
         prompt_token_ids=prompt,
         sampling=common_pb2.Sampling(top_p=1, seed=7, max_tokens=max_tokens),
         generated_prefix=generated,
+        checkpoint=checkpoint,
     )
     deltas: list[worker_pb2.TokenDelta] = []
     opened = link.open(
@@ -401,7 +410,7 @@ async def test_split_survives_the_loss_of_either_worker(stack):
     answer = ask(link)
     await until(lambda: len(answer.tokens) == 5)
     await stack.worker("d2", "decode")
-    await until(lambda: len(stack.hosts[0].service._workers.ready(MODEL)) == 3)
+    await until(lambda: len(stack.hosts[0].service._workers.ready(MODEL, CHECKPOINT)) == 3)
     await first.kill()
     del stack.workers["d1"]
     await answer.whole()
@@ -487,9 +496,9 @@ async def test_unknown_model_and_no_worker(stack):
     end = await ask(link, model="nobody").end()
     assert (end.status.code, end.status.param) == (5, "model")
     worker = await stack.worker("w1")
-    await until(lambda: stack.hosts[0].service._workers.ready(MODEL))
+    await until(lambda: stack.hosts[0].service._workers.ready(MODEL, CHECKPOINT))
     await worker.kill()
-    await until(lambda: not stack.hosts[0].service._workers.ready(MODEL))
+    await until(lambda: not stack.hosts[0].service._workers.ready(MODEL, CHECKPOINT))
     end = await ask(link).end()
     assert (end.status.code, end.status.reason) == (14, "no_worker")
 
@@ -756,7 +765,7 @@ async def test_a_poison_request_ends_two_engines_and_no_other_request(stack):
     innocent = [ask(link, prompt) for prompt in prompts]
     await until(lambda: all(len(a.tokens) == 5 for a in innocent))
     second = await stack.worker("w2", max_running=32)
-    await until(lambda: len(stack.hosts[0].service._workers.ready(MODEL)) == 2)
+    await until(lambda: len(stack.hosts[0].service._workers.ready(MODEL, CHECKPOINT)) == 2)
     first.poison = second.poison = poison
     first.gate.clear()
     second.load.queued_prefill_tokens = 100_000  # so that the poison goes to the first

@@ -15,7 +15,6 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest, Resume, TokenIds
 from protos.worker_pb2 import TokenDelta
 from services.common.config import (
-    ModelSpec,
     PolicyRule,
     Settings,
     TokenizerSettings,
@@ -24,10 +23,12 @@ from services.common.config import (
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
+from services.common.redis import connect
 from services.common.service import Host
 from services.tokenizer import metrics
 from services.tokenizer.context import assemble
 from services.tokenizer.server import TokenizerService
+from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, says, write_model
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
@@ -90,13 +91,19 @@ async def test_prompts_fit_the_room_that_the_workers_register(
     async with bed(tmp_path, redis_url, namespace, says("water")) as b:
         service = b.tokenizer.service
         assert isinstance(service, TokenizerService)
-        models = service._pipeline.catalog.models
-        facts = {"model": "tiny", "max_model_len": "96"}
+        catalog = service._pipeline.catalog
+        whole = await catalog.find("tiny")
+        assert whole.window == 512
+        facts = {"model": "tiny", "digest": whole.checkpoint, "max_model_len": "96"}
         worker = Replica("worker", "worker-1", "127.0.0.1:1", "host", 1, facts=facts)
         registration = Registration(service.redis, namespace, worker, lease_s=5.0)
         await registration.start()
-        await until(lambda: models["tiny"].window == 96, what="the worker was seen")
-        (listed,) = models.info()
+
+        async def seen() -> bool:
+            return (await catalog.find("tiny")).window == 96
+
+        await until(seen, what="the worker was seen")
+        (listed,) = await catalog.all()
         assert listed.window == 96
         request = question()
         request.chat.passages.add(title="Long", text="water " * 60)
@@ -124,12 +131,17 @@ async def test_an_answer_gone_on_with_keeps_the_window_that_it_began_with(
         request.resume.characters = len(begun.text)
         request.resume.plan.CopyFrom(begun.plan)
         request.resume.prompt_digest = begun.prompt_digest
-        models = b.pipeline.catalog.models
-        facts = {"model": "tiny", "max_model_len": "96"}
+        request.resume.checkpoint = begun.checkpoint
+        catalog = b.pipeline.catalog
+        facts = {"model": "tiny", "digest": begun.checkpoint, "max_model_len": "96"}
         worker = Replica("worker", "worker-1", "127.0.0.1:1", "host", 1, facts=facts)
         registration = Registration(b.tokenizer.service.redis, namespace, worker, lease_s=5.0)
         await registration.start()
-        await until(lambda: models["tiny"].window == 96, what="the worker was seen")
+
+        async def seen() -> bool:
+            return (await catalog.find("tiny")).window == 96
+
+        await until(seen, what="the worker was seen")
         assert (await b.ask(request)).status.code == 0
         sent = b.router().requests[-1]
         assert sent.generated_prefix == len(begun.token_ids)
@@ -197,6 +209,7 @@ async def test_requests_and_tokens_are_counted_once(
             Resume(
                 plan=first.plan,
                 prompt_digest=first.prompt_digest,
+                checkpoint=first.checkpoint,
                 token_ids=first.token_ids,
                 characters=len(first.text),
             )
@@ -247,6 +260,7 @@ async def test_threads_are_taken_and_time_is_kept_in_the_caller_s_name(
         request.resume.characters = len(begun.text)
         request.resume.plan.CopyFrom(begun.plan)
         request.resume.prompt_digest = begun.prompt_digest
+        request.resume.checkpoint = begun.checkpoint
         tenants.clear()
         assert (await b.ask(request)).status.code == 0
         assert tenants == ["acme"] * 2, "for the prompt and for what was begun"
@@ -287,9 +301,10 @@ async def test_the_window_is_bounded_by_the_setting(
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,
-        models=[ModelSpec(name="tiny", path=str(tmp_path))],
         worker=WorkerSettings(max_model_len=64),
     )
+    redis = connect(redis_url)
+    listed = await listing(redis, settings, checkpoint_of(tmp_path, "tiny"))
     host = Host(TokenizerService, settings)
     replica = await host.start()
     async with TRANSPORT.dial(replica.address, "tokenizer") as channel:
@@ -297,6 +312,8 @@ async def test_the_window_is_bounded_by_the_setting(
         (model,) = (await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)).models
     assert model.window == 64
     await host.stop(grace_s=0)
+    await listed.stop()
+    await redis.aclose()
 
 
 async def test_a_stop_string_ends_the_generation(
@@ -344,6 +361,41 @@ async def test_workers_that_the_router_lost_are_no_reason_to_try_another_router(
         error = await b.refused(question())
         assert (error.stage, error.reason) == ("worker", reason)
         assert sum(len(b.router(n).requests) for n in (0, 1)) == 1
+
+
+async def test_a_prompt_whose_checkpoint_was_replaced_is_tokenized_anew(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    """For another one, as long as there is one."""
+    gone: set[str] = set()
+
+    async def replaces(call: LinkCall, request: GenerateRequest) -> None:
+        if request.checkpoint in gone or not request.checkpoint:
+            raise unavailable("replaced", stage="router", reason="checkpoint_replaced")
+        await says("water")(call, request)
+
+    async with bed(tmp_path / "old", redis_url, namespace, replaces) as b:
+        (tmp_path / "new").mkdir()
+        write_model(tmp_path / "new")
+        (tmp_path / "new" / "model.safetensors").write_bytes(b"other weights")
+        redis = connect(redis_url)
+        listed = await listing(redis, b.settings, checkpoint_of(tmp_path / "new", "tiny"))
+        assert (await b.ask(question())).status.code == 0
+        (first,) = {r.checkpoint for r in b.router().requests}
+        gone.add(first)
+        b.router().requests.clear()
+        end = await b.ask(question())
+        assert (end.status.code, b.text) == (0, "water")
+        tried = [request.checkpoint for request in b.router().requests]
+        assert len(tried) == len(set(tried)) == 2
+        assert b.deltas[0].checkpoint == tried[1]
+        subjects = [(d.subject, d.choice) for d in end.record.decisions]
+        assert subjects.count(("checkpoint", "replaced")) == 1
+        gone.add(tried[1])
+        error = await b.refused(question())
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "model_not_read")
+        await listed.stop()
+        await redis.aclose()
 
 
 async def test_no_router_is_an_error_that_names_it(
@@ -441,21 +493,11 @@ async def test_a_drain_lets_running_requests_finish(
         await drain
 
 
-@pytest.mark.parametrize(
-    ("models", "rules", "words"),
-    [
-        ([ModelSpec(name="gone", path="/nowhere/at/all")], [], "'gone'"),
-        ([], [PolicyRule(name="bad", pattern="(")], "'bad'"),
-    ],
-)
-async def test_a_wrong_setting_fails_the_start_and_is_named(
-    redis_url: str, namespace: str, models: list[ModelSpec], rules: list[PolicyRule], words: str
-) -> None:
+async def test_a_wrong_setting_fails_the_start_and_is_named(redis_url: str, namespace: str) -> None:
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,
-        models=models,
-        tokenizer=TokenizerSettings(policy_rules=rules),
+        tokenizer=TokenizerSettings(policy_rules=[PolicyRule(name="bad", pattern="(")]),
     )
-    with pytest.raises((ValueError, OSError), match=words):
+    with pytest.raises(ValueError, match="'bad'"):
         await Host(TokenizerService, settings).start()

@@ -43,6 +43,7 @@ class Attached:
 
     def open(self, work: Work, timeout_s: float = 30.0) -> tuple[list[Work], LinkRequest]:
         deltas: list[worker_pb2.TokenDelta] = []
+        work.checkpoint = work.checkpoint or self.replica.facts["digest"]
         request = self.link.open(
             work.SerializeToString(),
             deadline=time.monotonic() + timeout_s,
@@ -75,13 +76,8 @@ def work(prompt: list[int] = PROMPT, max_tokens: int = 20, **fields: object) -> 
         temperature=float(fields.pop("temperature", 0.0)),  # type: ignore[arg-type]
     )
     caller = common_pb2.Caller(request_id="r", tenant=tenant, priority=2, weight=1)
-    return Work(
-        caller=caller,
-        model="tiny",
-        prompt_token_ids=prompt,
-        sampling=sampling,
-        **fields,  # type: ignore[arg-type]
-    )
+    fields = {"model": "tiny", **fields}
+    return Work(caller=caller, prompt_token_ids=prompt, sampling=sampling, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +203,7 @@ async def test_a_bad_request_is_refused_by_name_and_harms_nobody(
         (work(prompt=[999_999]), "prompt_token_ids"),
         (work(prompt=[]), "prompt_token_ids"),
         (work(prompt=[5] * 2100), "prompt_token_ids"),
-        (Work(model="other"), "model"),
+        (work(model="other"), "model"),
     ]:
         _, end, _ = await decode.run(bad)
         assert end.status.code == invalid, end.status

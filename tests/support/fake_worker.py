@@ -19,6 +19,7 @@ from tests.support.transport import TRANSPORT
 
 BLOCK_SIZE = 16
 MODEL = "demo"
+CHECKPOINT = "c0ffee"
 
 
 def next_token(tokens: Sequence[int], seed: int = 0) -> int:
@@ -58,6 +59,7 @@ class FakeWorker:
         transfers: Transfers | None = None,
         max_running: int = 8,
         model: str = MODEL,
+        checkpoint: str = CHECKPOINT,
     ) -> None:
         self.id = id
         self.requests: list[worker_pb2.WorkRequest] = []
@@ -102,6 +104,7 @@ class FakeWorker:
         facts = {
             "role": role,
             "model": model,
+            "digest": checkpoint,
             "block_size": str(BLOCK_SIZE),
             "max_running": str(max_running),
         }

@@ -12,9 +12,12 @@ import grpc
 from protos import common_pb2, worker_pb2
 from services.common.config import Settings
 from services.common.discovery import Replica
+from services.common.fresh_look import FreshLook
 from services.common.link import End, LinkState
 from services.common.peers import Peer
 from services.router.workers import Worker, Workers
+
+CHECKPOINT = "c0ffee"
 
 
 class Opened:
@@ -68,8 +71,13 @@ class Pool:
         redis: Any = SimpleNamespace(register_script=lambda _: None)
         self.changes = 0
         self.workers = Workers(redis, settings or Settings(), "r", self._changed)
+        self.workers._peers.look = FreshLook(self._look, 0.0)
+        self.on_look: Callable[[], object] = lambda: None  # what the registry has to tell by then
         self.opened: dict[str, list[Opened]] = {}
         self.log: list[str] = []
+
+    async def _look(self) -> None:
+        self.on_look()
 
     def _changed(self) -> None:
         self.changes += 1
@@ -78,7 +86,8 @@ class Pool:
         self, id: str, role: str = "both", model: str = "m", host: str = "host", **facts: object
     ) -> Peer:
         """Its link takes requests at once. `facts`: as the registry has them."""
-        told = {"model": model, "role": role, **{name: str(fact) for name, fact in facts.items()}}
+        told = {"model": model, "role": role, "digest": CHECKPOINT}
+        told |= {name: str(fact) for name, fact in facts.items()}
         replica = Replica("worker", id, f"127.0.0.1:{len(self.opened) + 1}", host, 1, facts=told)
         self.opened[id] = []
 

@@ -15,13 +15,15 @@ from protos.common_pb2 import FINISH_LENGTH, Caller, Message, Passage, Sampling,
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
-from services.common.config import ModelSpec, PolicyRule, Settings, TokenizerSettings
+from services.common.config import PolicyRule, Settings, TokenizerSettings
 from services.common.errors import PenstockError
 from services.common.link import End, LinkCall, LinkClient, LinkServer
+from services.common.redis import connect
 from services.common.service import Host, Service
 from services.common.telemetry import decision, remote_parent
 from services.tokenizer.pipeline import Pipeline
 from services.tokenizer.server import TokenizerService
+from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizers import byte_level, write_tokenizer
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import leaving_no_task, until
@@ -220,7 +222,6 @@ async def bed(
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,
-        models=[ModelSpec(name="tiny", path=str(folder))],
         drain_grace_s=5.0,
         tokenizer=TokenizerSettings(
             policy_rules=[PolicyRule(name="secret", pattern="top secret")],
@@ -229,6 +230,8 @@ async def bed(
         ),
     )
     async with leaving_no_task():
+        redis = connect(redis_url)
+        listed = await listing(redis, settings, checkpoint_of(folder, "tiny"))
         routers = [Host(router_class(script), settings) for script in scripts]
         for router in routers:
             await router.start()
@@ -246,6 +249,8 @@ async def bed(
             await link.close()
             for host in (tokenizer, *routers):
                 await host.stop(grace_s=0)
+            await listed.stop()
+            await redis.aclose()
 
 
 def question(text: str = "What is it?", **fields: object) -> PromptRequest:

@@ -41,7 +41,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     advertise_host: str = Field("", description="how peers reach this host; empty: bind_host")
     lease_s: float = Field(3.0, gt=0.2, description="a silent replica leaves the registry after")
     model_memory_s: float = Field(
-        300.0, gt=0, description="a model is known for so long after its last worker was there"
+        300.0, gt=0, description="a model is known for so long after its last worker was stopped"
     )
     drain_grace_s: float = Field(20.0, ge=0, description="running requests may finish this long")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"

@@ -13,6 +13,7 @@ from services.cli.running import Running, holding
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import connect
+from services.common.served_models import Checkpoint, entry
 from services.gateway.ids import KEY
 from services.gateway.keys import KEY_PATTERN
 
@@ -30,12 +31,12 @@ def running(redis_url, namespace):
 
     async def register():
         redis = connect(redis_url)
-        for service, facts in (
-            ("tokenizer", {"models": "tiny,large"}),
-            ("retrieval", {"embedding_model": "small"}),
-        ):
-            replica = Replica(service, f"{service}-1", "h:1", "h", 1, facts=facts)
-            await Registration(redis, namespace, replica, 3600)._once()
+        facts = {"embedding_model": "small"}
+        replica = Replica("retrieval", "retrieval-1", "h:1", "h", 1, facts=facts)
+        await Registration(redis, namespace, replica, 3600)._once()
+        settings = Settings(namespace=namespace)
+        for name in ("tiny", "large"):
+            await entry(redis, settings, Checkpoint(name, "d", "t", f"/{name}"))._once()
         await redis.aclose()
 
     asyncio.run(register())

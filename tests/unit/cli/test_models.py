@@ -15,7 +15,7 @@ from services.cli.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import Redis, connect
-from services.common.served_models import ServedModels, entry
+from services.common.served_models import Checkpoint, ServedModels, entry
 from services.common.start_failures import StartFailure, tell
 from tests.support.waiting import until
 
@@ -154,7 +154,7 @@ async def test_models_are_deployed_and_removed_as_wanted(
     await until(lambda: serve.deployed == [SECOND], 10)
     worker = await worker_of(redis, namespace, "second")
     settings = Settings(namespace=namespace, lease_s=0.6)
-    listed = entry(redis, settings, SECOND)
+    listed = entry(redis, settings, Checkpoint("second", "d", "t", "/second"))
     await listed.start()
     assert await ServedModels(redis, settings).has("second")
 
@@ -324,3 +324,26 @@ async def test_who_takes_the_place_of_a_lost_one_keeps_what_was_wanted(
     async with kept(redis, redis_url, namespace, []) as (_, keeper):
         await until(lambda: serve.deployed == [SECOND], 10)
         assert not keeper.replaced
+
+
+async def test_what_an_earlier_stack_lost_is_forgotten_by_the_next(
+    redis: Redis, redis_url: str, namespace: str, serve: Serve
+) -> None:
+    """It is not wanted any more, and its entry would stand for a day."""
+    settings = Settings(namespace=namespace, lease_s=0.6)
+    for name in ("first", "lost"):
+        await entry(redis, settings, Checkpoint(name, "d", "t", f"/{name}"))._once()
+    await WantedModels(redis, namespace).start_with([FIRST], "us")
+    async with kept(redis, redis_url, namespace, [FIRST]):
+        served = ServedModels(redis, settings)
+
+        async def known() -> set[str]:
+            await served.look()
+            return served.names()
+
+        await until_not(lambda: holds(known, "lost"))
+        assert await known() == {"first"}
+
+
+async def holds(known: Any, name: str) -> bool:
+    return name in await known()

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-from services.common.checkpoint import chosen, digest, is_hub_id, locate
+from services.common.checkpoint import chosen, digest, is_hub_id, locate, text_digest
 from services.common.config import ModelSpec, Settings
 
 
@@ -141,6 +141,34 @@ def test_any_file_of_the_model_makes_its_digest(name: str, tmp_path: Path) -> No
     assert digest(one) != digest(other)
     (other / name).unlink()
     assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tools.jinja",
+        "tokenizer.model",
+        "merges.txt",
+    ],
+)
+def test_whatever_a_tokenizer_reads_makes_both_digests(name: str, tmp_path: Path) -> None:
+    one, other = checkpoint(tmp_path / "one"), checkpoint(tmp_path / "other")
+    (other / name).parent.mkdir(exist_ok=True)
+    (other / name).write_text("a")
+    before = digest(other), text_digest(other)
+    assert digest(one) != before[0]
+    assert text_digest(one) != before[1]
+    (other / name).write_text("b")
+    assert digest(other) != before[0]
+    assert text_digest(other) != before[1]
+
+
+def test_weights_are_nothing_to_a_tokenizer(tmp_path: Path) -> None:
+    one, other = checkpoint(tmp_path / "one"), checkpoint(tmp_path / "other")
+    (other / "model.safetensors").unlink()  # where they are not downloaded
+    assert text_digest(one) == text_digest(other)
 
 
 def checkpoint(folder: Path) -> Path:

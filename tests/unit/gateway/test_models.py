@@ -64,6 +64,7 @@ class Stub:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(models.tokenizer_pb2_grpc, "TokenizerStub", Stub)
+    monkeypatch.setattr(models, "_LOOK_EVERY_S", 0.01)
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
@@ -139,22 +140,23 @@ async def test_an_unknown_name_is_asked_for_at_once_but_not_by_everyone(clock):
     catalog = catalog_of(tokenizers)
     await catalog.all()
     tokenizers.served = {"one": ["m", "new"]}
-    clock.now += 0.6
     assert (await catalog.find("new")).name == "new"
     assert len(tokenizers.asked) == 2
-    for _ in range(5):
-        error = await refusal(catalog, "x" * 1000)
-    assert len(tokenizers.asked) == 2
+    error = await refusal(catalog, "x" * 1000)
+    assert len(tokenizers.asked) == 3
     assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
     assert (error.param, error.stage) == ("model", "gateway")
     assert len(error.message) < 200
-    clock.now += 0.6
     tokenizers.gate.clear()
-    asked = [asyncio.create_task(refusal(catalog, "nobody")) for _ in range(3)]
-    await until(lambda: len(tokenizers.asked) == 3, 5)
+    asked = [asyncio.create_task(refusal(catalog, "nobody")) for _ in range(30)]
+    await until(lambda: len(tokenizers.asked) == 4, 5)
+    tokenizers.served = {"one": ["m", "new", "newer"]}  # as a command said meanwhile
+    found = [asyncio.create_task(catalog.find("newer")) for _ in range(30)]
+    await asyncio.sleep(0)
     tokenizers.gate.set()
     await asyncio.gather(*asked)
-    assert len(tokenizers.asked) == 3, "one look for all that wait"
+    assert {model.name for model in await asyncio.gather(*found)} == {"newer"}
+    assert len(tokenizers.asked) <= 5, "one look for all that wait, and one for who came later"
 
 
 async def test_what_was_known_stands_while_no_tokenizer_answers(clock):
@@ -168,6 +170,16 @@ async def test_what_was_known_stands_while_no_tokenizer_answers(clock):
         assert await names(catalog) == ["m"]
     tokenizers.served = {"two": ["m", "new"]}
     assert (await catalog.find("new")).name == "new", "a look that failed is no look"
+
+
+async def test_that_there_is_no_model_is_known_too(clock):
+    """All were removed: that is no tokenizer that cannot be reached."""
+    tokenizers = Tokenizers(one=[])
+    catalog = catalog_of(tokenizers)
+    assert await names(catalog) == []
+    assert (await refusal(catalog, "m")).reason == "model_not_found"
+    tokenizers.served = {"one": ["m"]}
+    assert (await catalog.find("m")).name == "m"
 
 
 async def test_before_any_tokenizer_was_reached_nothing_is_known(clock):

@@ -123,6 +123,7 @@ def lost(reason: str, stage: str = "tokenizer", span: str = "") -> End:
 
 def begins(opened: Opened) -> None:
     first = TextDelta(text="é\U0001f600", token_ids=[5, 6], plan=PLAN, prompt_digest=b"d")
+    first.checkpoint = "c0ffee"
     first.usage.CopyFrom(Usage(prompt_tokens=9, cached_tokens=4))
     opened.say(first, TextDelta(token_ids=[7]))
 
@@ -148,6 +149,7 @@ async def test_another_tokenizer_is_told_all_that_it_has_to_know() -> None:
     first, second = tokenizers.opened
     assert not first.request.HasField("resume")
     resume = second.request.resume
+    assert resume.checkpoint == "c0ffee"
     assert (resume.plan, resume.prompt_digest, resume.cached_tokens) == (PLAN, b"d", 4)
     assert (list(resume.token_ids), resume.characters) == ([5, 6, 7], 2)
     for opened in (first, second):

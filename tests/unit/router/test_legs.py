@@ -66,15 +66,21 @@ async def test_after_the_patience_any_ready_worker_is_better_than_none(suspected
     """Though none is sound, or each has a suspect: an error helps nobody."""
     ready = [object()]
     workers = SimpleNamespace(
-        ready=lambda model: ready, sound=lambda model: ready if suspected else []
+        ready=lambda *_: ready, sound=lambda *_: ready if suspected else [], replaced=not_replaced
     )
     settings = SimpleNamespace(router=SimpleNamespace(worker_patience_s=0.0))
     router: Any = SimpleNamespace(workers=workers, settings=settings)
     case: Any = SimpleNamespace(may_run_on=lambda worker: not suspected)
-    assert await _some_workers(router, "m", case) == ready
+    request = SimpleNamespace(model="m", checkpoint="c")
+    answer: Any = SimpleNamespace(request=request, begun=False)
+    assert await _some_workers(router, answer, case) == ready
     ready.clear()
     with pytest.raises(PenstockError, match="no worker"):
-        await _some_workers(router, "m", case)
+        await _some_workers(router, answer, case)
+
+
+async def not_replaced(*_: object) -> bool:
+    return False
 
 
 @pytest.mark.parametrize(

@@ -374,3 +374,20 @@ def test_a_rate_fades_between_its_trust_and_its_end():
     rates = rates_of([tiny, new], NOW)
     assert rates[tiny] == Rates(0.5, 0.0005)
     assert rates[new] == Rates(0.5 * OPTIMISM, 0.0005 / OPTIMISM)
+
+
+def test_kv_is_handed_over_only_where_it_has_the_same_form():
+    """Other settings of a model come step by step, too: as good as a pair may look."""
+
+    def of(number: int, role: str, dtype: str) -> Worker:
+        made = worker(number, role)
+        made.replica.facts["dtype"] = dtype
+        return made
+
+    first, other = of(0, "prefill", "float32"), of(1, "decode", "bfloat16")
+    always = replace(ASK, split="always")
+    assert place(always, [first, other]).plan.prefill is None
+    fitting = of(2, "decode", "float32")
+    fitting.load.running = 30  # as bad as it may look
+    plan = place(always, [first, other, fitting]).plan
+    assert (plan.prefill, plan.decode) == (first, fitting)

@@ -10,13 +10,14 @@ from protos import common_pb2, worker_pb2
 from protos.common_pb2 import FINISH_LENGTH
 from protos.router_pb2 import GenerateRequest
 from services.common.block_hash import block_hashes, tenant_salt
-from services.common.config import ModelSpec, RouterSettings, Settings
+from services.common.config import RouterSettings, Settings
 from services.common.errors import PenstockError, unavailable
+from services.common.link import LinkState
 from services.common.telemetry import Telemetry
 from services.router import breaker, metrics, pipeline
 from services.router.admission import Ticket
-from services.router.quarantine import Quarantine
-from tests.support.scripted_workers import Call, Opened, Pool
+from services.router.quarantine import Quarantine, fingerprint
+from tests.support.scripted_workers import CHECKPOINT, Call, Opened, Pool
 from tests.support.waiting import until
 
 PROMPT = list(range(100))
@@ -60,10 +61,7 @@ class Listed:
 class Rig:
     def __init__(self, **options: Any) -> None:
         options = {"worker_patience_s": 0.0, **options}
-        self.settings = Settings(
-            router=RouterSettings(**options),
-            models=[ModelSpec(name="listed", path="/models/listed")],
-        )
+        self.settings = Settings(router=RouterSettings(**options))
         self.pool = Pool(self.settings)
         self.door = Door()
         self.models = Listed()
@@ -117,7 +115,7 @@ def request(**facts: Any) -> GenerateRequest:
     return GenerateRequest(
         caller=common_pb2.Caller(**{**caller, **facts.pop("caller", {})}),
         sampling=common_pb2.Sampling(**{**sampling, **facts.pop("sampling", {})}),
-        **{"model": "m", "prompt_token_ids": PROMPT, **facts},
+        **{"model": "m", "checkpoint": CHECKPOINT, "prompt_token_ids": PROMPT, **facts},
     )
 
 
@@ -202,16 +200,17 @@ async def test_what_a_request_claims(
 
 @pytest.mark.parametrize(
     ("model", "known"),
-    [("m", True), ("listed", True), ("registered", True), ("other", False)],
+    [("m", True), ("registered", True), ("left", False), ("other", False)],
 )
-async def test_a_model_is_known_if_it_is_listed_or_was_served(
+async def test_a_model_is_known_if_the_registry_lists_it_or_a_worker_of_it(
     rig: Rig, model: str, known: bool
 ) -> None:
     """Known without a worker is not available; unknown is an error of the client."""
     rig.models.names.add("registered")
-    peer = rig.pool.peer("w")
-    assert rig.pool.workers.models() == {"m"}
-    rig.pool.gone(peer)
+    peer, gone = rig.pool.peer("w"), rig.pool.peer("gone", model="left")
+    assert rig.pool.workers.models() == {"m", "left"}
+    cast(Any, peer.link).state = LinkState.DEAD
+    rig.pool.gone(gone)
     status = await rig.serve(request(model=model)).end()
     if known:
         assert (status.code, status.reason) == (14, "no_worker")
@@ -394,6 +393,7 @@ async def test_what_another_router_gave_is_no_prompt_to_count(rig: Rig) -> None:
 async def test_who_was_convicted_meanwhile_does_not_run() -> None:
     """Two of one kind: the second waits for a worker while the first ends two engines."""
     rig = Rig(worker_patience_s=60.0)
+    rig.models.names.add("listed")
     served = rig.serve(request(model="listed"))
     await until(lambda: bool(rig.door.came))
     rig.quarantine._convict(rig.quarantine.case(request(model="listed"))._fingerprint)
@@ -454,6 +454,7 @@ async def test_a_request_waits_for_a_sound_worker_and_takes_the_first() -> None:
 
 async def test_waiting_for_a_worker_ends_with_the_patience() -> None:
     rig = Rig(worker_patience_s=0.05)
+    rig.models.names.add("listed")
     served = rig.serve(request(model="listed"))
     await until(lambda: bool(rig.door.came))
     rig.pool.worker("another")  # a change, but none that helps
@@ -475,3 +476,90 @@ async def test_an_only_worker_is_tried_as_soon_as_its_pause_is_over(
     worker.give(1, finish=FINISH_LENGTH)
     worker.end()
     assert (await served.end()).code == 0
+
+
+# ---- two checkpoints of a model -----------------------------------------------------------------
+
+
+async def test_a_request_runs_on_workers_of_its_checkpoint_alone() -> None:
+    """Split, and when one is lost: the other checkpoint's workers are idle and hold its prefix."""
+    rig = Rig(split="always", worker_patience_s=0.0)
+    for id, role in (("p", "prefill"), ("d", "decode")):
+        rig.pool.worker(id, role)
+        other = rig.pool.peer(f"other-{id}", role, digest="other")
+        hashes = block_hashes(PROMPT, 16, tenant_salt("acme"))
+        rig.pool.tell(other, events=[(True, hashes)])
+    served = rig.serve(request())
+    first, then = await rig.nth("p", 1), await rig.nth("d", 1)
+    assert first.work.checkpoint == then.work.checkpoint == CHECKPOINT
+    first.give(1)
+    first.end()
+    then.end(grpc.StatusCode.UNAVAILABLE, "peer_lost")
+    again = await rig.nth("p", 2)  # better a prefill worker than another checkpoint's decoder
+    again.give(2, 3, finish=FINISH_LENGTH)
+    again.end()
+    assert (await served.end()).code == 0
+    assert served.call.tokens == [1, 2, 3]
+    assert not rig.pool.opened["other-p"]
+    assert not rig.pool.opened["other-d"]
+
+
+async def test_a_replaced_checkpoint_is_told_at_once_while_nothing_was_made_of_the_answer() -> None:
+    rig = Rig(worker_patience_s=60.0)
+    rig.pool.worker("new", digest="new")
+    looks: list[bool] = []
+    rig.pool.on_look = lambda: looks.append(True)
+    status = await rig.serve(request()).end()
+    assert (status.code, status.reason, status.stage) == (14, "checkpoint_replaced", "router")
+    assert looks, "one that came in this moment would be seen"
+
+
+async def test_a_checkpoint_whose_worker_just_came_is_not_replaced() -> None:
+    rig = Rig(worker_patience_s=60.0)
+    rig.pool.worker("new", digest="new")
+    rig.pool.on_look = lambda: rig.pool.opened.get("w") or rig.pool.peer("w")
+    served = rig.serve(request())
+    opened = await rig_opens(rig, "w")
+    opened.give(1, finish=FINISH_LENGTH)
+    opened.end()
+    assert (await served.end()).code == 0
+
+
+async def rig_opens(rig: Rig, id: str) -> Opened:
+    await until(lambda: bool(rig.pool.opened.get(id)))
+    return rig.pool.opened[id][-1]
+
+
+@pytest.mark.parametrize("before", [0, 5])
+async def test_what_was_begun_waits_for_a_worker_of_its_checkpoint(before: int) -> None:
+    """By this router, or by one that was lost: another checkpoint cannot go on with it."""
+    rig = Rig(worker_patience_s=60.0)
+    peer = rig.pool.peer("w")
+    rig.pool.worker("new", digest="new")
+    if before:
+        rig.pool.gone(peer)
+    served = rig.serve(request(generated_prefix=before))
+    if not before:
+        (await rig.nth("w", 1)).give(1)
+        rig.pool.gone(peer)
+        rig.pool.opened["w"][0].end(grpc.StatusCode.UNAVAILABLE, "peer_lost")
+    await until(lambda: len(rig.door.came) == 1)
+    await asyncio.sleep(0)
+    assert not served.task.done()
+    rig.pool.worker("back")
+    opened = await rig_opens(rig, "back")
+    opened.give(2, finish=FINISH_LENGTH)
+    opened.end()
+    assert (await served.end()).code == 0
+    assert not rig.pool.opened["new"]
+
+
+async def test_a_request_without_its_checkpoint_is_refused(rig: Rig) -> None:
+    rig.pool.worker("w")
+    status = await rig.serve(request(checkpoint="")).end()
+    assert (status.code, status.param) == (3, "checkpoint")
+
+
+def test_of_another_checkpoint_a_request_is_not_alike() -> None:
+    assert fingerprint(request()) != fingerprint(request(checkpoint="other"))
+    assert fingerprint(request()) == fingerprint(request())

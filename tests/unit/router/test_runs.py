@@ -19,7 +19,7 @@ from services.router.breaker import State
 from services.router.leg import Way, WorkerLostError
 from services.router.placement import Plan
 from services.router.workers import Worker
-from tests.support.scripted_workers import Call, Opened, Pool
+from tests.support.scripted_workers import CHECKPOINT, Call, Opened, Pool
 from tests.support.waiting import until
 
 PROMPT = list(range(40))
@@ -46,6 +46,7 @@ class Run:
         request = GenerateRequest(
             caller=caller,
             model="m",
+            checkpoint=CHECKPOINT,
             prompt_token_ids=PROMPT,
             sampling=common_pb2.Sampling(max_tokens=max_tokens, seed=7),
             generated_prefix=generated,
@@ -95,6 +96,7 @@ async def test_what_an_unsplit_worker_is_asked(pool: Pool) -> None:
     assert request.work == WorkRequest(
         caller=run.answer.request.caller,
         model="m",
+        checkpoint=CHECKPOINT,
         prompt_token_ids=[*PROMPT, 900, 901],
         generated_prefix=5,
         sampling=common_pb2.Sampling(max_tokens=3, seed=7),

@@ -13,7 +13,7 @@ from services.common.link import LinkState
 from services.common.peers import Peer
 from services.router.breaker import PROBE_S
 from services.router.workers import Workers
-from tests.support.scripted_workers import Pool
+from tests.support.scripted_workers import CHECKPOINT, Pool
 from tests.support.waiting import until
 
 
@@ -55,7 +55,7 @@ async def test_a_snapshot_forgets_what_was_known_and_what_was_still_to_be_taken_
 
 
 def serving(workers: Workers, role: str, places: int, state: LinkState = LinkState.READY) -> Peer:
-    facts = {"model": "m", "role": role, "max_running": str(places)}
+    facts = {"model": "m", "digest": CHECKPOINT, "role": role, "max_running": str(places)}
     replica = Replica("worker", f"{role}-{places}", "127.0.0.1:1", "host", 1, facts=facts)
     peer = Peer(replica, cast(Any, SimpleNamespace(state=state)))
     workers._of(peer)
@@ -79,30 +79,30 @@ async def test_slots_are_the_places_of_those_who_decode(workers: Workers) -> Non
 async def test_the_next_try_is_at_the_first_pause_that_is_not_over(workers: Workers) -> None:
     """A worker that takes requests now brings no new chance: who waits would not wait at all."""
     well, ill = (workers._of(serving(workers, "both", places)) for places in (1, 2))
-    assert workers.next_try_s("m") == float("inf")
+    assert workers.next_try_s("m", CHECKPOINT) == float("inf")
     ill.breaker.began().lost()
-    assert well in workers.sound("m")
-    assert 0 < workers.next_try_s("m") <= PROBE_S
+    assert well in workers.sound("m", CHECKPOINT)
+    assert 0 < workers.next_try_s("m", CHECKPOINT) <= PROBE_S
 
 
 async def test_workers_of_another_model_are_no_help() -> None:
     """Neither to run on, nor to compare a worker with, nor to say that one is not alone."""
     pool = Pool()
     one, other = pool.worker("one"), pool.worker("other", model="another")
-    assert pool.workers.ready("m") == pool.workers.sound("m") == [one]
+    assert pool.workers.ready("m", CHECKPOINT) == pool.workers.sound("m", CHECKPOINT) == [one]
     assert one.peers_failed_share() is None
     other.breaker.began().lost()
     one.breaker.began().lost()
     for _ in range(3):  # its probes, so that its pause is long
         one.breaker.began().lost()
     assert pool.workers.breakers_open() == 2
-    assert 0 < pool.workers.next_try_s("m") <= PROBE_S, "it is alone"
+    assert 0 < pool.workers.next_try_s("m", CHECKPOINT) <= PROBE_S, "it is alone"
     pool.worker("third", model="another")
-    assert pool.workers.next_try_s("m") <= PROBE_S
+    assert pool.workers.next_try_s("m", CHECKPOINT) <= PROBE_S
     peer = pool.worker("fourth")
-    assert pool.workers.next_try_s("m") > PROBE_S, "it is not any more"
+    assert pool.workers.next_try_s("m", CHECKPOINT) > PROBE_S, "it is not any more"
     peer.breaker.began().lost()
-    assert pool.workers.next_try_s("m") <= PROBE_S
+    assert pool.workers.next_try_s("m", CHECKPOINT) <= PROBE_S
     assert pool.workers.breakers_open() == 3
 
 
@@ -120,13 +120,15 @@ async def test_a_workers_failures_are_compared_with_the_mean_of_its_peers() -> N
     assert one.peers_failed_share() == 0, "who left is no peer"
     cast(Any, good.link).state = LinkState.DRAINING
     assert one.peers_failed_share() is None
-    assert pool.workers.ready("m") == [one]
+    assert pool.workers.ready("m", CHECKPOINT) == [one]
 
 
 async def test_a_workers_facts_and_what_its_load_says_of_them() -> None:
     pool = Pool()
     told = pool.peer("told", block_size=32, max_running=5)
-    assert [w.id for w in pool.workers.ready("m")] == ["told"], "before it has told any news"
+    assert [w.id for w in pool.workers.ready("m", CHECKPOINT)] == ["told"], (
+        "before it has told any news"
+    )
     bare = pool.worker("bare")
     worker = pool.workers._of(told)
     assert (worker.block_size, worker.max_running) == (32, 5)
@@ -209,11 +211,49 @@ async def test_how_many_take_requests_is_told_also_when_none_is_left(workers: Wo
     serving(workers, "decode", 1)
     only = serving(workers, "prefill", 1)
     serving(workers, "decode", 2, LinkState.CONNECTING)
-    assert workers.ready_counts() == {("m", "decode"): 1, ("m", "prefill"): 1}
+    assert workers.ready_counts({"m"}) == {("m", "decode"): 1, ("m", "prefill"): 1}
     only.left.set()
-    assert workers.ready_counts() == {("m", "decode"): 1, ("m", "prefill"): 0}
+    assert workers.ready_counts({"m"}) == {("m", "decode"): 1, ("m", "prefill"): 0}
     workers._on_gone(only)
-    assert workers.ready_counts() == {("m", "decode"): 1, ("m", "prefill"): 0}
+    assert workers.ready_counts({"m"}) == {("m", "decode"): 1, ("m", "prefill"): 0}
+
+
+async def test_ready_workers_are_counted_while_their_model_is_wanted() -> None:
+    """By the registry: a wanted model without a worker is a zero, one that was removed is none."""
+    pool = Pool()
+    one, other = pool.peer("p", "prefill"), pool.peer("d", "decode")
+    counts = pool.workers.ready_counts
+    assert counts({"m"}) == {("m", "prefill"): 1, ("m", "decode"): 1}
+    cast(Any, other.link).state = LinkState.DEAD
+    assert counts({"m"}) == {("m", "prefill"): 1, ("m", "decode"): 0}
+    pool.gone(other)
+    assert counts({"m"}) == {("m", "prefill"): 1, ("m", "decode"): 0}, "it was there once"
+    one.left.set()
+    assert counts({"m", "never"}) == {
+        ("m", "prefill"): 0,
+        ("m", "decode"): 0,
+        ("never", "both"): 0,
+    }, "of one that this router never saw a worker of, too"
+    assert counts(set()) == {}, "what runs on it still is nobody's alarm"
+    assert counts({"m"}) == {("m", "both"): 0}
+
+
+async def test_a_checkpoint_is_replaced_when_none_of_it_is_left_and_another_is_ready() -> None:
+    pool = Pool()
+    workers = pool.workers
+    old = pool.peer("old")
+    assert not await workers.replaced("m", CHECKPOINT)
+    assert not await workers.replaced("nothing", CHECKPOINT)
+    new = pool.peer("new", digest="new")
+    assert not await workers.replaced("m", CHECKPOINT), "both are served"
+    cast(Any, old.link).state = LinkState.CONNECTING
+    assert not await workers.replaced("m", CHECKPOINT), "it is about to be ready"
+    cast(Any, old.link).state = LinkState.DRAINING
+    assert await workers.replaced("m", CHECKPOINT)
+    assert [w.id for w in workers.ready("m", "new")] == ["new"]
+    assert workers.ready("m", CHECKPOINT) == workers.sound("m", CHECKPOINT) == []
+    cast(Any, new.link).state = LinkState.DEAD
+    assert not await workers.replaced("m", CHECKPOINT), "there is nothing to go over to"
 
 
 async def test_who_waits_for_a_change_hears_of_each() -> None:

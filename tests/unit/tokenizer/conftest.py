@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protos.common_pb2 import Message, Passage
-from services.common.config import ModelSpec
 from services.tokenizer.models import ServedModel, load
+from tests.support.served import checkpoint_of
 from tests.support.tokenizers import CHAT_TEMPLATE, write_tokenizer
 
 MakeModel = Callable[..., ServedModel]
@@ -23,7 +23,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
         write_tokenizer(folder, chat_template=chat_template)
         config = {"max_position_embeddings": window, "vocab_size": 320}
         (folder / "config.json").write_text(json.dumps(config))
-        return load(ModelSpec(name="tiny", path=str(folder)))
+        return load(checkpoint_of(folder, "tiny"))
 
     return make
 

@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from services.common.config import ModelSpec
-from services.common.errors import PenstockError
-from services.tokenizer.models import Models, ServedModel, load
+from services.common.checkpoint import digest
+from services.common.served_models import Checkpoint
+from services.tokenizer.models import load
+from tests.support.served import checkpoint_of
 from tests.support.tokenizers import byte_level, write_tokenizer
 
 
-def write(folder: Path, config: dict[str, Any]) -> ModelSpec:
+def write(folder: Path, config: dict[str, Any]) -> Checkpoint:
     write_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    return ModelSpec(name="tiny", path=str(folder))
+    return checkpoint_of(folder, "tiny")
 
 
 def test_window_and_vocabulary_are_the_model_s(tmp_path: Path) -> None:
@@ -39,6 +39,7 @@ def test_truncation_and_padding_of_the_file_are_not_used(tmp_path: Path) -> None
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=16)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    spec = checkpoint_of(tmp_path, "tiny")
     text = "The water of the penstock"
     assert load(spec).tokenizer.encode(text).ids == byte_level().encode(text).ids
 
@@ -46,10 +47,9 @@ def test_truncation_and_padding_of_the_file_are_not_used(tmp_path: Path) -> None
 def test_a_template_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, chat_template=None)
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
-    spec = ModelSpec(name="tiny", path=str(tmp_path))
-    assert load(spec).template is None
+    assert load(checkpoint_of(tmp_path, "tiny")).template is None
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert load(spec).template is not None
+    assert load(checkpoint_of(tmp_path, "tiny")).template is not None
 
 
 def test_a_checkpoint_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_checkpoint_without_tokenizer_json_is_converted(tmp_path: Path) -> Non
     tokenizer.model.save(str(tmp_path))  # vocab.json and merges.txt, as GPT-2 came
     config = {"model_type": "gpt2", "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = load(ModelSpec(name="old", path=str(tmp_path)))
+    model = load(checkpoint_of(tmp_path, "old"))
     text = "The water 東京"
     assert model.tokenizer.encode(text).ids == tokenizer.encode(text).ids
 
@@ -76,7 +76,7 @@ def test_a_checkpoints_own_code_is_not_run_nor_asked_about(
     (folder / "config.json").write_text('{"model_type": "own", "max_position_embeddings": 64}')
     monkeypatch.setattr("builtins.input", lambda _: "y")
     with pytest.raises(ValueError, match=r"'tiny': .* code of its own, which is not run"):
-        load(ModelSpec(name="tiny", path=str(folder)))
+        load(checkpoint_of(folder, "tiny"))
     assert not ran.exists()
 
 
@@ -85,30 +85,20 @@ def test_what_is_missing_is_said_with_the_model_s_name(tmp_path: Path, missing: 
     spec = write(tmp_path, {"vocab_size": 320, "model_type": "llama"})
     if missing != "max_position_embeddings":
         (tmp_path / missing).unlink()
+        spec = checkpoint_of(tmp_path, "tiny")
     with pytest.raises(ValueError, match="'tiny'") as error:
         load(spec)
     assert missing == "tokenizer.json" or missing in str(error.value)
 
 
-def test_unknown_models_are_not_found(model: ServedModel) -> None:
-    models = Models([model])
-    assert models["tiny"] is model
-    with pytest.raises(PenstockError) as error:
-        models["huge"]
-    assert (error.value.code, error.value.param) == (grpc.StatusCode.NOT_FOUND, "model")
-    (info,) = models.info()
-    assert (info.name, info.window, info.created) == ("tiny", 512, model.created)
+def test_other_files_than_those_of_the_workers_are_not_tokenized_with(tmp_path: Path) -> None:
+    """Of another host, or written over meanwhile."""
+    served = write(tmp_path, {"max_position_embeddings": 512})
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(ValueError, match=f"'tiny'.*{served.text_digest}"):
+        load(served)
 
 
-def test_the_window_is_bounded_by_the_room_and_by_the_model_s_own(model: ServedModel) -> None:
-    models = Models([model])
-    assert models.bound("tiny", 100)
-    before = models["tiny"]
-    assert models.info()[0].window == before.window == 100
-    assert not models.bound("tiny", 100)
-    assert models.bound("tiny", 200)
-    assert models["tiny"].window == 200
-    assert before.window == 100  # of a request under way
-    assert models.bound("tiny", 10_000)
-    assert models["tiny"].window == 512
-    assert not models.bound("huge", 100)
+def test_a_model_knows_its_checkpoint(tmp_path: Path) -> None:
+    served = write(tmp_path, {"max_position_embeddings": 512})
+    assert load(served).checkpoint == served.digest == digest(tmp_path)

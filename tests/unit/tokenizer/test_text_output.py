@@ -17,7 +17,7 @@ from tests.support.tokenizers import byte_level, metaspace, unigram, wordpiece
 TOKENIZER = byte_level()
 NEW = detokenizer_factory(TOKENIZER)
 PLAN = PromptPlan(window=512, user=9)
-PROMPT = Prompt(list(range(9)), 100, PLAN, b"digest")
+PROMPT = Prompt(list(range(9)), 100, PLAN, b"digest", "checkpoint")
 
 
 def ids(text: str) -> list[int]:
@@ -44,6 +44,7 @@ def test_plan_comes_first_and_usage_last() -> None:
     assert second is not None
     assert end is not None
     assert (first.text, first.plan, first.prompt_digest) == ("The", PLAN, b"digest")
+    assert (first.checkpoint, second.checkpoint) == ("checkpoint", "")
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (9, len(ids("The")))
     assert not second.HasField("usage")
     assert (second.text, second.HasField("plan"), second.finish) == (" water", False, FINISH_NONE)

@@ -12,6 +12,7 @@ import pytest
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
 from services.common.errors import PenstockError
+from services.common.served_models import Checkpoint
 from services.common.telemetry import Telemetry
 from services.worker import pipeline
 from services.worker.engine import (
@@ -69,7 +70,7 @@ class Call:
 def stage_of(engine: Engine) -> pipeline.Stage:
     unused, fake_engine = (cast(Any, one) for one in (None, engine))
     return pipeline.Stage(
-        model="tiny",
+        checkpoint=Checkpoint("tiny", "own", "", "/tiny"),
         engine=fake_engine,
         sequences=Sequences(fake_engine),
         turns=Turns(),
@@ -86,6 +87,7 @@ async def serve(engine: Engine, call: Call) -> None:
 
 
 def work(**fields: Any) -> bytes:
+    fields = {"checkpoint": "own", **fields}
     return Work(model="tiny", prompt_token_ids=[3, 4], **fields).SerializeToString()
 
 
@@ -281,3 +283,14 @@ async def test_a_request_that_its_engine_never_had_is_not_kept() -> None:
     load = cast(Any, None)
     sequences.deliver(StepOutput(1, 0, 1, load, 0, outputs=[RequestOutput("1", [7])]))
     assert not heard
+
+
+@pytest.mark.parametrize("checkpoint", ["", "other"])
+async def test_tokens_of_another_checkpoint_are_not_computed_on(checkpoint: str) -> None:
+    """In whichever mode; the router goes on elsewhere."""
+    for mode in Work.Mode.values():
+        call = Call(work(mode=mode, checkpoint=checkpoint))
+        await serve(Engine(RuntimeError("it was asked")), call)
+        ((status, _),) = call.ends
+        assert status.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert (status.stage, status.reason) == ("worker", "other_checkpoint")

@@ -185,7 +185,8 @@ class Worker:
         return answer, self.engine.requests[had]
 
     def open(self, **fields: Any) -> Answer:
-        work = {"model": "tiny", "prompt_token_ids": range(3, 43), **fields}
+        own = self.service._checkpoint.digest
+        work = {"model": "tiny", "checkpoint": own, "prompt_token_ids": range(3, 43), **fields}
         return Answer(self.link, Work(**work))
 
 
