@@ -94,15 +94,17 @@ def test_settings_go_to_the_applications_that_they_concern() -> None:
     }
     release = chart(FOLDER, settings=settings)
     found = applications(release)
-    [gateway] = release.pods_of("gateway")
+    [gateway], [cli] = release.pods_of("gateway"), release.pods_of("cli")
     told = {
         "gateway": variables(gateway.spec["containers"][0]),
+        "cli": variables(cli.spec["containers"][0]),
         "services": found["penstock"]["runtime_env"]["env_vars"],
         "model": found["penstock:a"]["runtime_env"]["env_vars"],
     }
     # Beside its own: gateways search, tokenizers know windows, workers tell when they stall.
     wanted = {
         "gateway": {"LOG_LEVEL", "GATEWAY__MAX_REQUESTS", "RETRIEVAL__TOP_K"},
+        "cli": set(settings),  # the doctor looks at all
         "services": {
             "LOG_LEVEL",
             "RETRIEVAL__TOP_K",

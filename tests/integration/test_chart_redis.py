@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import redis
+from pydantic import SecretStr
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from services.cli.doctor import redis as doctor
 from services.cli.doctor.installation import Installation
-from services.common.config import Settings
+from tests.deploy.environment import settings_of
 from tests.deploy.manifests import Release, render, secret_value
 from tests.support.chart_redis import ChartRedis
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig
@@ -96,7 +97,7 @@ def test_neither_rules_the_server(request: pytest.FixtureRequest, user: str, com
 def test_strangers_and_mixed_up_passwords_are_refused(
     server: ChartRedis, passwords: dict[str, str]
 ) -> None:
-    with pytest.raises(AuthenticationError), redis.Redis(port=server.port) as nobody:
+    with pytest.raises(AuthenticationError), server.as_user("", "") as nobody:
         nobody.ping()
     for user, password in (
         ("penstock", passwords["ray"]),
@@ -165,12 +166,13 @@ async def _files_and_stores(rig: Rig) -> None:
 
 
 async def test_the_doctor_finds_nothing_wrong_with_it(
-    server: ChartRedis, passwords: dict[str, str], tmp_path: Path
+    server: ChartRedis, passwords: dict[str, str], release: Release
 ) -> None:
-    url = url_of(server, passwords["penstock"])
-    it = await Installation.find(
-        Settings(redis_url=url, namespace=NAMESPACE, data_dir=tmp_path / "data")
-    )
+    """By the settings of the pod that it runs in; here without TLS."""
+    [cli] = release.pods_of("cli")
+    there = settings_of(release, cli)
+    here = {"redis_url": SecretStr(url_of(server, passwords["penstock"])), "redis_ca": None}
+    it = await Installation.find(there.model_copy(update=here))
     try:
         found = await doctor.check(it)
     finally:

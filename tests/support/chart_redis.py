@@ -9,6 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from services.common.children import dying_with_parent
 from services.common.embedded_redis import binary
@@ -83,16 +85,24 @@ class ChartRedis:
         return done.returncode == 0
 
     def as_user(self, name: str, password: str) -> "redis.Redis":
-        return redis.Redis(port=self.port, username=name, password=password, decode_responses=True)
+        return redis.Redis(
+            port=self.port,
+            username=name,
+            password=password,
+            decode_responses=True,
+            retry=Retry(NoBackoff(), 0),
+        )
 
     def as_admin(self) -> "redis.Redis":
         return self.as_user("admin", (self._folder / "admin").read_text())
 
     def refused(self) -> list[str]:
         """What users were refused, and so would have needed: a command or a key each. Not CLIENT,
-        of which a newer Redis counts what a library says of itself as harmless."""
+        of which a newer Redis counts what a library says of itself as harmless, nor who came with
+        another password: that may be anybody on this machine who takes this for his own Redis."""
         with self.as_admin() as admin:
-            return [e["object"] for e in admin.acl_log() if e["object"] != "client"]
+            entries = [e for e in admin.acl_log() if e["reason"] != "auth"]
+            return [e["object"] for e in entries if e["object"] != "client"]
 
     def close(self) -> None:
         if self._process is not None:

@@ -100,11 +100,11 @@ key: {{ .Values.otlp.caSecret.key }}
 {{/*
 Those of `settings` that somebody reads, as variables, so that a change of the router's restarts no
 worker. What the chart derives from other values cannot be set twice. Call with (list . "gateway"),
-(list . "services") or (list . "model").
+(list . "services"), (list . "model"), or (list . "cli"), whose doctor looks at all of them.
 */}}
 {{- define "penstock.settings" -}}
 {{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
-{{- $sections := dict "gateway" "^(GATEWAY|RETRIEVAL)__" "services" "^(RETRIEVAL|TOKENIZER|ROUTER)__|^WORKER__MAX_MODEL_LEN$" "model" "^WORKER__|^ROUTER__STALL_TIMEOUT_S$" -}}
+{{- $sections := dict "gateway" "^(GATEWAY|RETRIEVAL)__" "services" "^(RETRIEVAL|TOKENIZER|ROUTER)__|^WORKER__MAX_MODEL_LEN$" "model" "^WORKER__|^ROUTER__STALL_TIMEOUT_S$" "cli" "__" -}}
 {{- $own := get $sections (index . 1) -}}
 {{- $variables := dict -}}
 {{- range $name, $value := (index . 0).Values.settings -}}
@@ -116,4 +116,12 @@ worker. What the chart derives from other values cannot be set twice. Call with 
 {{- end -}}
 {{- end -}}
 {{- with $variables }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* The same as a container's variables. */}}
+{{- define "penstock.settings.environment" -}}
+{{- range $name, $value := include "penstock.settings" . | fromYaml }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
 {{- end -}}
