@@ -30,6 +30,7 @@ import uvicorn
 from protos.common_pb2 import FINISH_LENGTH, Usage
 from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import Load, TokenDelta, WorkerNews, WorkRequest
+from services.common.checkpoint import digest
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica, host_id
 from services.common.link import MAX_FRAME_BYTES, LinkCall, LinkClient, LinkServer, Vitals
@@ -151,6 +152,7 @@ def registration(address: str) -> Registration:
     facts = {
         "role": "both",
         "model": settings.models[0].name,
+        "digest": digest(Path(settings.models[0].path)),
         "dtype": "float32",
         "block_size": "16",
         "max_running": str(MAX_RUNNING),

@@ -19,11 +19,13 @@ import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bench.link_hops import TEXT, key_to_ids
+from services.common.checkpoint import digest, text_digest
 from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
+from services.common.served_models import Checkpoint, entry
 from services.gateway.keys import KeyStore
 
 MODEL = "bench"
@@ -53,6 +55,7 @@ def make_checkpoint(folder: Path) -> int:
 def environment(folder: Path) -> Iterator[dict[str, str]]:
     """Settings of all services as environment variables, with a Redis that lives as long."""
     with EmbeddedRedis() as redis:
+        asyncio.run(_list_model(redis.url, folder))
         yield {
             **os.environ,
             "PENSTOCK_REDIS_URL": redis.url,
@@ -100,6 +103,14 @@ def wait_until_answering(url: str, key: str) -> None:
             said = answer.text
         time.sleep(0.2)
     raise RuntimeError(f"the services do not answer: {said}")
+
+
+async def _list_model(redis_url: str, folder: Path) -> None:
+    """As a worker would: the one of the measurement knows nothing of models."""
+    redis = connect(redis_url)
+    listed = Checkpoint(MODEL, digest(folder), text_digest(folder), str(folder))
+    await entry(redis, Settings(namespace=NAMESPACE), listed).start()
+    await redis.aclose()
 
 
 def _settings(variables: dict[str, str]) -> Settings:
