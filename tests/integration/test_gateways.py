@@ -67,7 +67,9 @@ async def test_one_that_drains_leaves_no_request_behind(rig: Rig, other: Host) -
                 if http is not None:
                     answer = await http.post(CHAT, json=ASK)
                 else:
-                    async with httpx.AsyncClient(base_url=rig.url, headers=headers) as fresh:
+                    async with httpx.AsyncClient(
+                        base_url=rig.url, headers=headers, timeout=20
+                    ) as fresh:
                         answer = await fresh.post(CHAT, json=ASK)
                 if "so it is" not in answer.text:
                     failed.append(answer.text)
@@ -127,7 +129,7 @@ async def listens_no_more(rig: Rig) -> None:
 async def new_answer(rig: Rig, path: str) -> httpx.Response:
     """On a connection of its own."""
     headers = {"Authorization": f"Bearer {rig.key}"}
-    async with httpx.AsyncClient(base_url=rig.url, headers=headers) as fresh:
+    async with httpx.AsyncClient(base_url=rig.url, headers=headers, timeout=20) as fresh:
         return await (fresh.post(path, json=ASK) if path == CHAT else fresh.get(path))
 
 
