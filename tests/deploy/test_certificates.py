@@ -125,6 +125,49 @@ def test_rays_own_traffic_is_encrypted_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    "door",
+    [
+        {"enabled": True},
+        {"enabled": True, "dnsNames": ["llm.example.com"]},
+        {
+            "enabled": True,
+            "issuerRef": {"name": "letsencrypt", "kind": "ClusterIssuer"},
+            "dnsNames": ["llm.example.com"],
+        },
+    ],
+)
+def test_the_first_request_after_an_install_is_one_that_works(door: Thing) -> None:
+    """By a name in the door's certificate, after what is needed to check that was fetched."""
+    values = {"certificates": {"certManager": {"enabled": True}, "door": door}}
+    said = notes(values)
+    spec = certificates(render(None, values))["demo-penstock-tls-door"]
+    [name] = re.findall(r"https://([^:/]+):8000/v1/chat/completions", said)
+    assert name in spec["dnsNames"]
+    assert f"--resolve {name}:8000:127.0.0.1" in said
+    public = spec["issuerRef"]["name"] == "letsencrypt"
+    assert ("--cacert ca.crt" in said) is not public
+    if not public:
+        assert said.index("> ca.crt") < said.index("--cacert ca.crt")
+        assert f"get secret {spec['secretName']} " in said
+
+
+@pytest.mark.parametrize(
+    ("names", "asked"), [(["llm.example.com"], "llm.example.com"), ([], "DOOR-NAME")]
+)
+def test_a_certificate_of_yours_is_asked_by_its_own_name(names: list[str], asked: str) -> None:
+    door = {"existingSecret": "public", "dnsNames": names}
+    said = notes({"certificates": {"door": door}})
+    assert f"--resolve {asked}:8000:127.0.0.1 https://{asked}:8000/" in said
+    assert ("a name in the certificate of Secret public" in said) is (not names)
+
+
+def test_without_tls_at_the_door_the_first_request_is_in_the_clear() -> None:
+    said = notes({})
+    assert "curl http://localhost:8000/v1/chat/completions" in said
+    assert "ca.crt" not in said
+
+
+@pytest.mark.parametrize(
     ("values", "told"),
     [
         ({}, {"what Ray's own processes say", "The door has no TLS"}),

@@ -2,12 +2,14 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import helm_python
 import pytest
 
 from tests.deploy.conftest import RENDERINGS
-from tests.deploy.manifests import CHART, Release, merge, of_profile
+from tests.deploy.manifests import CHART, Release, merge, notes, of_profile, render
 from tests.deploy.validation import errors, pod_errors
 
 
@@ -58,6 +60,21 @@ def test_every_object_says_whose_it_is(release: Release) -> None:
             assert re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value), (name, value)
 
 
+@pytest.mark.parametrize("rendering", RENDERINGS)
+def test_secrets_that_you_make_are_said_after_the_install(rendering: str) -> None:
+    """Those that are waited for and that the chart does not make, each with the keys in use."""
+    profile, values = RENDERINGS[rendering]
+    release, said = render(profile, values), notes(merge(of_profile(profile), values))
+    made = {secret["metadata"]["name"] for secret in release.of("Secret")}
+    made |= {certificate["spec"]["secretName"] for certificate in release.of("Certificate")}
+    told = re.findall(r"create secret generic (\S+)((?: --from-literal=\S+=VALUE)+)\n", said)
+    asked = {name: set(re.findall(r"literal=(\S+)=VALUE", keys)) for name, keys in told}
+    read = [reference for thing in release.things for reference in _keys(thing)]
+    assert set(asked) == (release.secrets_used() | {name for name, _ in read}) - made
+    for name, key in read:
+        assert key in asked.get(name, {key}), (name, key)
+
+
 def test_what_pods_mount_or_read_is_in_the_chart_or_named_by_values(release: Release) -> None:
     made = {thing["metadata"]["name"] for thing in release.of("Secret")}
     made |= {thing["spec"]["secretName"] for thing in release.of("Certificate")}
@@ -78,3 +95,16 @@ def test_what_pods_mount_or_read_is_in_the_chart_or_named_by_values(release: Rel
                 assert volume["configMap"]["name"] in maps, pod.owner
             if "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"]["claimName"] in claims, pod.owner
+
+
+def _keys(part: Any) -> Iterator[tuple[str, str]]:
+    """Secret and key of each variable that must be there."""
+    if isinstance(part, list):
+        for own in part:
+            yield from _keys(own)
+    elif isinstance(part, dict):
+        reference = part.get("secretKeyRef", {"optional": True})
+        if not reference.get("optional"):
+            yield reference["name"], reference["key"]
+        for own in part.values():
+            yield from _keys(own)

@@ -37,6 +37,20 @@ Call with (list . "redis" "password" 32).
 {{- end -}}
 {{- end -}}
 
+{{/* Non-empty where the door's certificate is not signed by the release's own issuer. */}}
+{{- define "penstock.door.ofOthers" -}}
+{{- or .Values.certificates.door.existingSecret .Values.certificates.door.issuerRef.name | default "" -}}
+{{- end -}}
+
+{{/* A name in the door's certificate; empty: nobody told us which it has. */}}
+{{- define "penstock.door.name" -}}
+{{- if not (include "penstock.door.ofOthers" .) -}}
+{{- include "penstock.fullname" . -}}
+{{- else if .Values.certificates.door.dnsNames -}}
+{{- first .Values.certificates.door.dnsNames -}}
+{{- end -}}
+{{- end -}}
+
 {{/*
 Who has a certificate, and for which DNS names: the identities, by which services know each other
 (docs/decisions/0013), and what is reached by the name of a Service.
@@ -63,4 +77,34 @@ Who has a certificate, and for which DNS names: the identities, by which service
   - {{ $host }}.{{ $.Release.Namespace }}.svc.{{ $.Values.clusterDomain }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* Secrets that the values name and somebody else makes: name: [key …], as YAML. */}}
+{{- define "penstock.secrets.given" -}}
+{{- $v := .Values -}}
+{{- $state := $v.ray.gcsFaultTolerance -}}
+{{- $downloads := dict -}}
+{{- range $v.models }}{{ if .download }}{{ $_ := set $downloads .name true }}{{ end }}{{ end -}}
+{{- $wanted := list
+    (list true $v.internalSecret.existingSecret $v.internalSecret.key)
+    (list $v.redis.enabled $v.redis.auth.existingSecret $v.redis.auth.key)
+    (list (and $v.redis.enabled $state) $v.redis.rayAuth.existingSecret $v.redis.rayAuth.key)
+    (list (not $v.redis.enabled) $v.redis.external.existingSecret $v.redis.external.key)
+    (list (not $v.redis.enabled) $v.redis.external.caSecret.name $v.redis.external.caSecret.key)
+    (list (and (not $v.redis.enabled) $state) $v.redis.external.ray.existingSecret $v.redis.external.ray.key)
+    (list $v.qdrant.enabled $v.qdrant.auth.existingSecret $v.qdrant.auth.key)
+    (list (not $v.qdrant.enabled) $v.qdrant.external.existingSecret $v.qdrant.external.key)
+    (list (not $v.qdrant.enabled) $v.qdrant.external.caSecret.name $v.qdrant.external.caSecret.key)
+    (list (not $v.collector.enabled) $v.otlp.caSecret.name $v.otlp.caSecret.key)
+    (list (not (empty $downloads)) $v.modelCache.download.tokenSecret.name $v.modelCache.download.tokenSecret.key)
+    (list true $v.certificates.door.existingSecret "tls.crt")
+    (list true $v.certificates.door.existingSecret "tls.key")
+-}}
+{{- $given := dict -}}
+{{- range $wanted -}}
+{{- if and (index . 0) (index . 1) -}}
+{{- $_ := set $given (index . 1) (append (default list (get $given (index . 1))) (index . 2) | uniq) -}}
+{{- end -}}
+{{- end -}}
+{{- with $given }}{{ toYaml . }}{{ end -}}
 {{- end -}}
