@@ -1,0 +1,87 @@
+"""Builds the CPU kernels: a library for each instruction set, from the same sources.
+
+Run by setup.py, so that an install has them, and by hand: `python kernels/cpu/build.py`. Takes the
+machine's own compiler or, where there is none, the one that the `ziglang` wheel brings; the sources
+use no C++ library, so that neither needs one. Standard library only: it runs before anything else
+of Penstock is there.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BUILT = HERE / "built"
+_SOURCES = sorted((HERE / "native").glob("*.cc"))
+_ALL = sorted((HERE / "native").iterdir())
+
+_X86_64_V3 = ["-mavx2", "-mfma"]
+_AVX512 = [*_X86_64_V3, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+FLAGS = {
+    "avx2": _X86_64_V3,
+    "avx512": _AVX512,
+    "avx512_bf16": [*_AVX512, "-mavx512bf16"],
+}
+"""By instruction set, the later ones the better."""
+
+_OPTIONS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"]
+_OPTIONS += ["-fvisibility=hidden", "-fno-math-errno", "-pthread"]
+
+
+class BuildFailed(Exception):
+    """No compiler is there, or what it says."""
+
+
+def compiler() -> list[str] | None:
+    """The command of a C++ compiler: $CXX, the system's, or that of the ziglang wheel."""
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+        if shutil.which(name):
+            return [name]
+    # Without this, it would first build a C++ library of its own, for two minutes.
+    zig = [sys.executable, "-m", "ziglang", "c++", "-nostdlib++"]
+    return zig if find_spec("ziglang") else None
+
+
+def path_of(instruction_set: str) -> Path:
+    """Where the library of these sources is, or would be: named after their content."""
+    digest = hashlib.sha256(" ".join(_OPTIONS + FLAGS[instruction_set]).encode())
+    for source in _ALL:
+        digest.update(source.read_bytes())
+    return BUILT / f"{instruction_set}-{digest.hexdigest()[:12]}.so"
+
+
+def build(instruction_sets: list[str] | None = None) -> list[Path]:
+    """Builds what is missing, two at a time. Raises BuildFailed."""
+    wanted = {name: path_of(name) for name in instruction_sets or FLAGS}
+    missing = [name for name, path in wanted.items() if not path.exists()]
+    command = compiler()
+    if missing and command is None:
+        raise BuildFailed("no C++ compiler: install one, or `pip install ziglang`")
+    BUILT.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: _build(command or [], name, wanted[name]), missing))
+    for old in set(BUILT.glob("*.so")) - {path_of(name) for name in FLAGS}:
+        old.unlink(missing_ok=True)
+    return list(wanted.values())
+
+
+def _build(command: list[str], instruction_set: str, path: Path) -> None:
+    # A file of this name is whole, whoever builds beside us.
+    with tempfile.TemporaryDirectory(dir=BUILT) as folder:
+        output = Path(folder) / path.name
+        arguments = [*_OPTIONS, *FLAGS[instruction_set], *map(str, _SOURCES), "-o", str(output)]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        if done.returncode:
+            raise BuildFailed(f"{' '.join(command)}: {done.stderr[-2000:]}")
+        output.replace(path)
+
+
+if __name__ == "__main__":
+    for built in build(sys.argv[1:] or None):
+        print(built.relative_to(HERE.parents[1]))

@@ -1,0 +1,78 @@
+"""The built kernels, loaded: the best instruction set that this processor has, or a given one."""
+
+import ctypes
+import functools
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.cpu.build import FLAGS, path_of
+
+_NEEDS = {
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"},
+    "avx512_bf16": {"avx512_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"},
+}
+"""Of the processor's flags, as Linux names them."""
+
+
+class Unavailable(Exception):
+    """The processor lacks the instruction set, or the kernels are not built; says which."""
+
+
+class Library:
+    """The C functions of one instruction set."""
+
+    def __init__(self, instruction_set: str) -> None:
+        """Raises Unavailable."""
+        self.instruction_set = instruction_set
+        if instruction_set not in supported():
+            raise Unavailable(f"this processor has no {instruction_set}")
+        path = path_of(instruction_set)
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise Unavailable(
+                f"the kernels are not built (kernels/cpu/build.py): {error}"
+            ) from None
+        pointer, number = ctypes.c_void_p, ctypes.c_long
+        self.start_team = _function(library.penstock_team, [ctypes.c_int], pointer)
+        self.end_team = _function(library.penstock_end_team, [pointer], None)
+        self.run = _function(
+            library.penstock_run, [pointer, pointer, pointer, pointer, ctypes.c_int], ctypes.c_int
+        )
+        self.scratch_bytes = _function(
+            library.penstock_scratch_bytes, [ctypes.c_int, ctypes.c_int], number
+        )
+        self._pack = _function(
+            library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None
+        )
+
+    @property
+    def has_dot(self) -> bool:
+        """It multiplies pairs of bf16 and sums them in float: twice as fast as float alone."""
+        return self.instruction_set == "avx512_bf16"
+
+    def pack(self, rows: NDArray[np.generic], panels: NDArray[np.generic]) -> None:
+        """A matrix by rows, [n, k] of 2- or 4-byte elements, into panels (native/tile.h) of the
+        same: [ceil(n / 16) * 16 * k]."""
+        n, k = rows.shape
+        self._pack(rows.ctypes.data, panels.ctypes.data, n, k, rows.itemsize)
+
+
+def _function(function, arguments, result):  # type: ignore[no-untyped-def]
+    function.argtypes, function.restype = arguments, result
+    return function
+
+
+@functools.cache
+def supported() -> tuple[str, ...]:
+    """Instruction sets of this processor that kernels exist for, the best first. None of them on
+    another system than Linux: the thread team sleeps on its futexes."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    return tuple(name for name in reversed(FLAGS) if _NEEDS[name] <= flags)

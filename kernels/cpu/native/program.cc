@@ -1,0 +1,148 @@
+// Runs a step: every thread goes through the same list of operations, and they meet after each.
+#include "program.h"
+
+#include "attention.h"
+#include "rows.h"
+#include "team.h"
+
+struct Run {
+  Team* team;
+  const Program* program;
+  const Step* step;
+  int* tasks;  // next one, of each operation
+  int num_tiles;
+};
+
+static int take(int* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+
+// L: of linears, A: of attention and its cache.
+template <class L, class A>
+struct Kernels {
+  typedef typename L::Row Row;
+
+  static void prepare(const Op* op, const Buffer* x, int row, Row* to) {
+    const float* from = x->data + row * x->width;
+    switch (op->prelude) {
+      case PLAIN: return plain_row(from, to, op->matrix.k);
+      case NORM: return norm_row(from, op->norm, op->epsilon, to, op->matrix.k);
+      case SILU_MUL: return silu_mul_row(from, to, op->matrix.k);
+    }
+  }
+
+  static void linear(const Run* run, const Op* op, int thread, int rows, int* task) {
+    const Program* p = run->program;
+    const Buffer* y = &p->buffers[op->target];
+    long stride = op->matrix.k + OPERAND_PAD;
+    Row* operand = (Row*)p->operand;
+    for (int row = thread; row < rows; row += team_size(run->team))
+      prepare(op, &p->buffers[op->source], row, operand + row * stride);
+    team_meet(run->team);
+    int panels = (op->matrix.n + PANEL - 1) / PANEL;
+    for (int panel; (panel = take(task) * TILE_PANELS) < panels;)
+      linear_columns<L>(operand, stride, &op->matrix, y->data, y->width, rows, panel, (Epilogue)op->epilogue);
+  }
+
+  static void rotary(const Run* run, const Op* op, int thread) {
+    const Program* p = run->program;
+    const Step* s = run->step;
+    const Buffer* qkv = &p->buffers[op->source];
+    for (int i = 0; i < s->sequences; i++)
+      for (int t = s->starts[i]; t < s->starts[i + 1]; t++) {
+        if (t % team_size(run->team) != thread) continue;
+        int position = s->positions[t];
+        int block = s->block_tables[(long)i * s->table_width + position / p->shape.block_tokens];
+        rotate_and_store<typename A::Weight>(p, op->layer, qkv->data + t * qkv->width, position, block);
+      }
+  }
+
+  static void attention(const Run* run, const Op* op, int thread, int* task) {
+    const Program* p = run->program;
+    const Tile* tiles = (const Tile*)p->tiles;
+    int kv_heads = p->shape.kv_heads, group = p->shape.heads / kv_heads;
+    for (int i; (i = take(task)) < run->num_tiles * kv_heads;) {
+      // A sequence's tasks lie together, and of those a head's: it finds its keys still in the cache.
+      const Tile* any = &tiles[i / kv_heads];
+      int end = any - tiles;
+      while (end < run->num_tiles && tiles[end].sequence == any->sequence) end++;
+      int count = end - any->first, local = i - any->first * kv_heads;
+      const Tile* tile = &tiles[any->first + local % count];
+      for (int g = 0; g < group; g += TILE_ROWS)
+        attend<A>(
+            p, run->step, op, tile, local / count, g, group - g < TILE_ROWS ? group - g : TILE_ROWS,
+            p->scratch + thread * p->scratch_bytes);
+    }
+  }
+
+  static void work(void* argument, int thread) {
+    const Run* run = (const Run*)argument;
+    const Program* p = run->program;
+    const Step* s = run->step;
+    for (int i = 0; i < p->num_ops; i++) {
+      const Op* op = &p->ops[i];
+      int rows = op->sampled ? s->sampled : s->tokens;
+      const Buffer* target = &p->buffers[op->target];
+      switch (op->kind) {
+        case EMBED:
+          for (int t = thread; t < rows; t += team_size(run->team))
+            embed((const typename L::Weight*)op->table, s->token_ids[t], target->data + t * target->width, target->width);
+          break;
+        case LINEAR: linear(run, op, thread, rows, &run->tasks[i]); break;
+        case ROTARY: rotary(run, op, thread); break;
+        case ATTENTION: attention(run, op, thread, &run->tasks[i]); break;
+        case GATHER: {
+          const Buffer* source = &p->buffers[op->source];
+          for (int r = thread; r < s->sampled; r += team_size(run->team))
+            plain_row(source->data + s->rows[r] * source->width, target->data + r * target->width, target->width);
+        }
+      }
+      team_meet(run->team);
+    }
+  }
+};
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+EXPORT Team* penstock_team(int threads) { return team_start(threads); }
+EXPORT void penstock_end_team(Team* team) { team_end(team); }
+
+// `format`: 0: all is float; 1: weights are bf16, 2: and the cache; 3: and the rows that meet them. `tasks` are zeros, one for each operation, and zeros again when it returns.
+EXPORT int penstock_run(Team* team, const Program* program, const Step* step, int* tasks, int format) {
+  Run run = {team, program, step, tasks, lay_tiles(program, step)};
+  switch (format) {
+    case 0: team_run(team, Kernels<FloatPanels, FloatPanels>::work, &run); break;
+    case 1: team_run(team, Kernels<WidePanels, FloatPanels>::work, &run); break;
+    case 2: team_run(team, Kernels<WidePanels, WidePanels>::work, &run); break;
+#ifdef __AVX512BF16__
+    case 3: team_run(team, Kernels<DotPanels, DotPanels>::work, &run); break;
+#endif
+    default: return -1;
+  }
+  __builtin_memset(tasks, 0, sizeof(int) * program->num_ops);
+  return 0;
+}
+
+// Bytes that a thread needs for attention over `tokens` tokens.
+EXPORT long penstock_scratch_bytes(int dim, int tokens) {
+  long row = round_up(tokens, PANEL) + PANEL;
+  return (long)TILE_ROWS * dim * 8 + TILE_ROWS * row * 8 + (row / PANEL) * 8 + (long)PANEL * dim * 4 + 1024;
+}
+
+// A matrix [n, k] by rows, of 4- or 2-byte elements, into panels; k even, missing columns zeros.
+EXPORT void penstock_pack(const void* from, void* to, long n, long k, int bytes) {
+  long panels = (n + PANEL - 1) / PANEL;
+  for (long panel = 0; panel < panels; panel++)
+    for (long column = 0; column < PANEL; column++) {
+      long row = panel * PANEL + column;
+      for (long i = 0; i < k; i++) {
+        if (bytes == 4)
+          ((float*)to)[(panel * k + i) * PANEL + column] = row < n ? ((const float*)from)[row * k + i] : 0;
+        else
+          ((bf16*)to)[((panel * k / 2 + i / 2) * PANEL + column) * 2 + i % 2] =
+              row < n ? ((const bf16*)from)[row * k + i] : 0;
+      }
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,56 @@
+// What Python lays out (kernels/cpu/program.py has the same structures) and the kernels read.
+#pragma once
+#include <stdint.h>
+
+#include "linear.h"
+
+enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4 };
+enum Prelude { PLAIN = 0, NORM = 1, SILU_MUL = 2 };  // what becomes of a linear's rows before it
+
+struct Op {
+  int kind, prelude, epilogue, layer;
+  int source, target;  // buffers
+  int sampled;         // 1: its rows are the sampled ones, 0: all tokens
+  float epsilon;       // NORM
+  const float* norm;   // NORM: [k]
+  Matrix matrix;       // LINEAR; EMBED: the table, in panels or (bias null, n 0) by rows
+  const void* table;   // EMBED: [vocab, k] of the weights' type
+};
+
+struct Buffer {  // [rows, width] floats
+  float* data;
+  long width;
+};
+
+struct Shape {
+  int hidden, heads, kv_heads, dim, layers, block_tokens;
+  float scale;  // of attention's scores
+};
+
+struct Program {
+  const Op* ops;
+  int num_ops, num_buffers;
+  const Buffer* buffers;
+  Shape shape;
+  char* arena;       // KV blocks
+  const float* cos;  // [positions, dim / 2], and so sin
+  const float* sin;
+  char* operand;     // rows of a linear as its panels want them, OPERAND_PAD apart beyond k
+  char* scratch;     // of each thread
+  long scratch_bytes;
+  int* tiles;        // [max tokens][4]
+};
+
+struct Step {
+  int tokens, sequences, sampled, table_width;
+  const int* token_ids;     // [tokens]
+  const int* positions;     // [tokens]
+  const int* starts;        // [sequences + 1]: where each one's tokens begin
+  const int* lengths;       // [sequences]: tokens in the cache, these included
+  const int* block_tables;  // [sequences, table_width]
+  const int* rows;          // [sampled]: of the tokens whose logits are wanted
+};
+
+// Rows of an operand are this many elements further apart than they are long: a power of two between
+// them would put all rows of a tile into the same few lines of the first cache.
+enum { OPERAND_PAD = 32 };

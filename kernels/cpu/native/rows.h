@@ -1,0 +1,114 @@
+// What works row by row: embedding, a linear's operand, rotary with the cache's write.
+#pragma once
+#include "program.h"
+
+static inline void put_row(float* to, int at, Lanes x) { store(to + at, x); }
+static inline void put_row(bf16* to, int at, Lanes x) { store_bf16(to + at, x); }
+static inline void put_one(float* to, float x) { *to = x; }
+static inline void put_one(bf16* to, float x) { *to = to_bf16(x); }
+
+static inline float one(const float* p) { return *p; }
+static inline float one(const bf16* p) { return from_bf16(*p); }
+static inline Lanes lanes(const float* p) { return load(p); }
+static inline Lanes lanes(const bf16* p) { return load_bf16(p); }
+
+template <class T>
+static void embed(const T* table, int id, float* x, int width) {
+  const T* row = table + (long)id * width;
+  int i = 0;
+  for (; i + PANEL <= width; i += PANEL) store(x + i, lanes(row + i));
+  for (; i < width; i++) x[i] = one(row + i);
+}
+
+template <class Row>
+static void plain_row(const float* x, Row* to, int width) {
+  int i = 0;
+  for (; i + PANEL <= width; i += PANEL) put_row(to, i, load(x + i));
+  for (; i < width; i++) put_one(to + i, x[i]);
+}
+
+template <class Row>
+static void norm_row(const float* x, const float* weight, float epsilon, Row* to, int width) {
+  Lanes squares = zero();
+  float rest = 0;
+  int i = 0;
+  for (; i + PANEL <= width; i += PANEL) squares = fma(load(x + i), load(x + i), squares);
+  for (; i < width; i++) rest += x[i] * x[i];
+  float scale = 1 / __builtin_sqrtf((sum(squares) + rest) / width + epsilon);
+  for (i = 0; i + PANEL <= width; i += PANEL) put_row(to, i, mul(load(weight + i), mul(load(x + i), all(scale))));
+  for (; i < width; i++) put_one(to + i, weight[i] * (x[i] * scale));
+}
+
+static inline Lanes silu(Lanes x) { return div(x, add(all(1), exponential(min(sub(zero(), x), all(88))))); }
+
+// x is [gate | up], each of `width`.
+template <class Row>
+static void silu_mul_row(const float* x, Row* to, int width) {
+  const float* up = x + width;
+  int i = 0;
+  for (; i + PANEL <= width; i += PANEL) put_row(to, i, mul(silu(load(x + i)), load(up + i)));
+  if (i == width) return;
+  float gates[PANEL] = {0};
+  for (int j = i; j < width; j++) gates[j - i] = x[j];
+  store(gates, silu(load(gates)));
+  for (int j = i; j < width; j++) put_one(to + j, gates[j - i] * up[j]);
+}
+
+// Turns the pairs (x[i], x[i + dim / 2]) by a position's angles.
+static void turn(float* x, const float* cos, const float* sin, int dim) {
+  int half = dim / 2;
+  for (int i = 0; i < half; i += PANEL) {
+    int count = half - i < PANEL ? half - i : PANEL;
+    float a[PANEL], b[PANEL];
+    for (int j = 0; j < count; j++) {
+      a[j] = x[i + j] * cos[i + j] - x[half + i + j] * sin[i + j];
+      b[j] = x[half + i + j] * cos[i + j] + x[i + j] * sin[i + j];
+    }
+    for (int j = 0; j < count; j++) x[i + j] = a[j], x[half + i + j] = b[j];
+  }
+}
+
+// The cache as attention's products want it, by blocks, layers, keys or values, heads, and then in
+// pieces of sixteen tokens. Keys: panels whose columns are tokens and whose k runs over the dims.
+// Values: a panel for each sixteen dims, whose k runs over the tokens.
+template <class T>
+struct Cache {
+  enum { STEP = sizeof(T) == 2 ? 2 : 1 };
+  T* arena;
+  int kv_heads, dim, layers, block_tokens;
+
+  Cache(const Program* p)
+      : arena((T*)p->arena), kv_heads(p->shape.kv_heads), dim(p->shape.dim), layers(p->shape.layers),
+        block_tokens(p->shape.block_tokens) {}
+
+  // A piece: [16 tokens, dim] in its own order. `side`: 0 keys, 1 values.
+  T* piece(int block, int layer, int side, int head, int token) const {
+    long heads_of_block = ((long)block * layers + layer) * 2 + side;
+    return arena + ((heads_of_block * kv_heads + head) * block_tokens + token / PANEL * PANEL) * dim;
+  }
+  long key_at(int token, int d) const { return ((long)(d / STEP) * PANEL + token % PANEL) * STEP + d % STEP; }
+  long value_at(int token, int d) const {
+    token %= PANEL;
+    return (((long)(d / PANEL) * (PANEL / STEP) + token / STEP) * PANEL + d % PANEL) * STEP + token % STEP;
+  }
+};
+
+// One token's queries, keys and values, [heads + 2 kv_heads, dim]: turns the first two and stores
+// the last two.
+template <class T>
+static void rotate_and_store(const Program* p, int layer, float* qkv, int position, int block) {
+  Cache<T> cache(p);
+  int dim = cache.dim, heads = p->shape.heads;
+  const float* cos = p->cos + (long)position * (dim / 2);
+  const float* sin = p->sin + (long)position * (dim / 2);
+  for (int head = 0; head < heads + cache.kv_heads; head++) turn(qkv + (long)head * dim, cos, sin, dim);
+  int token = position % cache.block_tokens;
+  for (int head = 0; head < cache.kv_heads; head++) {
+    const float* k = qkv + (long)(heads + head) * dim;
+    const float* v = k + (long)cache.kv_heads * dim;
+    T* keys = cache.piece(block, layer, 0, head, token);
+    T* values = cache.piece(block, layer, 1, head, token);
+    for (int d = 0; d < dim; d++) put_one(keys + cache.key_at(token, d), k[d]);
+    for (int d = 0; d < dim; d++) put_one(values + cache.value_at(token, d), v[d]);
+  }
+}

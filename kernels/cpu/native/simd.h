@@ -1,0 +1,190 @@
+// Sixteen float lanes: one AVX-512 register, or a pair of AVX2 ones. All that the kernels know of an
+// instruction set is here.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef uint16_t bf16;
+
+static inline bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return (bf16)(bits >> 16 | 0x40);
+  return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float from_bf16(bf16 x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+#if defined(__AVX512F__)
+
+enum { MAX_ROWS = 12, TILE_PANELS = 2 };  // of a tile: its sums take 24 of 32 registers
+
+struct Lanes {
+  __m512 v;
+};
+
+static inline Lanes zero() { return {_mm512_setzero_ps()}; }
+static inline Lanes all(float x) { return {_mm512_set1_ps(x)}; }
+static inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
+static inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline Lanes sub(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline Lanes mul(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline Lanes div(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+static inline Lanes max(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline Lanes min(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline float sum(Lanes a) { return _mm512_reduce_add_ps(a.v); }
+static inline float largest(Lanes a) { return _mm512_reduce_max_ps(a.v); }
+
+// The first `count` lanes of a, the others `rest`.
+static inline Lanes first(int count, Lanes a, Lanes rest) {
+  __mmask16 mask = count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1);
+  return {_mm512_mask_blend_ps(mask, rest.v, a.v)};
+}
+
+// 2^round(x), and x - round(x).
+static inline Lanes split_power(Lanes x, Lanes* rest) {
+  __m512 whole = _mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  rest->v = _mm512_sub_ps(x.v, whole);
+  __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23);
+  return {_mm512_castsi512_ps(bits)};
+}
+
+static inline void store_bf16(bf16* p, Lanes a) {
+  __m512i bits = _mm512_castps_si512(a.v);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+}
+
+static inline Lanes load_bf16(const bf16* p) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+
+// Of sixteen pairs of bf16 the first ones, and the second ones, as floats.
+static inline Lanes firsts(const void* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+static inline Lanes seconds(const void* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)))};
+}
+
+#ifdef __AVX512BF16__
+// c + a.first * b.first + a.second * b.second; `a` is one pair for all lanes.
+static inline Lanes dot_pairs(const bf16* a, const void* b, Lanes c) {
+  int pair;
+  __builtin_memcpy(&pair, a, 4);
+  return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(b))};
+}
+#endif
+
+#else  // AVX2 and FMA
+
+enum { MAX_ROWS = 6, TILE_PANELS = 1 };  // of a tile: its sums take 12 of 16 registers
+
+struct Lanes {
+  __m256 a, b;
+};
+
+static inline Lanes zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline Lanes all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, Lanes x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+static inline Lanes add(Lanes x, Lanes y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+static inline Lanes sub(Lanes x, Lanes y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+static inline Lanes mul(Lanes x, Lanes y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+static inline Lanes div(Lanes x, Lanes y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline Lanes fma(Lanes x, Lanes y, Lanes z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+static inline Lanes max(Lanes x, Lanes y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+static inline Lanes min(Lanes x, Lanes y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+static inline float sum(Lanes x) {
+  __m256 s = _mm256_add_ps(x.a, x.b);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+static inline float largest(Lanes x) {
+  __m256 s = _mm256_max_ps(x.a, x.b);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+static inline Lanes first(int count, Lanes x, Lanes rest) {
+  const __m256i low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i limit = _mm256_set1_epi32(count);
+  const __m256i high = _mm256_add_epi32(low, _mm256_set1_epi32(8));
+  return {_mm256_blendv_ps(rest.a, x.a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, low))),
+          _mm256_blendv_ps(rest.b, x.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, high)))};
+}
+
+static inline __m256 half_power(__m256 x, __m256* rest) {
+  __m256 whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  *rest = _mm256_sub_ps(x, whole);
+  __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
+  return _mm256_castsi256_ps(bits);
+}
+static inline Lanes split_power(Lanes x, Lanes* rest) { return {half_power(x.a, &rest->a), half_power(x.b, &rest->b)}; }
+
+static inline __m128i half_bf16(__m256 x) {
+  __m256i bits = _mm256_castps_si256(x);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+  return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+}
+static inline void store_bf16(bf16* p, Lanes x) {
+  _mm_storeu_si128((__m128i*)p, half_bf16(x.a));
+  _mm_storeu_si128((__m128i*)(p + 8), half_bf16(x.b));
+}
+
+static inline __m256 half_float(const bf16* p) {
+  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+static inline Lanes load_bf16(const bf16* p) { return {half_float(p), half_float(p + 8)}; }
+
+static inline Lanes firsts(const void* p) {
+  const __m256i* q = (const __m256i*)p;
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(q), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(q + 1), 16))};
+}
+static inline Lanes seconds(const void* p) {
+  const __m256i* q = (const __m256i*)p;
+  const __m256i high = _mm256_set1_epi32((int)0xffff0000);
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), high)),
+          _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), high))};
+}
+
+#endif
+
+// e^x for x <= 88, to 2 units in the last place or so: x / ln 2 is split into a whole power of two
+// and a rest of half at most, for which six terms of 2^r = e^(r ln 2) do.
+static inline Lanes exponential(Lanes x) {
+  x = max(x, all(-87.0f));
+  Lanes r;
+  Lanes power = split_power(mul(x, all(1.44269504088896341f)), &r);
+  Lanes y = all(1.546144472480851e-4f);
+  y = fma(y, r, all(1.340042817771194e-3f));
+  y = fma(y, r, all(9.618056678432040e-3f));
+  y = fma(y, r, all(5.550327226669895e-2f));
+  y = fma(y, r, all(2.402265092228955e-1f));
+  y = fma(y, r, all(6.931472067028329e-1f));
+  y = fma(y, r, all(1.0f));
+  return mul(y, power);
+}

@@ -1,0 +1,290 @@
+"""The C++ kernels, as a small Llama's forward pass, against the same written out in torch. On every
+instruction set that this processor has."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.cpu.library import Library, Unavailable, supported
+from kernels.cpu.program import Format, Geometry, Limits, Matrix, Program, Recorder
+
+EPSILON = 1e-5
+NUM_BLOCKS = 48
+TOLERANCE = {"float32": 2e-5, "bfloat16_weights": 2e-5, "bfloat16": 0.05}
+
+each_library = pytest.mark.parametrize("instruction_set", supported())
+each_format = pytest.mark.parametrize("number_format", ["float32", "bfloat16_weights", "bfloat16"])
+
+
+@dataclass(frozen=True)
+class Model:
+    heads: int = 6
+    kv_heads: int = 2
+    dim: int = 32
+    hidden: int = 72
+    inner: int = 100
+    vocab: int = 331
+    layers: int = 2
+    block_tokens: int = 16
+
+    def weights(self) -> dict[str, Tensor]:
+        """Values that bfloat16 holds, so that all formats compute with the same."""
+        generator = torch.Generator().manual_seed(5)
+
+        def draw(*shape: int) -> Tensor:
+            return (torch.randn(*shape, generator=generator) * 0.2).bfloat16().float()
+
+        found = {"embed": draw(self.vocab, self.hidden), "head": draw(self.vocab, self.hidden)}
+        queries = self.heads * self.dim
+        for layer in range(self.layers):
+            found |= {
+                f"norm1.{layer}": 1 + draw(self.hidden),
+                f"qkv.{layer}": draw(queries + 2 * self.kv_heads * self.dim, self.hidden),
+                f"bias.{layer}": draw(queries + 2 * self.kv_heads * self.dim),
+                f"out.{layer}": draw(self.hidden, queries),
+                f"norm2.{layer}": 1 + draw(self.hidden),
+                f"gate_up.{layer}": draw(2 * self.inner, self.hidden),
+                f"down.{layer}": draw(self.hidden, self.inner),
+            }
+        return found
+
+    def angles(self) -> Tensor:
+        frequencies = 100.0 ** -(torch.arange(0, self.dim, 2) / self.dim)
+        return torch.arange(600.0)[:, None] * frequencies
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """[tokens, vocab], from definitions."""
+        w = self.weights()
+        x = w["embed"][torch.tensor(token_ids)]
+        angles = self.angles()[: len(token_ids), None]
+
+        def norm(x: Tensor, weight: Tensor) -> Tensor:
+            return F.rms_norm(x, (self.hidden,), weight, EPSILON)
+
+        def turned(x: Tensor) -> Tensor:
+            a, b = x.chunk(2, dim=-1)
+            cos, sin = angles.cos(), angles.sin()
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+        for layer in range(self.layers):
+            qkv = F.linear(norm(x, w[f"norm1.{layer}"]), w[f"qkv.{layer}"], w[f"bias.{layer}"])
+            parts = qkv.view(len(x), -1, self.dim).split(
+                [self.heads, self.kv_heads, self.kv_heads], 1
+            )
+            group = self.heads // self.kv_heads
+            q, k, v = turned(parts[0]), turned(parts[1]), parts[2]
+            k, v = (part.repeat_interleave(group, 1).transpose(0, 1) for part in (k, v))
+            y = F.scaled_dot_product_attention(q.transpose(0, 1), k, v, is_causal=True)
+            x = x + F.linear(y.transpose(0, 1).flatten(1), w[f"out.{layer}"])
+            gate, up = F.linear(norm(x, w[f"norm2.{layer}"]), w[f"gate_up.{layer}"]).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, w[f"down.{layer}"])
+        return F.linear(F.rms_norm(x, (self.hidden,), None, EPSILON), w["head"])
+
+
+@contextmanager
+def compiled(
+    model: Model, instruction_set: str, number_format: Format, threads: int = 2, sampled: int = 8
+) -> Iterator[Program]:
+    library, weights = Library(instruction_set), model.weights()
+
+    def of_format(tensor: Tensor) -> np.ndarray:
+        if number_format == "float32":
+            return tensor.numpy()
+        return tensor.bfloat16().view(torch.uint16).numpy()
+
+    def matrix(name: str, bias: Tensor | None = None) -> Matrix:
+        return Matrix(library, of_format(weights[name]), None if bias is None else bias.numpy())
+
+    recorder = Recorder()
+    x = recorder.embed(of_format(weights["embed"]))
+    for layer in range(model.layers):
+        normed = recorder.norm(x, weights[f"norm1.{layer}"].numpy(), EPSILON)
+        qkv = recorder.linear(normed, matrix(f"qkv.{layer}", weights[f"bias.{layer}"]))
+        qkv = recorder.rotary(qkv, layer)
+        y = recorder.attention(qkv, layer, model.heads * model.dim)
+        if layer == model.layers - 1:
+            x, y = recorder.sampled(x), recorder.sampled(y)
+        x = recorder.add(x, recorder.linear(y, matrix(f"out.{layer}")))
+        normed = recorder.norm(x, weights[f"norm2.{layer}"].numpy(), EPSILON)
+        gate_up = recorder.linear(normed, matrix(f"gate_up.{layer}"))
+        x = recorder.add(x, recorder.linear(recorder.silu_mul(gate_up), matrix(f"down.{layer}")))
+    ones = np.ones(model.hidden, np.float32)
+    logits = recorder.linear(recorder.norm(x, ones, EPSILON), matrix("head"))
+    angles = model.angles()
+    program = Program(
+        library,
+        recorder,
+        logits,
+        Geometry(
+            model.hidden,
+            model.heads,
+            model.kv_heads,
+            model.dim,
+            model.layers,
+            model.block_tokens,
+        ),
+        Limits(tokens=300, sampled=sampled, context=600),
+        (angles.cos().numpy(), angles.sin().numpy()),
+        number_format,
+        NUM_BLOCKS,
+        threads,
+    )
+    program.arena[:] = 0xFF  # NaN in both types
+    yield program
+    program.close()
+
+
+class Sequence:
+    """A prompt on scattered blocks, some of whose tokens are computed."""
+
+    def __init__(self, token_ids: list[int], free: list[int], block_tokens: int) -> None:
+        self.token_ids = token_ids
+        self.blocks = [free.pop() for _ in range(-(-len(token_ids) // block_tokens))]
+        self.done = 0
+
+
+def run(program: Program, parts: list[tuple[Sequence, int]]) -> Tensor:
+    """Computes the next `count` tokens of each; logits of each one's last."""
+    ids: list[int] = []
+    positions: list[int] = []
+    starts, lengths = [0], []
+    for sequence, count in parts:
+        span = range(sequence.done, sequence.done + count)
+        ids += [sequence.token_ids[i] for i in span]
+        positions += span
+        sequence.done += count
+        starts.append(len(ids))
+        lengths.append(sequence.done)
+    tables = np.zeros((len(parts), max(len(s.blocks) for s, _ in parts)), np.int32)
+    for row, (sequence, _) in enumerate(parts):
+        tables[row, : len(sequence.blocks)] = sequence.blocks
+    rows = np.array(starts[1:], np.int32) - 1
+    arrays = (np.array(values, np.int32) for values in (ids, positions, starts, lengths))
+    return torch.from_numpy(program.run(*arrays, tables, rows).copy())
+
+
+def sequences(model: Model, *lengths: int) -> list[Sequence]:
+    random = np.random.default_rng(0)
+    free = random.permutation(NUM_BLOCKS).tolist()
+    return [
+        Sequence(random.integers(0, model.vocab, n).tolist(), free, model.block_tokens)
+        for n in lengths
+    ]
+
+
+@each_format
+@each_library
+def test_prompts_in_pieces_beside_decodes(instruction_set: str, number_format: Format) -> None:
+    model = Model()
+    a, b, c = sequences(model, 45, 120, 17)
+    tolerance = TOLERANCE[number_format]
+    want = [model.logits(s.token_ids) for s in (a, b, c)]
+    with compiled(model, instruction_set, number_format) as program:
+        for parts in (
+            [(b, 100)],
+            [(a, 43), (b, 19), (c, 16)],
+            [(a, 1), (c, 1), (b, 1)],
+            [(a, 1)],
+        ):
+            got = run(program, parts)
+            for row, (sequence, _) in zip(got, parts, strict=True):
+                expected = want[(a, b, c).index(sequence)][sequence.done - 1]
+                torch.testing.assert_close(row, expected, rtol=0, atol=tolerance * 20)
+                if number_format != "bfloat16":
+                    torch.testing.assert_close(row, expected, rtol=tolerance, atol=tolerance * 5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(heads=4, kv_heads=4, dim=16, block_tokens=32),
+        Model(heads=5, kv_heads=1, dim=48),
+        Model(heads=14, kv_heads=1, dim=16, layers=1),  # more heads in a group than a tile has rows
+        Model(heads=2, kv_heads=1, dim=64, hidden=64, inner=64, vocab=64, block_tokens=48),
+    ],
+    ids=["multi-head", "multi-query", "wide-group", "all-multiples"],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+@each_library
+def test_shapes(instruction_set: str, model: Model, threads: int) -> None:
+    long, short = sequences(model, 70, 9)
+    want = model.logits(long.token_ids)
+    with compiled(model, instruction_set, "float32", threads) as program:
+        run(program, [(short, 9), (long, 33)])
+        got = run(program, [(long, 36)])
+        torch.testing.assert_close(got[0], want[68], rtol=1e-4, atol=1e-4)
+        got = run(program, [(long, 1)])
+        torch.testing.assert_close(got[0], want[69], rtol=1e-4, atol=1e-4)
+
+
+@each_format
+@each_library
+def test_what_a_row_gives_is_its_own(instruction_set: str, number_format: Format) -> None:
+    """Bit for bit the same, alone or in any company, in one piece or in many, on any threads."""
+    model = replace(Model(), vocab=64)
+
+    def last_of(program: Program, pieces: list[int], company: list[int]) -> Tensor:
+        subject, *others = sequences(model, 61, *company)
+        got = torch.empty(0)
+        for index, count in enumerate(pieces):
+            beside = [(other, len(other.token_ids)) for other in others] if index == 0 else []
+            got = run(program, [*beside, (subject, count)])
+        return got[-1]
+
+    cases: list[tuple[list[int], list[int]]] = [
+        ([61], []),
+        ([60, 1], [30]),
+        ([1, 59, 1], [5, 100, 1]),
+        ([17, 13, 31], [16, 2, 2, 2]),
+    ]
+    found = []
+    for threads in (1, 2):
+        with compiled(model, instruction_set, number_format, threads) as program:
+            found += [last_of(program, *case) for case in cases]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@each_library
+def test_only_what_was_asked_for_is_sampled_and_nothing_beyond_is_read(
+    instruction_set: str,
+) -> None:
+    model = Model()
+    (a,) = sequences(model, 40)
+    with compiled(model, instruction_set, "float32", sampled=40) as program:
+        tables = np.array([a.blocks], np.int32)
+        rows = np.array([39, 3, 17], np.int32)
+        span = np.arange(40, dtype=np.int32)
+        ids = np.array(a.token_ids, np.int32)
+        ends = np.array([0, 40], np.int32)
+        got = program.run(ids, span, ends, ends[1:], tables, rows)
+        want = model.logits(a.token_ids)[rows]
+        torch.testing.assert_close(torch.from_numpy(got), want, rtol=1e-4, atol=1e-4)
+
+
+def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.cpu.library.supported", lambda: ("avx2",))
+    with pytest.raises(Unavailable, match="no avx512"):
+        Library("avx512")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda r, x, m: r.linear(r.silu_mul(x), m), "rows of 12 meet a matrix of 24"),
+        (lambda r, x, m: r.add(x, x), "only what a linear just gave"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(
+    wrong: Callable[[Recorder, object, Matrix], None], message: str
+) -> None:
+    library = Library(supported()[0])
+    recorder = Recorder()
+    x = recorder.embed(np.zeros((10, 24), np.float32))
+    with pytest.raises(ValueError, match=message):
+        wrong(recorder, x, Matrix(library, np.zeros((8, 24), np.float32)))
