@@ -42,9 +42,7 @@ class Library:
         self.run = _function(
             library.penstock_run, [pointer, pointer, pointer, pointer, ctypes.c_int], ctypes.c_int
         )
-        self.scratch_bytes = _function(
-            library.penstock_scratch_bytes, [ctypes.c_int, ctypes.c_int], number
-        )
+        self.scratch_bytes = _function(library.penstock_scratch_bytes, [ctypes.c_int] * 3, number)
         self._pack = _function(
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None
         )

@@ -23,7 +23,7 @@ Format = Literal["float32", "bfloat16_weights", "bfloat16"]
 PIECE = 16
 """Tokens that attention takes at a time: a KV block has a multiple of them."""
 
-_EMBED, _LINEAR, _ROTARY, _ATTENTION, _GATHER = range(5)
+_EMBED, _LINEAR, _ROTARY, _ATTENTION, _GATHER, _SAMPLE = range(6)
 _PLAIN, _NORM, _SILU_MUL = range(3)
 _PUT, _ADD = range(2)
 _OPERAND_PAD = 32  # as in native/program.h
@@ -91,7 +91,20 @@ class _Step(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("token_ids", "positions", "starts", "lengths", "block_tables", "rows")
         ),
+        ("samplings", ctypes.c_void_p),
+        ("sampled_ids", ctypes.c_void_p),
     ]
+
+
+SAMPLING = np.dtype(
+    {
+        "names": ["temperature", "top_k", "top_p", "seed", "position"],
+        "formats": [np.float32, np.int32, np.float64, np.uint64, np.int32],
+    },
+    align=True,
+)
+"""How a row's token is chosen. temperature 0: the best one; top_k 0 and top_p 1: off; `position` is
+that of the token to be sampled."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +126,7 @@ class Limits:
 
     tokens: int
     sampled: int
-    """Rows of logits."""
+    """Rows after which a token is sampled."""
     context: int
     """Tokens of a sequence."""
 
@@ -228,7 +241,7 @@ class Program:
         self._library = library
         dot = number_format == "bfloat16" and library.has_dot
         self._format = _DOT if dot else _FORMATS[number_format]
-        self._logits = logits
+        self._rows = logits
         self._keep: list[Any] = [rotary]
         """What the structures point at."""
         element = 2 if number_format == "bfloat16" else 4
@@ -241,9 +254,10 @@ class Program:
         page costs memory once it is written."""
         self._buffers, places = self._lay_buffers(recorder, limits)
         ops = [self._op(op, places) for op in recorder.ops]
+        ops.append(_Op(kind=_SAMPLE, source=places[logits], sampled=1))
         self._ops = (_Op * len(ops))(*ops)
         self._tasks = (ctypes.c_int * len(ops))()
-        scratch = _up(library.scratch_bytes(g.dim, limits.context), _LINE)
+        scratch = _up(library.scratch_bytes(g.dim, limits.context, logits.width), _LINE)
         widest = max(op["matrix"].k for op in recorder.ops if op["kind"] == _LINEAR)
         self._program = _Program(
             ops=self._ops,
@@ -279,22 +293,26 @@ class Program:
         lengths: Ints,
         block_tables: Ints,
         rows: Ints,
-    ) -> Floats:
+        samplings: NDArray[np.void],
+    ) -> Ints:
         """Computes a step of T tokens of S sequences, laid one after the other.
 
         token_ids, positions: [T]; starts: [S + 1], where each sequence's tokens begin;
         lengths: [S], tokens in the cache, these included; block_tables: [S, width]; rows: [R], of
-        the tokens whose logits are wanted. Gives them, [R, vocab], in memory that the next run
-        takes.
+        the tokens after which one is sampled, and how (SAMPLING). Gives the sampled ids, [R]; -1
+        for a row whose logits are not finite.
         """
         arrays = (token_ids, positions, starts, lengths, block_tables, rows)
         assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays)
+        assert samplings.dtype == SAMPLING
+        assert len(samplings) == len(rows)
+        sampled_ids = np.empty(len(rows), np.int32)
         step = _Step(
             len(token_ids),
             len(lengths),
             len(rows),
             block_tables.shape[1],
-            *(array.ctypes.data for array in arrays),
+            *(array.ctypes.data for array in (*arrays, samplings, sampled_ids)),
         )
         failed = self._library.run(
             self._team,
@@ -305,7 +323,7 @@ class Program:
         )
         if failed:
             raise RuntimeError(f"{self._library.instruction_set} has no format {self._format}")
-        return self._out[: len(rows)]
+        return sampled_ids
 
     def _memory(self, size: int) -> int:
         memory = aligned(size, np.uint8)
@@ -319,7 +337,7 @@ class Program:
             for rows in (op.get("source"), op["target"]):
                 if rows is not None:
                     last[rows] = number
-        last[self._logits] = len(recorder.ops)
+        last[self._rows] = len(recorder.ops)
         places: dict[Rows, int] = {}
         free: dict[tuple[int, bool], list[int]] = {}
         sizes: list[tuple[int, bool]] = []
@@ -339,7 +357,8 @@ class Program:
             for width, sampled in sizes
         ]
         self._keep.append(memory)
-        self._out = memory[places[self._logits]].reshape(-1, self._logits.width)
+        self.logits: Floats = memory[places[self._rows]].reshape(-1, self._rows.width)
+        """[sampled, vocab], of the last step's rows."""
         buffers = [
             _Buffer(m.ctypes.data, width) for m, (width, _) in zip(memory, sizes, strict=True)
         ]

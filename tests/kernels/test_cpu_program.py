@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cpu.library import Library, Unavailable, supported
-from kernels.cpu.program import Format, Geometry, Limits, Matrix, Program, Recorder
+from kernels.cpu.program import SAMPLING, Format, Geometry, Limits, Matrix, Program, Recorder
 
 EPSILON = 1e-5
 NUM_BLOCKS = 48
@@ -166,7 +166,11 @@ def run(program: Program, parts: list[tuple[Sequence, int]]) -> Tensor:
         tables[row, : len(sequence.blocks)] = sequence.blocks
     rows = np.array(starts[1:], np.int32) - 1
     arrays = (np.array(values, np.int32) for values in (ids, positions, starts, lengths))
-    return torch.from_numpy(program.run(*arrays, tables, rows).copy())
+    greedy = np.zeros(len(rows), SAMPLING)
+    best = program.run(*arrays, tables, rows, greedy)
+    logits = torch.from_numpy(program.logits[: len(rows)].copy())
+    assert best.tolist() == logits.argmax(-1).tolist()
+    return logits
 
 
 def sequences(model: Model, *lengths: int) -> list[Sequence]:
@@ -262,9 +266,9 @@ def test_only_what_was_asked_for_is_sampled_and_nothing_beyond_is_read(
         span = np.arange(40, dtype=np.int32)
         ids = np.array(a.token_ids, np.int32)
         ends = np.array([0, 40], np.int32)
-        got = program.run(ids, span, ends, ends[1:], tables, rows)
-        want = model.logits(a.token_ids)[rows]
-        torch.testing.assert_close(torch.from_numpy(got), want, rtol=1e-4, atol=1e-4)
+        program.run(ids, span, ends, ends[1:], tables, rows, np.zeros(3, SAMPLING))
+        got = torch.from_numpy(program.logits[:3])
+        torch.testing.assert_close(got, model.logits(a.token_ids)[rows], rtol=1e-4, atol=1e-4)
 
 
 def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

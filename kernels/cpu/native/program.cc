@@ -73,6 +73,13 @@ struct Kernels {
     }
   }
 
+  static void sample_rows(const Run* run, const Op* op, int thread, int* task) {
+    const Buffer* logits = &run->program->buffers[op->source];
+    Candidates room = candidates_in(run->program->scratch + thread * run->program->scratch_bytes, logits->width);
+    for (int r; (r = take(task)) < run->step->sampled;)
+      run->step->sampled_ids[r] = sample(logits->data + r * logits->width, logits->width, &run->step->samplings[r], &room);
+  }
+
   static void work(void* argument, int thread) {
     const Run* run = (const Run*)argument;
     const Program* p = run->program;
@@ -93,7 +100,9 @@ struct Kernels {
           const Buffer* source = &p->buffers[op->source];
           for (int r = thread; r < s->sampled; r += team_size(run->team))
             plain_row(source->data + s->rows[r] * source->width, target->data + r * target->width, target->width);
+          break;
         }
+        case SAMPLE: sample_rows(run, op, thread, &run->tasks[i]);
       }
       team_meet(run->team);
     }
@@ -123,10 +132,11 @@ EXPORT int penstock_run(Team* team, const Program* program, const Step* step, in
   return 0;
 }
 
-// Bytes that a thread needs for attention over `tokens` tokens.
-EXPORT long penstock_scratch_bytes(int dim, int tokens) {
+// Bytes that a thread needs: for attention over `tokens` tokens, or to sample one of `vocab`.
+EXPORT long penstock_scratch_bytes(int dim, int tokens, int vocab) {
   long row = round_up(tokens, PANEL) + PANEL;
-  return (long)TILE_ROWS * dim * 8 + TILE_ROWS * row * 8 + (row / PANEL) * 8 + (long)PANEL * dim * 4 + 1024;
+  long attention = (long)TILE_ROWS * dim * 8 + TILE_ROWS * row * 8 + (row / PANEL) * 8 + (long)PANEL * dim * 4 + 1024;
+  return attention > sampler_bytes(vocab) ? attention : sampler_bytes(vocab);
 }
 
 // A matrix [n, k] by rows, of 4- or 2-byte elements, into panels; k even, missing columns zeros.

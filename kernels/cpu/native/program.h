@@ -3,8 +3,9 @@
 #include <stdint.h>
 
 #include "linear.h"
+#include "sampler.h"
 
-enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4 };
+enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4, SAMPLE = 5 };
 enum Prelude { PLAIN = 0, NORM = 1, SILU_MUL = 2 };  // what becomes of a linear's rows before it
 
 struct Op {
@@ -48,7 +49,9 @@ struct Step {
   const int* starts;        // [sequences + 1]: where each one's tokens begin
   const int* lengths;       // [sequences]: tokens in the cache, these included
   const int* block_tables;  // [sequences, table_width]
-  const int* rows;          // [sampled]: of the tokens whose logits are wanted
+  const int* rows;          // [sampled]: of the tokens after which one is to be sampled
+  const Sampling* samplings;  // [sampled]
+  int* sampled_ids;         // [sampled], to be written; -1: the logits are not finite
 };
 
 // Rows of an operand are this many elements further apart than they are long: a power of two between

@@ -6,6 +6,8 @@
 
 typedef uint16_t bf16;
 
+enum { PANEL = 16 };  // lanes, and all that is counted by them
+
 static inline bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
@@ -86,6 +88,42 @@ static inline Lanes dot_pairs(const bf16* a, const void* b, Lanes c) {
   return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(b))};
 }
 #endif
+
+// The first `count` floats at p, then `rest`; nothing beyond is read.
+static inline Lanes part(const float* p, int count, float rest) {
+  return {_mm512_mask_loadu_ps(_mm512_set1_ps(rest), (__mmask16)((1u << count) - 1), p)};
+}
+static inline bool ordered(Lanes a) { return !_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }  // no NaN
+static inline unsigned at_least(Lanes a, float x) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_GE_OQ); }
+
+// x = m * 2^e with m in [sqrt(1/2), sqrt(2)), for normal x > 0; returns e.
+static inline Lanes exponent(Lanes x, Lanes* m) {
+  __m512i bits = _mm512_sub_epi32(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x3f3504f3));
+  __m512i e = _mm512_srai_epi32(bits, 23);
+  m->v = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(x.v), _mm512_slli_epi32(e, 23)));
+  return {_mm512_cvtepi32_ps(e)};
+}
+
+struct Words {  // sixteen uint32
+  __m512i v;
+};
+
+static inline Words words(uint32_t x) { return {_mm512_set1_epi32((int)x)}; }
+static inline Words load_words(const int* p) { return {_mm512_loadu_si512(p)}; }
+static inline Words exclusive(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+static inline Words shift_right(Words a, int by) { return {_mm512_srli_epi32(a.v, by)}; }
+static inline Lanes to_float(Words a) { return {_mm512_cvtepi32_ps(a.v)}; }  // below 2^31
+static inline Words multiply(Words a, uint32_t b, Words* high) {  // returns the low halves
+  __m512i factor = _mm512_set1_epi32((int)b);
+  __m512i even = _mm512_mul_epu32(a.v, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), factor);
+  high->v = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+  return {_mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32))};
+}
+// Of each lane, a where (which & 3) == number, else b.
+static inline Words chosen(Words which, int number, Words a, Words b) {
+  __mmask16 mask = _mm512_cmpeq_epi32_mask(_mm512_and_si512(which.v, _mm512_set1_epi32(3)), _mm512_set1_epi32(number));
+  return {_mm512_mask_mov_epi32(b.v, mask, a.v)};
+}
 
 #else  // AVX2 and FMA
 
@@ -171,6 +209,56 @@ static inline Lanes seconds(const void* p) {
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), high))};
 }
 
+static inline Lanes part(const float* p, int count, float rest) {
+  float values[16];
+  for (int i = 0; i < 16; i++) values[i] = i < count ? p[i] : rest;
+  return load(values);
+}
+static inline bool ordered(Lanes x) {
+  return !_mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)));
+}
+static inline unsigned at_least(Lanes x, float limit) {
+  __m256 y = _mm256_set1_ps(limit);
+  return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y, _CMP_GE_OQ)) |
+         (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y, _CMP_GE_OQ)) << 8;
+}
+
+static inline __m256 half_exponent(__m256 x, __m256* m) {
+  __m256i bits = _mm256_sub_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(0x3f3504f3));
+  __m256i e = _mm256_srai_epi32(bits, 23);
+  *m = _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(e, 23)));
+  return _mm256_cvtepi32_ps(e);
+}
+static inline Lanes exponent(Lanes x, Lanes* m) { return {half_exponent(x.a, &m->a), half_exponent(x.b, &m->b)}; }
+
+struct Words {
+  __m256i a, b;
+};
+
+static inline Words words(uint32_t x) { return {_mm256_set1_epi32((int)x), _mm256_set1_epi32((int)x)}; }
+static inline Words load_words(const int* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+static inline Words exclusive(Words x, Words y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+static inline Words shift_right(Words x, int by) { return {_mm256_srli_epi32(x.a, by), _mm256_srli_epi32(x.b, by)}; }
+static inline Lanes to_float(Words x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+static inline __m256i half_multiply(__m256i x, __m256i factor, __m256i* high) {
+  __m256i even = _mm256_mul_epu32(x, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), factor);
+  *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+static inline Words multiply(Words x, uint32_t y, Words* high) {
+  __m256i factor = _mm256_set1_epi32((int)y);
+  return {half_multiply(x.a, factor, &high->a), half_multiply(x.b, factor, &high->b)};
+}
+static inline __m256i half_chosen(__m256i which, __m256i number, __m256i x, __m256i y) {
+  return _mm256_blendv_epi8(y, x, _mm256_cmpeq_epi32(_mm256_and_si256(which, _mm256_set1_epi32(3)), number));
+}
+static inline Words chosen(Words which, int number, Words x, Words y) {
+  __m256i n = _mm256_set1_epi32(number);
+  return {half_chosen(which.a, n, x.a, y.a), half_chosen(which.b, n, x.b, y.b)};
+}
+
 #endif
 
 // e^x for x <= 88, to 2 units in the last place or so: x / ln 2 is split into a whole power of two
@@ -187,4 +275,18 @@ static inline Lanes exponential(Lanes x) {
   y = fma(y, r, all(6.931472067028329e-1f));
   y = fma(y, r, all(1.0f));
   return mul(y, power);
+}
+
+// The natural logarithm of a normal x > 0: e ln 2 + log m, and log m = 2 artanh((m - 1) / (m + 1)).
+static inline Lanes logarithm(Lanes x) {
+  Lanes m;
+  Lanes e = exponent(x, &m);
+  Lanes t = div(sub(m, all(1)), add(m, all(1)));
+  Lanes square = mul(t, t);
+  Lanes y = all(2.0f / 9);
+  y = fma(y, square, all(2.0f / 7));
+  y = fma(y, square, all(2.0f / 5));
+  y = fma(y, square, all(2.0f / 3));
+  y = fma(y, square, all(2.0f));
+  return fma(e, all(0.693147180559945f), mul(y, t));
 }

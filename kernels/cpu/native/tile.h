@@ -11,7 +11,7 @@
 #pragma once
 #include "simd.h"
 
-enum { PANEL = 16 };
+
 
 struct FloatPanels {  // float rows, float panels
   typedef float Row;
