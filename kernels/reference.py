@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.batch import PagedBatch
+from kernels.paged_batch import PagedBatch
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library
+from kernels.sampling import SAMPLING
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -94,17 +95,6 @@ class _Step(ctypes.Structure):
         ("samplings", ctypes.c_void_p),
         ("sampled_ids", ctypes.c_void_p),
     ]
-
-
-SAMPLING = np.dtype(
-    {
-        "names": ["temperature", "top_k", "top_p", "seed", "position"],
-        "formats": [np.float32, np.int32, np.float64, np.uint64, np.int32],
-    },
-    align=True,
-)
-"""How a row's token is chosen. temperature 0: the best one; top_k 0 and top_p 1: off; `position` is
-that of the token to be sampled."""
 
 
 @dataclass(frozen=True)

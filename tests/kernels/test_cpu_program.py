@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cpu.library import Library, Unavailable, supported
-from kernels.cpu.program import SAMPLING, Format, Geometry, Limits, Matrix, Program, Recorder
+from kernels.cpu.program import Format, Geometry, Limits, Matrix, Program, Recorder
+from kernels.sampling import SAMPLING
 
 EPSILON = 1e-5
 NUM_BLOCKS = 48

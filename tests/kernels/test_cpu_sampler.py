@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from kernels.cpu.library import Library, supported
-from kernels.cpu.program import SAMPLING, Geometry, Limits, Matrix, Program, Recorder
+from kernels.cpu.program import Geometry, Limits, Matrix, Program, Recorder
+from kernels.sampling import SAMPLING
 from services.worker.engine.messages import Sampling
 from services.worker.engine.sampler import SamplingBatch, sample
+from tests.support.samplings import as_rows
 
 VOCAB, ROWS = 1003, 64
 
@@ -35,13 +37,7 @@ class Rig:
         )
 
     def sample(self, samplings: list[Sampling], positions: list[int]) -> list[int]:
-        rows = np.array(
-            [
-                (s.temperature, s.top_k, s.top_p, s.seed, p)
-                for s, p in zip(samplings, positions, strict=True)
-            ],
-            SAMPLING,
-        )
+        rows = as_rows(samplings, positions)
         count = np.arange(len(samplings), dtype=np.int32)
         ends = np.array([0, len(samplings)], np.int32)
         table = np.zeros((1, 4), np.int32)
@@ -94,7 +90,7 @@ def test_the_same_tokens_as_in_torch(rig: Rig, of: Sampling) -> None:
         seeds = generator.integers(0, 2**64, ROWS, np.uint64).tolist()
         positions = generator.integers(0, 2**31 - 1, ROWS).tolist()
         samplings = [Sampling(1, of.temperature, of.top_k, of.top_p, seed=seed) for seed in seeds]
-        batch = SamplingBatch.of(samplings, positions, torch.device("cpu"))
+        batch = SamplingBatch.of(as_rows(samplings, positions), torch.device("cpu"))
         want = sample(logits, batch).tolist()
         got = rig.sample(samplings, positions)
         differ += sum(a != b for a, b in zip(got, want, strict=True))

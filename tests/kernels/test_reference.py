@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels import PagedBatch
+from kernels import ops as kernels
+from kernels.paged_batch import PagedBatch
 
 torch.set_num_threads(1)
 BLOCK_SIZE, NUM_BLOCKS, LAYERS = 4, 32, 2

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+KERNELS = ("auto", "reference", "avx2", "avx512", "avx512_bf16")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -12,8 +14,10 @@ class EngineConfig:
     model: str
     """Directory of a checkpoint: config.json and *.safetensors."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: on a CPU float32, in which it computes faster and greedy output is the same whatever
-    the batch; elsewhere the checkpoint's own, or float32 for float16, whose values it holds all."""
+    """auto: the checkpoint's own where the device computes in it, or float32 for float16, whose
+    values it holds all. On a CPU without bfloat16's dot product: float32."""
+    kernels: str = "auto"
+    """On a CPU: an instruction set of kernels/cpu, or "reference" for PyTorch. auto: the best."""
     device: str = "cpu"
     """A torch device."""
     block_size: int = 16
@@ -30,7 +34,7 @@ class EngineConfig:
     """Sequences in one step at most."""
     prefix_caching: bool = True
     threads: int | None = None
-    """CPU threads of torch. None: torch's own choice."""
+    """CPU threads. None: as many as the process may run on."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_batched_tokens", "max_running"):
@@ -45,5 +49,7 @@ class EngineConfig:
                 f"max_batched_tokens ({self.max_batched_tokens}) must not be less than max_running "
                 f"({self.max_running}): every running sequence decodes one token a step"
             )
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, is {self.kernels!r}")
         if not os.path.isdir(self.model):
             raise ValueError(f"model: {self.model!r} is not a directory")

@@ -4,8 +4,6 @@ import itertools
 import logging
 from collections.abc import Callable
 
-import torch
-
 from services.worker.engine import kv_payload
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.clock import now_ns
@@ -26,7 +24,8 @@ from services.worker.engine.messages import (
     StepOutput,
     Timeline,
 )
-from services.worker.engine.runner import Outcome, Runner
+from services.worker.engine.plan import Outcome, plan_step
+from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Chunk, Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
 
@@ -59,10 +58,8 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Loads the model. Raises UnsupportedModel or ValueError."""
-        if config.threads:
-            torch.set_num_threads(config.threads)
         self.config = config
-        self._runner = Runner(config)
+        self._runner = make_runner(config)
         self.info: ModelInfo = self._runner.info
         self.pool = BlockPool(self.info.num_blocks, self.info.block_size)
         self.scheduler = Scheduler(
@@ -199,7 +196,7 @@ class Engine:
         if not chunks:
             return []
         try:
-            return self._runner.run(chunks)
+            return self._runner.run(plan_step(chunks, self.info.block_size))
         except Exception as error:
             if len(chunks) > 1:
                 log.exception("a step of %d sequences failed; running them singly", len(chunks))
@@ -227,15 +224,14 @@ class Engine:
         if not chunk.is_decode:
             sequence.chunks.append(PrefillChunk(started_ns, ended_ns, chunk.count))
         reason = self.scheduler.complete(chunk, outcome)
-        new_tokens = [] if outcome is None else [outcome]
         if sequence.request.export_kv is not None:
             self._export(sequence)
             if sequence.status is Status.FINISHED:
                 return
         if reason is not None:
-            self._finish(sequence, new_tokens, reason)
-        elif new_tokens:
-            self._now.outputs.append(self._output(sequence, new_tokens))
+            self._finish(sequence, outcome, reason)
+        elif outcome:
+            self._now.outputs.append(self._output(sequence, outcome))
 
     def _export(self, sequence: Sequence) -> None:
         """Exports what is complete and was not exported, in pieces: all of the prompt, once it is

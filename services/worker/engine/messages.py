@@ -105,9 +105,10 @@ class KvBlocks:
     """Blocks [first_block, first_block + num_blocks) of a prompt, on the way from one engine to
     another: `StepOutput.kv_exports` of the one, `write_kv` of the other.
 
-    data: [num_blocks, layers, 2 (K, V), block_size, kv_heads, head_dim] in C order and the cache's
-    dtype. The last block may be partly filled; the rest of it is unspecified. Exports of a request
-    come in order and without gaps. Who owns a `SharedRef`'s segment: see kv_payload.py.
+    data: [num_blocks, layers, 2 (K, V), kv_heads, block_size, head_dim], a head's tokens and dims
+    in the order of the engine's `ModelInfo.kv_format`. The last block may be partly filled; the
+    rest of it is unspecified. Exports of a request come in order and without gaps. Who owns a
+    `SharedRef`'s segment: see kv_payload.py.
     """
 
     request_id: str
@@ -241,7 +242,7 @@ class ModelInfo:
     dtype: Literal["float32", "bfloat16"]
     device: str
     kernels: str
-    """Which implementation runs: a module of `kernels`."""
+    """Which implementation runs: an instruction set of kernels/cpu, or "reference"."""
     num_parameters: int
     parameter_bytes: int
     num_blocks: int
@@ -249,4 +250,7 @@ class ModelInfo:
     kv_bytes_per_block: int
     """Bytes of one block over all layers: the size of one block in `KvBlocks.data`."""
     kv_shape_per_block: tuple[int, int, int, int, int]
-    """layers, 2, block_size, kv_heads, head_dim."""
+    """layers, 2 (K, V), kv_heads, block_size, head_dim."""
+    kv_format: str
+    """Element type of the blocks, and the order of a head's tokens and dims: KV of another format
+    is not this engine's."""

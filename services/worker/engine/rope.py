@@ -1,61 +1,66 @@
 """Rotary position embeddings: the frequencies of each variant that a config can name.
 
 Sources: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), and
-the smoothing that Llama 3.1's checkpoints name "llama3".
+the smoothing that Llama 3.1's checkpoints name "llama3". Imports no torch.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from services.worker.engine.rope_config import RopeConfig
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """Position p turns pair i by the angle p * frequencies[i]; cos and sin are times `scale`."""
 
-    frequencies: Tensor
-    """float32 [head_dim / 2], on the CPU."""
+    frequencies: Floats
+    """[head_dim / 2]"""
     scale: float = 1.0
 
-    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, head_dim / 2] each, for int64 positions [T]."""
-        angles = positions.float()[:, None] * self.frequencies.to(positions.device)
-        return angles.cos() * self.scale, angles.sin() * self.scale
+    def tables(self, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """cos and sin, [T, head_dim / 2] each, for positions [T]."""
+        angles = positions.astype(np.float32)[:, None] * self.frequencies
+        scale = np.float32(self.scale)
+        cos: Floats = np.cos(angles) * scale
+        sin: Floats = np.sin(angles) * scale
+        return cos, sin
 
 
 def build_rope(config: RopeConfig) -> Rope:
     """The frequencies that the config asks for."""
     parameters, head_dim = config.parameters, config.head_dim
-    # On the CPU even while the model around it is laid out on the meta device.
-    with torch.device("cpu"):
-        match config.kind:
-            case "linear":
-                return Rope(_default(parameters, head_dim) / float(parameters["factor"]))
-            case "llama3":
-                return Rope(_llama3(parameters, head_dim))
-            case "yarn":
-                return _yarn(parameters, head_dim)
-            case _:
-                return Rope(_default(parameters, head_dim))
+    match config.kind:
+        case "linear":
+            return Rope(_default(parameters, head_dim) / np.float32(parameters["factor"]))
+        case "llama3":
+            return Rope(_llama3(parameters, head_dim))
+        case "yarn":
+            return _yarn(parameters, head_dim)
+        case _:
+            return Rope(_default(parameters, head_dim))
 
 
-def _default(parameters: dict[str, Any], head_dim: int) -> Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    return 1.0 / float(parameters["rope_theta"]) ** exponents
+def _default(parameters: dict[str, Any], head_dim: int) -> Floats:
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return (1 / np.float32(parameters["rope_theta"]) ** exponents).astype(np.float32)
 
 
-def _llama3(parameters: dict[str, Any], head_dim: int) -> Tensor:
+def _llama3(parameters: dict[str, Any], head_dim: int) -> Floats:
     """Long waves are slowed by `factor`, short ones kept, those between blended."""
     frequencies = _default(parameters, head_dim)
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     turns = float(parameters["original_max_position_embeddings"]) * frequencies / (2 * math.pi)
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * keep + frequencies / float(parameters["factor"]) * (1 - keep)
+    keep = ((turns - low) / (high - low)).clip(0, 1)
+    blended = frequencies * keep + frequencies / float(parameters["factor"]) * (1 - keep)
+    result: Floats = blended.astype(np.float32)
+    return result
 
 
 def _yarn(parameters: dict[str, Any], head_dim: int) -> Rope:
@@ -71,11 +76,11 @@ def _yarn(parameters: dict[str, Any], head_dim: int) -> Rope:
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2) - low) / max(high - low, 0.001)
-    interpolate = ramp.clamp(0, 1)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - low) / max(high - low, 0.001)
+    interpolate = ramp.clip(0, 1)
     frequencies = _default(parameters, head_dim)
     blended = frequencies * (1 - interpolate) + frequencies / factor * interpolate
-    return Rope(blended, _yarn_scale(parameters, factor))
+    return Rope(blended.astype(np.float32), _yarn_scale(parameters, factor))
 
 
 def _yarn_scale(parameters: dict[str, Any], factor: float) -> float:

@@ -1,118 +1,89 @@
-"""Runs what the scheduler decided: inputs, model, sampler, and the KV cache's memory."""
+"""Runs what was planned: a model, its KV cache and the sampler, on one device."""
 
-import itertools
+import logging
+from typing import Literal, Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from kernels import PagedBatch, implementation
+from kernels.cpu.library import Library, Unavailable, supported
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
-from services.worker.engine.loader import choose_dtype, load_model
-from services.worker.engine.messages import ModelInfo, RequestError
+from services.worker.engine.messages import ModelInfo
 from services.worker.engine.model_config import ModelConfig, read_config
-from services.worker.engine.sampler import SamplingBatch, sample
-from services.worker.engine.scheduler import Chunk
+from services.worker.engine.plan import Outcome, StepPlan
 
-Outcome = int | RequestError | None
-"""Of a chunk: the token it sampled, or why it could not, or None if it does not sample."""
+log = logging.getLogger(__name__)
+
+Dtype = Literal["float32", "bfloat16"]
+ELEMENT_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
 
-class Runner:
+class Runner(Protocol):
     """Holds the model and the cache. Decides nothing, and remembers nothing between steps."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Loads the model. Raises UnsupportedModel, and ValueError on settings that do not fit."""
-        self._device = torch.device(config.device)
-        self._block_size = config.block_size
-        model = read_config(config.model)
-        dtype = choose_dtype(config.dtype, model, self._device)
-        self._model = load_model(config.model, model, dtype, self._device)
-        bytes_of_block = block_bytes(model, config.block_size, dtype)
-        num_blocks = config.num_blocks or config.kv_cache_bytes // bytes_of_block
-        if num_blocks < 1:
-            raise ValueError(
-                f"kv_cache_bytes {config.kv_cache_bytes} is less than one block ({bytes_of_block})"
-            )
-        self.cache = KvCache(model, num_blocks, config.block_size, dtype, self._device)
-        parameters = list(self._model.parameters())
-        self.info = ModelInfo(
-            architecture=model.architecture,
-            vocab_size=model.vocab_size,
-            max_model_len=_max_model_len(config, model, num_blocks),
-            eos_token_ids=model.eos_token_ids,
-            dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
-            device=str(self._device),
-            kernels=implementation(self._device),
-            num_parameters=sum(p.numel() for p in parameters),
-            parameter_bytes=sum(p.nbytes for p in parameters),
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            kv_bytes_per_block=bytes_of_block,
-            kv_shape_per_block=block_shape(model, config.block_size),
-        )
+    @property
+    def info(self) -> ModelInfo: ...
 
-    @torch.inference_mode()
-    def run(self, chunks: list[Chunk]) -> list[Outcome]:
-        """Computes the chunks (those of one token first); one outcome for each.
+    @property
+    def cache(self) -> KvCache: ...
 
-        Running a chunk again writes the same cache slots with the same values.
-        """
-        states = self._model(self._token_ids(chunks), self.cache, self._batch(chunks))
-        ends = list(itertools.accumulate(chunk.count for chunk in chunks))
-        rows = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        outcomes: list[Outcome] = [None] * len(chunks)
-        if not rows:
-            return outcomes
-        logits = self._model.logits(states[self._tensor([ends[row] - 1 for row in rows])])
-        batch = SamplingBatch.of(
-            [chunks[row].sequence.request.sampling for row in rows],
-            [len(chunks[row].sequence.tokens) for row in rows],
-            self._device,
-        )
-        tokens = sample(logits, batch).tolist()
-        finite = torch.isfinite(logits.amax(dim=-1)).tolist()
-        for row, token, good in zip(rows, tokens, finite, strict=True):
-            outcomes[row] = (
-                token if good else RequestError("internal", "The model's logits are not finite")
-            )
-        return outcomes
-
-    def _token_ids(self, chunks: list[Chunk]) -> Tensor:
-        ids: list[int] = []
-        for chunk in chunks:
-            ids += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
-        return self._tensor(ids)
-
-    def _batch(self, chunks: list[Chunk]) -> PagedBatch:
-        lengths = [chunk.start + chunk.count for chunk in chunks]
-        width = -(-max(lengths) // self._block_size)
-        tables = np.empty((len(chunks), width), dtype=np.int32)
-        for row, chunk in enumerate(chunks):
-            blocks = chunk.sequence.blocks[:width]
-            tables[row, : len(blocks)] = blocks
-            tables[row, len(blocks) :] = blocks[-1]
-        rows = np.repeat(np.arange(len(chunks)), [chunk.count for chunk in chunks])
-        positions = np.concatenate([np.arange(c.start, c.start + c.count) for c in chunks])
-        blocks_of = tables[rows, positions // self._block_size].astype(np.int64)
-        slots = blocks_of * self._block_size + positions % self._block_size
-        return PagedBatch(
-            positions=torch.from_numpy(positions).to(self._device),
-            slots=torch.from_numpy(slots).to(self._device),
-            block_tables=torch.from_numpy(tables).to(self._device),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=self._device),
-            num_decodes=sum(chunk.count == 1 for chunk in chunks),
-            host_query_lens=[chunk.count for chunk in chunks],
-            host_seq_lens=lengths,
-        )
-
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+    def run(self, plan: StepPlan) -> list[Outcome]:
+        """Computes a step; one outcome for each sequence. Running it again writes the same places
+        of the cache with the same values."""
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
-    room = num_blocks * config.block_size
+def make_runner(config: EngineConfig) -> Runner:
+    """Loads the model. Raises UnsupportedModel, and ValueError on settings that do not fit."""
+    model = read_config(config.model)
+    library = _library(config, model)
+    if library is not None:
+        from services.worker.engine.cpu_runner import CpuRunner
+
+        return CpuRunner(config, model, library)
+    from services.worker.engine.torch_runner import TorchRunner
+
+    return TorchRunner(config, model)
+
+
+def _library(config: EngineConfig, model: ModelConfig) -> Library | None:
+    """The C++ kernels for this processor, if they can run this model. Raises ValueError if they
+    cannot but were asked for."""
+    if config.device != "cpu" or config.kernels == "reference":
+        return None
+    asked = config.kernels != "auto"
+    try:
+        from services.worker.engine.cpu_runner import check_fits
+
+        check_fits(config, model)
+        found = config.kernels if asked else next(iter(supported()), None)
+        if found is None:
+            raise Unavailable("they are for x86-64 with AVX2, on Linux")
+        return Library(found)
+    except Unavailable as error:
+        if asked:
+            raise ValueError(f"kernels {config.kernels!r}: {error}") from error
+        log.warning("the CPU kernels are not used, PyTorch is, which is slower: %s", error)
+        return None
+
+
+def choose_dtype(wanted: str, config: ModelConfig, device: str, has_dot: bool) -> Dtype:
+    """`wanted`: a name, or "auto" (see EngineConfig.dtype)."""
+    if wanted == "auto":
+        narrow = device != "cpu" or has_dot
+        wanted = config.checkpoint_dtype if narrow else "float32"
+    return "bfloat16" if wanted == "bfloat16" else "float32"
+
+
+def num_blocks(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
+    """KV blocks, as many as the settings make room for. Raises ValueError if that is none."""
+    size = block_bytes(model, config.block_size, ELEMENT_BYTES[dtype])
+    found = config.num_blocks or config.kv_cache_bytes // size
+    if found < 1:
+        raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes} is less than one block ({size})")
+    return found
+
+
+def max_model_len(config: EngineConfig, model: ModelConfig, blocks: int) -> int:
+    """Tokens of prompt and output. Raises ValueError if more was asked for than there is."""
+    room = blocks * config.block_size
     if config.max_model_len is None:
         return min(model.context, room)
     if config.max_model_len > model.context:
@@ -121,7 +92,37 @@ def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) ->
         )
     if config.max_model_len > room:
         raise ValueError(
-            f"max_model_len {config.max_model_len} exceeds the {room} tokens that {num_blocks} KV "
+            f"max_model_len {config.max_model_len} exceeds the {room} tokens that {blocks} KV "
             "blocks hold"
         )
     return config.max_model_len
+
+
+def describe(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    dtype: Dtype,
+    kernels: str,
+    kv_order: Literal["rows", "panels"],
+    num_parameters: int,
+    parameter_bytes: int,
+) -> ModelInfo:
+    """Raises ValueError on settings that do not fit."""
+    blocks = num_blocks(config, model, dtype)
+    return ModelInfo(
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len(config, model, blocks),
+        eos_token_ids=model.eos_token_ids,
+        dtype=dtype,
+        device=config.device,
+        kernels=kernels,
+        num_parameters=num_parameters,
+        parameter_bytes=parameter_bytes,
+        num_blocks=blocks,
+        block_size=config.block_size,
+        kv_bytes_per_block=block_bytes(model, config.block_size, ELEMENT_BYTES[dtype]),
+        kv_shape_per_block=block_shape(model, config.block_size),
+        kv_format=f"{dtype} {kv_order}",
+    )

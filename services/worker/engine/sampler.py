@@ -11,13 +11,13 @@ argmax(logit / temperature - log(-log(u))) is distributed as softmax(logit / tem
 mask of top-k and top-p needs no renormalization.
 """
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-
-from services.worker.engine.messages import Sampling
 
 _TOP_P_WIDTH = 1024
 _MASK = 0xFFFFFFFF
@@ -47,24 +47,27 @@ class SamplingBatch:
     """How many of the best tokens to look at first: enough for each top_k, mostly for top_p."""
 
     @classmethod
-    def of(
-        cls, samplings: Seq[Sampling], positions: Seq[int], device: torch.device
-    ) -> "SamplingBatch":
-        rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
-        chosen = [samplings[row] for row in rows]
-        top_ks = [sampling.top_k for sampling in chosen]
-        by_top_p_alone = any(s.top_k == 0 and s.top_p < 1 for s in chosen)
+    def of(cls, rows: NDArray[np.void], device: torch.device) -> "SamplingBatch":
+        """From B rows of SAMPLING. top_k 1 is greedy: ties go to the first token, as at 0."""
+        drawn = np.flatnonzero((rows["temperature"] > 0) & (rows["top_k"] != 1))
+        chosen = rows[drawn]
+        top_ks = chosen["top_k"].astype(np.int64)
+        by_top_p = chosen["top_p"] < 1
+
+        def tensor(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
         return cls(
-            sampled_rows=torch.tensor(rows, dtype=torch.int64, device=device),
-            temperatures=torch.tensor([s.temperature for s in chosen], device=device),
-            top_ks=torch.tensor(top_ks, dtype=torch.int64, device=device),
-            top_ps=torch.tensor([s.top_p for s in chosen], dtype=torch.float64, device=device),
-            seeds=torch.tensor(
-                [s.seed - (s.seed >> 63 << 64) for s in chosen], dtype=torch.int64, device=device
+            sampled_rows=tensor(drawn),
+            temperatures=tensor(chosen["temperature"]),
+            top_ks=tensor(top_ks),
+            top_ps=tensor(chosen["top_p"]),
+            seeds=tensor(chosen["seed"].view(np.int64)),
+            positions=tensor(chosen["position"].astype(np.int64)),
+            filtered=bool(by_top_p.any() or top_ks.any()),
+            width=max(
+                [1, *top_ks.tolist(), *([_TOP_P_WIDTH] if (by_top_p & (top_ks == 0)).any() else [])]
             ),
-            positions=torch.tensor([positions[r] for r in rows], dtype=torch.int64, device=device),
-            filtered=any(s.top_k > 0 or s.top_p < 1 for s in chosen),
-            width=max([*top_ks, _TOP_P_WIDTH if by_top_p_alone else 1]),
         )
 
 

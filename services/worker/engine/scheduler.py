@@ -47,11 +47,14 @@ class Chunk:
     sequence: Sequence
     start: int
     count: int
+    samples: bool
+    """It ends with the sequence's last token, so that the next one can be sampled."""
 
-    @property
-    def samples(self) -> bool:
-        """It ends with the sequence's last token, so that the next one can be sampled."""
-        return self.start + self.count == len(self.sequence.tokens)
+    @classmethod
+    def of(cls, sequence: Sequence, count: int) -> "Chunk":
+        """The next `count` tokens of those not computed yet."""
+        start = sequence.num_computed
+        return cls(sequence, start, count, start + count == len(sequence.tokens))
 
     @property
     def is_decode(self) -> bool:
@@ -123,7 +126,7 @@ class Scheduler:
             # A decode earlier in the list may have preempted this one.
             decodes = sequence.status is Status.RUNNING and sequence.num_remaining == 1
             if decodes and self._grow(sequence, step):
-                scheduled[sequence.id] = Chunk(sequence, sequence.num_computed, 1)
+                scheduled[sequence.id] = Chunk.of(sequence, 1)
         for victim in step.preempted:
             scheduled.pop(victim.id, None)
         budget = self.max_batched_tokens - len(scheduled)
@@ -145,8 +148,9 @@ class Scheduler:
         step.chunks = sorted(scheduled.values(), key=lambda chunk: chunk.count > 1)
         return step
 
-    def complete(self, chunk: Chunk, token: int | None) -> FinishReason | None:
-        """Records that `chunk` ran; `token` is what it sampled, if it does.
+    def complete(self, chunk: Chunk, tokens: list[int]) -> FinishReason | None:
+        """Records that `chunk` ran, and what it sampled: tokens after the sequence's last one, of
+        which those beyond its end are taken off the list.
 
         Returns why the sequence is at its end, if it is; the caller then reads what it needs and
         calls `finish`.
@@ -154,9 +158,12 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.num_computed = chunk.start + chunk.count
         self._publish(sequence)
-        if token is None:
+        if not tokens:
             return None
-        reason = sequence.append(token)
+        for index, token in enumerate(tokens):
+            if reason := sequence.append(token):
+                del tokens[index + 1 :]
+                break
         if sequence.request.prefill_only and reason is None:
             return FinishReason.PREFILL_DONE
         return reason
@@ -201,7 +208,7 @@ class Scheduler:
         self, sequence: Sequence, budget: int, scheduled: dict[str, Chunk]
     ) -> int:
         count = min(sequence.num_remaining, budget)
-        scheduled[sequence.id] = Chunk(sequence, sequence.num_computed, count)
+        scheduled[sequence.id] = Chunk.of(sequence, count)
         return count
 
     def _admit(self, sequence: Sequence) -> bool:

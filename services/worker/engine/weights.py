@@ -5,12 +5,13 @@ ask before it starts anything.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
+from services.worker.engine.models.registry import build_model
 
 Shape = tuple[int, ...]
 _DTYPES = ("F64", "F32", "F16", "BF16")
@@ -52,29 +53,29 @@ def unused(name: str, config: ModelConfig) -> bool:
 
 
 def shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Of every tensor that the model is read from, by name (models/llama.py has the same)."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden)}
-    attention["o"] = (hidden, queries)
-    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    found: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        at = f"model.layers.{layer}"
-        found[f"{at}.input_layernorm.weight"] = (hidden,)
-        found[f"{at}.post_attention_layernorm.weight"] = (hidden,)
-        for name, shape in attention.items():
-            found |= _linear(f"{at}.self_attn.{name}_proj", shape, config.attention_bias)
-        for name, shape in mlp.items():
-            found |= _linear(f"{at}.mlp.{name}_proj", shape, config.mlp_bias)
-    found["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        found["lm_head.weight"] = (config.vocab_size, hidden)
-    return found
+    """Of every tensor that the model is read from, by name."""
+    wanted = _Wanted()
+    build_model(config, wanted)
+    return wanted.shapes
 
 
-def _linear(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
-    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
+class _Wanted:
+    """Gives a model nothing, and remembers what it asked for."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, Shape] = {}
+
+    def table(self, name: str, rows: int, width: int) -> None:
+        self.shapes[f"{name}.weight"] = (rows, width)
+
+    def vector(self, name: str, size: int) -> None:
+        self.shapes[f"{name}.weight"] = (size,)
+
+    def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> None:
+        for name, size in layers.items():
+            self.shapes[f"{name}.weight"] = (size, width)
+            if bias:
+                self.shapes[f"{name}.bias"] = (size,)
 
 
 def _headers(path: Path) -> Iterator[tuple[str, Shape, str]]:

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.cpu.library import supported
 from services.worker.engine import Request, Sampling
+from services.worker.engine.cpu_runner import CpuRunner
+from services.worker.engine.engine import Engine
+from services.worker.engine.plan import Outcome, StepPlan
+from services.worker.engine.torch_runner import TorchRunner
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
 
@@ -39,24 +44,44 @@ def test_greedy_tokens_equal_transformers(checkpoint: Checkpoint, variant: str) 
 
 
 @pytest.mark.parametrize("variant", checkpoints.VARIANTS)
+@pytest.mark.parametrize("kernels", ["reference", *supported()])
 def test_logits_equal_transformers(
-    checkpoint: Checkpoint, variant: str, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, variant: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(checkpoint(variant), max_batched_tokens=16)
+    if variant == "head-dim" and kernels != "reference":
+        pytest.skip("heads of 24 are not the C++ kernels'")
+    engine = make_engine(checkpoint(variant), max_batched_tokens=16, kernels=kernels)
     (prompt,) = [list(range(3, 143))]
     seen: list[torch.Tensor] = []
-    model = engine._runner._model
-    compute = model.logits
-
-    def record(states: torch.Tensor) -> torch.Tensor:
-        seen.append(compute(states))
-        return seen[-1]
-
-    monkeypatch.setattr(model, "logits", record)
+    watch_logits(engine, seen, monkeypatch)
     (output,) = generate(engine, [prompt], greedy(4))
     reference = checkpoints.load_reference(checkpoint(variant))
     expected = checkpoints.reference_logits(reference, prompt + output[:-1])[len(prompt) - 1 :]
     torch.testing.assert_close(torch.cat(seen), expected, rtol=1e-4, atol=1e-4)
+
+
+def watch_logits(engine: Engine, seen: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the logits of each sampled row into `seen`."""
+    runner = engine._runner
+    if isinstance(runner, TorchRunner):
+        compute = runner._model.forward
+
+        def record(ops: Any) -> torch.Tensor:
+            logits = compute(ops)
+            seen.extend(row[None].float() for row in logits)
+            return logits
+
+        monkeypatch.setattr(runner._model, "forward", record)
+        return
+    assert isinstance(runner, CpuRunner)
+    run, program = runner.run, runner._program
+
+    def run_and_look(plan: StepPlan) -> list[Outcome]:
+        outcomes = run(plan)
+        seen.extend(torch.from_numpy(row.copy())[None] for row in program.logits[: len(plan.rows)])
+        return outcomes
+
+    monkeypatch.setattr(runner, "run", run_and_look)
 
 
 @pytest.fixture(scope="module")

@@ -1,47 +1,64 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
-from services.worker.engine.kv_cache import KvCache, block_bytes
+from kernels.cpu.library import supported
+from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.model_config import read_config
+from services.worker.engine.torch_runner import TorchCache
+from tests.unit.engine.driving import make_engine
+
+Checkpoint = Callable[..., Path]
 
 
-def test_blocks_that_nobody_wrote_cost_no_memory(checkpoint: Callable[..., Path]) -> None:
-    config = read_config(checkpoint())
-    size = block_bytes(config, 16, torch.float32)
+@pytest.mark.parametrize("kernels", ["reference", *supported()])
+def test_blocks_that_nobody_wrote_cost_no_memory(checkpoint: Checkpoint, kernels: str) -> None:
+    size = block_bytes(read_config(checkpoint()), 16, 4)
     count = 512 * 2**20 // size
     before = psutil.Process().memory_info().rss
-    cache = KvCache(config, count, 16, torch.float32, torch.device("cpu"))
+    engine = make_engine(checkpoint(), num_blocks=count, kernels=kernels)
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
+    cache: KvCache = engine._runner.cache
     assert not any(cache.read([count - 1]))
     data = bytes(range(256)) * (size // 256)
     cache.write([count - 1], data)
     assert cache.read([count - 1]) == data
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_blocks_bytes_lie_as_the_other_engine_reads_them(
-    checkpoint: Callable[..., Path], dtype: torch.dtype
+@pytest.mark.parametrize("kernels", ["reference", *supported()])
+def test_what_was_read_of_one_cache_is_written_to_another(
+    checkpoint: Checkpoint, kernels: str
 ) -> None:
-    """[layers, 2 (K, V), block_size, kv_heads, head_dim] of each block, block after block."""
-    config = read_config(checkpoint())
-    one, other = (KvCache(config, 6, 4, dtype, torch.device("cpu")) for _ in range(2))
-    shape = (config.num_layers, 2, 4, config.num_kv_heads, config.head_dim)
-    for layer in range(config.num_layers):
-        for side, part in enumerate(one.layer(layer)):
+    one, other = (make_engine(checkpoint(), num_blocks=6, kernels=kernels) for _ in range(2))
+    size = one.info.kv_bytes_per_block
+    content = np.random.default_rng(0).integers(0, 256, 2 * size, np.uint8).tobytes()
+    one._runner.cache.write([5, 2], content)
+    data = one._runner.cache.read([5, 2])
+    one._runner.cache.write([5], bytes(size))  # what was read is a copy
+    assert bytes(data) == content
+    other._runner.cache.write([0, 3], data)
+    assert other._runner.cache.read([3, 0]) == content[size:] + content[:size]
+    assert not any(other._runner.cache.read([1, 2, 4, 5]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_reference_keeps_a_heads_tokens_in_order(
+    checkpoint: Checkpoint, dtype: torch.dtype
+) -> None:
+    """[layers, 2 (K, V), kv_heads, block_size, head_dim] of each block, block after block."""
+    shape = block_shape(read_config(checkpoint()), 4)
+    cache = TorchCache((6, *shape), dtype, torch.device("cpu"))
+    for layer in range(shape[0]):
+        for side, part in enumerate(cache.layer(layer)):
+            assert part.shape == (6, 4, shape[2], shape[4])
             part.copy_(torch.randn(part.shape))
-            part[5].fill_(10 * layer + side + 1)
-    data = one.read([5, 2])
-    assert len(data) == 2 * block_bytes(config, 4, dtype)
-    content = torch.frombuffer(bytearray(data), dtype=dtype).view(2, *shape)
-    for layer in range(config.num_layers):
-        for side, part in enumerate(one.layer(layer)):
-            assert (content[0, layer, side] == 10 * layer + side + 1).all()
-            assert torch.equal(content[1, layer, side], part[2])
-    one.layer(0)[0].zero_()  # what was read is a copy
-    other.write([0, 3], bytes(data))
-    assert other.read([3, 0]) == bytes(data[len(data) // 2 :]) + bytes(data[: len(data) // 2])
-    assert not any(other.read([1, 2, 4, 5]))
+            part[5, 1] = 10 * layer + side + 1
+    content = torch.frombuffer(bytearray(cache.read([5, 2])), dtype=dtype).view(2, *shape)
+    for layer in range(shape[0]):
+        for side, part in enumerate(cache.layer(layer)):
+            assert (content[0, layer, side, :, 1] == 10 * layer + side + 1).all()
+            assert torch.equal(content[1, layer, side], part[2].transpose(0, 1))

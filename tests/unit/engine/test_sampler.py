@@ -1,6 +1,7 @@
 """Sampling: the right distribution, and a token that depends on seed and position alone."""
 
 import math
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -14,19 +15,22 @@ from services.worker.engine.sampler import (
     philox,
     sample,
 )
+from tests.support.samplings import as_rows
 
-CPU = torch.device("cpu")
+
+def batch_of(samplings: Sequence[Sampling], positions: Iterable[int]) -> SamplingBatch:
+    return SamplingBatch.of(as_rows(samplings, positions), torch.device("cpu"))
 
 
 def draw(logits: Tensor, samplings: list[Sampling], positions: list[int]) -> list[int]:
-    tokens: list[int] = sample(logits, SamplingBatch.of(samplings, positions, CPU)).tolist()
+    tokens: list[int] = sample(logits, batch_of(samplings, positions)).tolist()
     return tokens
 
 
 def draws(logits: Tensor, count: int, **fields: float) -> Tensor:
     """`count` tokens of one row of logits, each at another position; int64 [count]."""
     samplings = [Sampling(1, **{"seed": 7, **fields})] * count  # type: ignore[arg-type]
-    batch = SamplingBatch.of(samplings, range(count), CPU)
+    batch = batch_of(samplings, range(count))
     return sample(logits.expand(count, -1), batch)
 
 
@@ -71,7 +75,7 @@ def test_tokens_follow_the_softmax() -> None:
 def test_seeds_draw_independently_at_the_same_position() -> None:
     count = 20_000
     samplings = [Sampling(1, seed=seed) for seed in range(count)]
-    batch = SamplingBatch.of(samplings, [5] * count, CPU)
+    batch = batch_of(samplings, [5] * count)
     seen = sample(torch.zeros(count, 8), batch).bincount(minlength=8).double()
     assert ((seen - count / 8) ** 2 / (count / 8)).sum() < 24.3  # 7 degrees, one in a thousand
 
@@ -151,7 +155,7 @@ def test_borders_equal_their_definition_whoever_else_is_in_the_batch() -> None:
     scores -= scores.amax(-1, keepdim=True)
     samplings = [Sampling(1, top_k=k, top_p=p) for k, p in settings * 2]
     for rows in ([*range(12)], [0], [1], [6], [7], [2, 8], [3, 4]):
-        batch = SamplingBatch.of([samplings[row] for row in rows], [0] * len(rows), CPU)
+        batch = batch_of([samplings[row] for row in rows], [0] * len(rows))
         for row, border in zip(rows, _lowest_allowed(scores[rows], batch).tolist(), strict=True):
             top_k, top_p = settings[row % 6]
             ranked = scores[row].sort(descending=True).values[: top_k or vocab].double()

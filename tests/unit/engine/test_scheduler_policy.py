@@ -30,7 +30,7 @@ class Bench:
     def step(self) -> Step:
         step = self.scheduler.schedule()
         for chunk in step.chunks:
-            self.scheduler.complete(chunk, 9 if chunk.samples else None)
+            self.scheduler.complete(chunk, [9] if chunk.samples else [])
         self.scheduler.check()
         return step
 
@@ -166,13 +166,13 @@ def test_a_prefill_is_done_with_its_first_token_unless_that_ends_it() -> None:
         bench = Bench(num_blocks=8, budget=4)
         bench.add("one", tokens(6, first=10), max_tokens=max_tokens, prefill_only=True)
         (chunk,) = bench.scheduler.schedule().chunks
-        assert bench.scheduler.complete(chunk, None) is None
+        assert bench.scheduler.complete(chunk, []) is None
         (chunk,) = bench.scheduler.schedule().chunks
-        assert bench.scheduler.complete(chunk, token) is reason
+        assert bench.scheduler.complete(chunk, [token]) is reason
     bench = Bench(num_blocks=8)
     bench.add("plain", tokens(6, first=10))
     (chunk,) = bench.scheduler.schedule().chunks
-    assert bench.scheduler.complete(chunk, 9) is None
+    assert bench.scheduler.complete(chunk, [9]) is None
 
 
 def test_a_remote_prompt_may_come_from_the_cache_as_a_whole() -> None:

@@ -154,8 +154,8 @@ class World:
             return
         self.memory.check(sequence, chunk.start)
         self.memory.write(sequence, chunk.start, chunk.count)
-        token = next_token(sequence.tokens) if chunk.samples else None
-        reason = self.scheduler.complete(chunk, token)
+        tokens = [next_token(sequence.tokens)] if chunk.samples else []
+        reason = self.scheduler.complete(chunk, tokens)
         if reason is FinishReason.PREFILL_DONE:
             self.memory.check(sequence, sequence.num_prompt)
         if reason:

@@ -41,7 +41,8 @@ NO_REDIS = connect("redis://127.0.0.1:1/0")  # connects only when it is used
 INFO = ModelInfo(
     architecture="LlamaForCausalLM", vocab_size=1000, max_model_len=640, eos_token_ids=(1,),
     dtype="bfloat16", device="cpu", kernels="reference", num_parameters=1, parameter_bytes=4,
-    num_blocks=9, block_size=16, kv_bytes_per_block=64, kv_shape_per_block=(1, 2, 16, 1, 1),
+    num_blocks=9, block_size=16, kv_bytes_per_block=64, kv_shape_per_block=(1, 2, 1, 16, 1),
+    kv_format="float32 rows",
 )  # fmt: skip
 LOAD = Load(
     waiting=1, running=2, max_running=8, free_blocks=3, total_blocks=9, block_size=16,

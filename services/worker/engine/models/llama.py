@@ -1,117 +1,59 @@
-"""Llama: its parameters are named as in Hugging Face's checkpoints.
+"""Llama (arXiv 2302.13971; grouped queries of 2305.13245), tensors named as by Hugging Face."""
 
-A step's tokens are one flat dimension T, whatever sequences they belong to; only attention looks at
-`PagedBatch` to tell them apart. All matrices are nn.Linear, so that sharding and quantization can
-exchange those and leave the model alone.
-"""
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
-import kernels
-from kernels import PagedBatch
-from services.worker.engine.kv_cache import KvCache
 from services.worker.engine.model_config import ModelConfig
-from services.worker.engine.rope import build_rope
+from services.worker.engine.models.layers import Matrix, Ops, Rows, Vector, Weights
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.hidden_size))
-        self.epsilon = config.rms_norm_epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.rms_norm(x, self.weight, self.epsilon)
-
-
-class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
-        hidden, bias = config.hidden_size, config.attention_bias
-        queries, keys = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden, queries, bias=bias)
-        self.k_proj = nn.Linear(hidden, keys, bias=bias)
-        self.v_proj = nn.Linear(hidden, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, hidden, bias=bias)
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, batch: PagedBatch
-    ) -> Tensor:
-        tokens = x.shape[0]
-        q = kernels.rotary(self.q_proj(x).view(tokens, -1, self.head_dim), cos, sin)
-        k = kernels.rotary(self.k_proj(x).view(tokens, -1, self.head_dim), cos, sin)
-        v = self.v_proj(x).view(tokens, -1, self.head_dim)
-        k_cache, v_cache = cache.layer(self.layer)
-        kernels.store_kv(k, v, k_cache, v_cache, batch.slots)
-        y = kernels.paged_attention(q, k_cache, v_cache, batch, self.scale)
-        result: Tensor = self.o_proj(y.view(tokens, -1))
-        return result
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: Vector
+    qkv: Matrix
+    out: Matrix
+    mlp_norm: Vector
+    gate_up: Matrix
+    down: Matrix
 
 
-class MLP(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
-        self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+class Llama:
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self._config = config
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self._embed = weights.table("model.embed_tokens", vocab, hidden)
+        self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
+        self._norm = weights.vector("model.norm", hidden)
+        head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
+        self._head = weights.matrix({head: vocab}, hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down_proj(kernels.silu_and_mul(self.gate_proj(x), self.up_proj(x)))
-        return result
+    def _layer(self, weights: Weights, index: int) -> Layer:
+        config, at = self._config, f"model.layers.{index}"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        attention, mlp = f"{at}.self_attn", f"{at}.mlp"
+        qkv = {f"{attention}.q_proj": queries} | {f"{attention}.{n}_proj": keys for n in "kv"}
+        gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
+        return Layer(
+            attention_norm=weights.vector(f"{at}.input_layernorm", hidden),
+            qkv=weights.matrix(qkv, hidden, config.attention_bias),
+            out=weights.matrix({f"{attention}.o_proj": hidden}, queries, config.attention_bias),
+            mlp_norm=weights.vector(f"{at}.post_attention_layernorm", hidden),
+            gate_up=weights.matrix(gate_up, hidden, config.mlp_bias),
+            down=weights.matrix({f"{mlp}.down_proj": hidden}, inner, config.mlp_bias),
+        )
 
-
-class Layer(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config)
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config)
-        self.mlp = MLP(config)
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, batch: PagedBatch
-    ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, batch)
-        result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return result
-
-
-class LlamaBody(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        # Given its weight it does not draw one at random, for which torch, where there is no memory
-        # to draw into, imports its compiler: 90 MB and a second.
-        weight = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(weight)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
-        self.norm = RMSNorm(config)
-
-
-class Llama(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.rope = build_rope(config.rope)
-        self.model = LlamaBody(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    def forward(self, token_ids: Tensor, cache: KvCache, batch: PagedBatch) -> Tensor:
-        """Writes the tokens' keys and values to the cache; gives their final states.
-
-        token_ids: int64 [T]; result: [T, hidden] in the model's dtype.
-        """
-        cos, sin = self.rope.tables(batch.positions)
-        x: Tensor = self.model.embed_tokens(token_ids)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin, cache, batch)
-        states: Tensor = self.model.norm(x)
-        return states
-
-    def logits(self, states: Tensor) -> Tensor:
-        """States [n, hidden] to float32 scores [n, vocab]."""
-        scores: Tensor = self.lm_head(states)
-        return scores.float()
+    def forward(self, ops: Ops) -> Rows:
+        """Writes the tokens' keys and values to the cache; gives the logits of the sampled ones,
+        [R, vocab]."""
+        epsilon = self._config.rms_norm_epsilon
+        width = self._config.num_heads * self._config.head_dim
+        x = ops.embed(self._embed)
+        for index, layer in enumerate(self._layers):
+            qkv = ops.linear(ops.norm(x, layer.attention_norm, epsilon), layer.qkv)
+            y = ops.attention(ops.rotary(qkv, index), index, width)
+            if index == len(self._layers) - 1:  # nobody looks at the others any more
+                x, y = ops.sampled(x), ops.sampled(y)
+            x = ops.add(x, ops.linear(y, layer.out))
+            gate_up = ops.linear(ops.norm(x, layer.mlp_norm, epsilon), layer.gate_up)
+            x = ops.add(x, ops.linear(ops.silu_mul(gate_up), layer.down))
+        return ops.linear(ops.norm(x, self._norm, epsilon), self._head)

@@ -1,0 +1,58 @@
+"""What a model family is written in: tensors that it asks for, operations that it is made of.
+
+A family (llama.py) says both once. `Weights` gives it its tensors: of a checkpoint, in the order
+that a processor's kernels read, or just their names and shapes. `Ops` computes: at once on torch
+tensors, or taken down for the C++ kernels. Matrices and rows are the implementation's own; a family
+only hands them on.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+Matrix = Any
+Vector = Any
+Rows = Any
+"""[rows of the step, features]"""
+
+
+class Weights(Protocol):
+    """Sizes are checked against the checkpoint's. Raises UnsupportedModel."""
+
+    def table(self, name: str, rows: int, width: int) -> Matrix:
+        """The tensor `name`.weight, [rows, width], whose rows `Ops.embed` takes."""
+
+    def vector(self, name: str, size: int) -> Vector:
+        """The tensor `name`.weight, [size]."""
+
+    def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Matrix:
+        """Linear layers of one input, by name and output size, as one: `name`.weight is
+        [size, width], and `name`.bias [size] where they have biases."""
+
+
+class Ops(Protocol):
+    """A step's operations. Tokens are one flat dimension T, whatever sequences they belong to."""
+
+    def embed(self, table: Matrix) -> Rows:
+        """Rows of the table, by the step's token ids: [T, width]."""
+
+    def norm(self, x: Rows, weight: Vector, epsilon: float) -> Rows:
+        """x / sqrt(mean(x²) + epsilon) * weight."""
+
+    def linear(self, x: Rows, weights: Matrix) -> Rows:
+        """x W^T + bias."""
+
+    def add(self, x: Rows, y: Rows) -> Rows:
+        """x + y, of which y was computed last, and x is not used again."""
+
+    def silu_mul(self, x: Rows) -> Rows:
+        """silu of the first half of each row, times the second."""
+
+    def rotary(self, qkv: Rows, layer: int) -> Rows:
+        """Of [heads + 2 kv_heads, dim] a token: turns queries and keys by the positions, stores
+        keys and values in the layer's cache. Gives what `attention` takes."""
+
+    def attention(self, queries: Rows, layer: int, width: int) -> Rows:
+        """Of each token over its sequence's tokens up to itself: [T, width = heads * dim]."""
+
+    def sampled(self, x: Rows) -> Rows:
+        """Of the tokens after which one is sampled: [R, width]."""

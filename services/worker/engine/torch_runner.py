@@ -1,0 +1,193 @@
+"""A model on torch tensors: on a GPU, and on a processor that the C++ kernels are not for."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import ops
+from kernels.paged_batch import PagedBatch
+from services.worker.engine.checkpoint import Stored, read_tensors
+from services.worker.engine.config import EngineConfig
+from services.worker.engine.kv_cache import block_shape
+from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.models.registry import build_model
+from services.worker.engine.plan import Outcome, StepPlan
+from services.worker.engine.rope import build_rope
+from services.worker.engine.runner import choose_dtype, describe
+from services.worker.engine.sampler import SamplingBatch, sample
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Linear = tuple[Tensor, Tensor | None]
+"""Weights [n, k] and bias [n]."""
+
+
+class TorchRunner:
+    """See `Runner`."""
+
+    def __init__(self, config: EngineConfig, model: ModelConfig) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self._device = torch.device(config.device)
+        name = choose_dtype(config.dtype, model, self._device.type, has_dot=False)
+        dtype = DTYPES[name]
+        weights = TorchWeights(read_tensors(config.model, model), dtype, self._device)
+        self._model = build_model(model, weights)
+        self.info = describe(
+            config,
+            model,
+            dtype=name,
+            kernels=ops.implementation(self._device),
+            kv_order="rows",
+            num_parameters=weights.num_parameters,
+            parameter_bytes=weights.num_parameters * dtype.itemsize,
+        )
+        shape = (self.info.num_blocks, *block_shape(model, config.block_size))
+        self.cache = TorchCache(shape, dtype, self._device)
+        cos, sin = build_rope(model.rope).tables(np.arange(self.info.max_model_len))
+        self._angles = [torch.from_numpy(table).to(self._device) for table in (cos, sin)]
+        self._geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> list[Outcome]:
+        logits = self._model.forward(_Step(self, plan, self._batch(plan)))
+        if not len(plan.sampled):
+            return plan.outcomes([])
+        logits = logits.float()  # temperature, top-p and noise are computed on them
+        tokens = sample(logits, SamplingBatch.of(plan.samplings, self._device))
+        finite = torch.isfinite(logits.amax(dim=-1))
+        return plan.outcomes(torch.where(finite, tokens, -1).tolist())
+
+    def _batch(self, plan: StepPlan) -> PagedBatch:
+        size = self.info.block_size
+        counts = np.diff(plan.starts)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        positions = plan.positions.astype(np.int64)
+        blocks = plan.block_tables[rows, positions // size].astype(np.int64)
+        return PagedBatch(
+            positions=self._tensor(positions),
+            slots=self._tensor(blocks * size + positions % size),
+            block_tables=self._tensor(plan.block_tables),
+            seq_lens=self._tensor(plan.lengths),
+            num_decodes=plan.num_decodes,
+            host_query_lens=counts.tolist(),
+            host_seq_lens=plan.lengths.tolist(),
+        )
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+class _Step:
+    """The operations of one step, as `Ops`, on tensors [T, features] of the model's dtype."""
+
+    def __init__(self, runner: TorchRunner, plan: StepPlan, batch: PagedBatch) -> None:
+        self._ids = runner._tensor(plan.token_ids)
+        self._rows = runner._tensor(plan.rows)
+        self._cache, self._batch = runner.cache, batch
+        self._heads, self._kv_heads, self._dim = runner._geometry
+        self._cos, self._sin = (table[batch.positions] for table in runner._angles)
+
+    def embed(self, table: Tensor) -> Tensor:
+        return table[self._ids]
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return ops.rms_norm(x, weight, epsilon)
+
+    def linear(self, x: Tensor, weights: Linear) -> Tensor:
+        return F.linear(x, *weights)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        return ops.silu_and_mul(*x.chunk(2, dim=-1))
+
+    def rotary(self, qkv: Tensor, layer: int) -> Tensor:
+        heads = qkv.view(len(qkv), -1, self._dim)
+        q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
+        k = ops.rotary(k, self._cos, self._sin)
+        ops.store_kv(k, v, *self._cache.layer(layer), self._batch.slots)
+        return ops.rotary(q, self._cos, self._sin)
+
+    def attention(self, queries: Tensor, layer: int, width: int) -> Tensor:
+        scale: float = self._dim**-0.5
+        k_cache, v_cache = self._cache.layer(layer)
+        y = ops.paged_attention(queries, k_cache, v_cache, self._batch, scale)
+        return y.reshape(len(y), width)
+
+    def sampled(self, x: Tensor) -> Tensor:
+        return x[self._rows]
+
+
+class TorchCache:
+    """See `KvCache`; of a head its tokens lie in order, and of a token its dims."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        if device.type == "cpu":
+            # torch.zeros would write every page; numpy takes zeroed ones from the kernel.
+            memory = np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)
+            self._data = torch.from_numpy(memory).view(dtype).view(shape)
+        else:
+            self._data = torch.zeros(shape, dtype=dtype, device=device)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each [num_blocks, block_size, kv_heads, head_dim]."""
+        k, v = self._data[:, index].transpose(-2, -3).unbind(1)
+        return k, v
+
+    def read(self, blocks: list[int]) -> memoryview:
+        content = self._data[torch.tensor(blocks, device=self._data.device)].cpu()
+        return content.view(torch.uint8).numpy().reshape(-1).data
+
+    def write(self, blocks: list[int], data: bytes | bytearray | memoryview) -> None:
+        # torch wants memory that it could write to.
+        writable = bytearray(data) if memoryview(data).readonly else data
+        source = torch.frombuffer(writable, dtype=self._data.dtype)
+        self._data[torch.tensor(blocks, device=self._data.device)] = source.view(
+            len(blocks), *self._data.shape[1:]
+        ).to(self._data.device)
+
+
+class TorchWeights:
+    """A checkpoint's tensors on a device, as `Weights`."""
+
+    def __init__(
+        self, tensors: Mapping[str, Stored], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._tensors, self._dtype, self._device = tensors, dtype, device
+        self._made: dict[str, Tensor] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self._made.values())
+
+    def table(self, name: str, rows: int, width: int) -> Tensor:
+        return self._tensor(f"{name}.weight")
+
+    def vector(self, name: str, size: int) -> Tensor:
+        return self._tensor(f"{name}.weight")
+
+    def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Linear:
+        weights = self._stacked([f"{name}.weight" for name in layers])
+        return weights, self._stacked([f"{name}.bias" for name in layers]) if bias else None
+
+    def _stacked(self, names: list[str]) -> Tensor:
+        if len(names) == 1:
+            return self._tensor(names[0])
+        self._made["+".join(names)] = stacked = torch.cat([self._moved(name) for name in names])
+        return stacked
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self._made:  # tied ones are one
+            self._made[name] = self._moved(name)
+        return self._made[name]
+
+    def _moved(self, name: str) -> Tensor:
+        stored = self._tensors[name]
+        values = torch.from_numpy(np.array(stored.values))
+        if stored.dtype == "BF16":
+            values = values.view(torch.bfloat16)
+        return values.to(device=self._device, dtype=self._dtype)
