@@ -52,12 +52,14 @@ model: $(READY)         ## remake the demonstration model from its seed (an hour
 	  $(BIN)/python -m models.recipe.make
 
 # The editable install builds the contracts' modules; `protoc` runs again when a .proto changed.
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) protos/generate.py
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) protos/generate.py \
+  $(wildcard kernels/cpu/native/*) kernels/cpu/build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "make: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python protos/generate.py
+	$(BIN)/python kernels/cpu/build.py
 	touch $@
 
 dev:                    ## the dev loop on Kubernetes: a cluster by kind, changed files into running pods

@@ -1,17 +1,24 @@
-"""Adds one step to the build that pyproject.toml describes: generating the contracts' modules."""
+"""Adds two steps to the build that pyproject.toml describes: generating the contracts' modules, and
+compiling the CPU kernels."""
 
 import runpy
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+kernels = runpy.run_path("kernels/cpu/build.py")
 
-class BuildWithContracts(build_py):
-    """Generates protos/*_pb2*.py before the packages are collected."""
+
+class Build(build_py):
+    """Makes protos/*_pb2*.py and kernels/cpu/built/*.so before the packages are collected."""
 
     def run(self) -> None:
         runpy.run_path("protos/generate.py")["generate"]()
+        kernels["build"]()
         super().run()
 
 
-setup(cmdclass={"build_py": BuildWithContracts})
+# Where the machine has no C++ compiler, a wheel brings one for the time of the build.
+setup(
+    cmdclass={"build_py": Build}, setup_requires=[] if kernels["compiler"]() else ["ziglang>=0.14"]
+)

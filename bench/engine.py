@@ -36,12 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: as a worker chooses it",
     )
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--kernels", default="auto", help="of a CPU: an instruction set, or `reference`"
+    )
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--kv-cache-bytes", type=int, default=512 * 2**20)
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--max-batched-tokens", type=int, default=512)
     parser.add_argument("--max-running", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=None, help="default: torch's choice")
+    parser.add_argument("--threads", type=int, default=None, help="default: all that it may use")
     parser.add_argument(
         "--no-prefix-caching", dest="prefix_caching", action="store_false", default=True
     )
@@ -61,6 +64,7 @@ def main(args: argparse.Namespace) -> int:
                 model=args.model,
                 dtype=args.dtype,
                 device=args.device,
+                kernels=args.kernels,
                 block_size=args.block_size,
                 kv_cache_bytes=args.kv_cache_bytes,
                 max_model_len=args.max_model_len,

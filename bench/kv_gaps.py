@@ -123,7 +123,7 @@ async def push_as_told(block_bytes: int) -> None:
         port, transfer_id, form, count = line.split()
         blocks = int(count)
         async with channels.sender(f"127.0.0.1:{port}") as sender:
-            await sender.reserve(transfer_id, blocks)
+            await sender.reserve(transfer_id, blocks, "")
             pushing = asyncio.create_task(sender.push())
             for first in range(0, blocks, piece):
                 n = min(piece, blocks - first)
@@ -152,7 +152,7 @@ class Bench:
         engines = {"taken": self._decoding.engine, "dropped": Drop()}
         servers = []
         for kind, engine in engines.items():
-            receiver = KvReceiver(engine)  # type: ignore[arg-type]
+            receiver = KvReceiver(engine, "")  # type: ignore[arg-type]
             server = Transport(_SECRET).server([("grpc.max_receive_message_length", -1)])
             receiver.add_to(server)
             self._receivers[kind] = (receiver, listen(server, "127.0.0.1", 0))

@@ -70,7 +70,7 @@ class Worker:
     @property
     def kv_format(self) -> tuple[str, str]:
         """Equal where one's blocks are the other's, of one checkpoint."""
-        return self.replica.facts.get("dtype", ""), self.replica.facts.get("block_size", "")
+        return self.replica.facts.get("kv_format", ""), self.replica.facts.get("block_size", "")
 
     @property
     def role(self) -> str:

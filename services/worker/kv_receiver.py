@@ -5,6 +5,7 @@ worker opens a PushKv stream. They meet here by transfer id, whichever comes fir
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from protos import worker_pb2
 from services.common.errors import PenstockError, unavailable
 from services.common.waiting import first_done
 from services.worker.engine import EngineClient, EngineDied, KvBlocks, SharedRef
+
+log = logging.getLogger(__name__)
 
 _MEETING_S = 10.0  # how long a push waits for the router's word of it
 
@@ -32,8 +35,10 @@ class Transfer:
 class KvReceiver:
     """Takes pushed blocks into the engine."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, kv_format: str) -> None:
+        """`kv_format`: of which checkpoint the engine's blocks are, and how they lie."""
         self._engine = engine
+        self._kv_format = kv_format
         self._meetings: dict[str, asyncio.Future[Transfer]] = {}  # by transfer id
         self._by_request: dict[str, Transfer] = {}
 
@@ -88,6 +93,8 @@ class KvReceiver:
         transfer = await self._meet(first.begin.transfer_id, context)
         committed = False
         try:
+            if first.begin.kv_format != self._kv_format:
+                raise _WrongFormat(first.begin.kv_format, self._kv_format)
             cached_blocks = await _unless_closed(transfer.reserved, transfer)
             yield worker_pb2.KvPushReply(
                 reserved=worker_pb2.KvReserved(cached_blocks=cached_blocks)
@@ -101,6 +108,9 @@ class KvReceiver:
                 yield worker_pb2.KvPushReply(done=worker_pb2.KvDone())
         except (EngineDied, _Closed) as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except _WrongFormat as error:
+            log.error("KV blocks were refused: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
             if not committed and not transfer.broken.done():
                 transfer.broken.set_exception(
@@ -136,6 +146,13 @@ class KvReceiver:
         finally:
             if not meeting.done():
                 self._meetings.pop(transfer_id, None)
+
+
+class _WrongFormat(Exception):
+    """The blocks mean something else here."""
+
+    def __init__(self, theirs: str, ours: str) -> None:
+        super().__init__(f"the KV blocks are of {theirs!r}, this engine's of {ours!r}")
 
 
 class _Closed(Exception):

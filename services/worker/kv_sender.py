@@ -95,14 +95,17 @@ class KvSender:
         self._unconfirmed: list[SharedRef] = []  # put, and not known to have arrived
         self.bytes_sent = 0
 
-    async def reserve(self, transfer_id: str, prompt_tokens: int) -> int:
+    async def reserve(self, transfer_id: str, prompt_tokens: int, kv_format: str) -> int:
         """Waits for room at the decode worker; returns how many leading blocks it has already.
+        `kv_format`: of which checkpoint the blocks are, and how they lie.
 
         The prompt must not be computed before. It would hold blocks here while it waits for room
         there, where all blocks may be held by prompts that wait for room here.
         Raises PenstockError as `push` does.
         """
-        begin = worker_pb2.KvBegin(transfer_id=transfer_id, prompt_tokens=prompt_tokens)
+        begin = worker_pb2.KvBegin(
+            transfer_id=transfer_id, prompt_tokens=prompt_tokens, kv_format=kv_format
+        )
         async with _failures():
             await self._stream.write(worker_pb2.KvPush(begin=begin))
             reply = await self._stream.read()

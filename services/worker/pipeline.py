@@ -52,6 +52,8 @@ class Stage:
     """What a request needs of its worker."""
 
     checkpoint: Checkpoint
+    kv_format: str
+    """Of which checkpoint the engine's KV blocks are, and how they lie."""
     engine: EngineClient
     sequences: Sequences
     turns: Turns
@@ -127,7 +129,9 @@ async def _unsplit(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
 async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, span: Span) -> None:
     async with stage.channels.sender(work.push_to.address) as sender:
         with stage.telemetry.span("reserve kv", span):
-            cached_blocks = await sender.reserve(work.transfer_id, len(work.prompt_token_ids))
+            cached_blocks = await sender.reserve(
+                work.transfer_id, len(work.prompt_token_ids), stage.kv_format
+            )
         await _compute_and_push(stage, work, call, span, sender, cached_blocks)
 
 

@@ -74,9 +74,11 @@ class WorkerService(Service):
         self._info: ModelInfo = await self._engine.start()
         self._news = News(self._info, self.settings.worker.max_running)
         self._sequences = Sequences(self._engine)
-        self._receiver = KvReceiver(self._engine)
+        self._kv_format = f"{self._checkpoint.digest} {self._info.kv_format}"
+        self._receiver = KvReceiver(self._engine, self._kv_format)
         self._stage = pipeline.Stage(
             checkpoint=self._checkpoint,
+            kv_format=self._kv_format,
             engine=self._engine,
             sequences=self._sequences,
             turns=Turns(),
@@ -113,6 +115,7 @@ class WorkerService(Service):
             "device": self._info.device,
             "kernels": self._info.kernels,
             "dtype": self._info.dtype,
+            "kv_format": self._kv_format,
             "block_size": str(self._info.block_size),
             "max_running": str(options.max_running),
             "max_model_len": str(self._info.max_model_len),
@@ -157,6 +160,7 @@ class WorkerService(Service):
         return EngineConfig(
             model=folder,
             dtype=options.dtype,
+            kernels=options.kernels,
             device=options.device,
             block_size=options.block_size,
             kv_cache_bytes=options.kv_cache_bytes,

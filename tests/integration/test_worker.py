@@ -223,7 +223,11 @@ async def test_a_push_that_breaks_off_ends_the_decode_with_its_cause(
     _, request = decode.open(waiting)
     async with TRANSPORT.dial(decode.replica.address, "worker") as channel:
         stream = worker_pb2_grpc.WorkerStub(channel).PushKv()
-        begin = worker_pb2.KvBegin(transfer_id=waiting.transfer_id, prompt_tokens=100)
+        begin = worker_pb2.KvBegin(
+            transfer_id=waiting.transfer_id,
+            prompt_tokens=100,
+            kv_format=decode.replica.facts["kv_format"],
+        )
         await stream.write(worker_pb2.KvPush(begin=begin))
         assert (await stream.read()).HasField("reserved")
         stream.cancel()

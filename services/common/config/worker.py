@@ -16,7 +16,13 @@ class WorkerSettings(ServiceSettings):
     role: Role = "both"
     model: str = Field("", description="name of the served model; empty: the first")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: float32 on a CPU, elsewhere the checkpoint's own"
+        "auto",
+        description="auto: the checkpoint's own where the device computes in it; "
+        "float32 on a CPU without bfloat16's dot product",
+    )
+    kernels: Literal["auto", "reference", "avx2", "avx512", "avx512_bf16"] = Field(
+        "auto",
+        description="on a CPU: an instruction set, or `reference` for PyTorch; auto: the best",
     )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="`cpu`, `cuda` or `cuda:1`"

@@ -14,6 +14,8 @@ from services.worker.kv_sender import Channels
 from tests.support.authority import Authority
 from tests.support.transport import SECRET
 
+FORMAT = "of a checkpoint"
+
 
 class Worker(worker_pb2_grpc.WorkerServicer):
     """Gives room to all, and notes what certificates they show."""
@@ -42,16 +44,16 @@ async def test_a_channel_shows_the_latest_certificate_and_running_pushes_go_on(
     channels = Channels(transport, 30.0)
     try:
         async with channels.sender(address) as first:
-            await first.reserve("one", 8)
+            await first.reserve("one", 8, FORMAT)
             async with channels.sender(address) as second:
-                await second.reserve("two", 8)
+                await second.reserve("two", 8, FORMAT)
             authority.identities(tmp_path, "worker")
             async with channels.sender(address) as third:
-                await third.reserve("three", 8)
-                await first.reserve("one again", 8)
+                await third.reserve("three", 8, FORMAT)
+                await first.reserve("one again", 8, FORMAT)
             assert len(channels) == 1
         async with channels.sender(address) as fourth:
-            await fourth.reserve("four", 8)
+            await fourth.reserve("four", 8, FORMAT)
         assert len(channels) == 1
     finally:
         await channels.close()

@@ -20,6 +20,7 @@ from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 DATA = bytes(100)
+FORMAT = "of a checkpoint"
 PROGRESS_S = 30.0
 PING_BYTES = 17  # HTTP/2's
 PINGS_ALLOWED = [(name, 100 if "interval" in name else value) for name, value in KEEPALIVE_ALLOWED]
@@ -61,7 +62,7 @@ class Engine:
 class DecodeWorker:
     def __init__(self, port: int) -> None:
         self.engine = Engine()
-        self.receiver = KvReceiver(cast(Any, self.engine))
+        self.receiver = KvReceiver(cast(Any, self.engine), FORMAT)
         self.server = TRANSPORT.server([("grpc.so_reuseport", 0), *PINGS_ALLOWED])
         self.receiver.add_to(self.server)
         self.port = listen(self.server, "127.0.0.1", port)
@@ -101,7 +102,7 @@ async def hand_over(channels: Channels, to: DecodeWorker, *blocks: KvBlocks) -> 
     async with channels.sender(to.address) as sender:
         with to.receiver.expect("t", "d"):
             to.receiver.reserved("d", 2)
-            assert await sender.reserve("t", 100) == 2
+            assert await sender.reserve("t", 100, FORMAT) == 2
             for one in blocks:
                 sender.put(one)
             sender.commit(77)
@@ -152,7 +153,7 @@ async def test_a_path_that_leads_nowhere_ends_the_wait_for_room(
     """The connection stands, but nothing comes through any more."""
     async with proxy_to(decode.address) as proxy, channels.sender(proxy.address) as sender:
         with decode.receiver.expect("t", "d"):
-            waiting = asyncio.create_task(sender.reserve("t", 100))
+            waiting = asyncio.create_task(sender.reserve("t", 100, FORMAT))
             await until(lambda: proxy.bytes_up > 100 and decode.receiver._meetings["t"].done())
             proxy.pause()
             with pytest.raises(PenstockError, match="handing KV blocks") as failure:
@@ -165,7 +166,7 @@ async def test_waiting_long_for_room_is_no_fault(channels: Channels, decode: Dec
     """As long as the path is sound, which is asked again and again."""
     async with proxy_to(decode.address) as proxy, channels.sender(proxy.address) as sender:
         with decode.receiver.expect("t", "d"):
-            waiting = asyncio.create_task(sender.reserve("t", 100))
+            waiting = asyncio.create_task(sender.reserve("t", 100, FORMAT))
             await until(lambda: proxy.bytes_up > 100 and decode.receiver._meetings["t"].done())
             quiet = proxy.bytes_up + 50  # of the connection's own frames, some may still come
             await until(lambda: proxy.bytes_up >= quiet + 4 * PING_BYTES)
@@ -182,7 +183,7 @@ async def test_a_decode_worker_that_takes_nothing_more_ends_the_push(
     async with impatient.sender(decode.address) as sender:
         with decode.receiver.expect("t", "d"):
             decode.receiver.reserved("d", 0)
-            await sender.reserve("t", 100)
+            await sender.reserve("t", 100, FORMAT)
             decode.engine.ready.clear()
             sender.put(shared(0))
             for number in range(64):
@@ -200,7 +201,7 @@ async def test_a_commit_that_nobody_confirms_ends_the_push(decode: DecodeWorker)
     async with impatient.sender(decode.address) as sender:
         with decode.receiver.expect("t", "d"):
             decode.receiver.reserved("d", 0)
-            await sender.reserve("t", 100)
+            await sender.reserve("t", 100, FORMAT)
             decode.engine.ready.clear()
             sender.put(KvBlocks("p", 0, 1, DATA))
             sender.commit(7)
@@ -216,7 +217,7 @@ async def test_a_slow_prompt_is_no_lack_of_progress(decode: DecodeWorker) -> Non
     async with impatient.sender(decode.address) as sender:
         with decode.receiver.expect("t", "d"):
             decode.receiver.reserved("d", 0)
-            await sender.reserve("t", 100)
+            await sender.reserve("t", 100, FORMAT)
             push = asyncio.create_task(sender.push())
             done, _ = await asyncio.wait([push], timeout=1.0)
             assert not done
@@ -242,7 +243,7 @@ async def test_a_decode_request_that_ends_meanwhile_leaves_no_segment(
     async with channels.sender(decode.address) as sender:
         with decode.receiver.expect("t", "d"):
             decode.receiver.reserved("d", 0)
-            await sender.reserve("t", 100)
+            await sender.reserve("t", 100, FORMAT)
             decode.engine.ready.clear()
             for number in range(4):
                 sender.put(shared(number))
@@ -295,7 +296,7 @@ async def test_a_channel_stays_while_it_is_used_or_connected(channels: Channels)
     async def fails() -> None:
         with pytest.raises(PenstockError, match="handing KV blocks"):
             async with channels.sender(decode.address) as sender:
-                await sender.reserve("t", 100)
+                await sender.reserve("t", 100, FORMAT)
 
     async with channels.sender(decode.address):
         await fails()
@@ -330,5 +331,5 @@ async def test_a_push_that_nobody_awaits_is_refused_and_forgotten(
     monkeypatch.setattr(kv_receiver, "_MEETING_S", 0.01)
     async with channels.sender(decode.address) as sender:
         with pytest.raises(PenstockError, match="handing KV blocks"):
-            await sender.reserve("nobody's", 100)
+            await sender.reserve("nobody's", 100, FORMAT)
     assert not decode.receiver._meetings

@@ -71,6 +71,7 @@ def stage_of(engine: Engine) -> pipeline.Stage:
     unused, fake_engine = (cast(Any, one) for one in (None, engine))
     return pipeline.Stage(
         checkpoint=Checkpoint("tiny", "own", "", "/tiny"),
+        kv_format="f",
         engine=fake_engine,
         sequences=Sequences(fake_engine),
         turns=Turns(),
@@ -230,7 +231,7 @@ class Sender:
     async def sender(self, address: str) -> AsyncIterator["Sender"]:
         yield self
 
-    async def reserve(self, transfer_id: str, prompt_tokens: int) -> int:
+    async def reserve(self, transfer_id: str, prompt_tokens: int, kv_format: str) -> int:
         return 2
 
     def put(self, blocks: KvBlocks) -> None: ...

@@ -321,8 +321,9 @@ async def pushing(to: Worker) -> AsyncIterator[Any]:
         yield worker_pb2_grpc.WorkerStub(channel).PushKv()  # type: ignore[no-untyped-call]
 
 
-def begin(transfer_id: str = "t") -> worker_pb2.KvPush:
-    return worker_pb2.KvPush(begin=worker_pb2.KvBegin(transfer_id=transfer_id))
+def begin(to: Worker, transfer_id: str = "t") -> worker_pb2.KvPush:
+    kv_format = to.service.describe()["kv_format"]
+    return worker_pb2.KvPush(begin=worker_pb2.KvBegin(transfer_id=transfer_id, kv_format=kv_format))
 
 
 def blocks(first_block: int) -> worker_pb2.KvPush:
@@ -344,12 +345,24 @@ async def test_a_push_must_say_first_what_it_is(
     assert not split.decode.service._receiver._meetings
 
 
+async def test_blocks_of_another_checkpoint_or_format_are_refused(split: Split) -> None:
+    """As many bytes may well mean something else: nothing is reserved for them, nothing written."""
+    decoding, _ = await split.decodes()
+    async with pushing(split.decode) as stream:
+        wrong = worker_pb2.KvBegin(transfer_id="t", kv_format="other float32 panels")
+        await stream.write(worker_pb2.KvPush(begin=wrong))
+        with pytest.raises(grpc.aio.AioRpcError, match="of 'other float32 panels'") as failure:
+            assert await stream.read() is None
+        assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await decoding.end()).status.reason == "kv_transfer"
+
+
 async def test_a_push_that_nobody_knows_is_told_so_in_time(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_receiver, "_MEETING_S", 0.05)
     async with pushing(split.decode) as stream:
-        await stream.write(begin("nobody's"))
+        await stream.write(begin(split.decode, "nobody's"))
         with pytest.raises(grpc.aio.AioRpcError, match="no request awaits") as failure:
             assert await stream.read() is None
         assert failure.value.code() is grpc.StatusCode.NOT_FOUND
@@ -357,7 +370,7 @@ async def test_a_push_that_nobody_knows_is_told_so_in_time(
 
 async def test_a_push_may_come_before_its_request(split: Split) -> None:
     async with pushing(split.decode) as stream:
-        await stream.write(begin())
+        await stream.write(begin(split.decode))
         await until(lambda: "t" in split.decode.service._receiver._meetings)
         _, at_decode = await split.decodes()
         split.decode.engine.reserve(at_decode.request_id, 2)
@@ -370,7 +383,7 @@ async def test_a_push_may_come_before_its_request(split: Split) -> None:
 async def test_a_push_that_ends_without_a_commit_is_broken(split: Split) -> None:
     decoding, at_decode = await split.decodes()
     async with pushing(split.decode) as stream:
-        await stream.write(begin())
+        await stream.write(begin(split.decode))
         split.decode.engine.reserve(at_decode.request_id)
         assert (await stream.read()).HasField("reserved")
         await stream.write(blocks(0))
@@ -384,7 +397,7 @@ async def test_a_push_that_ends_without_a_commit_is_broken(split: Split) -> None
 async def test_a_commit_is_the_last_word_of_a_push(split: Split) -> None:
     decoding, at_decode = await split.decodes()
     async with pushing(split.decode) as stream:
-        await stream.write(begin())
+        await stream.write(begin(split.decode))
         split.decode.engine.reserve(at_decode.request_id)
         assert (await stream.read()).HasField("reserved")
         commit = worker_pb2.KvPush(commit=worker_pb2.KvCommit(first_token=7))
@@ -402,7 +415,7 @@ async def test_room_told_twice_or_for_nobody_changes_nothing(split: Split) -> No
     for cached in (1, 2):
         split.decode.engine.reserve(at_decode.request_id, cached)
     async with pushing(split.decode) as stream:
-        await stream.write(begin())
+        await stream.write(begin(split.decode))
         assert (await stream.read()).reserved.cached_blocks == 1
     assert (await decoding.end()).status.reason == "kv_transfer"
 
@@ -532,7 +545,7 @@ async def test_a_worker_that_stops_leaves_no_connection(split: Split) -> None:
 async def test_a_push_that_comes_too_late_is_told_why(split: Split, closed: bool) -> None:
     decoding, at_decode = await split.decodes()
     async with pushing(split.decode) as stream:
-        await stream.write(begin())
+        await stream.write(begin(split.decode))
         split.decode.engine.reserve(at_decode.request_id)
         assert (await stream.read()).HasField("reserved")
         if closed:
@@ -572,7 +585,7 @@ async def test_a_push_that_gave_up_before_its_request_came_leaves_its_id_free(
 ) -> None:
     meetings = split.decode.service._receiver._meetings
     async with pushing(split.decode) as stream:
-        await stream.write(begin())
+        await stream.write(begin(split.decode))
         await until(lambda: "t" in meetings)
         stream.cancel()
     await until(lambda: "t" not in meetings)
@@ -585,7 +598,7 @@ async def test_room_for_two_in_one_step_is_told_to_both(split: Split) -> None:
     requests = [(await split.decodes(transfer))[1] for transfer in ("t", "u")]
     async with pushing(split.decode) as one, pushing(split.decode) as other:
         for stream, transfer in ((one, "t"), (other, "u")):
-            await stream.write(begin(transfer))
+            await stream.write(begin(split.decode, transfer))
         split.decode.engine.step(
             kv_reserved=[KvReserved(r.request_id, n) for n, r in enumerate(requests)]
         )

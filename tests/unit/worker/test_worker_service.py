@@ -72,6 +72,7 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
             "device": "cpu",
             "kernels": "reference",
             "dtype": "bfloat16",
+            "kv_format": f"{digest(tmp_path)} float32 rows",
             "block_size": "16",
             "max_running": "5",
             "max_model_len": "640",
