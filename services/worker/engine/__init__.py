@@ -5,15 +5,16 @@
     scheduler.py   decides a step; pure Python, touches no tensor
     sequence.py    one request's state
     block_pool.py  who owns which KV block, prefix hashes, eviction
-    runner.py      runs a step: inputs, model, sampler, KV cache
-    models/        the model families, plain nn.Modules
-    weights.py     a checkpoint's tensors, checked by their headers (no torch)
+    plan.py        a step as plain arrays
+    runner.py      what runs them: cpu_runner.py on the C++ kernels, torch_runner.py
+    models/        the model families, each said once for all runners
+    weights.py     a checkpoint's tensors, checked by their headers; checkpoint.py reads them
     process.py     the engine loop as a process of its own
     client.py      EngineClient, the asyncio end of that process
 
 In-process use:
 
-    engine = Engine(EngineConfig(model="path/to/checkpoint"))      # engine.py, imports torch
+    engine = Engine(EngineConfig(model="path/to/checkpoint"))      # engine.py
     engine.add(Request("a", [1, 2, 3], Sampling(max_tokens=8, temperature=0)))
     while engine.has_work:
         for output in engine.step().outputs: ...
