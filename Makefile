@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 
-.PHONY: demo run test chaos nodes lint docs protos bench model mutants dev image-test clean
+.PHONY: demo run test chaos nodes sanitize lint docs protos bench model mutants dev image-test clean
 
 demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
 	$(BIN)/penstock demo
@@ -21,6 +21,12 @@ chaos: $(READY)         ## one process of each class killed under 16 streams, an
 
 nodes: $(READY)         ## several Ray nodes on this machine, one of them killed under load (two minutes)
 	$(BIN)/python -m pytest tests/chaos/nodes.py
+
+# A write or read beyond an array ends the tests. Two minutes; needs g++ with its libasan.
+sanitize: $(READY)      ## the C++ kernels' tests under the address sanitizer
+	PENSTOCK_KERNELS_FLAGS="-fsanitize=address -fno-omit-frame-pointer" $(BIN)/python kernels/cpu/build.py
+	PENSTOCK_KERNELS_FLAGS="-fsanitize=address -fno-omit-frame-pointer" ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" $(BIN)/python -m pytest tests/kernels -k cpu
 
 lint: $(READY)          ## style and types
 	$(BIN)/ruff check .

@@ -17,7 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BUILT = HERE / "built"
+_EXTRA = os.environ.get("PENSTOCK_KERNELS_FLAGS", "").split()
+"""Of the compiler, for a build apart: `make sanitize`."""
+BUILT = HERE / "built" / "extra" if _EXTRA else HERE / "built"
 _SOURCES = sorted((HERE / "native").glob("*.cc"))
 _ALL = sorted((HERE / "native").iterdir())
 
@@ -31,7 +33,7 @@ FLAGS = {
 """By instruction set, the later ones the better."""
 
 _OPTIONS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"]
-_OPTIONS += ["-fvisibility=hidden", "-fno-math-errno", "-pthread"]
+_OPTIONS += ["-fvisibility=hidden", "-fno-math-errno", "-pthread", *_EXTRA]
 
 
 class BuildFailed(Exception):
@@ -63,7 +65,7 @@ def build(instruction_sets: list[str] | None = None) -> list[Path]:
     command = compiler()
     if missing and command is None:
         raise BuildFailed("no C++ compiler: install one, or `pip install ziglang`")
-    BUILT.mkdir(exist_ok=True)
+    BUILT.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda name: _build(command or [], name, wanted[name]), missing))
     for old in set(BUILT.glob("*.so")) - {path_of(name) for name in FLAGS}:

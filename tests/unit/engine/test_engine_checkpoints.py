@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaForCausalLM
 
 from services.worker.engine.checkpoint import read_tensors
-from services.worker.engine.model_config import UnsupportedModel, read_config
+from services.worker.engine.model_config import ARCHITECTURES, UnsupportedModel, read_config
+from services.worker.engine.models.registry import FAMILIES
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype
 from services.worker.engine.weights import check_weights, shapes
@@ -137,6 +138,10 @@ def test_the_expected_tensors_are_the_models_own(
         theirs = LlamaForCausalLM(AutoConfig.from_pretrained(tmp_path))
     own = {name: tuple(tensor.shape) for name, tensor in theirs.named_parameters()}
     assert shapes(config) == own
+
+
+def test_each_architecture_that_is_accepted_has_its_family() -> None:
+    assert set(ARCHITECTURES) == set(FAMILIES)
 
 
 def test_a_file_cut_short_is_told_by_its_header(checkpoint: Checkpoint, tmp_path: Path) -> None:
