@@ -381,7 +381,7 @@ def test_kv_is_handed_over_only_where_it_has_the_same_form():
 
     def of(number: int, role: str, dtype: str) -> Worker:
         made = worker(number, role)
-        made.replica.facts["dtype"] = dtype
+        made.replica.facts["kv_format"] = f"{dtype} panels"
         return made
 
     first, other = of(0, "prefill", "float32"), of(1, "decode", "bfloat16")
