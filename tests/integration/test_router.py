@@ -12,12 +12,12 @@ import pytest
 
 from protos import common_pb2, router_pb2, router_pb2_grpc, worker_pb2
 from services.common.block_hash import block_hashes, tenant_salt
-from services.common.config import ModelSpec, RouterSettings, Settings
+from services.common.config import RouterSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import End, LinkClient, LinkState
 from services.common.redis import Redis, connect
-from services.common.served_models import entry, forget
+from services.common.served_models import Checkpoint, entry, forget
 from services.common.service import Host
 from services.router import metrics, pipeline
 from services.router.quarantine import PROOF_TOKENS
@@ -506,12 +506,12 @@ async def test_unknown_model_and_no_worker(stack):
 async def test_a_model_without_a_worker_is_known_for_as_long_as_it_is_listed(stack):
     """Its requests wait for one; of one that has left they are told so."""
     link = await stack.router(worker_patience_s=0.1)
-    listed = entry(stack.redis, stack.hosts[0].settings, ModelSpec(name="later", path="/later"))
+    listed = entry(stack.redis, stack.hosts[0].settings, Checkpoint("later", "d", "t", "/later"))
     await listed.start()
     end = await ask(link, model="later").end()
     assert (end.status.code, end.status.reason) == (14, "no_worker")
     await listed.stop()
-    await forget(stack.redis, stack.namespace, "later")
+    await forget(stack.redis, stack.hosts[0].settings, "later".__eq__)
 
     async def unknown() -> bool:
         return (await ask(link, model="later").end()).status.reason == "model_not_found"

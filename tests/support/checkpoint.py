@@ -8,9 +8,11 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tests.support.tokenizers import write_tokenizer
 
 
-def write_checkpoint(folder: Path, *, vocab_size: int = 320, window: int = 512) -> Path:
-    """Writes the checkpoint and returns its folder. fp32; the same weights at every call."""
-    torch.manual_seed(20)
+def write_checkpoint(
+    folder: Path, *, vocab_size: int = 320, window: int = 512, seed: int = 20
+) -> Path:
+    """Writes the checkpoint and returns its folder. fp32; a seed's weights are always the same."""
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=64,
