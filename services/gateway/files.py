@@ -45,10 +45,12 @@ _DELETE = """
 local all, index, sum, content, stores = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local record = redis.call('HGET', index, ARGV[1])
 if not record then return 0 end
+-- What frees comes first: a full Redis lets a script that has done so go on, and no other.
+redis.call('DEL', content, stores)
+redis.call('HDEL', index, ARGV[1])
 redis.call('DECRBY', all, cjson.decode(record).bytes)
 redis.call('DECRBY', sum, cjson.decode(record).bytes)
-redis.call('DEL', content, stores)
-return redis.call('HDEL', index, ARGV[1])
+return 1
 """
 
 

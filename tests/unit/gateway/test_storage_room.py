@@ -8,9 +8,11 @@ from prometheus_client import REGISTRY
 from redis.exceptions import NoPermissionError
 
 from services.common.config import GatewaySettings
+from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.gateway import storage_room
+from services.gateway.files import Files
 from services.gateway.records import Journal
 from services.gateway.shared_records import SharedRecords
 from services.gateway.storage_room import StorageRoom
@@ -135,6 +137,20 @@ async def test_a_redis_that_does_not_tell_leaves_it_as_it_was(
     assert rig.files.room.full
     memory.failure = None
     await until(lambda: not rig.files.room.full)
+
+
+async def test_a_full_redis_still_lets_tenants_delete_files() -> None:
+    """Else nobody could make the room that 507 asks for."""
+    with EmbeddedRedis() as server:
+        redis = connect(server.url)
+        files = Files(redis, "full", GatewaySettings(), max_chars=1000)
+        kept = await files.create("a", "one.txt", b"some text")
+        await redis.config_set("maxmemory", 1)
+        await files.delete("a", kept.id)
+        await redis.config_set("maxmemory", 0)
+        assert await files.all("a") == []
+        assert int(await redis.get(files.room.file_bytes_key) or 0) == 0
+        await redis.aclose()
 
 
 async def test_without_a_limit_of_its_own_redis_is_never_full(
