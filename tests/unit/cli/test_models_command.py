@@ -14,7 +14,7 @@ from services.cli.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import Redis, connect
-from services.common.served_models import entry
+from services.common.served_models import READING, Checkpoint, entry
 from tests.support.waiting import until
 
 DEMO = Path("models/demo").resolve()
@@ -35,14 +35,26 @@ class Install:
         await self._register(Replica("worker", f"w{number}", "h:1", "h", 1, facts=facts))
 
     async def listed(self, name: str) -> None:
-        registration = entry(self.redis, self.settings, spec(name))
+        registration = entry(self.redis, self.settings, checkpoint(name))
         await registration.start()
         self.registered.append(registration)
+
+    async def reads(self, why_not: str, *names: str) -> None:
+        """The tokenizer has these models, or why not."""
+        facts = {str(checkpoint(name)): why_not for name in names}
+        reading = Replica("tokenizer", "t", "", "", 0, facts=facts)
+        told = Registration(self.redis, self.settings.namespace, reading, 60, under=READING)
+        await told.start()
+        self.registered.append(told)
 
     async def _register(self, replica: Replica) -> None:
         registration = Registration(self.redis, self.settings.namespace, replica, lease_s=60)
         await registration.start()
         self.registered.append(registration)
+
+
+def checkpoint(name: str) -> Checkpoint:
+    return Checkpoint(name, "d", "t", f"/of/{name}")
 
 
 def spec(name: str) -> ModelSpec:
@@ -79,8 +91,12 @@ async def test_each_model_is_listed_with_its_workers_and_what_it_waits_for(
         await install.worker("whole", role)
     await install.worker("apart", "decode")
     await install.worker("gone")
-    for name in ("whole", "apart", "gone", "new"):
+    await install.wanted.add(spec("unread"))
+    await install.worker("unread")
+    for name in ("whole", "apart", "gone", "new", "unread"):
         await install.listed(name)
+    await install._register(Replica("tokenizer", "t", "h:1", "h", 1))
+    await install.reads("", "whole", "apart")
     await install.wanted.failed("broken", "no room")
     assert await command("list") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -90,6 +106,7 @@ async def test_each_model_is_listed_with_its_workers_and_what_it_waits_for(
         ["broken", "", "0", "failed: no room"],
         ["gone", "/of/gone", "1", "leaves"],
         ["new", "/of/new", "0", "waits for worker of new"],
+        ["unread", "/of/unread", "1", "waits for t to read it: soon"],
         ["whole", "/of/whole", "2", "served"],
     ]
 
@@ -118,7 +135,11 @@ async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
     await install.worker("second")
     await said(capsys, "waiting for: model second", so_far)
     assert not adding.done()
+    await install._register(Replica("tokenizer", "t", "h:1", "h", 1))
     await install.listed("second")
+    await install.reads("no such file", "second")
+    await said(capsys, "waiting for: t to read it: no such file", so_far)
+    await install.reads("", "second")
     assert await adding == 0
     await said(capsys, "second is served", so_far)
     with pytest.raises(RuntimeError, match="there is a model called 'second'"):

@@ -1,13 +1,15 @@
 """What each checkpoint's registered workers can take."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from services.common.config import Settings
-from services.common.discovery import Replica
+from services.common.discovery import Registration, Replica
 from services.common.redis import connect
 from services.tokenizer.pools import Pools, Standing
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -63,3 +65,22 @@ async def test_the_checkpoint_that_decodes_more_stands_higher_then_the_later_one
     assert chosen(of("new", "n0", "junk", slots="?"), olds[0]) == "old"
     see(pools)
     assert pools.standing("m", "old") == Standing()
+
+
+async def test_the_registry_is_followed_until_it_is_stopped(
+    redis_url: str, namespace: str, pools: Pools
+) -> None:
+    redis = connect(redis_url)
+    large = Registration(redis, namespace, worker("w1", max_model_len="300"), 60)
+    await large.start()
+    before = asyncio.all_tasks()
+    await pools.start()
+    assert pools.room("m", "old") == 300
+    small = Registration(redis, namespace, worker("w2", max_model_len="64"), 60)
+    await small.start()
+    await until(lambda: pools.room("m", "old") == 64)
+    await small.stop()
+    await pools.stop()
+    assert asyncio.all_tasks() <= before, "nothing looks any more"
+    await large.stop()
+    await redis.aclose()
