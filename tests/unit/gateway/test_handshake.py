@@ -12,7 +12,7 @@ import pytest
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
 from services.gateway import handshake as module
-from services.gateway.connections import Door
+from services.gateway.door import Door
 from services.gateway.handshake import TlsListener
 from tests.support.authority import Authority
 from tests.support.waiting import leaving_no_task, until
