@@ -33,10 +33,11 @@ lint: $(READY)          ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(READY)          ## generate docs/settings.md and docs/metrics.md and the dashboards from the code
+docs: $(READY)          ## generate docs/settings.md, docs/metrics.md, the dashboards and the chart's schema of settings from the code
 	$(BIN)/python -m services.common.settings_doc
 	$(BIN)/python -m services.metrics_doc
 	$(BIN)/python -m deploy.observability.grafana.make_dashboards
+	$(BIN)/python -m deploy.helm.settings_schema
 
 # FILES="services/router/breaker.py" asks about one file: minutes. All of them take an hour.
 mutants: $(READY)       ## small wrong changes, one at a time: the share that the tests catch, and what they miss

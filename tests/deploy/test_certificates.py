@@ -109,6 +109,14 @@ def test_without_cert_manager_helm_makes_the_same() -> None:
             },
             "certificates.door.dnsNames",
         ),
+        (
+            {"certManager": {"enabled": True, "duration": "1h30m", "renewBefore": "91m"}},
+            "certificates.certManager.renewBefore",
+        ),
+        (
+            {"certManager": {"enabled": True, "authorityDuration": "2160h"}},
+            "certificates.certManager.authorityDuration",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(certificates: Thing, named: str) -> None:

@@ -10,6 +10,7 @@ import yaml
 from helm_python import Chart, HelmError
 from pydantic import SecretStr
 
+from deploy.helm import settings_schema
 from services.common.config import Settings
 from tests.deploy.environment import variables
 from tests.deploy.manifests import CHART, NAME, NAMESPACE, Release, Thing, render
@@ -40,6 +41,7 @@ def applications(release: Release) -> dict[str, Thing]:
         ({"path": None}, "needs path"),
         ({"path": "org/name"}, "absolute folder"),
         ({"decode": None}, "decode: needed"),
+        ({"decode": {"replicas": 1, "gpus": 4}}, r"models\[a\], gpus: 4: .*tensor parallelism"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(changes: Thing, told: str) -> None:
@@ -79,6 +81,11 @@ def test_a_model_that_is_switched_off_keeps_its_place_without_pods() -> None:
         )
         assert {ours[count] for count in counts} == {0 if name == "both-a" else ours["replicas"]}
     assert set(applications(off)) == {"penstock", "penstock:Org~B"}
+
+
+def test_a_model_is_enabled_where_nothing_is_said() -> None:
+    silent = {name: value for name, value in FOLDER.items() if name != "enabled"}
+    assert chart(silent).ray == chart(FOLDER).ray
 
 
 def test_settings_go_to_the_applications_that_they_concern() -> None:
@@ -126,6 +133,9 @@ def test_settings_go_to_the_applications_that_they_concern() -> None:
             assert variables_of[f"PENSTOCK_{name}"] == str(settings[name])
 
 
+OF_A_POOL = {"WORKER__ROLE", "WORKER__MODEL", "WORKER__DEVICE"}
+
+
 def derived() -> list[str]:
     """Settings that pods have from the chart's other values, and all that are secret."""
     release = render(None, {"models": [FOLDER], "collector": {"enabled": False}})
@@ -138,13 +148,24 @@ def derived() -> list[str]:
     }
     fields = Settings.model_fields.items()
     secret = {name.upper() for name, field in fields if field.annotation is SecretStr}
-    return sorted(told | secret | {"RAY_TOKEN_FILE", "WORKER__REPLICAS", "ROUTER__RAY", "MODELS"})
+    return sorted(
+        told | secret | {"RAY_TOKEN_FILE", "WORKER__REPLICAS", "ROUTER__RAY", "MODELS"} | OF_A_POOL
+    )
+
+
+def likely(schema: Thing) -> Any:
+    """What the schema takes."""
+    of_type = {"integer": 1, "number": 1, "array": [], "object": {}}
+    return schema["enum"][0] if "enum" in schema else of_type.get(schema["type"], "cpu")
+
+
+SETTINGS = settings_schema.definitions()["settings"]["properties"]
 
 
 @pytest.mark.parametrize("name", derived())
 def test_a_setting_that_the_chart_derives_is_not_set_twice(name: str) -> None:
     with pytest.raises(HelmError, match=f"settings.{name}: the chart sets this one"):
-        chart(FOLDER, settings={name: "1"})
+        chart(FOLDER, settings={name: likely(SETTINGS[name])})
 
 
 def test_workers_wait_for_what_the_job_writes_last_and_load_it() -> None:
@@ -174,15 +195,15 @@ def test_another_revision_is_another_job_and_folder() -> None:
 
 
 def test_gpus_are_asked_of_kubernetes_of_ray_and_of_the_engine() -> None:
-    pools = {"prefill": None, "decode": {"replicas": 1, "gpus": 4}}
+    pools = {"prefill": None, "decode": {"replicas": 1, "gpus": 1}}
     release = chart({**FOLDER, **pools})
     group = release.groups()["both-a"]
     [container] = group["template"]["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
-    assert group["rayStartParams"]["num-gpus"] == "4"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert group["rayStartParams"]["num-gpus"] == "1"
     told = applications(release)["penstock:a"]["args"]["decode"]
-    assert told["ray"]["num_gpus"] == 4
-    assert told["worker"] == {"device": "cuda", "tensor_parallel": 4}
+    assert told["ray"]["num_gpus"] == 1
+    assert told["worker"] == {"device": "cuda"}
     tolerated = group["template"]["spec"]["tolerations"]
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in tolerated
 

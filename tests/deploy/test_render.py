@@ -7,9 +7,10 @@ from typing import Any
 
 import helm_python
 import pytest
+from helm_python import HelmError
 
 from tests.deploy.conftest import RENDERINGS
-from tests.deploy.manifests import CHART, Release, merge, notes, of_profile, render
+from tests.deploy.manifests import CHART, Release, Thing, merge, notes, of_profile, render
 from tests.deploy.validation import errors, pod_errors
 
 
@@ -58,6 +59,26 @@ def test_every_object_says_whose_it_is(release: Release) -> None:
         assert labels["app.kubernetes.io/managed-by"] == "Helm", thing
         for name, value in labels.items():
             assert re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value), (name, value)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"redis": {"external": {"url": "redis://r:6379/0"}}}, "redis.external: has a url, but"),
+        ({"redis": {"external": {"ray": {"url": "redis://r:1/0"}}}}, "redis.external: has a url"),
+        ({"qdrant": {"external": {"url": "http://q:6333"}}}, "qdrant.external.url: set, but"),
+        (
+            {
+                "collector": {"enabled": True, "exporters": {"debug": {}}},
+                "otlp": {"endpoint": "http://t:4317"},
+            },
+            "otlp.endpoint: set, but",
+        ),
+    ],
+)
+def test_one_of_two_that_exclude_each_other_is_not_ignored(values: Thing, named: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(named)):
+        render(None, values)
 
 
 @pytest.mark.parametrize("rendering", RENDERINGS)

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from helm_python import Chart, HelmValuesError, parse_set_string
 
+from deploy.helm import settings_schema
+from services.common.config import Settings
 from tests.deploy.manifests import CHART, Thing, profiles
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -63,6 +65,13 @@ PLACEMENT = {
         ("image.flavor=rocm", "/image/flavor"),
         ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
         ("models[0].name=,models[0].enabled=true", "/models/0/name"),
+        ("models={}", "/models"),
+        ("models[0].worker.kv_cach_bytes=5", "kv_cach_bytes"),
+        ("models[0].worker.kv_cache_bytes=1GB", "/models/0/worker/kv_cache_bytes"),
+        ("models[0].worker.role=both", "role"),
+        ("models[0].decode.worker.max_running=0", "/models/0/decode/worker/max_running"),
+        ("models[0].decode.worker.dtype=bfloat16", "dtype"),  # of both pools
+        ("models[0].prefill.worker.health_port=1", "health_port"),  # the probes' own
         ("models[0].replicas=2", "/models/0"),
         ("models[0].enabled=maybe", "/models/0/enabled"),
         ("models[0].decode.gpu=1", "/models/0/decode"),
@@ -71,6 +80,13 @@ PLACEMENT = {
         ("modelCache.size=big", "/modelCache/size"),
         ("modelCache.accessModes[0]=ReadWriteSometimes", "/modelCache/accessModes"),
         ("settings.log_level=DEBUG", "log_level"),
+        ("settings.PENSTOCK_LOG_LEVEL=DEBUG", "PENSTOCK_LOG_LEVEL"),
+        ("settings.LOG_LEVEL=LOUD", "/settings/LOG_LEVEL"),
+        ("settings.GATEWAY__MAX_REQUEST=7", "GATEWAY__MAX_REQUEST"),
+        ("settings.WORKER__THREADS=0", "/settings/WORKER__THREADS"),
+        ("settings.ROUTER__QUEUE_LIMIT=many", "/settings/ROUTER__QUEUE_LIMIT"),
+        ("settings.GATEWAY__CORS_ORIGINS={app.example}", "/settings/GATEWAY__CORS_ORIGINS/0"),
+        ("settings.TOKENIZER__POLICY_RULES[0].nam=x", "/settings/TOKENIZER__POLICY_RULES/0"),
         ("requestTimeoutSeconds=10m", "/requestTimeoutSeconds"),
         ("redis.external.uri=redis://x", "/redis/external"),
         ("redis.persistence.enabled=yes please", "/redis/persistence/enabled"),
@@ -107,6 +123,23 @@ def test_profiles_and_defaults_are_taken(chart: Chart) -> None:
     chart.validate_schema({})
     for profile in profiles():
         chart.validate_schema(yaml.safe_load((CHART / f"values-{profile}.yaml").read_text()))
+
+
+def test_the_schema_of_settings_is_that_of_the_services() -> None:
+    text = settings_schema.DOCUMENT.read_text()
+    assert settings_schema.document(text) == text, "`make docs` makes it anew"
+
+
+def test_every_setting_is_taken_with_its_default(chart: Chart) -> None:
+    """A schema that knew too little would refuse what services take."""
+    defaults = Settings().model_dump(mode="json", exclude={"models"})
+    for name, value in defaults.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for key, own in inner:
+            variable = f"{name}__{key}".strip("_").upper()
+            if own is not None:
+                chart.validate_schema({"settings": {variable: own}})
+            assert variable in SCHEMA["$defs"]["settings"]["properties"]
 
 
 def objects(values: Thing, schema: Thing, path: tuple[str, ...] = ()) -> Iterator[Any]:

@@ -8,8 +8,8 @@ from services.common.config.base import RayOptions, Section
 from services.common.config.worker import Role, WorkerSettings
 
 # A pool and a role say these of a worker; what KV blocks look like is the same in both pools.
-_NOT_OVERRIDDEN = {"role", "model", "replicas", "ray"}
-_OF_BOTH_POOLS = {"block_size", "dtype"}
+NOT_OVERRIDDEN = {"role", "model", "replicas", "ray"}
+OF_BOTH_POOLS = {"block_size", "dtype"}
 
 
 class Overrides(Section):
@@ -22,7 +22,7 @@ class Overrides(Section):
     @field_validator("worker")
     @classmethod
     def _of_a_worker_alone(cls, worker: WorkerSettings) -> WorkerSettings:
-        if wrong := worker.model_fields_set & _NOT_OVERRIDDEN:
+        if wrong := worker.model_fields_set & NOT_OVERRIDDEN:
             raise ValueError(f"{', '.join(sorted(wrong))}: not set here; a pool has replicas, ray")
         return worker
 
@@ -61,7 +61,7 @@ class ModelSpec(Overrides):
         if self.prefill is None:
             return self
         for pool in (self.prefill, self.decode):
-            if wrong := pool.worker.model_fields_set & _OF_BOTH_POOLS:  # type: ignore[union-attr]
+            if wrong := pool.worker.model_fields_set & OF_BOTH_POOLS:  # type: ignore[union-attr]
                 raise ValueError(
                     f"{', '.join(sorted(wrong))}: of both pools, as KV blocks go from one to the "
                     "other; set it in the model's own `worker`"

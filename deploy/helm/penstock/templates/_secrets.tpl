@@ -108,3 +108,12 @@ Who has a certificate, and for which DNS names: the identities, by which service
 {{- end -}}
 {{- with $given }}{{ toYaml . }}{{ end -}}
 {{- end -}}
+
+{{/* The seconds of a duration such as 2160h or 1h30m. */}}
+{{- define "penstock.seconds" -}}
+{{- $seconds := 0 -}}
+{{- range regexFindAll "[0-9]+[hms]" . -1 -}}
+{{- $seconds = add $seconds (mul (trimAll "hms" . | int64) (get (dict "h" 3600 "m" 60 "s" 1) (regexFind "[hms]" .))) -}}
+{{- end -}}
+{{ $seconds }}
+{{- end -}}

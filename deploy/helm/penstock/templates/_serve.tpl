@@ -17,7 +17,7 @@ applications:
     args:
       {{- include "penstock.services.scale" . | trim | nindent 6 }}
   {{- range .Values.models }}
-  {{- if .enabled }}
+  {{- if ne .enabled false }}
   - name: {{ printf "penstock:%s" (.name | replace "/" "~") | quote }}
     route_prefix: null
     import_path: services.app:model

@@ -3,6 +3,9 @@
 {{/* redis:// or rediss://HOST:PORT. */}}
 {{- define "penstock.redis.address" -}}
 {{- if .Values.redis.enabled -}}
+{{- if or .Values.redis.external.url .Values.redis.external.ray.url -}}
+{{- fail "redis.external: has a url, but redis.enabled is true, and all would go to the chart's own Redis" -}}
+{{- end -}}
 {{ ternary "rediss" "redis" .Values.certificates.enabled }}://{{ include "penstock.fullname" . }}-redis.{{ .Release.Namespace }}.svc:6379
 {{- else -}}
 {{ include "penstock.redis.checkedAddress" (list "redis.external.url" (required "redis.external.url: needed when redis.enabled is false" .Values.redis.external.url)) }}
@@ -104,6 +107,9 @@ key: {{ .Values.redis.external.caSecret.key }}
 
 {{- define "penstock.qdrant.url" -}}
 {{- if .Values.qdrant.enabled -}}
+{{- if .Values.qdrant.external.url -}}
+{{- fail "qdrant.external.url: set, but qdrant.enabled is true, and all would go to the chart's own Qdrant" -}}
+{{- end -}}
 {{ ternary "https" "http" .Values.certificates.enabled }}://{{ include "penstock.fullname" . }}-qdrant.{{ .Release.Namespace }}.svc:6333
 {{- else -}}
 {{- $url := required "qdrant.external.url: needed when qdrant.enabled is false" .Values.qdrant.external.url -}}

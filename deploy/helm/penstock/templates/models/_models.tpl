@@ -24,6 +24,12 @@ that stays different from the others' once it is a Kubernetes name.
 {{- if not .decode -}}
 {{- fail (printf "models[%s].decode: needed; without prefill its workers compute prompts as well" .name) -}}
 {{- end -}}
+{{- $model := . -}}
+{{- range (include "penstock.model.pools" (dict "root" $ "model" .) | fromYaml).pools -}}
+{{- if gt (int .values.gpus) 1 -}}
+{{- fail (printf "models[%s], gpus: %v: a worker uses one GPU; a model split over several (tensor parallelism) is not built yet. For more throughput: replicas" $model.name .values.gpus) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -58,9 +64,6 @@ that stays different from the others' once it is a Kubernetes name.
 {{- $worker := deepCopy (default dict $pool.worker) -}}
 {{- if gt (int $pool.gpus) 0 -}}
 {{- $_ := set $worker "device" "cuda" -}}
-{{- end -}}
-{{- if gt (int $pool.gpus) 1 -}}
-{{- $_ := set $worker "tensor_parallel" (int $pool.gpus) -}}
 {{- end -}}
 replicas: {{ $pool.replicas }}
 ray:

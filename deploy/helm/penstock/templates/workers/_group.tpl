@@ -6,7 +6,7 @@ A pool is (dict "role" "decode" "values" …), see penstock.model.pools.
 {{- $root := .root -}}
 {{- $slug := include "penstock.slug" .model.name -}}
 {{- $pool := .pool.values -}}
-{{- $replicas := ternary (int $pool.replicas) 0 .model.enabled -}}
+{{- $replicas := ternary 0 (int $pool.replicas) (eq .model.enabled false) -}}
 groupName: {{ .pool.role }}-{{ $slug }}
 replicas: {{ $replicas }}
 minReplicas: {{ $replicas }}
