@@ -198,6 +198,21 @@ async def leaves(wanted: WantedModels, name: str) -> bool:
     return (await wanted.look()).leaves(name)
 
 
+async def test_what_serve_could_not_do_is_tried_again(
+    wanted: WantedModels, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = iter((True,))
+
+    def deploy(settings: Settings, spec: ModelSpec) -> None:
+        if next(away, False):
+            raise RuntimeError("Ray is away")
+        serve.deploy_model(settings, spec)
+
+    monkeypatch.setattr(app, "deploy_model", deploy)
+    await wanted.add(SECOND)
+    await until(lambda: serve.deployed == [SECOND], 10)
+
+
 async def test_one_that_ray_has_no_room_for_is_told_so(wanted: WantedModels, serve: Serve) -> None:
     large = ModelSpec.model_validate(
         {"name": "second", "path": "/l", "decode": {"ray": {"num_gpus": 2}}}

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from protos import router_pb2, router_pb2_grpc
 from services.cli import top
+from services.cli.arguments import SORTS
 from services.cli.main import main
 from services.cli.top.samples import Metrics, Sample, Span, quantile
 from services.cli.top.view import view
@@ -462,8 +463,9 @@ def test_in_a_terminal_keys_sort_and_quit_and_the_terminal_is_as_before() -> Non
     read = _reader(ours)
     try:
         read("s sorts by role")
-        os.write(ours, b"s")
-        read("s sorts by kv")  # at once, though the next look is an hour away
+        for sort in (*SORTS[1:], SORTS[0]):
+            os.write(ours, b"s")
+            read(f"s sorts by {sort}")  # at once, though the next look is an hour away
         os.write(ours, b"xq")
         assert process.wait(30) == 0
         assert termios.tcgetattr(theirs) == before
