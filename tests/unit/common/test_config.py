@@ -4,7 +4,13 @@ import sys
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from services.common.config import GatewaySettings, RetrievalSettings, Settings, unknown_names
+from services.common.config import (
+    GatewaySettings,
+    RetrievalSettings,
+    Settings,
+    is_loopback,
+    unknown_names,
+)
 
 
 def test_sections_and_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +131,22 @@ def test_peers_are_told_a_host_that_they_can_reach(monkeypatch: pytest.MonkeyPat
     for everywhere in ("0.0.0.0", "::"):
         assert Settings(bind_host=everywhere).peer_host == "10.0.0.7"
     assert Settings(bind_host="0.0.0.0", advertise_host="node-7").peer_host == "node-7"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("penstock.example", False),  # wherever it leads today
+        ("localhost.example", False),
+        ("", False),
+    ],
+)
+def test_a_loopback_is_known_by_its_address(host: str, is_one: bool) -> None:
+    assert is_loopback(host) == is_one
