@@ -8,6 +8,7 @@ from services.common.config import (
     GatewaySettings,
     RetrievalSettings,
     Settings,
+    WorkerSettings,
     is_loopback,
     unknown_names,
 )
@@ -150,3 +151,11 @@ def test_peers_are_told_a_host_that_they_can_reach(monkeypatch: pytest.MonkeyPat
 )
 def test_a_loopback_is_known_by_its_address(host: str, is_one: bool) -> None:
     assert is_loopback(host) == is_one
+
+
+def test_a_device_is_the_processor_or_a_gpu_by_its_number() -> None:
+    for device in ("cpu", "cuda", "cuda:0", "cuda:12"):
+        assert WorkerSettings(device=device).device == device
+    for device in ("gpu", "cuda:", "cuda:x", "cuda1", "cpu:0", "mps", ""):
+        with pytest.raises(ValidationError, match="device"):
+            WorkerSettings(device=device)
