@@ -172,6 +172,17 @@ async def test_health_and_reflection_tell_what_there_is(parts):
         watching.cancel()
 
 
+async def test_a_door_that_others_reach_says_nothing_of_its_methods():
+    with gateway_parts(host="0.0.0.0") as parts:
+        async with serving(parts) as (_, channel):
+            assert await check(channel, INFERENCE) == SERVING
+            asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                [a async for a in stub.ServerReflectionInfo(asked)]
+            assert refused.value.code() is CODE.UNIMPLEMENTED
+
+
 @pytest.mark.parametrize("how", ["withheld", "nonsense", "none", "given up"])
 async def test_whatever_a_stranger_does_its_place_and_turn_come_back(parts, monkeypatch, how):
     monkeypatch.setattr(grpc_strangers, "PLACES", 8)

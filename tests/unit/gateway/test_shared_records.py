@@ -13,10 +13,10 @@ from services.common.config import GatewaySettings
 from services.common.redis import Redis
 from services.gateway import shared_records
 from services.gateway.auth import Identity
-from services.gateway.records import Journal
+from services.gateway.records import Journal, Records
 from services.gateway.shared_records import SharedRecords
 from services.gateway.storage_room import StorageRoom
-from tests.support.waiting import until
+from tests.support.waiting import leaving_no_task, until
 
 Make = Callable[..., SharedRecords]
 
@@ -196,3 +196,20 @@ async def test_while_redis_is_away_records_are_left_out_and_later_ones_are_not(
     one.keep(record(2))
     await one.stop()
     assert await found(gateway(), [1, 2]) == [2]
+
+
+async def test_what_one_gateway_kept_another_finds(gateway: Make) -> None:
+    first, second = Records(10, gateway()), Records(10, gateway())
+    async with leaving_no_task():
+        first.start()
+        second.start()
+        first.keep(record(1))
+
+        async def found() -> bool:
+            return await second.look_up("req_1", "acme") is not None
+
+        await until(found)
+        assert second.find("req_1", "acme") is None, "that is of its own alone"
+        assert await second.look_up("req_1", "rival") is None
+        await first.stop()
+        await second.stop()
