@@ -110,6 +110,35 @@ async def test_only_what_waits_unread_counts_as_unread(reads: bool) -> None:
                 _ = [batch async for batch in batches]
 
 
+async def test_who_reads_slowly_gets_what_came_with_the_end_too() -> None:
+    """While the client takes one piece, the rest of its answer and the end arrive."""
+    say: list[Callable[[bytes], None]] = []
+    over = asyncio.Event()
+
+    def opened(_: bytes, *, on_item: Callable[[bytes], None], **__: Any) -> Any:
+        async def ended() -> End:
+            await over.wait()
+            return End()
+
+        say.append(on_item)
+        on_item(TextDelta(text="first").SerializeToString())
+        return SimpleNamespace(ended=ended, cancel=over.set, settle=lambda: None)
+
+    async def pick_least_loaded(patience_s: float) -> Any:
+        return SimpleNamespace(id="tokenizer", link=SimpleNamespace(open=opened))
+
+    stream = stream_from(SimpleNamespace(pick_least_loaded=pick_least_loaded))
+    batches = stream.batches()
+    async with asyncio.timeout(5):
+        await anext(batches)
+        say[0](TextDelta(text="last", finish=FINISH_STOP).SerializeToString())
+        over.set()
+        for _ in range(3):  # the end is there, before the next look
+            await asyncio.sleep(0)
+        assert [[delta.text for delta in batch] async for batch in batches] == [["last"]]
+    assert stream.finished
+
+
 # ---- what is handed on, and when ----------------------------------------------------------------
 
 PLAN = PromptPlan(window=512, user=5)
