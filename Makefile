@@ -4,7 +4,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 
-.PHONY: demo run test chaos nodes sanitize lint docs protos bench model mutants dev image-test clean
+.PHONY: help demo run test chaos nodes sanitize lint docs protos bench model mutants dev image-test clean
+
+help:                   ## what there is to make
+	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
+	  printf 'make %-11s %s\n' "$$target" "$$does"; done
 
 demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
 	$(BIN)/penstock demo

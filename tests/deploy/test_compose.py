@@ -106,8 +106,15 @@ def test_secrets_are_their_owner_s_and_are_never_written_over(tmp_path: Path) ->
     file = tmp_path / ".env"
     before = file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert subprocess.run([script], capture_output=True).returncode != 0
+    subprocess.run([script], check=True)  # as at each later start
     assert file.read_text() == before
+    lost, *kept = before.splitlines(keepends=True)
+    file.write_text("".join(kept))
+    subprocess.run([script], check=True)
+    *stay, anew = file.read_text().splitlines(keepends=True)
+    assert stay == kept
+    assert anew.split("=")[0] == lost.split("=")[0]
+    assert anew != lost
 
 
 def test_git_does_not_take_the_secrets() -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from tests.deploy.dockerfile import stages
-from tests.deploy.manifests import Release, render
+from tests.deploy.manifests import CHART, Release, render
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = Path(__file__).parent / "schemas/skaffold-v4beta13.json"
@@ -249,6 +250,22 @@ def test_the_operator_is_of_the_version_whose_schema_the_chart_is_held_to(skaffo
     [line] = [line for line in readme.splitlines() if "ray.io_v1_RayService" in line]
     assert f"v{operator['version']}" in line
     assert _release(skaffold)["dependsOn"] == ["kuberay-operator"]
+
+
+def test_the_operator_runs_where_the_network_policies_let_it_in(skaffold: Thing) -> None:
+    [operator] = [
+        r for r in skaffold["deploy"]["helm"]["releases"] if r["name"] == "kuberay-operator"
+    ]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert operator["namespace"] == values["networkPolicy"]["kuberayOperator"]["namespace"]
+
+
+def test_bare_make_tells_what_there_is_to_make() -> None:
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    text = (ROOT / "Makefile").read_text()
+    [targets] = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    told = dict(re.findall(r"^make (\S+) +(\S.*)$", done.stdout, re.MULTILINE))
+    assert set(told) == set(targets.split())
 
 
 def test_make_dev_says_which_tool_is_missing(tmp_path: Path) -> None:
