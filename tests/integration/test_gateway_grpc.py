@@ -24,7 +24,7 @@ from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import TokenIds
 from services.common.errors import PenstockError
 from services.common.service import Host
-from services.gateway import grpc_inbox, grpc_strangers
+from services.gateway import grpc_inbox, grpc_strangers, neighbours
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.inside import check
@@ -314,7 +314,7 @@ async def test_strangers_write_no_stack_traces_into_the_log(rig, caplog):
     assert [record.exc_info[1].args for record in caplog.records] == [("a fault of ours",)]
 
 
-async def test_its_address_is_its_own_and_as_configured(rig):
+async def test_its_address_is_its_own_and_as_configured(rig, monkeypatch):
     replica = rig.host.replica
     assert replica.facts["grpc"] != replica.address
     async with TRANSPORT.dial(replica.address, "gateway") as internal:
@@ -322,8 +322,10 @@ async def test_its_address_is_its_own_and_as_configured(rig):
         assert code == grpc.StatusCode.UNIMPLEMENTED
     settings = rig.settings.model_copy(deep=True)
     settings.gateway.grpc_port = int(replica.facts["grpc"].rpartition(":")[2])
-    with pytest.raises(RuntimeError, match=replica.facts["grpc"]):
-        await Host(GatewayService, settings).start()
+    monkeypatch.setattr(neighbours, "_PATIENCE_S", 0.0)
+    anothers = settings.model_copy(update={"namespace": "another"})
+    with pytest.raises(RuntimeError, match=f"port {settings.gateway.grpc_port} on .*: in use"):
+        await Host(GatewayService, anothers).start()
     await rig.host.stop(0)
     second = await rig.start(GatewayService, settings)
     assert second.replica.facts["grpc"] == replica.facts["grpc"]
