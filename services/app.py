@@ -10,6 +10,7 @@ Redis, where its callers find it. So losing Serve's controller does not touch a 
 node's addresses and certificates are its own.
 """
 
+import logging
 import time
 from collections.abc import Collection
 from importlib import import_module
@@ -21,6 +22,7 @@ from pydantic import Field, SecretStr
 from ray import nodes as ray_nodes
 from ray import serve
 from ray.serve._private import replica as serve_replica
+from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.util import get_node_ip_address
 
 from services.common.config import ModelSpec, RayOptions, Section, Settings
@@ -60,6 +62,7 @@ class Replica:
         try:
             settings = post.own_settings().on_node(get_node_ip_address())
             _bind_serve(settings.bind_host)
+            _take_logs_of_ray()
             self._host = Host(service_class(post.service), settings)
             await self._host.start()
         except Exception as error:
@@ -86,6 +89,17 @@ def _bind_serve(host: str) -> None:
     module.add_port_to_grpc_server = lambda server, _: bind(server, host_port(host, 0))
 
 
+def _take_logs_of_ray() -> None:
+    """Its lines of this process go where ours do, as JSON. Serve's own file would be one
+    more thing to fail on a full disk."""
+    for name in (SERVE_LOGGER_NAME, "ray"):
+        its = logging.getLogger(name)
+        for handler in its.handlers[:]:
+            its.removeHandler(handler)
+            handler.close()
+        its.propagate = True
+
+
 async def _tell_failure(stores: StoreSettings, who: str, error: Exception) -> None:
     """Serve tells only that a deployment failed; whoever waits for this one wants to know why."""
     failure = StartFailure(who, why=str(error) or repr(error), log=_log())
@@ -97,9 +111,10 @@ async def _tell_failure(stores: StoreSettings, who: str, error: Exception) -> No
 
 
 def _log() -> str:
-    """The file that Ray points this process's standard error to, where the kernel tells."""
+    """The file that Ray points this process's standard error to, if it is one and the kernel tells:
+    under RAY_LOG_TO_STDERR it is that of `ray start`."""
     stderr = Path("/proc/self/fd/2")
-    return str(stderr.readlink()) if stderr.exists() else ""
+    return str(stderr.readlink()) if stderr.is_file() else ""
 
 
 class ServiceScale(Section):

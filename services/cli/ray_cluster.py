@@ -78,7 +78,6 @@ class RayCluster:
             RAY_AUTH_TOKEN_PATH=str(self._data_dir / "ray-token"),
             RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # 127.0.0.1 only
             RAY_USAGE_STATS_ENABLED="0",  # no phoning home
-            RAY_SERVE_LOG_TO_STDERR="0",
             RAY_worker_niceness="0",  # else 15: the services would wait for whatever else runs here
             RAY_gcs_storage="rocksdb",
             RAY_gcs_storage_path=str(state),

@@ -1,6 +1,7 @@
 """The replicas that a stack has: how many, what they are called, whether Ray has room for them."""
 
 from collections import Counter
+from collections.abc import Collection
 
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import SERVICES, Directory, Replica
@@ -47,11 +48,15 @@ def _worker(role: str, model: str) -> str:
     return f"worker of {model}" if role == "both" else f"{role} worker of {model}"
 
 
-def missing(wanted: dict[tuple[str, str], int], views: dict[str, Directory]) -> list[str]:
+def missing(
+    wanted: dict[tuple[str, str], int], views: dict[str, Directory], but: Collection[str] = ()
+) -> list[str]:
+    """What of it is not registered; replicas with the ids of `but` do not count."""
+
     def label(replica: Replica) -> str:
         if replica.service != "worker":
             return replica.service
         return _worker(replica.facts["role"], replica.facts["model"])
 
-    found = [label(r) for view in views.values() for r in view.replicas.values()]
+    found = [label(r) for view in views.values() for r in view.replicas.values() if r.id not in but]
     return [name for (_, name), count in wanted.items() if found.count(name) < count]

@@ -6,12 +6,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from services.cli.data_directory import open_data_directory
 from services.cli.ground import Ground, Report
 from services.cli.laptop_key import key_file, laptop_key
 from services.cli.model_keeper import ModelKeeper, remove_model
@@ -22,7 +23,6 @@ from services.cli.wanted_models import WantedModels
 from services.common.config import Settings, unknown_names
 from services.common.discovery import Directory, Replica
 from services.common.redis import Redis, connect
-from services.common.secrets import private_folder
 from services.common.start_failures import first_told, forget
 
 _START_TIMEOUT_S = 300.0  # without progress: a large checkpoint takes long to load
@@ -109,7 +109,7 @@ class Stack:
             self._report(f"{name} is set, but there is no such setting")
         # What can be told now is told now, not by a replica that fails a minute later.
         self._settings = self._ground.checked(self._settings)
-        private_folder(self._settings.data_dir)
+        open_data_directory(self._settings.data_dir)
         self._undo.enter_context(holding(self._settings))
         self._settings = self._undo.enter_context(self._ground.stores(self._settings))
         self._undo.enter_context(self._ground.ray(self._settings))
@@ -150,7 +150,8 @@ class Stack:
             delete_all(self._settings.namespace)
 
     async def _start_services(self, key: str) -> Replica:
-        """Returns a gateway once every replica is registered and it serves the models."""
+        """Returns a gateway once every replica is registered and it serves the models. Those that
+        were registered before are replaced, and count for nothing."""
         from services.app import deploy
 
         settings = self._settings
@@ -162,11 +163,14 @@ class Stack:
         }
         try:
             await forget(redis, settings.namespace)
-            await asyncio.to_thread(deploy, settings)
             for view in views.values():
                 await view.start()
-            await self._wait(redis, lambda: self._not_replaced() or missing(waited_for, views))
-            gateway = await _a_gateway(redis, settings)
+            before = frozenset(id for view in views.values() for id in view.replicas)
+            await asyncio.to_thread(deploy, settings)
+            await self._wait(
+                redis, lambda: self._not_replaced() or missing(waited_for, views, before)
+            )
+            gateway = await _a_gateway(redis, settings, before)
             await self._wait(redis, lambda: not_ready(gateway.facts["url"]))
             names = [model.name for model in settings.models]
             url, cert = gateway.facts["url"], settings.gateway.tls_cert
@@ -259,10 +263,11 @@ class Stack:
         self._undo.callback(path.unlink, missing_ok=True)
 
 
-async def _a_gateway(redis: Redis, settings: Settings) -> Replica:
-    """By a fresh look: a view that stands for some time has those of before for a while."""
+async def _a_gateway(redis: Redis, settings: Settings, before: Collection[str]) -> Replica:
+    """By a fresh look, none of before: one that was lost is listed until its lease ends."""
     view = Directory(redis, settings.namespace, "gateway", settings.lease_s)
     await view.refresh()
-    if not view.replicas:
+    new = [replica for id, replica in view.replicas.items() if id not in before]
+    if not new:
         raise RuntimeError("the gateway ended when all was up")
-    return next(iter(view.replicas.values()))
+    return new[0]

@@ -5,7 +5,7 @@ for spans.
 """
 
 import logging
-import sys
+import os
 import time
 
 from opentelemetry import trace
@@ -44,9 +44,37 @@ class JsonLines(OrjsonFormatter):
         return log_data
 
 
+class StandardError(logging.Handler):
+    """Writes to the descriptor, whatever became of `sys.stderr`: Ray Serve may have a logger there,
+    and a line about a line that failed would come back as one more.
+
+    What cannot be written, as when the disk is full, is dropped: no request fails for a log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cut = False  # the last line has no end
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # wrong arguments of the call
+            return self.handleError(record)
+        left = f"{line}\n".encode(errors="backslashreplace")
+        if self._cut:
+            left = b"\n" + left
+        try:
+            while left:
+                written = os.write(2, left)
+                self._cut, left = True, left[written:]
+        except OSError:
+            return
+        self._cut = False
+
+
 def configure_logging(service: str, level: str) -> None:
     """For the whole process."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StandardError()
     handler.setFormatter(JsonLines(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -5,6 +5,7 @@ open, fail closed, last view stands) is the caller's documented decision.
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +22,32 @@ from redis.exceptions import (
 
 RedisAway = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError, OSError)
 """What a call raises when Redis cannot be reached, does not answer in time, or takes no writes for
-now (full, or read-only during a failover)."""
+now (it or its disk is full, or it is read-only during a failover)."""
 
 Redis = redis.asyncio.Redis
+
+
+_TAKES_NO_WRITES = re.compile(r"(?:^|-)(MISCONF|OOM|READONLY)\b")
+"""In what Redis answers: first, or behind a script's name and line where a script was to write."""
+
+
+class _Answers:
+    """That no writes are taken for now is one kind of error, whoever was to write: redis-py knows
+    none for a full disk, and reads a script's error as one of the script."""
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            answer = await super().read_response(*args, **kwargs)  # type: ignore[misc]
+        except ResponseError as error:
+            raise _told(error) from None
+        if isinstance(answer, list):  # of a transaction
+            return [_told(one) if isinstance(one, ResponseError) else one for one in answer]
+        return answer
+
+
+def _told(error: ResponseError) -> ResponseError:
+    known = isinstance(error, RedisAway) or not _TAKES_NO_WRITES.search(str(error))
+    return error if known else ReadOnlyError(str(error))
 
 
 class _KeepsCancel:
@@ -43,15 +67,15 @@ class _KeepsCancel:
             raise asyncio.CancelledError
 
 
-class _Connection(_KeepsCancel, redis.asyncio.Connection):
+class _Connection(_Answers, _KeepsCancel, redis.asyncio.Connection):
     pass
 
 
-class _SSLConnection(_KeepsCancel, redis.asyncio.SSLConnection):
+class _SSLConnection(_Answers, _KeepsCancel, redis.asyncio.SSLConnection):
     pass
 
 
-class _UnixConnection(_KeepsCancel, redis.asyncio.UnixDomainSocketConnection):
+class _UnixConnection(_Answers, _KeepsCancel, redis.asyncio.UnixDomainSocketConnection):
     pass
 
 

@@ -5,12 +5,13 @@ import shutil
 import stat
 from pathlib import Path
 
+from services.cli.data_directory import FULL_BYTES
 from services.cli.doctor.findings import Finding, aside, failed, ok, warning
 from services.cli.doctor.installation import Installation, kept
 from services.common.config import is_loopback
 
 _SECRETS = ("internal-secret", "key", "ray-token", "running.json", "redis/password")
-_FULL_BYTES, _LOW_BYTES = 256 * 2**20, 2 * 2**30
+_LOW_BYTES = 2 * 2**30
 
 
 async def check(it: Installation) -> list[Finding]:
@@ -53,8 +54,12 @@ def _own(folder: Path) -> Finding:
 def _room(folder: Path, told: str) -> Finding:
     about, free = "disk", shutil.disk_usage(folder).free
     text = f"{free / 2**30:.1f} GiB free, {told}"
-    if free < _FULL_BYTES:
-        return failed(about, text, "make room: Redis stops taking writes on a full disk")
+    if free < FULL_BYTES:
+        return failed(
+            about,
+            text,
+            "make room: on a full disk Redis takes no writes, and nothing starts",
+        )
     if free < _LOW_BYTES:
         return warning(about, text, "make room, or choose another PENSTOCK_DATA_DIR")
     return ok(about, text)

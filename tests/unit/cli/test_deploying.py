@@ -19,7 +19,7 @@ from services.cli import stack as module
 from services.cli.stack import Stack
 from services.cli.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
-from services.common.discovery import Registration, Replica
+from services.common.discovery import Registration, Replica, leave
 from services.common.redis import connect
 from services.common.start_failures import StartFailure, tell
 
@@ -61,6 +61,8 @@ class Serve:
         self.deployed: list[list[str]] = []
         self.fails = ""  # why a replica does not start
         self.update = "HEALTHY"  # of what is replaced
+        self.starts = True  # whether what is deployed is registered, and what it replaces gone
+        self._registered: list[Registration] = []
 
     def status(self) -> SimpleNamespace:
         return SimpleNamespace(applications=dict(self.applications))
@@ -73,6 +75,10 @@ class Serve:
         self.deployed.append(names)
         for name in (settings.namespace, *names):
             self.applications[name] = self._application(name in self.applications)
+        if self.starts:
+            self.register(settings)
+
+    def register(self, settings: Settings) -> None:
         asyncio.run(self._register(settings))
 
     def _application(self, replaces: bool) -> SimpleNamespace:
@@ -87,14 +93,19 @@ class Serve:
         client = connect(self.url)
         if self.fails:
             await tell(client, settings.namespace, StartFailure("router", self.fails, ""))
-        facts = {"url": "http://there", "grpc": "there:1"}
-        replicas = [Replica(s, f"{s}-1", "h:1", "h", 1, facts=facts) for s in _SERVICES]
+        n = len(self.deployed)
+        facts = {"url": f"http://there-{n}", "grpc": "there:1"}
+        replicas = [Replica(s, f"{s}-{n}", "h:1", "h", 1, facts=facts) for s in _SERVICES]
         for model in settings.models:
             told = {"role": "both", "model": model.name}
-            replicas.append(Replica("worker", f"w-{model.name}", "h:1", "h", 1, facts=told))
+            replicas.append(Replica("worker", f"w-{model.name}-{n}", "h:1", "h", 1, facts=told))
+        old, self._registered = self._registered, []
         for replica in replicas:
             lease = Registration(client, settings.namespace, replica, lease_s=60)
             await lease._once()
+            self._registered.append(lease)
+        for lease in old:
+            await leave(client, settings.namespace, lease._replica.service, lease._replica.id)
         await client.aclose()
 
 
@@ -202,6 +213,27 @@ def test_a_successor_is_up_when_serve_has_replaced_all(
     with second:
         assert waited.is_set(), said
     assert not runs.applications
+
+
+def test_a_successor_is_up_when_what_is_new_serves(made: Made, runs: Serve) -> None:
+    """Serve may say that all runs while it has not begun to replace what was there before."""
+    first = made("a")
+    with first:
+        first.detach()
+    runs.starts = False
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        if line.startswith("waiting for") and not runs.starts:
+            runs.starts = True
+            threading.Thread(target=runs.register, args=[second._settings]).start()
+
+    second = made("a", report=report)
+    with second as running:
+        told = ", ".join(["gateway", "retrieval", "tokenizer", "router", "worker of a"])
+        assert f"waiting for: {told}" in said
+        assert running.url == "http://there-2"
 
 
 def test_a_stranger_s_failure_is_none_of_ours(

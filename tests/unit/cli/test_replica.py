@@ -1,6 +1,9 @@
 """What a replica under Serve tells of its own start."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +69,30 @@ async def test_settings_that_its_version_does_not_know_are_told_to_who_waits(
     assert told is not None
     assert told.who == "gateway"
     assert "PENSTOCK_GATEWAY__NEWER" in told.why
+
+
+def test_rays_lines_go_where_ours_do(tmp_path: Path) -> None:
+    """In a process of its own, set up as Serve sets up a replica's."""
+    file = tmp_path / "serve.log"
+    program = f"""
+import logging, sys
+from services import app
+from services.common.logs import configure_logging
+its = logging.getLogger("ray.serve")
+its.propagate = False
+its.addHandler(logging.FileHandler({str(file)!r}))
+configure_logging("router", "info")
+app._take_logs_of_ray()
+its.warning("of Serve")
+logging.getLogger("ray").warning("of Ray")
+print("log:" + app._log())
+"""
+    command = [sys.executable, "-c", program]
+    with (tmp_path / "worker.err").open("wb") as err:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=err, check=True, text=True)
+    assert done.stdout.strip() == f"log:{tmp_path / 'worker.err'}"
+    lines = (tmp_path / "worker.err").read_text().splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["of Serve", "of Ray"]
+    assert file.read_text() == ""
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "log:", "standard error is no file that one could look into"

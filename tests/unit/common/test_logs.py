@@ -1,7 +1,10 @@
+import errno
 import io
 import json
 import logging
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,17 +57,74 @@ def test_text_stays_readable_and_what_is_no_json_is_told_all_the_same() -> None:
     assert "object object" in logged("hi", (), odd=object())["odd"]
 
 
-def test_the_whole_process_logs_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    root, sink = logging.getLogger(), io.StringIO()
-    before = root.handlers[:], root.level
-    monkeypatch.setattr(sys, "stderr", sink)
-    try:
-        configure_logging("router", "warning")
-        logging.getLogger("some.library").warning("odd: %d", 3)
-        logging.getLogger("some.library").info("too much")
-    finally:
-        root.handlers[:], _ = before
-        root.setLevel(before[1])
-    (line,) = sink.getvalue().splitlines()
+@pytest.fixture
+def logs() -> Iterator[None]:
+    """The process' own, put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    configure_logging("router", "warning")
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("logs")
+def test_the_whole_process_logs_so(capfd: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("some.library").warning("odd: %d", 3)
+    logging.getLogger("some.library").info("too much")
+    (line,) = capfd.readouterr().err.splitlines()
     assert json.loads(line)["message"] == "odd: 3"
     assert json.loads(line)["service"] == "router"
+
+
+class BackIntoLogs(io.TextIOBase):
+    """What Ray Serve puts in the place of sys.stderr, if it is told to log to files alone."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def write(self, text: str) -> int:
+        self.lines += 1
+        logging.getLogger("ray.serve").error(text)
+        return len(text)
+
+
+@pytest.mark.usefixtures("logs")
+def test_a_full_disk_costs_lines_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log, into = logging.getLogger("x"), BackIntoLogs()
+    monkeypatch.setattr(sys, "stderr", into)
+    kept, full = os.dup(2), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 2)
+    log.warning("lost")
+    os.dup2(kept, 2)
+    os.close(kept), os.close(full)
+    log.warning("there again")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "there again"
+    assert into.lines == 0, "a lost line is told nowhere: there it would be lost, too"
+
+
+@pytest.mark.usefixtures("logs")
+def test_a_line_that_was_cut_spoils_no_other(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write, room = os.write, [10]
+
+    def on_a_disk(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", on_a_disk)
+    logging.warning("cut")
+    logging.warning("lost")
+    room[0] = 10_000
+    logging.warning("whole")
+    logging.warning("and one more")
+    cut, *whole = capfd.readouterr().err.splitlines()
+    assert len(cut) == 10
+    assert [json.loads(line)["message"] for line in whole] == ["whole", "and one more"]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.redis import RedisAway, Script, _KeepsCancel, connect
+from services.common.redis import Redis, RedisAway, ResponseError, Script, _KeepsCancel, connect
 
 
 async def test_a_cancel_is_never_swallowed(redis_url):
@@ -97,3 +97,45 @@ async def test_every_kind_of_connection_keeps_cancels(url):
     kept = (connection.db, connection.socket_timeout, connection.socket_connect_timeout)
     assert kept == (0, 2.0, 1.0)
     await client.aclose()
+
+
+WRITES = "return redis.call('SET', KEYS[1], 'v')"
+
+
+async def cannot_save(client: Redis) -> None:
+    """As with a full disk: its snapshots go where no file can be made, and it takes no writes."""
+    await client.config_set("dir", "/proc")
+    await client.config_set("save", "3600 1")
+    await client.bgsave()
+    async with asyncio.timeout(10):
+        while (await client.info("persistence"))["rdb_last_bgsave_status"] == "ok":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def is_full(client: Redis) -> None:
+    await client.config_set("maxmemory", 1)
+
+
+@pytest.mark.parametrize("takes_no_writes", [cannot_save, is_full])
+async def test_that_no_writes_are_taken_is_one_error_whoever_writes(takes_no_writes) -> None:
+    with EmbeddedRedis() as server:
+        client = connect(server.url)
+        await client.set("k", "before")
+        await takes_no_writes(client)
+        with pytest.raises(RedisAway):
+            await client.set("k", "v")
+        with pytest.raises(RedisAway):
+            await Script(client, WRITES)(["k"])
+        async with client.pipeline(transaction=True) as at_once:
+            at_once.set("k", "v")
+            at_once.get("k")
+            with pytest.raises(RedisAway):
+                await at_once.execute()
+        assert await client.get("k") == "before"
+        await client.aclose()
+
+
+async def test_a_functions_own_error_is_not_taken_for_it(redis) -> None:
+    with pytest.raises(ResponseError) as told:
+        await Script(redis, "return redis.error_reply('ODD no OOM here')")(["k"])
+    assert not isinstance(told.value, RedisAway)
