@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.common.checkpoint import is_hub_id, locate
-from services.common.config import ModelSpec
-from services.worker.engine.model_config import UnsupportedModel, read_config
+from services.common.config import ModelSpec, Settings
+from services.worker.engine.config import EngineConfig
+from services.worker.engine.model_config import ModelConfig, UnsupportedModel, read_config
+from services.worker.engine.runner import choose_dtype, max_model_len, num_blocks
 from services.worker.engine.weights import check_weights
+from services.worker.engine_config import engine_config
 
 
-def made_local(model: ModelSpec, report: Callable[[str], None]) -> ModelSpec:
+def made_local(model: ModelSpec, settings: Settings, report: Callable[[str], None]) -> ModelSpec:
     """The model with a folder for its path, downloaded first if it is a hub id, and checked.
 
     Raises RuntimeError or OSError that name the model and say what is wrong. A hub's model is
@@ -20,6 +23,7 @@ def made_local(model: ModelSpec, report: Callable[[str], None]) -> ModelSpec:
         check_local(model, locate(model, weights=False), weights=False)
     folder = locate(model)
     check_local(model, folder, weights=True)
+    check_engines(model, folder, settings)
     return model.model_copy(update={"path": str(folder)})
 
 
@@ -32,6 +36,37 @@ def check_local(model: ModelSpec, folder: Path, *, weights: bool) -> None:
             check_weights(folder, config)
     except UnsupportedModel as error:
         raise RuntimeError(f"model {model.name!r}: {error}") from error
+
+
+def check_engines(model: ModelSpec, folder: Path, settings: Settings) -> None:
+    """Raises RuntimeError when its workers' settings do not fit the checkpoint."""
+    for role in model.pools:
+        own = settings.of_worker(model, role).worker
+        try:
+            _check_engine(engine_config(own, str(folder)), read_config(folder))
+        except ValueError as error:
+            raise RuntimeError(
+                f"model {model.name!r}: of PENSTOCK_WORKER__..., or of its own `worker`: {error}"
+            ) from None
+
+
+def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ValueError on what fails on any processor: which has instructions for bfloat16, and so
+    the smaller blocks, is seen only where the engine runs."""
+    dtype = choose_dtype(config.dtype, model, config.device, has_dot=True)
+    max_model_len(config, model, num_blocks(config, model, dtype))
+
+
+def check_embeddings(name: str) -> None:
+    """Raises RuntimeError when there cannot be such an embedding model; what is wrong inside of one
+    retrieval says."""
+    if not name:  # the built-in one
+        return
+    setting, folder = "setting PENSTOCK_RETRIEVAL__EMBEDDING_MODEL", Path(name)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise RuntimeError(f"{setting}: {name} has no config.json")
+    if not folder.is_dir() and not is_hub_id(name):
+        raise RuntimeError(f"{setting}: there is no folder {name}")
 
 
 def _check_tokenizer(folder: Path) -> None:

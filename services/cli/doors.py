@@ -1,9 +1,11 @@
 """The gateways' ports on this host: chosen and held before there is a gateway."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from services.cli.ports import DOORS, Port, why_not
 from services.common.config import Settings
 
 
@@ -17,24 +19,27 @@ def held_ports(settings: Settings) -> Iterator[Settings]:
     """
     own = settings.gateway
     with ExitStack() as held:
-        port = held.enter_context(_held(own.host, own.port))
         beside = own.port + 1 if own.port else 0
-        grpc_port = held.enter_context(
-            _held(own.host, beside if own.grpc_port is None else own.grpc_port)
+        wanted = (own.port, beside if own.grpc_port is None else own.grpc_port)
+        port, grpc_port = (
+            held.enter_context(_held(Port(name, "", "PENSTOCK_GATEWAY__HOST", own.host, number)))
+            for name, number in zip(DOORS, wanted, strict=True)
         )
         update = {"port": port, "grpc_port": grpc_port}
         yield settings.model_copy(update={"gateway": own.model_copy(update=update)})
 
 
 @contextmanager
-def _held(host: str, port: int) -> Iterator[int]:
+def _held(wanted: Port) -> Iterator[int]:
+    host, port = wanted.host, wanted.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as alone, socket.socket(family) as holder:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             alone.bind((host, port))  # fails beside one that listens, even if that would share
         except OSError as error:
-            raise RuntimeError(f"port {port} on {host}: {error.strerror}; try --port 0") from error
+            hint = "; try --port 0" * (error.errno == errno.EADDRINUSE)
+            raise RuntimeError(why_not(error, wanted) + hint) from error
         port = int(alone.getsockname()[1])
         alone.close()
         # Not SO_REUSEADDR: of two that only start, the second is to see the first.

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from services.cli.checkpoints import made_local
+from services.cli.checkpoints import check_embeddings, made_local
 from services.cli.doors import held_ports
 from services.cli.ground import Report
+from services.cli.ports import check_ports
 from services.cli.ray_cluster import RayCluster
 from services.cli.reached import check_redis
 from services.cli.supervisor import LOST
@@ -37,8 +38,11 @@ class LocalGround:
 
     def checked(self, settings: Settings) -> Settings:
         """The models' checkpoints are on this machine afterwards, and can be read."""
-        models = [made_local(model, self._report) for model in settings.models]
-        return settings.on_node("127.0.0.1").model_copy(update={"models": models})
+        check_embeddings(settings.retrieval.embedding_model)
+        models = [made_local(model, settings, self._report) for model in settings.models]
+        settings = settings.on_node("127.0.0.1").model_copy(update={"models": models})
+        check_ports(settings)
+        return settings
 
     @contextmanager
     def stores(self, settings: Settings) -> Iterator[Settings]:

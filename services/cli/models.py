@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.table import Table
 
 from services.cli.checkpoints import made_local
@@ -113,7 +114,19 @@ def _spec(arguments: argparse.Namespace, settings: Settings) -> ModelSpec:
             raise ValueError(f"--worker: not JSON: {error}") from None
     count = settings.worker.replicas
     sizes = (count if n is None else n for n in (arguments.prefill, arguments.decode))
-    return made_local(ModelSpec.model_validate(told).sized(*sizes), _report)
+    try:
+        spec = ModelSpec.model_validate(told).sized(*sizes)
+    except ValidationError as error:
+        raise ValueError("; ".join(_complaint(problem) for problem in error.errors())) from None
+    return made_local(spec, settings, _report)
+
+
+def _complaint(problem: Any) -> str:
+    """By the argument that it is about; never what was given."""
+    argument, *inside = problem["loc"] or ("DIR_OR_HF_ID",)
+    shown = argument if argument.isupper() else f"--{argument}"
+    where = f" ({'.'.join(map(str, inside))})" if inside else ""
+    return f"{shown}{where}: {problem['msg'].removeprefix('Value error, ')}"
 
 
 async def _add(spec: ModelSpec, wanted: WantedModels, stack: _Stack) -> None:

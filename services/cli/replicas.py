@@ -48,15 +48,20 @@ def _worker(role: str, model: str) -> str:
     return f"worker of {model}" if role == "both" else f"{role} worker of {model}"
 
 
+def of_worker(replica: Replica) -> str:
+    """What a registered worker is called."""
+    return _worker(replica.facts["role"], replica.facts["model"])
+
+
+def _label(replica: Replica) -> str:
+    return of_worker(replica) if replica.service == "worker" else replica.service
+
+
 def missing(
     wanted: dict[tuple[str, str], int], views: dict[str, Directory], but: Collection[str] = ()
 ) -> list[str]:
     """What of it is not registered; replicas with the ids of `but` do not count."""
 
-    def label(replica: Replica) -> str:
-        if replica.service != "worker":
-            return replica.service
-        return _worker(replica.facts["role"], replica.facts["model"])
-
-    found = [label(r) for view in views.values() for r in view.replicas.values() if r.id not in but]
+    listed = (replica for view in views.values() for replica in view.replicas.values())
+    found = [_label(replica) for replica in listed if replica.id not in but]
     return [name for (_, name), count in wanted.items() if found.count(name) < count]

@@ -38,7 +38,7 @@ class RetrievalService(Service):
         """Loads the embedding model (seconds, in a thread) and opens the store."""
         own = self.settings.retrieval
         model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
-        _refuse_odd_chunks(own.chunk_tokens, own.chunk_overlap_tokens, model)
+        _refuse_large_chunks(own.chunk_tokens, model)
         embedder = Embedder(model.encode, lambda: model.steps)
         qdrant = Qdrant(self.settings, model.name, model.fingerprint, model.dimension)
         chunkers = Chunkers(
@@ -162,15 +162,10 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
             metrics.REQUEST_SECONDS.labels(method).observe(time.monotonic() - began)
 
 
-def _refuse_odd_chunks(size: int, overlap: int, model: EmbeddingModel) -> None:
+def _refuse_large_chunks(size: int, model: EmbeddingModel) -> None:
     room = model.reader.max_tokens - model.reader.special_tokens
     if size > room:
         raise ValueError(
             f"chunks of {size} tokens do not fit the window of {model.name}: at most {room} "
             "(PENSTOCK_RETRIEVAL__CHUNK_TOKENS)"
-        )
-    if overlap >= size:
-        raise ValueError(
-            f"an overlap of {overlap} tokens must be below the chunk size of {size} "
-            "(PENSTOCK_RETRIEVAL__CHUNK_OVERLAP_TOKENS)"
         )

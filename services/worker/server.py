@@ -21,12 +21,12 @@ from services.common.transport import Transport
 from services.worker import pipeline
 from services.worker.engine import (
     EngineClient,
-    EngineConfig,
     EngineDied,
     ModelInfo,
     StepOutput,
     kv_payload,
 )
+from services.worker.engine_config import engine_config
 from services.worker.engine_metrics import ENGINE
 from services.worker.gpu_metrics import GPUS
 from services.worker.kv_receiver import KvReceiver
@@ -67,7 +67,7 @@ class WorkerService(Service):
         folder = await asyncio.to_thread(locate, self._model)
         self._checkpoint = await asyncio.to_thread(_checkpoint, self._model, folder)
         self._engine = EngineClient(
-            self._engine_config(str(folder)),
+            engine_config(self.settings.worker, str(folder)),
             on_step=self._on_step,
             on_long_step=self._on_long_step,
         )
@@ -154,21 +154,6 @@ class WorkerService(Service):
         ENGINE.watch(lambda: engine.pid)
         if self.settings.worker.device != "cpu":
             GPUS.watch()
-
-    def _engine_config(self, folder: str) -> EngineConfig:
-        options = self.settings.worker
-        return EngineConfig(
-            model=folder,
-            dtype=options.dtype,
-            kernels=options.kernels,
-            device=options.device,
-            block_size=options.block_size,
-            kv_cache_bytes=options.kv_cache_bytes,
-            max_model_len=options.max_model_len or None,
-            max_batched_tokens=options.max_batched_tokens,
-            max_running=options.max_running,
-            threads=options.threads,
-        )
 
     def _vitals(self) -> Vitals:
         """`pending` are the requests that the next step must move."""

@@ -21,7 +21,12 @@ _ANSWER_S = 3.0
 
 async def check(it: Installation) -> list[Finding]:
     found = await asyncio.gather(*(_of(gateway) for gateway in it.of_service("gateway")))
-    return [finding for some in found for finding in some]
+    findings = [finding for some in found for finding in some]
+    told = any(finding.about.startswith("door TLS") for finding in findings)
+    own = it.settings.gateway
+    if not told and own.tls_cert is None and not is_loopback(own.host):
+        findings.append(_in_the_clear(f"PENSTOCK_GATEWAY__HOST={own.host}"))
+    return findings
 
 
 async def _of(gateway: Replica) -> list[Finding]:
@@ -36,10 +41,13 @@ async def _of(gateway: Replica) -> list[Finding]:
         certificate = x509.load_pem_x509_certificate(shown)
         found.append(age(f"door TLS ({', '.join(names_of(certificate))})", certificate))
     elif not is_loopback(urlsplit(url).hostname or ""):
-        told = f"{url} takes API keys in the clear"
-        advice = "set PENSTOCK_GATEWAY__TLS_CERT and __TLS_KEY, unless something ends TLS before it"
-        found.append(warning("door TLS", told, advice))
+        found.append(_in_the_clear(url))
     return [*found, await _grpc(address, shown)]
+
+
+def _in_the_clear(door: str) -> Finding:
+    advice = "set PENSTOCK_GATEWAY__TLS_CERT and __TLS_KEY, unless something ends TLS before it"
+    return warning("door TLS", f"{door} takes API keys in the clear", advice)
 
 
 async def _rest(url: str) -> Finding:

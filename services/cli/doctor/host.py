@@ -1,10 +1,10 @@
 """The machine that this runs on: versions, processor, GPU, limits, ports."""
 
+import errno
 import os
 import platform
 import resource
 import shutil
-import socket
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as of_package
@@ -15,8 +15,9 @@ import psutil
 
 from services.cli.doctor.findings import Finding, aside, failed, ok, warning
 from services.cli.doctor.installation import Installation
+from services.cli.ports import bind_error, wanted_ports, why_not
 from services.common.config import Settings
-from services.common.discovery import SERVICES, machine_id
+from services.common.discovery import machine_id
 from services.common.open_files import OTHER_FILES
 from services.common.versions import version
 
@@ -144,44 +145,23 @@ def _ports(it: Installation) -> Iterator[Finding]:
     """Those that the settings name: free, or held by a replica of this installation."""
     here = f"{machine_id()}/"
     ours = {r.pid for r in (*it.replicas, *it.draining) if r.host_id.startswith(here)}
-    for name, host, port in _wanted_ports(it.settings):
-        about = f"port {port}"
-        if _free(host, port):
+    for port in wanted_ports(it.settings):
+        about, name = f"port {port.port}", port.what
+        if (error := bind_error(port)) is None:
             if not it.replicas:
                 yield ok(about, f"free for {name}")
             continue
-        holder = _holder(port)
+        if error.errno != errno.EADDRINUSE:
+            yield failed(about, why_not(error, port), "correct that setting")
+            continue
+        holder = _holder(port.port)
         who = f"process {holder.pid} ({holder.name()})" if holder else "another user's process"
         if holder is not None and holder.pid in ours:
             yield ok(about, f"{name}, {who}")
             continue
-        told, advice = f"wanted for {name}, taken by {who}", "end that, or choose another port"
+        told = f"wanted for {name}, taken by {who}"
+        advice = f"end that, or choose another {port.setting}"
         yield (warning if it.replicas else failed)(about, told, advice)
-
-
-def _wanted_ports(settings: Settings) -> Iterator[tuple[str, str, int]]:
-    own = settings.gateway
-    grpc_port = own.grpc_port if own.grpc_port is not None else own.port + bool(own.port)
-    wanted = [
-        ("the public REST API", own.host, own.port),
-        ("the public gRPC API", own.host, grpc_port),
-    ]
-    for service in SERVICES:
-        section = settings.of_service(service)
-        for kind in ("internal_port", "metrics_port", "health_port"):
-            what = f"the {service}'s {kind.replace('_', ' ')}"
-            wanted.append((what, settings.bind_host, getattr(section, kind)))
-    yield from ((name, host, port) for name, host, port in wanted if port)
-
-
-def _free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _holder(port: int) -> psutil.Process | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter, defaultdict
 from email.utils import parsedate_to_datetime
 from itertools import groupby
 from operator import itemgetter
@@ -13,7 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.cli.doctor.findings import Finding, failed, ok, warning
 from services.cli.doctor.installation import Installation
 from services.cli.doctor.redis import clock
+from services.cli.replicas import of_worker, workers_of
+from services.cli.wanted_models import WantedModels
+from services.common.config import ModelSpec
 from services.common.discovery import Replica
+from services.common.redis import RedisAway, RedisError
 from services.common.versions import version
 
 _ANSWER_S = 3.0
@@ -32,7 +37,14 @@ async def check(it: Installation) -> list[Finding]:
         return [failed("services", told, "start Penstock, or correct PENSTOCK_NAMESPACE")]
     each = await asyncio.gather(*(_well(it, replica) for replica in it.replicas))
     clocks = await asyncio.gather(*(_metrics(replica) for replica in it.replicas))
-    return [*_complete(it), *each, *_versions(it.replicas), *_digests(it), *_merged(clocks)]
+    return [
+        *_complete(it),
+        *await _models(it),
+        *each,
+        *_versions(it.replicas),
+        *_digests(it),
+        *_merged(clocks),
+    ]
 
 
 async def _well(it: Installation, replica: Replica) -> Finding:
@@ -88,18 +100,43 @@ def _complete(it: Installation) -> list[Finding]:
     if not it.of_service("retrieval"):
         told = "no retrieval is registered: answers have no passages, files are not indexed"
         found.append(warning("services", told, "start one; see its log"))
-    workers = it.of_service("worker")
-    served = {name for t in it.of_service("tokenizer") for name in _models(t)}
-    for model in sorted(served):
-        roles = {w.facts.get("role") for w in workers if w.facts.get("model") == model}
-        if workers and not roles & {"decode", "both"}:
-            told = f"no worker that decodes {model} is registered: its requests fail"
-            found.append(failed("services", told, "see the workers' logs"))
     return found
 
 
-def _models(tokenizer: Replica) -> list[str]:
-    return [name for name in tokenizer.facts.get("models", "").split(",") if name]
+async def _models(it: Installation) -> list[Finding]:
+    """Whether each model has the workers that it was given, and one that decodes."""
+    wanted, here = await _wanted(it), defaultdict[str, list[Replica]](list)
+    for worker in it.of_service("worker"):
+        here[worker.facts.get("model", "")].append(worker)
+    found = []
+    for model in sorted({*here, *wanted}):
+        have = Counter(of_worker(worker) for worker in here[model])
+        pools = workers_of(wanted[model]) if model in wanted else {}
+        told = [f"{have[who]} of {n} {who}" for (_, who), n in pools.items() if have[who] < n]
+        advice = _way_back([r for r in it.draining if r.facts.get("model") == model])
+        if not any(worker.facts.get("role") in ("decode", "both") for worker in here[model]):
+            text = f"no worker that decodes {model} is registered"
+            found.append(failed(f"workers of {model}", text, advice))
+        elif told:
+            text = f"{', '.join(told)} registered"
+            found.append(warning(f"workers of {model}", text, advice))
+    return found
+
+
+def _way_back(drained: list[Replica]) -> str:
+    if not drained:
+        return "see the workers' logs"
+    names = ", ".join(f"{one.id} (pid {one.pid})" for one in drained)
+    return f"drained, and so until they end: {names}; end them, and Serve starts others"
+
+
+async def _wanted(it: Installation) -> dict[str, ModelSpec]:
+    """Those that `penstock up` keeps; empty where another keeps them."""
+    assert it.redis is not None
+    try:
+        return await WantedModels(it.redis, it.settings.namespace).all()
+    except (*RedisAway, RedisError):  # which the check of Redis tells
+        return {}
 
 
 def _versions(replicas: list[Replica]) -> list[Finding]:

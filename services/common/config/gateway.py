@@ -12,6 +12,7 @@ Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
 _LOOKS_EVERY_S = 10.0
+_LAST_PORT = 65_535
 
 
 class GatewaySettings(ServiceSettings):
@@ -118,4 +119,12 @@ class GatewaySettings(ServiceSettings):
     def _tls_needs_both(self) -> "GatewaySettings":
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key: one needs the other")
+        return self
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> "GatewaySettings":
+        if self.port and self.port == self.grpc_port:
+            raise ValueError(f"port and grpc_port are both {self.port}")
+        if self.port == _LAST_PORT and self.grpc_port is None:
+            raise ValueError(f"port {self.port} leaves none after it for gRPC: set grpc_port")
         return self

@@ -1,6 +1,6 @@
 """PENSTOCK_RETRIEVAL__…"""
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.config.base import ServiceSettings
 
@@ -27,3 +27,12 @@ class RetrievalSettings(ServiceSettings):
         2**30, ge=2**28, description="address space of a process that cuts documents"
     )
     top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
+
+    @model_validator(mode="after")
+    def _chunks_go_on(self) -> "RetrievalSettings":
+        if self.chunk_overlap_tokens >= self.chunk_tokens:
+            raise ValueError(
+                f"chunk_overlap_tokens {self.chunk_overlap_tokens} must be below chunk_tokens "
+                f"{self.chunk_tokens}"
+            )
+        return self

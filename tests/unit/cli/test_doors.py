@@ -56,7 +56,7 @@ def test_gateways_listen_beside_one_another_on_the_ports_that_are_held() -> None
 @pytest.mark.parametrize("taken", [False, True], indirect=True)
 def test_a_port_on_which_somebody_listens_is_refused(taken: int) -> None:
     """Even by one who would share it: another Penstock of this user."""
-    told = rf"port {taken} on 127.0.0.1: .*in use"
+    told = rf"PORT: port {taken} on 127.0.0.1 is in use; try --port 0"
     with pytest.raises(RuntimeError, match=told), held_ports(settings(taken)):
         pass
     with pytest.raises(RuntimeError, match=told), held_ports(settings(0, taken)):
@@ -103,3 +103,17 @@ def test_a_socket_that_was_bound_before_cannot_take_the_door_later() -> None:
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 ours.bind(("127.0.0.1", port))
                 ours.listen()
+
+
+def test_a_host_of_elsewhere_is_told_as_such() -> None:
+    away = Settings(gateway=GatewaySettings(host="192.0.2.1", port=0))
+    with pytest.raises(RuntimeError) as told, held_ports(away):
+        pass
+    assert str(told.value) == "setting PENSTOCK_GATEWAY__HOST: 192.0.2.1 is no address of this host"
+
+
+@pytest.mark.parametrize("ports", [{"port": 8000, "grpc_port": 8000}, {"port": 65535}])
+def test_rest_and_grpc_need_a_port_each(ports: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="grpc_port"):
+        GatewaySettings(**ports)  # type: ignore[arg-type]
+    GatewaySettings(port=0, grpc_port=0)

@@ -314,11 +314,11 @@ def test_a_hub_s_model_is_checked_before_its_weights_are_fetched(
     monkeypatch.setattr(checkpoints, "locate", locate)
     said: list[str] = []
     folder = shipped
-    model = checkpoints.made_local(ModelSpec(name="m", path="owner/name"), said.append)
+    model = checkpoints.made_local(ModelSpec(name="m", path="owner/name"), Settings(), said.append)
     assert (model.name, model.path, fetched) == ("m", str(shipped), [False, True])
     assert "owner/name" in said[0]
     fetched.clear()
-    checkpoints.made_local(ModelSpec(name="m", path=str(shipped)), said.append)
+    checkpoints.made_local(ModelSpec(name="m", path=str(shipped)), Settings(), said.append)
     assert (fetched, len(said)) == ([True], 1), "no hub is asked for a folder"
 
     folder = tmp_path / "odd"
@@ -328,5 +328,5 @@ def test_a_hub_s_model_is_checked_before_its_weights_are_fetched(
     (folder / "config.json").write_text(json.dumps(config))
     fetched.clear()
     with pytest.raises(RuntimeError, match=r"'m'.*Unknown"):
-        checkpoints.made_local(ModelSpec(name="m", path="owner/name"), said.append)
+        checkpoints.made_local(ModelSpec(name="m", path="owner/name"), Settings(), said.append)
     assert fetched == [False]

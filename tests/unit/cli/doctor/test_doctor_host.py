@@ -15,6 +15,8 @@ import models
 from services.cli.doctor import certificates, checkpoints, data, host
 from services.cli.doctor.findings import Finding
 from services.cli.doctor.installation import Installation
+from services.cli.local_ground import LocalGround
+from services.cli.up import local_models
 from services.common.certificates import dns_name
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import SERVICES, Replica, machine_id
@@ -126,7 +128,33 @@ async def test_a_checkpoint_is_read_as_an_engine_would(tmp_path: Path, settings:
         "model broken": "failed",
         "model missing": "failed",
         "model hub": "ok",
+        "embedding model": "ok",
+        "policy": "ok",
     }
+
+
+@pytest.mark.parametrize(
+    ("told", "what", "names"),
+    [
+        ({"worker": {"kv_cache_bytes": 1}}, "model demo", "kv_cache_bytes 1 is less than one"),
+        ({"worker": {"max_model_len": 10**8}}, "model demo", "exceeds the model's context"),
+        ({"worker": {"max_running": 1000}}, "model demo", "max_batched_tokens"),
+        ({"retrieval": {"embedding_model": "/nope"}}, "embedding model", "no folder /nope"),
+        ({"retrieval": {"embedding_model": "/"}}, "embedding model", "/ has no config.json"),
+        ({"tokenizer": {"policy_file": "/etc/passwd"}}, "policy", "policy file /etc/passwd"),
+    ],
+)
+async def test_what_up_would_refuse_is_told(
+    told: dict[str, object], what: str, names: str, settings: Make
+) -> None:
+    own = settings(**told)
+    finding = about(await checkpoints.check(Installation(own)), what)
+    assert finding.state == "failed"
+    assert names in finding.told
+    if what == "policy":
+        return
+    with pytest.raises(RuntimeError, match=names):
+        LocalGround(print).checked(own.model_copy(update={"models": local_models([])}))
 
 
 # -- certificates
@@ -261,13 +289,29 @@ async def test_the_ports_that_the_settings_name(
 ) -> None:
     """Free ones are told of an installation that is to be started; of one that runs they are of
     another host."""
-    monkeypatch.setattr(host, "_free", lambda *_: True)
+    monkeypatch.setattr(host, "bind_error", lambda _: None)
     own = settings(gateway=gateway)
     found = [f for f in await host.check(Installation(own)) if f.about.startswith("port")]
     assert {f.about: f.state for f in found} == dict.fromkeys(told, "ok")
     assert all(told[f.about] in f.told for f in found)
     runs = await host.check(Installation(own, replicas=[replica()]))
     assert not [f for f in runs if f.about.startswith("port")]
+
+
+async def test_a_host_that_is_not_this_one_is_no_port_in_use(settings: Make) -> None:
+    own = settings(gateway={"host": "192.0.2.1", "port": 8000, "grpc_port": 0})
+    told = about(await host.check(Installation(own)), "port 8000")
+    assert told.state == "failed"
+    assert told.told == "setting PENSTOCK_GATEWAY__HOST: 192.0.2.1 is no address of this host"
+
+
+async def test_a_port_in_use_is_told_by_up_with_its_setting(settings: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        own = settings(gateway={"port": 0, "metrics_port": port}, models=local_models([]))
+        told = f"PENSTOCK_GATEWAY__METRICS_PORT: port {port} on 127.0.0.1 is in use"
+        with pytest.raises(RuntimeError, match=told):
+            LocalGround(print).checked(own)
 
 
 async def test_all_fixed_ports_are_looked_at(settings: Make) -> None:

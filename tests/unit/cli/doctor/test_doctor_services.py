@@ -15,8 +15,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from services.cli.doctor import door, qdrant, replicas
 from services.cli.doctor.findings import Finding
 from services.cli.doctor.installation import Installation
+from services.cli.wanted_models import WantedModels
 from services.common.certificates import CertificateFiles
-from services.common.config import Settings
+from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import connect
 from services.common.transport import Transport, listen
@@ -200,7 +201,21 @@ async def test_a_model_wants_a_worker_that_decodes(
     listed = [one for one in well if one.service != "worker"]
     facts = {**FACTS["worker"], "role": "prefill"}
     listed.append(replica("worker", well[0].address, metrics, facts=facts))
-    assert "no worker that decodes demo" in about(await examine(listed), "services").told
+    told = about(await examine(listed), "workers of demo")
+    assert (told.state, told.told) == ("failed", "no worker that decodes demo is registered")
+
+
+async def test_a_pool_that_is_drained_is_told_with_the_way_back(
+    examine: Examine, well: list[Replica], metrics: str, redis_url: str, namespace: str
+) -> None:
+    """Its prefill workers answer in its place: nothing fails, and less is there than was given."""
+    spec = ModelSpec(name="demo", path="/m").sized(1, 1)
+    client = connect(redis_url)
+    await WantedModels(client, namespace).start_with([spec], "keeper")
+    await client.aclose()
+    told = about(await examine(well), "workers of demo")
+    assert told.state == "warning"
+    assert "0 of 1 decode worker of demo" in told.told
 
 
 async def test_versions_side_by_side_are_a_warning(

@@ -1,0 +1,20 @@
+"""The engine's settings, of a worker's."""
+
+from services.common.config import WorkerSettings
+from services.worker.engine.config import EngineConfig
+
+
+def engine_config(own: WorkerSettings, folder: str) -> EngineConfig:
+    """`folder`: of the checkpoint. Raises ValueError on values that cannot work."""
+    return EngineConfig(
+        model=folder,
+        dtype=own.dtype,
+        kernels=own.kernels,
+        device=own.device,
+        block_size=own.block_size,
+        kv_cache_bytes=own.kv_cache_bytes,
+        max_model_len=own.max_model_len or None,
+        max_batched_tokens=own.max_batched_tokens,
+        max_running=own.max_running,
+        threads=own.threads,
+    )
