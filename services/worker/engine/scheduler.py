@@ -11,7 +11,9 @@ starves behind smaller requests; preempted sequences keep their place in that or
 
 Admission takes the blocks of the whole prompt at once, less what the prefix cache holds, and leaves
 one free block for every sequence that holds a place, so that admitting does not at once force a
-preemption. At least one token of a sequence is always computed, for its logits.
+preemption. At least one token of a sequence is always computed, for its logits. A sequence whose
+next block is being computed by a running one waits for it: what many have in common is computed
+once.
 
 Preemption. A decode that needs a block when none is free takes those of a victim among the running
 sequences, itself included: of the least important priority present, the one that wastes least, by
@@ -35,7 +37,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.block_pool import BlockPool, IntegrityError
 from services.worker.engine.messages import FinishReason
 from services.worker.engine.sequence import Sequence, Status
 
@@ -92,6 +94,8 @@ class Scheduler:
         self._running: list[Sequence] = []
         """In order."""
         self._num_reserved = 0
+        self._coming: dict[bytes, Sequence] = {}
+        """Hashes of full blocks that are to be published, by who computes them."""
 
     @property
     def num_running(self) -> int:
@@ -198,6 +202,8 @@ class Scheduler:
     def check(self) -> None:
         """Raises IntegrityError if a block is lost or held twice."""
         self.pool.check(sequence.blocks for sequence in self.sequences.values())
+        if not self.sequences and self._coming:
+            raise IntegrityError("blocks are awaited that nobody computes")
 
     def _head(self) -> Sequence | None:
         while self._queue and self._queue[0][1].status is Status.FINISHED:
@@ -218,6 +224,8 @@ class Scheduler:
         # A remote prompt is not computed here, so all of it may come from the cache.
         usable = len(sequence.tokens) - (0 if sequence.remote else 1)
         cached = self._match(sequence, usable // self.pool.block_size)
+        if self._is_coming(sequence, len(cached), usable // self.pool.block_size):
+            return False
         new = sequence.blocks_needed - len(cached)
         headroom = self.num_running
         if new + headroom > self.pool.num_free - self.pool.num_unheld(cached):
@@ -232,6 +240,8 @@ class Scheduler:
         else:
             sequence.status = Status.RUNNING
             sequence.num_computed = num_cached
+            for block_hash in self._full_hashes(sequence)[len(cached) :]:
+                self._coming.setdefault(block_hash, sequence)
             insort(self._running, sequence, key=lambda other: other.order)
         if not sequence.was_admitted:
             sequence.was_admitted = True
@@ -240,6 +250,17 @@ class Scheduler:
 
     def _match(self, sequence: Sequence, max_blocks: int) -> list[int]:
         return self.pool.match(sequence.hash_blocks(max_blocks)) if self.prefix_caching else []
+
+    def _is_coming(self, sequence: Sequence, index: int, end: int) -> bool:
+        """Whether block `index` of the sequence, of `end` that it could use, is being computed."""
+        if not self.prefix_caching or index >= end:
+            return False
+        return sequence.hash_blocks(index + 1)[index] in self._coming
+
+    def _full_hashes(self, sequence: Sequence) -> list[bytes]:
+        if not self.prefix_caching:
+            return []
+        return sequence.hash_blocks(len(sequence.tokens) // self.pool.block_size)
 
     def _grow(self, sequence: Sequence, step: Step) -> bool:
         """Makes room for the sequence's last token. False: it was preempted itself."""
@@ -276,6 +297,8 @@ class Scheduler:
         step.preempted.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        for block_hash in sequence.hashes:
+            self._arrived(block_hash, sequence)
         self.pool.free(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = sequence.num_published = 0
@@ -288,4 +311,10 @@ class Scheduler:
         hashes = sequence.hash_blocks(complete)
         for index in range(sequence.num_published, complete):
             self.pool.publish(sequence.blocks[index], hashes[index])
+            self._arrived(hashes[index], sequence)
         sequence.num_published = complete
+
+    def _arrived(self, block_hash: bytes, sequence: Sequence) -> None:
+        """It is published, or will not be."""
+        if self._coming.get(block_hash) is sequence:
+            del self._coming[block_hash]

@@ -356,3 +356,44 @@ def test_nobody_gives_way_whose_blocks_others_hold_too() -> None:
     step = bench.step()
     assert [victim.id for victim in step.preempted] == ["eater"]
     assert [chunk.sequence.id for chunk in step.chunks] == ["early", "late"]
+
+
+def test_what_many_have_in_common_is_computed_once() -> None:
+    bench = Bench(num_blocks=40, budget=8)
+    common = list(range(20, 32))
+    first = bench.add("first", [*common, 1])
+    others = [bench.add(name, [*common, 2, number]) for number, name in enumerate("ab")]
+    assert [chunk.sequence for chunk in bench.step().chunks] == [first]
+    step = bench.step()  # the rest of it; the others wait for this last block, too
+    assert [(chunk.sequence, chunk.count) for chunk in step.chunks] == [(first, 5)]
+    step = bench.step()
+    told = {chunk.sequence.id: (chunk.start, chunk.count) for chunk in step.chunks}
+    assert told == {"first": (13, 1), "a": (12, 2), "b": (12, 2)}
+    assert [other.num_cached for other in others] == [12, 12]
+
+
+def test_who_waits_for_a_block_goes_on_when_it_will_not_come() -> None:
+    for end in (Scheduler.abort, Scheduler.finish):
+        bench = Bench(num_blocks=40, budget=8)
+        first, second = (bench.add(name, list(range(20, 50))) for name in ("first", "second"))
+        bench.step()
+        assert second.status is Status.WAITING
+        end(bench.scheduler, first)
+        bench.scheduler.check()
+        assert [chunk.sequence for chunk in bench.step().chunks] == [second]
+
+
+def test_nobody_waits_for_blocks_of_another_prompt_salt_or_without_a_cache() -> None:
+    def begins_at_once(**how: Any) -> bool:
+        bench = Bench(num_blocks=40, budget=64)
+        bench.scheduler.prefix_caching = how.pop("prefix_caching", True)
+        bench.add("first", list(range(20, 30)))
+        second = bench.add("second", how.pop("prompt", list(range(20, 30))), **how)
+        bench.step()
+        return second.status is Status.RUNNING
+
+    assert not begins_at_once()
+    assert begins_at_once(salt=b"other")
+    assert begins_at_once(prompt=[1, *range(20, 30)])
+    assert begins_at_once(prompt=[20, 21, 22])  # no full block
+    assert begins_at_once(prefix_caching=False)
