@@ -1,12 +1,11 @@
 """TLS before HTTP: a connection has its place, and its time, from the accept on.
 
 The loop's own TLS server tells nobody of a connection before its handshake is over, so as many as
-like could stay in it. Connections are accepted here instead. (Not `start_tls` on an accepted one:
-uvloop, which Ray's processes run on, reads the client's first bytes before it can be called.)
+like could stay in it. So it begins here. (Not by `start_tls` on an accepted connection: uvloop,
+which Ray's processes run on, reads the client's first bytes before it can be called.)
 """
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -14,10 +13,6 @@ from collections.abc import Callable
 from services.common.certificates import CertificateFiles
 from services.common.errors import PenstockError
 from services.gateway.door import Door
-
-log = logging.getLogger(__name__)
-
-_PAUSE_S = 0.1  # when no more can be accepted: too many files are open
 
 
 class Handshake:
@@ -40,38 +35,22 @@ class Handshake:
         self._connection.close()
 
 
-class TlsListener:
-    """Accepts on `listener`, which it owns. `connection` makes the protocol of one whose handshake
-    is over; it is given what to call when it has been made."""
+class Handshakes:
+    """All that are under way. `connection` makes the protocol of one whose handshake is over; it is
+    given what to call when it has been made."""
 
     def __init__(
         self,
-        listener: socket.socket,
         door: Door,
         certificates: CertificateFiles,
         connection: Callable[[Callable[[], None]], asyncio.Protocol],
     ) -> None:
-        self._listener = listener
         self._door = door
         self._certificates = certificates
         self._connection = connection
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, backlog: int) -> None:
-        """Until it is cancelled."""
-        self._listener.setblocking(False)
-        self._listener.listen(backlog)
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, address = await loop.sock_accept(self._listener)
-            except OSError as error:
-                log.warning("no connection can be accepted: %s", error)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            self.take(connection, str(address[0]))
-
-    def take(self, connection: socket.socket, peer: str) -> None:
+    def begin(self, connection: socket.socket, peer: str) -> None:
         """Begins the handshake of an accepted connection, or ends it: without TLS there is no way
         to say why."""
         try:
@@ -79,12 +58,11 @@ class TlsListener:
         except PenstockError:
             return connection.close()
         task = asyncio.create_task(self._shake(handshake, connection), name="tls handshake")
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def _shake(self, handshake: Handshake, connection: socket.socket) -> None:
         within_s = self._door.settings.head_timeout_s
-        connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._connection(handshake.over),
@@ -99,5 +77,5 @@ class TlsListener:
             handshake.over()
 
     def stop(self) -> None:
-        for task in self._handshakes:
+        for task in self._running:
             task.cancel()

@@ -110,7 +110,7 @@ class GatewayService(Service):
         closing = None
         if await self._neighbours.comes(self._ports, leaves_after_s):
             left_s = until - time.monotonic()
-            await self._close_door(max(left_s, 0.0) + grace_s)
+            self._close_door(max(left_s, 0.0) + grace_s)
             await self._http.emptied(left_s)
         else:
             if leaves_after_s:  # its clients have heard of it
@@ -123,14 +123,14 @@ class GatewayService(Service):
     async def _close_door_beside_another(self, within_s: float) -> None:
         """Who connects from then on comes to the other, and hears no refusal here."""
         if await self._neighbours.comes(self._ports, within_s):
-            await self._close_door(within_s)
+            self._close_door(within_s)
 
-    async def _close_door(self, grace_s: float) -> None:
+    def _close_door(self, grace_s: float) -> None:
         """Listens no more; running calls have so long to end."""
         assert self._http is not None
         assert self._grpc is not None
         self._grpc.close_door(grace_s + _LAST_WORDS_S)
-        await self._http.close_door()
+        self._http.close_door()
 
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))

@@ -110,7 +110,7 @@ async def test_who_has_connected_is_served_although_nobody_listens_any_more(
     http = service(rig.host)._http
     assert http is not None
     loop = asyncio.get_running_loop()
-    loop.remove_reader(http._listener.fileno())  # as a busy loop that has not come to it yet
+    loop.remove_reader(http._listener._socket)  # as a busy loop that has not come to it yet
     with socket.create_connection(("127.0.0.1", ports["port"]), timeout=10) as waiting:
         await rig.start(GatewayService)
         draining = rig.host.drain(10)
@@ -123,7 +123,7 @@ async def test_who_has_connected_is_served_although_nobody_listens_any_more(
 async def listens_no_more(rig: Rig) -> None:
     http = service(rig.host)._http
     assert http is not None
-    await until(lambda: http._listener.fileno() < 0, 10, "it listens no more")
+    await until(lambda: not http._listener.listens, 10, "it listens no more")
 
 
 async def new_answer(rig: Rig, path: str) -> httpx.Response:

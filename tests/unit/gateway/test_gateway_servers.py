@@ -1,7 +1,6 @@
 """The gateway's two servers and their service: what they listen on, bound, and leave behind."""
 
 import asyncio
-import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -64,26 +63,6 @@ async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
     await HttpServer(parts, "127.0.0.1", 0).stop()  # without a start
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOBUFS, errno.EAGAIN])
-async def test_a_door_closes_whatever_the_system_says_to_the_last_look(parts, code):
-    class Listener:
-        def __init__(self, own: socket.socket) -> None:
-            self.own = own
-
-        def accept(self) -> Any:
-            raise OSError(code, "not now")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.own, name)
-
-    server = HttpServer(parts, "127.0.0.1", 0)
-    await server.start()
-    server._listener = Listener(server._listener)  # type: ignore[assignment]
-    await server.close_door()
-    assert server._listener.fileno() == -1, "closed"
-    await server.stop()
-
-
 @pytest.mark.parametrize("ends", ["http server", "http connections"])
 async def test_a_server_that_lost_a_part_is_down(parts, ends):
     """Without the one that looks at the connections, silent ones would stay for ever."""
@@ -96,23 +75,6 @@ async def test_a_server_that_lost_a_part_is_down(parts, ends):
         server.check()
     await server.stop()
     assert ends not in {task.get_name() for task in asyncio.all_tasks()}
-
-
-async def test_no_event_waits_for_the_acknowledgement_of_another():
-    delays: list[int] = []
-
-    class Accepted(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            accepted = transport.get_extra_info("socket")
-            delays.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-
-    listener = http_server._listen("127.0.0.1", 0)
-    server = await asyncio.get_running_loop().create_server(Accepted, sock=listener)
-    async with server:
-        _, writer = await asyncio.open_connection(*listener.getsockname())
-        await until(lambda: delays != [])
-        writer.close()
-    assert delays[0] != 0
 
 
 async def test_each_connection_of_both_servers_may_be_a_file(parts, monkeypatch):
