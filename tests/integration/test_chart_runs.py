@@ -5,6 +5,7 @@ state; Ray's processes speak TLS, as with `ray.tls`; Serve's config goes the way
 it. Not tried here: what the kubelet and KubeRay do besides."""
 
 import base64
+import json
 import os
 import random
 import re
@@ -143,6 +144,12 @@ class Pods:
 
         await until(joined, START_S, f"the node of {name}")
 
+    def logged(self, name: str) -> set[str]:
+        """The services that have told something in what `kubectl logs` shows of a pod."""
+        lines = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
+        ours = (json.loads(line) for line in lines if line.startswith('{"') and line.endswith("}"))
+        return {line["service"] for line in ours if "service" in line}
+
     def _of_kuberay(self, name: str) -> dict[str, str]:
         """What it adds to each pod of Ray, for authOptions and tlsOptions."""
         cluster = self._release.ray["rayClusterConfig"]
@@ -252,7 +259,7 @@ def _release() -> Release:
     """The laptop profile's; the image's model is this repository's."""
     pool = {"replicas": 1}
     model = {"name": MODEL, "enabled": True, "path": str(ROOT / "models/demo")}
-    settings = {"ROUTER__QUEUE_LIMIT": 17, "GATEWAY__MAX_REQUESTS": 64, "LOG_LEVEL": "WARNING"}
+    settings = {"ROUTER__QUEUE_LIMIT": 17, "GATEWAY__MAX_REQUESTS": 64, "LOG_LEVEL": "INFO"}
     models = [{**model, "prefill": pool, "decode": pool}]
     return render("laptop", {"models": models, "settings": settings, "ray": {"tls": True}})
 
@@ -300,10 +307,12 @@ async def test_the_rendered_graph_runs_on_nodes_that_stand_for_its_pods(tmp_path
         assert psutil.Process(router.pid).environ()["PENSTOCK_ROUTER__QUEUE_LIMIT"] == "17"
         for worker in found["worker"]:
             own = psutil.Process(worker.pid).environ()
-            assert own["PENSTOCK_LOG_LEVEL"] == "WARNING"
+            assert own["PENSTOCK_LOG_LEVEL"] == "INFO"
             assert "PENSTOCK_ROUTER__QUEUE_LIMIT" not in own, "it would restart with the router's"
 
         await _answers_a_chat(f"http://{pods.addresses['gateway']}:8000", pods.redis_url)
+        assert {"retrieval", "tokenizer", "router"} <= pods.logged("services")
+        assert "worker" in pods.logged("decode-org-demo")
         _rays_state_is_its_own(redis)
         _speaks_tls(pods.addresses["head"], pods.gcs, tmp_path / "head/ray-tls")
 

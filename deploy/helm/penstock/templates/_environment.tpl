@@ -76,6 +76,10 @@ in place instead of a new cluster of pods.
   value: /var/cache/penstock/inductor
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
+- name: RAY_LOG_TO_STDERR  # else replicas' lines go to files in the pod, and `kubectl logs` has none
+  value: "1"
+- name: RAY_BACKEND_LOG_LEVEL  # of Ray's own processes, whose lines are among ours then
+  value: warning
 {{- end -}}
 
 {{- define "penstock.otlp.endpoint" -}}
