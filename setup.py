@@ -14,11 +14,12 @@ class Build(build_py):
 
     def run(self) -> None:
         runpy.run_path("protos/generate.py")["generate"]()
-        kernels["build"]()
+        print(*kernels["build"](), sep="\n")
         super().run()
 
 
 # Where the machine has no C++ compiler, a wheel brings one for the time of the build.
 setup(
-    cmdclass={"build_py": Build}, setup_requires=[] if kernels["compiler"]() else ["ziglang>=0.14"]
+    cmdclass={"build_py": Build},
+    setup_requires=["ziglang>=0.14"] if kernels["needs_wheel"]() else [],
 )

@@ -8,6 +8,7 @@ of Penstock is there.
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -36,10 +37,6 @@ _OPTIONS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-shared", "-fno-exceptions", "
 _OPTIONS += ["-fvisibility=hidden", "-fno-math-errno", "-pthread", *_EXTRA]
 
 
-class BuildFailed(Exception):
-    """No compiler is there, or what it says."""
-
-
 def compiler() -> list[str] | None:
     """The command of a C++ compiler: $CXX, the system's, or that of the ziglang wheel."""
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
@@ -50,6 +47,11 @@ def compiler() -> list[str] | None:
     return zig if find_spec("ziglang") else None
 
 
+def needs_wheel() -> bool:
+    """Whether the kernels can be built here once ziglang is there, and not before."""
+    return _is_x86() and compiler() is None
+
+
 def path_of(instruction_set: str) -> Path:
     """Where the library of these sources is, or would be: named after their content."""
     digest = hashlib.sha256(" ".join(_OPTIONS + FLAGS[instruction_set]).encode())
@@ -58,32 +60,40 @@ def path_of(instruction_set: str) -> Path:
     return BUILT / f"{instruction_set}-{digest.hexdigest()[:12]}.so"
 
 
-def build(instruction_sets: list[str] | None = None) -> list[Path]:
-    """Builds what is missing, two at a time. Raises BuildFailed."""
-    wanted = {name: path_of(name) for name in instruction_sets or FLAGS}
-    missing = [name for name, path in wanted.items() if not path.exists()]
+def build() -> list[str]:
+    """Builds what is missing, two at a time; gives what stands in the way, if anything does. Then
+    the engine takes what there is, and PyTorch where there is nothing."""
+    if not _is_x86():
+        return [f"the CPU kernels are for x86-64 on Linux, not for {platform.machine()}"]
+    missing = [name for name in FLAGS if not path_of(name).exists()]
     command = compiler()
     if missing and command is None:
-        raise BuildFailed("no C++ compiler: install one, or `pip install ziglang`")
+        return ["the CPU kernels need a C++ compiler: install one, or `pip install ziglang`"]
     BUILT.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda name: _build(command or [], name, wanted[name]), missing))
+        told = list(pool.map(lambda name: _build(command or [], name), missing))
     for old in set(BUILT.glob("*.so")) - {path_of(name) for name in FLAGS}:
         old.unlink(missing_ok=True)
-    return list(wanted.values())
+    return [words for words in told if words]
 
 
-def _build(command: list[str], instruction_set: str, path: Path) -> None:
+def _is_x86() -> bool:
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+
+
+def _build(command: list[str], instruction_set: str) -> str:
+    """What the compiler says if it fails: an old one does not know every instruction set."""
+    path = path_of(instruction_set)
     # A file of this name is whole, whoever builds beside us.
     with tempfile.TemporaryDirectory(dir=BUILT) as folder:
         output = Path(folder) / path.name
         arguments = [*_OPTIONS, *FLAGS[instruction_set], *map(str, _SOURCES), "-o", str(output)]
         done = subprocess.run([*command, *arguments], capture_output=True, text=True)
         if done.returncode:
-            raise BuildFailed(f"{' '.join(command)}: {done.stderr[-2000:]}")
+            return f"the CPU kernels for {instruction_set}: {command[0]}: {done.stderr[-1000:]}"
         output.replace(path)
+    return ""
 
 
 if __name__ == "__main__":
-    for built in build(sys.argv[1:] or None):
-        print(built.relative_to(HERE.parents[1]))
+    print(*build(), sep="\n", end="", file=sys.stderr)

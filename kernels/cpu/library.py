@@ -64,6 +64,11 @@ def _function(function, arguments, result):  # type: ignore[no-untyped-def]
     return function
 
 
+def built() -> tuple[str, ...]:
+    """Those of `supported` that are there."""
+    return tuple(name for name in supported() if path_of(name).exists())
+
+
 @functools.cache
 def supported() -> tuple[str, ...]:
     """Instruction sets of this processor that kernels exist for, the best first. None of them on

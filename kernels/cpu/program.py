@@ -8,6 +8,7 @@ Between operations rows are float32, whatever the weights are.
 """
 
 import ctypes
+import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,7 +63,7 @@ class _Buffer(ctypes.Structure):
 
 class _Shape(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("hidden", "heads", "kv_heads", "dim", "layers")),
+        *((name, ctypes.c_int) for name in ("heads", "kv_heads", "dim", "layers")),
         ("block_tokens", ctypes.c_int),
         ("scale", ctypes.c_float),
     ]
@@ -72,7 +73,6 @@ class _Program(ctypes.Structure):
     _fields_ = [
         ("ops", ctypes.POINTER(_Op)),
         ("num_ops", ctypes.c_int),
-        ("num_buffers", ctypes.c_int),
         ("buffers", ctypes.POINTER(_Buffer)),
         ("shape", _Shape),
         ("arena", ctypes.c_void_p),
@@ -101,7 +101,6 @@ class _Step(ctypes.Structure):
 class Geometry:
     """What attention needs to know. Sizes in features; `dim` is of a head, a multiple of 16."""
 
-    hidden: int
     heads: int
     kv_heads: int
     dim: int
@@ -149,6 +148,8 @@ class Rows:
     """What the linear that takes it does with its rows first."""
     origin: "Rows | None" = None
     """Of a norm or an activation: what it is of."""
+    added: int = 0
+    """Times that something was added to it. Of a norm or an activation: before it was taken."""
 
 
 class Recorder:
@@ -163,16 +164,18 @@ class Recorder:
 
     def norm(self, x: Rows, weight: Floats, epsilon: float) -> Rows:
         """x / sqrt(mean(x²) + epsilon) * weight."""
-        return Rows(x.width, x.sampled, (_NORM, weight, epsilon), x)
+        return Rows(x.width, x.sampled, (_NORM, weight, epsilon), x, x.added)
 
     def silu_mul(self, x: Rows) -> Rows:
         """silu of the row's first half times its second half."""
-        return Rows(x.width // 2, x.sampled, (_SILU_MUL, None, 0.0), x)
+        return Rows(x.width // 2, x.sampled, (_SILU_MUL, None, 0.0), x, x.added)
 
     def linear(self, x: Rows, weights: Matrix) -> Rows:
         """x W^T + bias."""
         if x.width != weights.k:
             raise ValueError(f"rows of {x.width} meet a matrix of {weights.k}")
+        if x.origin is not None and x.origin.added != x.added:
+            raise ValueError("a norm or activation is of rows that were added to since")
         return self._emit(
             _LINEAR,
             weights.n,
@@ -189,6 +192,7 @@ class Recorder:
         if op["target"] is not y or op["kind"] != _LINEAR or x.width != y.width:
             raise ValueError("only what a linear just gave is added, to rows of its width")
         op["target"], op["epilogue"] = x, _ADD
+        x.added += 1
         return x
 
     def rotary(self, qkv: Rows, layer: int) -> Rows:
@@ -252,11 +256,8 @@ class Program:
         self._program = _Program(
             ops=self._ops,
             num_ops=len(ops),
-            num_buffers=len(self._buffers),
             buffers=self._buffers,
-            shape=_Shape(
-                g.hidden, g.heads, g.kv_heads, g.dim, g.layers, g.block_tokens, g.dim**-0.5
-            ),
+            shape=_Shape(g.heads, g.kv_heads, g.dim, g.layers, g.block_tokens, g.dim**-0.5),
             arena=self.arena.ctypes.data,
             cos=rotary[0].ctypes.data,
             sin=rotary[1].ctypes.data,
@@ -268,12 +269,9 @@ class Program:
         self._team = library.start_team(threads)
         if not self._team:
             raise MemoryError(f"{threads} threads cannot be made")
-
-    def close(self) -> None:
-        """Ends the threads."""
-        if self._team:
-            self._library.end_team(self._team)
-            self._team = None
+        self._limits = limits
+        self.close = weakref.finalize(self, library.end_team, self._team)
+        """Ends the threads, as the program's own end does."""
 
     def run(
         self,
@@ -295,7 +293,14 @@ class Program:
         arrays = (token_ids, positions, starts, lengths, block_tables, rows)
         assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays)
         assert samplings.dtype == SAMPLING
-        assert len(samplings) == len(rows)
+        limits = self._limits
+        if (
+            not len(token_ids) == len(positions) == starts[-1] <= limits.tokens
+            or not len(rows) == len(samplings) <= limits.sampled
+            or not len(lengths) == len(starts) - 1 == len(block_tables)
+            or lengths.max() > limits.context
+        ):
+            raise ValueError(f"a step beyond {limits}, or of parts that do not fit")
         sampled_ids = np.empty(len(rows), np.int32)
         step = _Step(
             len(token_ids),

@@ -1,9 +1,11 @@
 """The C++ kernels, as a small Llama's forward pass, against the same written out in torch. On every
 instruction set that this processor has."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu import build
 from kernels.cpu.library import Library, Unavailable, supported
-from kernels.cpu.program import Format, Geometry, Limits, Matrix, Program, Recorder
+from kernels.cpu.program import Format, Geometry, Limits, Matrix, Program, Recorder, Rows
 from kernels.sampling import SAMPLING
 
 EPSILON = 1e-5
@@ -123,7 +126,6 @@ def compiled(
         recorder,
         logits,
         Geometry(
-            model.hidden,
             model.heads,
             model.kv_heads,
             model.dim,
@@ -278,18 +280,96 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.Mon
         Library("avx512")
 
 
+def stale(recorder: Recorder, x: Rows, square: Matrix) -> Rows:
+    """A norm of rows as they are no more when a linear takes it."""
+    normed = recorder.norm(x, np.ones(24, np.float32), EPSILON)
+    recorder.add(x, recorder.linear(x, square))
+    return normed
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (lambda r, x, m: r.linear(r.silu_mul(x), m), "rows of 12 meet a matrix of 24"),
         (lambda r, x, m: r.add(x, x), "only what a linear just gave"),
+        (lambda r, x, m: r.linear(stale(r, x, m), m), "were added to since"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(
-    wrong: Callable[[Recorder, object, Matrix], None], message: str
+    wrong: Callable[[Recorder, Rows, Matrix], None], message: str
 ) -> None:
     library = Library(supported()[0])
     recorder = Recorder()
     x = recorder.embed(np.zeros((10, 24), np.float32))
     with pytest.raises(ValueError, match=message):
-        wrong(recorder, x, Matrix(library, np.zeros((8, 24), np.float32)))
+        wrong(recorder, x, Matrix(library, np.zeros((24, 24), np.float32)))
+
+
+@each_format
+@each_library
+def test_numbers_that_are_none_are_told(instruction_set: str, number_format: Format) -> None:
+    """Scores that overflow must not look like an answer."""
+    model = replace(Model(), layers=1)
+    weights = model.weights()
+    queries_and_keys = (model.heads + model.kv_heads) * model.dim
+    weights["qkv.0"][:queries_and_keys] *= 1e20
+    (a,) = sequences(model, 20)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        compiled(model, instruction_set, number_format) as program,
+    ):
+        assert last_id(program, a) >= 0
+        patch.setattr(Model, "weights", lambda _: weights)
+        with compiled(model, instruction_set, number_format) as overflowing:
+            assert last_id(overflowing, a) == -1
+
+
+def last_id(program: Program, sequence: Sequence) -> int:
+    count = len(sequence.token_ids)
+    ids, span = np.array(sequence.token_ids, np.int32), np.arange(count, dtype=np.int32)
+    ends, row = np.array([0, count], np.int32), np.array([count - 1], np.int32)
+    table = np.array([sequence.blocks], np.int32)
+    return int(program.run(ids, span, ends, ends[1:], table, row, np.zeros(1, SAMPLING))[0])
+
+
+def test_a_step_that_is_too_large_is_refused() -> None:
+    """It would be written beyond the program's memory."""
+    model = replace(Model(), layers=1)
+    with compiled(model, supported()[0], "float32", sampled=2) as program:
+
+        def step(tokens: int, rows: int = 1, length: int = 1) -> None:
+            span, ends = np.zeros(tokens, np.int32), np.array([0, tokens], np.int32)
+            table, lengths = np.zeros((1, 1), np.int32), np.array([length], np.int32)
+            sampled = np.zeros(rows, np.int32)
+            program.run(span, span, ends, lengths, table, sampled, np.zeros(rows, SAMPLING))
+
+        step(1)
+        for too_large in ({"tokens": 301}, {"tokens": 1, "rows": 3}, {"tokens": 1, "length": 601}):
+            with pytest.raises(ValueError, match="a step beyond"):
+                step(**too_large)
+
+
+def test_a_programs_threads_end_with_it() -> None:
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    with compiled(Model(), supported()[0], "float32", threads=3):
+        assert threads() == before + 2
+    assert threads() == before
+
+
+def test_a_compiler_that_cannot_is_told_and_keeps_nothing_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "c++"
+    script.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr(build, "BUILT", tmp_path / "built")
+    told = build.build()
+    assert len(told) == len(build.FLAGS)
+    assert all("no such flag" in words for words in told)
+    monkeypatch.setattr(build, "_is_x86", lambda: False)
+    (told_of_machine,) = build.build()
+    assert "for x86-64" in told_of_machine

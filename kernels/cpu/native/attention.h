@@ -10,7 +10,7 @@ struct Tile {
   int sequence, token, count, first;  // tokens [token, + count) of the step; first tile of the sequence
 };
 
-// Rows of a tile are tokens times heads. 0: no tiles.
+// How many there are. Rows of a tile are tokens times heads.
 static int lay_tiles(const Program* p, const Step* s) {
   int group = p->shape.heads / p->shape.kv_heads;
   int tokens = group < TILE_ROWS ? TILE_ROWS / group : 1;

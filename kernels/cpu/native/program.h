@@ -14,7 +14,7 @@ struct Op {
   int sampled;         // 1: its rows are the sampled ones, 0: all tokens
   float epsilon;       // NORM
   const float* norm;   // NORM: [k]
-  Matrix matrix;       // LINEAR; EMBED: the table, in panels or (bias null, n 0) by rows
+  Matrix matrix;       // LINEAR
   const void* table;   // EMBED: [vocab, k] of the weights' type
 };
 
@@ -24,13 +24,13 @@ struct Buffer {  // [rows, width] floats
 };
 
 struct Shape {
-  int hidden, heads, kv_heads, dim, layers, block_tokens;
+  int heads, kv_heads, dim, layers, block_tokens;
   float scale;  // of attention's scores
 };
 
 struct Program {
   const Op* ops;
-  int num_ops, num_buffers;
+  int num_ops;
   const Buffer* buffers;
   Shape shape;
   char* arena;       // KV blocks

@@ -261,10 +261,10 @@ static inline Words chosen(Words which, int number, Words x, Words y) {
 
 #endif
 
-// e^x for x <= 88, to 2 units in the last place or so: x / ln 2 is split into a whole power of two
+// e^x for x <= 88 (of NaN: NaN), to 2 units in the last place or so: x / ln 2 is split into a whole power of two
 // and a rest of half at most, for which six terms of 2^r = e^(r ln 2) do.
 static inline Lanes exponential(Lanes x) {
-  x = max(x, all(-87.0f));
+  x = max(all(-87.0f), x);  // in this order NaN stays
   Lanes r;
   Lanes power = split_power(mul(x, all(1.44269504088896341f)), &r);
   Lanes y = all(1.546144472480851e-4f);

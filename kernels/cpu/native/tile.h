@@ -11,8 +11,6 @@
 #pragma once
 #include "simd.h"
 
-
-
 struct FloatPanels {  // float rows, float panels
   typedef float Row;
   typedef float Weight;

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
-from services.worker.engine.weights import check_weights
+from services.worker.engine.weights import check_weights, unused
 
 _TYPES: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -44,7 +44,10 @@ class Stored:
 def read_tensors(directory: str | Path, config: ModelConfig) -> dict[str, Stored]:
     """All that the model needs, by name. Raises UnsupportedModel as `check_weights` does."""
     return {
-        name: stored for path in check_weights(directory, config) for name, stored in _read(path)
+        name: stored
+        for path in check_weights(directory, config)
+        for name, stored in _read(path)
+        if not unused(name, config)
     }
 
 

@@ -51,7 +51,6 @@ class CpuRunner:
             recorder,
             logits,
             Geometry(
-                model.hidden_size,
                 model.num_heads,
                 model.num_kv_heads,
                 model.head_dim,
@@ -105,10 +104,11 @@ class CpuWeights:
     """A checkpoint's tensors for the kernels, as `Weights`."""
 
     def __init__(self, library: Library, tensors: Mapping[str, Stored], dtype: Dtype) -> None:
-        """`dtype`: in which is computed. Weights stored in 16 bits stay so in any case."""
+        """`dtype`: in which is computed. Matrices stored in bfloat16 stay so in any case."""
         self._library = library
         self._tensors = tensors
-        narrow = all(stored.dtype == "BF16" for stored in tensors.values())
+        matrices = [stored for stored in tensors.values() if stored.values.ndim > 1]
+        narrow = all(stored.dtype == "BF16" for stored in matrices)
         self.format: Format = "float32"
         if dtype == "bfloat16":
             self.format = "bfloat16"
@@ -118,7 +118,8 @@ class CpuWeights:
         self._counted: set[str] = set()
 
     def table(self, name: str, rows: int, width: int) -> NDArray[np.generic]:
-        table = np.ascontiguousarray(self._values(f"{name}.weight"))
+        # A copy: a view would keep all of the file mapped, and follow whoever writes into it.
+        table = np.array(self._values(f"{name}.weight"))
         self.bytes += table.nbytes
         return table
 

@@ -30,8 +30,8 @@ def find_error(request: Request, vocab_size: int, max_model_len: int) -> Request
         return invalid("max_tokens", f"must be at least 1, is {sampling.max_tokens}")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return invalid("temperature", f"must be finite and not negative, is {sampling.temperature}")
-    if sampling.top_k < 0:
-        return invalid("top_k", f"must not be negative, is {sampling.top_k}")
+    if not 0 <= sampling.top_k < 2**31:
+        return invalid("top_k", f"must be in [0, 2**31), is {sampling.top_k}")
     if not 0 < sampling.top_p <= 1:
         return invalid("top_p", f"must be in (0, 1], is {sampling.top_p}")
     if not 0 <= sampling.seed < 2**64:

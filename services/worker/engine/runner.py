@@ -3,7 +3,7 @@
 import logging
 from typing import Literal, Protocol
 
-from kernels.cpu.library import Library, Unavailable, supported
+from kernels.cpu.library import Library, Unavailable, built
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.messages import ModelInfo
@@ -53,9 +53,9 @@ def _library(config: EngineConfig, model: ModelConfig) -> Library | None:
         from services.worker.engine.cpu_runner import check_fits
 
         check_fits(config, model)
-        found = config.kernels if asked else next(iter(supported()), None)
+        found = config.kernels if asked else next(iter(built()), None)
         if found is None:
-            raise Unavailable("they are for x86-64 with AVX2, on Linux")
+            raise Unavailable("none is built for this processor (python kernels/cpu/build.py)")
         return Library(found)
     except Unavailable as error:
         if asked:

@@ -47,8 +47,8 @@ class TorchRunner:
         shape = (self.info.num_blocks, *block_shape(model, config.block_size))
         self.cache = TorchCache(shape, dtype, self._device)
         cos, sin = build_rope(model.rope).tables(np.arange(self.info.max_model_len))
-        self._angles = [torch.from_numpy(table).to(self._device) for table in (cos, sin)]
-        self._geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
+        self.angles = [torch.from_numpy(table).to(self._device) for table in (cos, sin)]
+        self.geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[Outcome]:
@@ -67,16 +67,16 @@ class TorchRunner:
         positions = plan.positions.astype(np.int64)
         blocks = plan.block_tables[rows, positions // size].astype(np.int64)
         return PagedBatch(
-            positions=self._tensor(positions),
-            slots=self._tensor(blocks * size + positions % size),
-            block_tables=self._tensor(plan.block_tables),
-            seq_lens=self._tensor(plan.lengths),
+            positions=self.tensor(positions),
+            slots=self.tensor(blocks * size + positions % size),
+            block_tables=self.tensor(plan.block_tables),
+            seq_lens=self.tensor(plan.lengths),
             num_decodes=plan.num_decodes,
             host_query_lens=counts.tolist(),
             host_seq_lens=plan.lengths.tolist(),
         )
 
-    def _tensor(self, values: np.ndarray) -> Tensor:
+    def tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
 
@@ -84,11 +84,11 @@ class _Step:
     """The operations of one step, as `Ops`, on tensors [T, features] of the model's dtype."""
 
     def __init__(self, runner: TorchRunner, plan: StepPlan, batch: PagedBatch) -> None:
-        self._ids = runner._tensor(plan.token_ids)
-        self._rows = runner._tensor(plan.rows)
+        self._ids = runner.tensor(plan.token_ids)
+        self._rows = runner.tensor(plan.rows)
         self._cache, self._batch = runner.cache, batch
-        self._heads, self._kv_heads, self._dim = runner._geometry
-        self._cos, self._sin = (table[batch.positions] for table in runner._angles)
+        self._heads, self._kv_heads, self._dim = runner.geometry
+        self._cos, self._sin = (table[batch.positions] for table in runner.angles)
 
     def embed(self, table: Tensor) -> Tensor:
         return table[self._ids]

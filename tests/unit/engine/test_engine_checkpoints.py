@@ -140,6 +140,43 @@ def test_the_expected_tensors_are_the_models_own(
     assert shapes(config) == own
 
 
+def test_an_engine_does_not_follow_who_writes_into_its_checkpoint(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = edited(checkpoint(), tmp_path)
+    content = (checkpoint() / "model.safetensors").read_bytes()
+    file = folder / "model.safetensors"
+    file.write_bytes(content)
+    engine, prompts = make_engine(folder), make_prompts(2)
+    expected = generate(engine, prompts, greedy(4))
+    with file.open("r+b") as written:
+        written.write(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    assert generate(engine, [[9, *p] for p in prompts], greedy(4)) == generate(
+        make_engine(checkpoint()), [[9, *p] for p in prompts], greedy(4)
+    )
+    file.write_bytes(b"")
+    assert generate(engine, prompts, greedy(4)) == expected
+
+
+@pytest.mark.parametrize("wide", ["inv_freq", "norm", "matrix"])
+def test_weights_of_16_bits_stay_so_beside_a_wide_vector(
+    checkpoint: Checkpoint, tmp_path: Path, wide: str
+) -> None:
+    tensors = {
+        name: tensor.bfloat16()
+        for name, tensor in load_file(checkpoint() / "model.safetensors").items()
+    }
+    if wide == "inv_freq":
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    else:
+        name = "model.norm.weight" if wide == "norm" else "lm_head.weight"
+        tensors[name] = tensors[name].float()
+    folder = edited(checkpoint(), tmp_path)
+    save_file(tensors, folder / "model.safetensors")
+    info = make_engine(folder, dtype="float32").info
+    assert (info.parameter_bytes / info.num_parameters > 3) == (wide == "matrix")
+
+
 def test_each_architecture_that_is_accepted_has_its_family() -> None:
     assert set(ARCHITECTURES) == set(FAMILIES)
 

@@ -30,6 +30,7 @@ PROMPT = list(range(3, 43))
         ({"sampling": Sampling(1, temperature=-0.1)}, "temperature", "invalid_request"),
         ({"sampling": Sampling(1, temperature=float("nan"))}, "temperature", "invalid_request"),
         ({"sampling": Sampling(1, top_k=-1)}, "top_k", "invalid_request"),
+        ({"sampling": Sampling(1, top_k=2**31)}, "top_k", "invalid_request"),
         ({"sampling": Sampling(1, top_p=0.0)}, "top_p", "invalid_request"),
         ({"sampling": Sampling(1, top_p=1.1)}, "top_p", "invalid_request"),
         ({"sampling": Sampling(1, seed=2**64)}, "seed", "invalid_request"),

@@ -1,1 +1,1 @@
-"""The model families: plain nn.Modules whose parameters bear the names of the checkpoints."""
+"""Model families: each says once which tensors it asks for, and what it computes."""
