@@ -64,9 +64,11 @@ def test_every_object_says_whose_it_is(release: Release) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"redis": {"external": {"url": "redis://r:6379/0"}}}, "redis.external: has a url, but"),
-        ({"redis": {"external": {"ray": {"url": "redis://r:1/0"}}}}, "redis.external: has a url"),
-        ({"qdrant": {"external": {"url": "http://q:6333"}}}, "qdrant.external.url: set, but"),
+        ({"redis": {"external": {"url": "redis://r:6379/0"}}}, "redis.external: set, but"),
+        ({"redis": {"external": {"ray": {"url": "redis://r:1/0"}}}}, "redis.external: set, but"),
+        ({"redis": {"external": {"existingSecret": "mine"}}}, "redis.external: set, but"),
+        ({"qdrant": {"external": {"url": "http://q:6333"}}}, "qdrant.external: set, but"),
+        ({"qdrant": {"external": {"caSecret": {"name": "q"}}}}, "qdrant.external: set, but"),
         (
             {
                 "collector": {"enabled": True, "exporters": {"debug": {}}},

@@ -1,11 +1,18 @@
 {{/* Redis and Qdrant: where they are and how pods of the graph reach them. */}}
 
+{{/* Beside a store of the chart's own nothing is read of an external one; call with (list "redis" .Values.redis.external). */}}
+{{- define "penstock.external.unused" -}}
+{{- $its := index . 1 -}}
+{{- $ray := default dict $its.ray -}}
+{{- if or $its.url $its.username $its.existingSecret $its.caSecret.name $ray.url $ray.username $ray.existingSecret -}}
+{{- fail (printf "%s.external: set, but %s.enabled is true, so that the chart's own is used" (index . 0) (index . 0)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* redis:// or rediss://HOST:PORT. */}}
 {{- define "penstock.redis.address" -}}
 {{- if .Values.redis.enabled -}}
-{{- if or .Values.redis.external.url .Values.redis.external.ray.url -}}
-{{- fail "redis.external: has a url, but redis.enabled is true, and all would go to the chart's own Redis" -}}
-{{- end -}}
+{{- include "penstock.external.unused" (list "redis" .Values.redis.external) -}}
 {{ ternary "rediss" "redis" .Values.certificates.enabled }}://{{ include "penstock.fullname" . }}-redis.{{ .Release.Namespace }}.svc:6379
 {{- else -}}
 {{ include "penstock.redis.checkedAddress" (list "redis.external.url" (required "redis.external.url: needed when redis.enabled is false" .Values.redis.external.url)) }}
@@ -107,9 +114,7 @@ key: {{ .Values.redis.external.caSecret.key }}
 
 {{- define "penstock.qdrant.url" -}}
 {{- if .Values.qdrant.enabled -}}
-{{- if .Values.qdrant.external.url -}}
-{{- fail "qdrant.external.url: set, but qdrant.enabled is true, and all would go to the chart's own Qdrant" -}}
-{{- end -}}
+{{- include "penstock.external.unused" (list "qdrant" .Values.qdrant.external) -}}
 {{ ternary "https" "http" .Values.certificates.enabled }}://{{ include "penstock.fullname" . }}-qdrant.{{ .Release.Namespace }}.svc:6333
 {{- else -}}
 {{- $url := required "qdrant.external.url: needed when qdrant.enabled is false" .Values.qdrant.external.url -}}
