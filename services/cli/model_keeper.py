@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from services.cli.replicas import check_room, missing, workers_of
 from services.cli.wanted_models import Look, WantedModels
@@ -13,6 +14,8 @@ from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory
 from services.common.redis import Redis, RedisAway, RedisError, connect
 from services.common.start_failures import first_told, forget
+
+T = TypeVar("T")
 
 _LOOK_EVERY_S = 0.5
 _END_S = 2.0
@@ -133,19 +136,19 @@ class ModelKeeper:
         while await self._wanted.begin(name):
             self._report(f"model {name}: starting its workers")
             why = await self._deploy(redis, spec)
-            look = await self._wanted.look()
+            look = await _once_told(self._wanted.look)
             if name not in look.specs:
                 return
             if not why:
+                await _once_told(partial(self._wanted.served, name))
                 self._served[name] = spec
-                await self._wanted.served(name)
                 return self._report(f"model {name}: served")
             if name not in look.proven:
-                await self._wanted.give_up(name, why)
+                await _once_told(partial(self._wanted.give_up, name, why))
                 return self._report(f"model {name}: given up: {why}")
             wait_s = _TRIED_AGAIN_S[min(tries, len(_TRIED_AGAIN_S) - 1)]
             tries += 1
-            await self._wanted.failed(name, f"{why} (it is tried again)")
+            await _once_told(partial(self._wanted.failed, name, f"{why} (it is tried again)"))
             self._report(f"model {name}: not served, tried again in {wait_s:g} s: {why}")
             await self._while_wanted(name, wait_s)
 
@@ -169,14 +172,15 @@ class ModelKeeper:
                 return str(told)
             if time.monotonic() > deadline:
                 return f"not up after {_START_TIMEOUT_S:.0f} s: {', '.join(left)}"
-            if spec.name not in await self._wanted.all():
+            if spec.name not in await _once_told(self._wanted.all):
                 break
             await asyncio.sleep(_LOOK_EVERY_S)
         return ""
 
     async def _while_wanted(self, name: str, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until and name in await self._wanted.all():  # noqa: ASYNC110
+        look = self._wanted.all
+        while time.monotonic() < until and name in await _once_told(look):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _ended(self, name: str) -> None:
@@ -193,7 +197,8 @@ class ModelKeeper:
 
 async def remove_model(redis: Redis, settings: Settings, workers: Directory, name: str) -> None:
     """Its workers leave the registry as they begin to drain; then nobody knows of it any more,
-    while what runs on them ends. Returns when they have ended."""
+    while what runs on them ends. Returns when they have ended. May be repeated where it fails, as
+    it does while Redis is away."""
     from services.app import delete_model
 
     deleting = asyncio.create_task(asyncio.to_thread(delete_model, settings.namespace, name))
@@ -201,5 +206,21 @@ async def remove_model(redis: Redis, settings: Settings, workers: Directory, nam
         if deleting.done():
             break
         await asyncio.sleep(_LOOK_EVERY_S / 5)
-    await served_models.forget(redis, settings, name.__eq__)
-    await deleting
+    while True:
+        try:
+            await served_models.forget(redis, settings, name.__eq__)
+            return await deleting
+        except RedisAway:
+            if deleting.done():
+                raise
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _once_told(ask: Callable[[], Awaitable[T]]) -> T:
+    """As soon as Redis answers. What Serve has begun goes on meanwhile: begun anew, workers that
+    load a model would be replaced by others, which load it from the start."""
+    while True:
+        try:
+            return await ask()
+        except (*RedisAway, RedisError):
+            await asyncio.sleep(_LOOK_EVERY_S)

@@ -56,16 +56,19 @@ def entry(redis: Redis, settings: Settings, served: Checkpoint) -> Registration:
 
 
 async def forget(redis: Redis, settings: Settings, gone: Callable[[str], bool]) -> None:
-    """Ends the entries of all models whose names are `gone`; for when no worker renews them."""
+    """Ends the entries of all models whose names are `gone`; for when no worker renews them.
+    Raises one of `RedisAway`."""
     for served in await listed(redis, settings):
         if gone(served.model):
             await leave(redis, settings.namespace, _MODEL, str(served))
 
 
 async def listed(redis: Redis, settings: Settings) -> list[Checkpoint]:
-    """One look; none while Redis is away."""
+    """One look. Raises ConnectionError while Redis is away."""
     view = Directory(redis, settings.namespace, _MODEL, settings.lease_s)
     await view.refresh()
+    if not view.reachable:
+        raise ConnectionError("Redis is away: which models are served is not known")
     return [served for one in view.replicas.values() if (served := _read(one)) is not None]
 
 

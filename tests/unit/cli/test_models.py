@@ -12,6 +12,7 @@ from services import app
 from services.cli import model_keeper
 from services.cli.model_keeper import ModelKeeper
 from services.cli.wanted_models import WantedModels
+from services.common import served_models
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import Redis, connect
@@ -211,6 +212,110 @@ async def test_what_serve_could_not_do_is_tried_again(
     monkeypatch.setattr(app, "deploy_model", deploy)
     await wanted.add(SECOND)
     await until(lambda: serve.deployed == [SECOND], 10)
+
+
+class Away:
+    """Redis, which the keeper cannot reach for calls that are named `of`, three times of four."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of: set[str] = set()
+        self.failed = 0
+        for name in ("look", "served"):
+            monkeypatch.setattr(WantedModels, name, self._fails(name, getattr(WantedModels, name)))
+
+    def _fails(self, name: str, call: Any) -> Any:
+        async def fails(*arguments: Any) -> Any:
+            if name in self.of and threading.current_thread().name == "models":
+                self.failed += 1
+                if self.failed % 4:
+                    raise ConnectionError("Redis is away")
+            return await call(*arguments)
+
+        return fails
+
+
+@pytest.mark.parametrize("call", ["look", "served"])
+async def test_while_redis_is_away_a_load_goes_on(
+    redis: Redis,
+    namespace: str,
+    wanted: WantedModels,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    """Deployed once more it would begin from the start: Serve replaces the workers that load."""
+    away = Away(monkeypatch)
+    await wanted.add(SECOND)
+    await until(lambda: serve.deployed == [SECOND], 10)
+    await wanted.failed("second", "of an earlier attempt")
+    away.of = {call}
+    if call == "look":
+        await until(lambda: away.failed > 8, 10)
+    worker = await worker_of(redis, namespace, "second")
+    await until(lambda: away.failed > 16 if call == "look" else away.failed > 2, 10)
+    away.of = set()
+
+    async def proven() -> bool:
+        look = await wanted.look()
+        return "second" in look.proven and not look.failures
+
+    await until(proven, 10, "that it was served once is written")
+    await worker.stop()
+    assert serve.deployed == [SECOND]
+
+
+async def test_one_removed_while_redis_is_away_is_forgotten_when_it_is_back(
+    redis: Redis,
+    namespace: str,
+    wanted: WantedModels,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its entry would stand for a day, and requests wait for it."""
+    settings = Settings(namespace=namespace, lease_s=0.6)
+    listed = entry(redis, settings, Checkpoint("first", "d", "t", "/first"))
+    await listed._once()
+    forgets: list[bool] = []
+    forget = served_models.forget
+
+    async def fails(*arguments: Any) -> None:
+        forgets.append(serve.drained.is_set())
+        if len(forgets) < 4:
+            raise ConnectionError("Redis is away")
+        await forget(*arguments)
+
+    await until(lambda: running(wanted), 10)
+    monkeypatch.setattr(served_models, "forget", fails)
+    serve.drained.clear()
+    await wanted.remove("first")
+    served = ServedModels(redis, settings)
+
+    async def known() -> bool:
+        await served.look()
+        return served.names() != set()
+
+    await until_not(known)
+    assert not any(forgets), "while what runs on it ends"
+    serve.drained.set()
+    await until_not(lambda: leaves(wanted, "first"))
+    assert serve.deleted == ["first"]
+
+
+async def test_a_removal_that_ends_before_redis_is_back_is_repeated(
+    wanted: WantedModels, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgets: list[str] = []
+
+    async def fails(*_: Any) -> None:
+        forgets.append("")
+        if len(forgets) < 3:
+            raise ConnectionError("Redis is away")
+
+    await until(lambda: running(wanted), 10)
+    monkeypatch.setattr(served_models, "forget", fails)
+    await wanted.remove("first")
+    await until_not(lambda: leaves(wanted, "first"))
+    assert len(forgets) == 3
 
 
 async def test_one_that_ray_has_no_room_for_is_told_so(wanted: WantedModels, serve: Serve) -> None:

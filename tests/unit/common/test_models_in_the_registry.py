@@ -6,8 +6,8 @@ import pytest
 
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica
-from services.common.redis import Redis, connect
-from services.common.served_models import Checkpoint, ServedModels, entry, forget
+from services.common.redis import Redis, RedisAway, connect
+from services.common.served_models import Checkpoint, ServedModels, entry, forget, listed
 from tests.support.waiting import until
 
 
@@ -93,3 +93,13 @@ async def test_another_installs_models_and_what_is_none_are_not_there(
     await models.stop()
     for each in kept:
         await each.stop()
+
+
+async def test_without_redis_it_is_not_said_that_there_is_none(settings: Settings) -> None:
+    """Who forgets a model would believe that nothing is left of it."""
+    away = connect("redis://127.0.0.1:1")
+    with pytest.raises(RedisAway):
+        await listed(away, settings)
+    with pytest.raises(RedisAway):
+        await forget(away, settings, lambda _: True)
+    await away.aclose()
