@@ -29,6 +29,7 @@ from bench.openai_stream import Outcome, perform
 from bench.serve_arguments import add_arguments
 from bench.totals import Slo, totals
 from bench.workload import WorkloadRequest, load
+from services.cli.client import trusting
 from services.cli.running import find_running
 from services.common.config import Settings
 
@@ -61,7 +62,7 @@ async def _run(
         base_url=_base(args.url),
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, ssl=trusting(args.ca) if args.ca else True),
     ) as http:
         model = args.model or await _first_model(http)
         began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workload", required=True, type=Path, help="JSON lines, one request each")
     add("--json", required=True, type=result_file, help="where the results go")
     add("--key", help="API key (default: PENSTOCK_API_KEY, or the local Penstock's own)")
+    add("--ca", type=Path, metavar="FILE", help="authorities of its certificate, PEM")
     add("--model", default="", help="default: the first that the server lists")
     add("--concurrency", type=_positive_int, help="most requests in flight; default: no limit")
     add("--timeout-s", type=_positive, default=600.0, help="per request (default: %(default)s)")

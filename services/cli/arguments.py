@@ -195,6 +195,12 @@ def _pools(parser: argparse.ArgumentParser) -> None:
 def _server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="default: the Penstock that runs with this data directory")
     parser.add_argument("--key", help="API key (default: PENSTOCK_API_KEY, or the laptop's own)")
+    parser.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="authorities that the server's certificate may be of, PEM (default: the system's)",
+    )
 
 
 def _seconds(text: str) -> float:

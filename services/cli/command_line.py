@@ -90,11 +90,25 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
+class _Version(argparse.Action):
+    """Looked up only when it is asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from services.common.versions import version
+
+        print(f"penstock {version()}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     root = _Parser(
         prog="penstock", description="LLM serving, whole: from prompt to streamed tokens."
     )
+    root.add_argument("--version", action=_Version, help="show which Penstock this is")
     commands = root.add_subparsers(metavar="COMMAND", required=True)
     for name, help, module, adds in _COMMANDS:
         command = commands.add_parser(name, help=help, description=help, adds=adds)

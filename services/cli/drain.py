@@ -2,7 +2,7 @@
 
 By default those of this host, before it is taken out of service; it ends nothing by itself.
 Standard output has a line for each replica; the exit code is 0 when all of them drain (with
-`--wait`: are drained), also when none is here.
+`--wait`: are drained), also when none is here, but others are elsewhere.
 
 Of the certificates it takes the command line's own, which may drain any replica. Where that is not,
 as in the pods of services, it takes each replica's own identity, which may drain those of its host.
@@ -20,6 +20,7 @@ from services.common.certificates import CertificateError
 from services.common.config import Settings
 from services.common.discovery import Replica, machine_id
 from services.common.grpc_options import KEEPALIVE
+from services.common.secrets import redacted
 from services.common.transport import Transport
 
 _TIMEOUT_S = 10.0  # for an answer
@@ -39,7 +40,7 @@ async def _main(arguments: argparse.Namespace) -> int:
     every = {replica.id: replica for replica in (*serving, *draining)}  # one may be just in between
     chosen = _chosen(list(every.values()), arguments)
     if not chosen:
-        print("no replica of Penstock is registered on this host")
+        print(_none_here(list(every.values()), settings))
         return 0
     waves = [[r for r in chosen if r.service in wave] for wave in _WAVES]
     if not arguments.wait:
@@ -49,6 +50,17 @@ async def _main(arguments: argparse.Namespace) -> int:
         drains = (_drained(replica, settings, arguments.wait) for replica in wave)
         done = all(await asyncio.gather(*drains)) and done
     return 0 if done else 1
+
+
+def _none_here(elsewhere: list[Replica], settings: Settings) -> str:
+    """Raises RuntimeError when there is none anywhere: the settings point to nothing."""
+    if not elsewhere:
+        raise RuntimeError(
+            f"nothing is registered as {settings.namespace!r} in Redis at "
+            f"{redacted(settings.redis_dsn)}: nothing is drained"
+        )
+    hosts = ", ".join(sorted({_host(replica) for replica in elsewhere}))
+    return f"no replica of Penstock is registered on this host; they are at {hosts} (--node HOST)"
 
 
 def _chosen(replicas: list[Replica], arguments: argparse.Namespace) -> list[Replica]:

@@ -15,7 +15,7 @@ from services.cli.console import console, folding_table
 from services.cli.running import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory
-from services.common.redis import Redis, RedisAway, connect
+from services.common.redis import OutOfMemoryError, ReadOnlyError, Redis, RedisAway, connect
 from services.common.served_models import listed
 from services.gateway.keys import KeyStore
 
@@ -24,9 +24,13 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_main(arguments))
     except RedisAway as away:
-        raise RuntimeError(
-            f"Redis cannot be reached: {away}; start a Penstock with `penstock up`"
-        ) from away
+        raise RuntimeError(_told(away)) from away
+
+
+def _told(away: Exception) -> str:
+    if isinstance(away, OutOfMemoryError | ReadOnlyError):
+        return f"Redis takes no writes for now: {away}"
+    return f"Redis cannot be reached: {away}; start a Penstock with `penstock up`"
 
 
 async def _main(arguments: argparse.Namespace) -> int:
@@ -37,6 +41,7 @@ async def _main(arguments: argparse.Namespace) -> int:
         url, namespace = running.redis_url, running.namespace
     redis = connect(url)
     try:
+        await redis.ping()  # what no key can be called is answered without asking
         store = KeyStore(redis, namespace)
         if arguments.action == "create":
             if arguments.model:

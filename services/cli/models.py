@@ -15,7 +15,7 @@ from rich.table import Table
 from services.cli.checkpoints import made_local
 from services.cli.console import console, folding_table
 from services.cli.replicas import missing, workers_of
-from services.cli.running import Running, find_running
+from services.cli.running import find_running
 from services.cli.wanted_models import Look, WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory
@@ -23,24 +23,32 @@ from services.common.redis import Redis, connect
 from services.common.served_models import READING, ServedModels
 
 _LOOK_EVERY_S = 0.5
+_KEPT_ELSEWHERE = (
+    "no `penstock up` runs here: models are added and removed where it runs, and what "
+    "`up --address --detach` left has those that it was given: deploy again with all of them"
+)
 _READ_S = 20.0  # for tokenizers, once the workers are up
 
 
 def main(arguments: argparse.Namespace) -> int:
     settings = Settings()
     running = find_running(settings)
+    if running is None and "redis_url" in settings.model_fields_set:
+        if arguments.action != "list":
+            raise RuntimeError(_KEPT_ELSEWHERE)
+        return asyncio.run(_run(arguments, settings, settings.redis_dsn, settings.namespace))
     if running is None:
         raise RuntimeError(
             f"no `penstock up` runs with the data directory {settings.data_dir}; "
             "on Kubernetes the models are those of the chart's values"
         )
-    return asyncio.run(_run(arguments, settings, running))
+    return asyncio.run(_run(arguments, settings, running.redis_url, running.namespace))
 
 
-async def _run(arguments: argparse.Namespace, settings: Settings, running: Running) -> int:
-    redis = connect(running.redis_url)
-    settings = settings.model_copy(update={"namespace": running.namespace})
-    wanted = WantedModels(redis, running.namespace)
+async def _run(arguments: argparse.Namespace, settings: Settings, url: str, namespace: str) -> int:
+    redis = connect(url)
+    settings = settings.model_copy(update={"namespace": namespace})
+    wanted = WantedModels(redis, namespace)
     stack = _Stack(redis, settings)
     try:
         await stack.start()

@@ -111,4 +111,13 @@ class Script:
         return await self._run(keys=list(keys), args=list(args))
 
 
-__all__ = ["Redis", "RedisAway", "RedisError", "ResponseError", "Script", "connect"]
+__all__ = [
+    "OutOfMemoryError",
+    "ReadOnlyError",
+    "Redis",
+    "RedisAway",
+    "RedisError",
+    "ResponseError",
+    "Script",
+    "connect",
+]

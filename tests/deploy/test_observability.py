@@ -9,7 +9,7 @@ import helm_python
 import yaml
 
 from services.common.discovery import SERVICES
-from tests.deploy.environment import settings_of
+from tests.deploy.environment import settings_of, variables
 from tests.deploy.manifests import CHART, Release
 
 OBSERVABILITY = CHART.parents[1] / "observability"
@@ -43,6 +43,14 @@ def test_a_package_holds_them_as_files(tmp_path: Path) -> None:
         inside = file.relative_to(OBSERVABILITY)
         assert f"penstock/files/observability/{inside}" in regular
     assert not {name for name in regular if "/prometheus/tests/" in name}
+
+
+def test_what_replicas_log_is_the_pods_own_output(everything: Release) -> None:
+    """`kubectl logs` has it; Ray would keep it in files that end with the pod."""
+    pods = [pod for pod in everything.pods if pod.owner.startswith("Ray")]
+    assert {pod.component for pod in pods} >= {"head", "services", "prefill", "decode"}
+    for pod in pods:
+        assert variables(pod.spec["containers"][0])["RAY_LOG_TO_STDERR"] == "1"
 
 
 def test_every_service_is_scraped_and_called_as_the_rules_call_it(everything: Release) -> None:

@@ -1,6 +1,7 @@
 """How the commands find a Penstock and a key, and what they make of its answers."""
 
 import argparse
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -12,8 +13,12 @@ import httpx
 import pytest
 
 from services.cli import client
+from services.cli.command_line import parser
 from services.cli.running import Running, holding, state_file
 from services.common.config import Settings
+from services.common.discovery import Registration, Replica
+from services.common.redis import connect
+from tests.support.authority import Authority
 
 
 @pytest.fixture
@@ -28,7 +33,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def connected(url: str | None = None, key: str | None = None) -> tuple[str, str]:
     """The URL and the key of the client for these arguments."""
-    with client.connect(argparse.Namespace(url=url, key=key)) as api:
+    with client.connect(argparse.Namespace(url=url, key=key, ca=None)) as api:
         return str(api.base_url).rstrip("/"), api.headers["Authorization"]
 
 
@@ -101,3 +106,38 @@ def test_a_stream_gives_its_chunks_and_raises_its_error_midway() -> None:
         stream.close()
     with answering(200, f"data: {json.dumps(chunks[0])}\n\ndata: [DONE]\n\n") as api:
         assert list(client.stream_chat(api, {})) == chunks[:1]
+
+
+async def test_one_that_was_left_on_a_cluster_is_found_by_its_redis(
+    redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("PENSTOCK_NAMESPACE", namespace)
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    with pytest.raises(RuntimeError, match="give --url"):
+        await asyncio.to_thread(connected)
+    (tmp_path / "key").write_text("kept here\n")
+    redis = connect(redis_url)
+    facts = {"url": "http://10.0.0.2:8000", "grpc": "10.0.0.2:8001"}
+    gateway = Replica("gateway", "gateway-1", "10.0.0.2:1", "h", 1, facts=facts)
+    await Registration(redis, namespace, gateway, 60)._once()
+    await redis.aclose()
+    assert await asyncio.to_thread(connected) == ("http://10.0.0.2:8000", "Bearer kept here")
+    assert await asyncio.to_thread(connected, "http://there:3") == ("http://there:3", "Bearer ")
+
+
+def test_a_door_with_a_certificate_of_ones_own_authority_is_trusted_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    folder = Authority().issue(tmp_path / "door", "door.example")
+    asked = parser().parse_args(
+        ["chat", "--url", "https://door.example", "--ca", str(folder / "ca.crt"), "hi"]
+    )
+    with client.connect(asked):
+        assert client.trusting(folder / "ca.crt").get_ca_certs()
+    for wrong in (tmp_path / "none", tmp_path / "door" / "tls.key"):
+        asked.ca = wrong
+        with pytest.raises(RuntimeError, match=f"--ca: {wrong}: "):
+            client.connect(asked)

@@ -15,6 +15,8 @@ from services.cli.command_line import parser
 from services.cli.main import main
 from services.common import callers
 from services.common.config import Settings
+from services.common.discovery import Registration, Replica
+from services.common.redis import connect
 from services.common.service import Host, Service
 from tests.support.authority import Authority
 
@@ -131,11 +133,22 @@ def test_one_replica_or_those_at_one_address(
     assert f"{first.id}(drains)" not in said
 
 
+async def listed(replica: Replica) -> None:
+    redis = connect(Settings().redis_dsn)
+    await Registration(redis, Settings().namespace, replica, 60)._once()
+    await redis.aclose()
+
+
 def test_nothing_here_is_drained_and_nothing_of_that_name_is_an_error(
     hosts: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main(["drain", "--wait"]) == 1
+    assert "nothing is drained" in capsys.readouterr().err, "nothing is registered anywhere"
+    elsewhere = Replica("router", "router-1", "10.0.0.9:1", "another machine", 1)
+    asyncio.run(listed(elsewhere))
     assert main(["drain", "--wait"]) == 0
-    assert "no replica of Penstock is registered on this host" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no replica of Penstock is registered on this host; they are at 10.0.0.9" in said
     for wrong in (["--replica", "router-00000000"], ["--node", "127.0.0.3"]):
         assert main(["drain", *wrong]) == 1
         assert f"{wrong[1]} is registered" in capsys.readouterr().err

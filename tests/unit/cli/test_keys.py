@@ -156,3 +156,9 @@ def test_where_nothing_runs_models_are_not_checked_and_it_says_so(capsys):
 def test_a_wrong_argument_is_named(more, named, capsys):
     assert main(["keys", "create", "--tenant", "a", *more]) == 1
     assert capsys.readouterr().err.startswith(f"penstock: {named}")
+
+
+def test_a_wrong_id_is_not_told_where_redis_is_away(capsys, monkeypatch):
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    assert main(["keys", "revoke", "no-such-form"]) == 1
+    assert "Redis cannot be reached" in capsys.readouterr().err

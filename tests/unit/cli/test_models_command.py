@@ -191,3 +191,40 @@ def test_without_a_running_penstock_there_is_nothing_to_ask(
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
     assert main(["models", "list"]) == 1
     assert str(tmp_path) in capsys.readouterr().err
+
+
+async def test_one_that_was_left_on_a_cluster_is_listed_and_no_more(
+    install: Install,
+    redis_url: str,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(models, "find_running", lambda _settings: None)
+    with pytest.raises(RuntimeError, match="no `penstock up` runs with"):
+        await command("list")
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("PENSTOCK_NAMESPACE", namespace)
+    await install.wanted.start_with([spec("whole")], "keeper")
+    assert await command("list") == 0
+    assert "whole" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="deploy again with all of them"):
+        await command("remove", "whole")
+    assert "whole" in await install.wanted.all()
+
+
+@pytest.mark.usefixtures("install")
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (
+            ["--worker", '{"threads": "x"}'],
+            r"^--worker \(threads\): Input should be",
+        ),
+        (["--name", "/odd"], "^--name: "),
+    ],
+)
+async def test_a_wrong_argument_is_told_by_its_name(given: list[str], names: str) -> None:
+    with pytest.raises(ValueError, match=names) as told:
+        await command("add", str(DEMO), *given)
+    assert "pydantic" not in str(told.value)
