@@ -34,6 +34,8 @@ from services.common.start_failures import StartFailure, tell
 from services.common.transport import host_port
 from services.post import Post
 
+log = logging.getLogger(__name__)
+
 _LOOK_EVERY_S = 0.1
 _SERVICES = {
     "gateway": "GatewayService",
@@ -66,6 +68,7 @@ class Replica:
             self._host = Host(service_class(post.service), settings)
             await self._host.start()
         except Exception as error:
+            log.exception("%s did not start", post)  # in the file that the failure names
             await _tell_failure(stores, str(post), error)
             raise
 

@@ -27,6 +27,7 @@ from typing import Any
 from services.worker.engine import kv_payload, wire
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.engine import Engine
+from services.worker.engine.log_lines import JsonLines
 from services.worker.engine.messages import StepOutput
 
 log = logging.getLogger(__name__)
@@ -186,5 +187,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     sys.exit(main())

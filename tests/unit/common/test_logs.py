@@ -11,6 +11,7 @@ import pytest
 
 from services.common.logs import JsonLines, configure_logging
 from services.common.telemetry import Telemetry
+from services.worker.engine.log_lines import JsonLines as EngineLines
 
 
 def logged(*arguments: Any, **more: Any) -> dict[str, Any]:
@@ -128,3 +129,15 @@ def test_a_line_that_was_cut_spoils_no_other(
     cut, *whole = capfd.readouterr().err.splitlines()
     assert len(cut) == 10
     assert [json.loads(line)["message"] for line in whole] == ["whole", "and one more"]
+
+
+def test_the_engines_lines_are_of_the_same_form() -> None:
+    try:
+        raise ValueError("of the inside")
+    except ValueError:
+        told = sys.exc_info()
+    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "größer %s", ("there",), told)
+    record.created, record.msecs = 0.0, 7.0
+    engine = json.loads(EngineLines().format(record))
+    assert engine == json.loads(JsonLines("worker").format(record))
+    assert "of the inside" in engine["exception"]

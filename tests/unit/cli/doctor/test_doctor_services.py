@@ -387,3 +387,11 @@ async def test_a_vector_store_is_asked_with_our_key(settings: Make) -> None:
         elsewhere = await told(address.replace("127.0.0.1", "127.1"))
         assert state(elsewhere, "qdrant key") == "warning"
     assert [f.state for f in await told("127.0.0.1:1")] == ["failed"]
+
+
+async def test_a_door_to_all_without_tls_is_told_before_it_runs(settings: Make) -> None:
+    """A gateway on all addresses tells one of them, which may be the loopback."""
+    told = await door.check(Installation(settings(gateway={"host": "0.0.0.0"})))
+    assert state(told, "door TLS") == "warning"
+    assert "PENSTOCK_GATEWAY__HOST=0.0.0.0" in about(told, "door TLS").told
+    assert await door.check(Installation(settings())) == []
