@@ -81,7 +81,8 @@ async def _prompt(
     pipeline: Pipeline, request: PromptRequest, replaced: Collection[str], span: Span
 ) -> tuple[ServedModel, Prompt]:
     """An answer that is gone on with was allowed when it began, and has the checkpoint and window
-    that it had then; one that is tokenized anew was allowed as well."""
+    that it had then. One that is tokenized anew is judged anew: a completion's token ids may be
+    another text to another checkpoint."""
     catalog = pipeline.catalog
     if request.HasField("resume"):
         model = await catalog.exactly(request.model, request.resume.checkpoint)
@@ -90,9 +91,12 @@ async def _prompt(
         model = await catalog.find(request.model, replaced)
     for name, value in _of(model).items():
         span.set_attribute(name, value)
-    if replaced or request.HasField("resume"):
+    if request.HasField("resume"):
         return model, await _assemble(pipeline, model, request, span)
-    return model, await _assemble_and_check(pipeline, model, request, span)
+    prompt = await _assemble_and_check(pipeline, model, request, span)
+    if not replaced:
+        _count(model, prompt)
+    return model, prompt
 
 
 async def _assemble_and_check(
@@ -111,10 +115,14 @@ async def _assemble_and_check(
         if isinstance(outcome, BaseException):
             raise outcome
     assert isinstance(prompt, Prompt)
+    return prompt
+
+
+def _count(model: ServedModel, prompt: Prompt) -> None:
+    """Once for a request."""
     metrics.PROMPT_TOKENS.labels(model.name).inc(len(prompt.token_ids))
     metrics.CUT.labels("passages").inc(prompt.plan.passages_dropped)
     metrics.CUT.labels("messages").inc(prompt.plan.messages_dropped)
-    return prompt
 
 
 async def _assemble(

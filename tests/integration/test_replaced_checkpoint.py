@@ -2,7 +2,6 @@
 fails, and what a worker computes on was tokenized for its own checkpoint."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -24,27 +23,20 @@ from services.router.server import RouterService
 from services.tokenizer.server import TokenizerService
 from tests.support.fake_worker import FakeWorker, Transfers, continuation
 from tests.support.served import checkpoint_of, listing
-from tests.support.tokenizer_bed import METHOD, write_model
+from tests.support.tokenizer_bed import METHOD, renumber, write_model
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 TEXT = "What is the pressure of the water? " * 8
 TOKENS = 12
-_SPECIAL, _SIZE = 8, 320
 
 
 def written(folder: Path, *, other_ids: bool) -> Path:
     """A tokenizer; with `other_ids` its tokens are numbered from behind."""
     folder.mkdir()
     write_model(folder)
-    path = folder / "tokenizer.json"
-    told = json.loads(path.read_text())
     if other_ids:
-        vocabulary = told["model"]["vocab"]
-        for token, id in vocabulary.items():
-            if id >= _SPECIAL:
-                vocabulary[token] = _SIZE - 1 - (id - _SPECIAL)
-        path.write_text(json.dumps(told))
+        renumber(folder)
     return folder
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tokenizers import Tokenizer
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, Message
@@ -29,7 +30,7 @@ from services.tokenizer import metrics
 from services.tokenizer.context import assemble
 from services.tokenizer.server import TokenizerService
 from tests.support.served import checkpoint_of, listing
-from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, says, write_model
+from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, renumber, says, write_model
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
@@ -394,6 +395,36 @@ async def test_a_prompt_whose_checkpoint_was_replaced_is_tokenized_anew(
         gone.add(tried[1])
         error = await b.refused(question())
         assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "model_not_read")
+        await listed.stop()
+        await redis.aclose()
+
+
+async def test_ids_that_are_another_text_to_another_checkpoint_are_judged_anew(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    gone: set[str] = set()
+
+    async def replaces(call: LinkCall, request: GenerateRequest) -> None:
+        if request.checkpoint in gone:
+            raise unavailable("replaced", stage="router", reason="checkpoint_replaced")
+        await says("water")(call, request)
+
+    async with bed(tmp_path / "old", redis_url, namespace, replaces) as b:
+        (tmp_path / "new").mkdir()
+        write_model(tmp_path / "new")
+        renumber(tmp_path / "new")
+        redis = connect(redis_url)
+        listed = await listing(redis, b.settings, checkpoint_of(tmp_path / "new", "tiny"))
+        assert (await b.ask(question())).status.code == 0
+        (first,) = {r.checkpoint for r in b.router().requests}
+        second = "old" if first == checkpoint_of(tmp_path / "new", "tiny").digest else "new"
+        other = Tokenizer.from_file(str(tmp_path / second / "tokenizer.json"))
+        b.router().requests.clear()
+        gone.add(first)
+        token_ids = TokenIds(ids=other.encode("a top secret").ids)
+        error = await b.refused(PromptRequest(model="tiny", token_ids=token_ids))
+        assert (error.reason, error.param) == ("content_policy", "prompt")
+        assert [r.checkpoint for r in b.router().requests] == [first], "to it they are another text"
         await listed.stop()
         await redis.aclose()
 
