@@ -131,6 +131,10 @@ async def test_that_no_writes_are_taken_is_one_error_whoever_writes(takes_no_wri
             at_once.get("k")
             with pytest.raises(RedisAway):
                 await at_once.execute()
+        async with client.pipeline(transaction=True) as at_once:
+            at_once.eval(WRITES, 1, "k")
+            with pytest.raises(RedisAway):
+                await at_once.execute()
         assert await client.get("k") == "before"
         await client.aclose()
 
