@@ -159,7 +159,7 @@ class Stack:
         waited_for = wanted(settings)
         views = {
             service: Directory(redis, settings.namespace, service, settings.lease_s)
-            for service in {service for service, _ in waited_for}
+            for service in {service for service, _ in waited_for} | {"worker"}
         }
         try:
             await forget(redis, settings.namespace)

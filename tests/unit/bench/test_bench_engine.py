@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from bench import engine, workload
+from kernels.cpu.library import built
+from services.worker.engine.model_config import read_config
+from services.worker.engine.runner import choose_dtype
 from tests.support.checkpoint import write_checkpoint
 
 LINE: dict[str, Any] = {
@@ -125,6 +128,7 @@ def test_a_run_computes_as_a_worker_does_by_itself(tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     path, out = write(tmp_path / "w", LINE), tmp_path / "out.json"
-    for given, chosen in [([], "float32"), (["--dtype", "bfloat16"], "bfloat16")]:
+    own = choose_dtype("auto", read_config(model), "cpu", "avx512_bf16" in built())
+    for given, chosen in [([], own), (["--dtype", "bfloat16"], "bfloat16")]:
         assert run(model, path, out, *given) == 0
         assert json.loads(out.read_text())["engine"]["dtype"] == chosen

@@ -367,3 +367,12 @@ def test_a_setting_that_there_is_not_is_told(
     with stack:
         pass
     assert world.reports[0] == "PENSTOCK_QUEU_LIMIT is set, but there is no such setting"
+
+
+def test_one_in_a_lost_ones_place_begins_without_models(world: World, settings: Settings) -> None:
+    """Its keeper brings them: no worker is waited for, nor missed."""
+    world.models = []
+    with Stack(settings, world, report=world.reports.append, again=True):
+        assert world.told == BEGINS
+        assert asyncio.run(wanted(world)) == {"tiny"}
+    assert world.told == BEGINS + ENDS
