@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from services.common.config import Settings
 from services.common.discovery import DRAINING, Directory, Replica, host_id
 from services.common.redis import Redis
+from services.common.transport import host_port
 
 _LOOK_EVERY_S = 0.2
 _CONNECTED_S = 1.0
@@ -44,27 +45,29 @@ class Neighbours:
         """The first port on which somebody listens of whom the registry does not know; 0: none."""
         used = {name: port for name, port in ports.items() if port and await _listens(host, port)}
         known = await self._known("gateway", DRAINING) if used else []
-        own = [(name, port) for one in known for name, port in one.items()]
-        return next((port for name, port in used.items() if (name, port) not in own), 0)
+        own = [door for one in known for door in one.items()]
+        doors = _doors(self._settings, used)
+        return next((used[name] for name, at in doors.items() if (name, at) not in own), 0)
 
     async def comes(self, ports: dict[str, int], within_s: float) -> bool:
         """Whether another serves behind these ports, or does so in time."""
         deadline = time.monotonic() + within_s
-        while ports not in await self._known("gateway"):
+        doors = _doors(self._settings, ports)
+        while doors not in await self._known("gateway"):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             await asyncio.sleep(min(_LOOK_EVERY_S, left))
         return True
 
-    async def _known(self, *services: str) -> list[dict[str, int]]:
-        """The ports of the others on this host. By fresh looks: a view that stands for some time
+    async def _known(self, *services: str) -> list[dict[str, str]]:
+        """The doors of the others on this host. By fresh looks: a view that stands for some time
         has those that left for a while."""
-        found: list[dict[str, int]] = []
+        found: list[dict[str, str]] = []
         for service in services:
             view = Directory(self._redis, self._settings.namespace, service, self._settings.lease_s)
             await view.refresh()
-            found += [_ports(other) for other in view.replicas.values() if self._is_beside(other)]
+            found += [_told(other) for other in view.replicas.values() if self._is_beside(other)]
         return found
 
     def _is_beside(self, other: Replica) -> bool:
@@ -72,9 +75,21 @@ class Neighbours:
         return here and other.id != self._id
 
 
-def _ports(gateway: Replica) -> dict[str, int]:
+def address(settings: Settings) -> str:
+    """At which a gateway with these settings is reached."""
+    host = settings.gateway.host
+    return settings.peer_host if host in _ANY else host
+
+
+def _doors(settings: Settings, ports: dict[str, int]) -> dict[str, str]:
+    """As `_told` of one with these settings and ports: the same ports of another address of this
+    host are another door."""
+    return {name: host_port(address(settings), port) for name, port in ports.items()}
+
+
+def _told(gateway: Replica) -> dict[str, str]:
     http, grpc = gateway.facts.get("url", ""), gateway.facts.get("grpc", "")
-    return {"http": urlsplit(http).port or 0, "grpc": urlsplit(f"//{grpc}").port or 0}
+    return {"http": urlsplit(http).netloc, "grpc": grpc}
 
 
 async def _listens(host: str, port: int) -> bool:

@@ -26,7 +26,7 @@ from services.gateway.indexing import Indexing
 from services.gateway.intake import Intake
 from services.gateway.keys import KeyStore
 from services.gateway.models import ModelCatalog
-from services.gateway.neighbours import Neighbours
+from services.gateway.neighbours import Neighbours, address
 from services.gateway.pipeline import Gateway
 from services.gateway.records import Records
 from services.gateway.retrieval_client import RetrievalClient
@@ -77,9 +77,7 @@ class GatewayService(Service):
         self._ports = {"http": self._http.port, "grpc": grpc_port}
 
     def describe(self) -> dict[str, str]:
-        host = self.settings.gateway.host
-        host = self.settings.peer_host if host in ("0.0.0.0", "::") else host
-        ports = self._ports
+        host, ports = address(self.settings), self._ports
         scheme = "https" if self.settings.gateway.tls_cert else "http"
         return {
             "url": f"{scheme}://{host_port(host, ports['http'])}",
@@ -116,9 +114,11 @@ class GatewayService(Service):
             if leaves_after_s:  # its clients have heard of it
                 self._grpc.close_door(grace_s + _LAST_WORDS_S)
             closing = asyncio.create_task(self._close_door_beside_another(grace_s), name="door")
-        await asyncio.gather(intake.drain(grace_s), self.gateway.stores.drain(grace_s))
-        if closing is not None:
-            closing.cancel()
+        try:
+            await asyncio.gather(intake.drain(grace_s), self.gateway.stores.drain(grace_s))
+        finally:
+            if closing is not None:
+                closing.cancel()
 
     async def _close_door_beside_another(self, within_s: float) -> None:
         """Who connects from then on comes to the other, and hears no refusal here."""

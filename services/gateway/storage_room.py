@@ -22,8 +22,8 @@ _SHARE = 0.8  # of `maxmemory`; the rest is for what nothing goes on without
 
 
 class StorageRoom:
-    """Looks again and again, from `start` to `stop`. While Redis is away, or tells no memory, the
-    last look stands."""
+    """Looks again and again, from `start` to `stop`. While Redis is away, tells no memory, or has
+    what is no number, the last look stands."""
 
     def __init__(self, redis: Redis, namespace: str, max_file_bytes: int) -> None:
         self._redis = redis
@@ -50,7 +50,7 @@ class StorageRoom:
         while True:
             try:
                 await self._look()
-            except (*RedisAway, RedisError) as error:
+            except (*RedisAway, RedisError, ValueError) as error:
                 log.debug("how full Redis is is not known: %s", type(error).__name__)
             await asyncio.sleep(_LOOK_EVERY_S)
 

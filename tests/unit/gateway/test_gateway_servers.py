@@ -353,6 +353,18 @@ async def test_a_drain_waits_for_requests_and_for_indexing(monkeypatch):
             await again
 
 
+async def test_a_drain_that_is_broken_off_looks_for_nobody_any_more():
+    async with service(max_requests=4) as made, alone(made):
+        made.over = asyncio.Event()
+        with made.gateway.intake.slot("a"):
+            draining = asyncio.create_task(made.drain(60))
+            await until(lambda: "door" in {task.get_name() for task in asyncio.all_tasks()})
+            draining.cancel()
+            await asyncio.wait([draining])
+        await asyncio.sleep(0)
+        assert "door" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
 async def test_a_lame_duck_is_not_ready_and_takes_what_still_comes():
     """Load balancers go on sending until they have looked again."""
     async with service(lame_duck_s=45) as made, alone(made) as waited:

@@ -42,9 +42,14 @@ async def register(redis: Redis, namespace: str) -> AsyncIterator[Register]:
     made: list[Registration] = []
 
     async def one(
-        http: int, grpc: int, host: str = HERE, under: str = "", id: int = 2
+        http: int,
+        grpc: int,
+        host: str = HERE,
+        under: str = "",
+        id: int = 2,
+        address: str = "127.0.0.1",
     ) -> Registration:
-        facts = {"url": f"https://[::1]:{http}", "grpc": f"[::1]:{grpc}"}
+        facts = {"url": f"https://{address}:{http}", "grpc": f"{address}:{grpc}"}
         replica = Replica("gateway", f"gateway-{id:08}", "h:1", host, 1, facts=facts)
         made.append(Registration(redis, namespace, replica, 60, under))
         await made[-1].start()
@@ -64,6 +69,7 @@ async def test_another_is_one_that_serves_at_the_same_ports_of_this_host(
     await register(8000, 8001, id=1)  # itself, which could not leave the registry
     await register(8000, 9001, id=3)
     await register(9000, 8001, id=4)
+    await register(8000, 8001, id=6, address="[::1]")  # another door of this host
     assert not await gateways.comes(ports, 0)
     coming = asyncio.create_task(gateways.comes(ports, 30))
     await asyncio.sleep(0.1)
@@ -92,6 +98,9 @@ async def test_who_listens_must_be_known(gateways: Neighbours, register: Registe
         await register(http, 0, under=DRAINING, id=4)
         with pytest.raises(RuntimeError, match=f"port {grpc} on 127.0.0.1: in use"):
             await gateways.admit(ports)
+        await register(0, grpc, id=6, address="10.0.0.5")
+        with pytest.raises(RuntimeError, match=f"port {grpc} on 127.0.0.1: in use"):
+            await gateways.admit(ports)
         await register(0, grpc, id=5)
         await gateways.admit(ports)
     await gateways.admit({"http": 0, "grpc": 0})
@@ -117,9 +126,10 @@ async def test_who_only_starts_or_only_ends_is_waited_for(
 
 
 async def test_all_addresses_are_looked_at_as_this_host_s_own(
-    redis: Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, settings: Settings, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "_PATIENCE_S", 0.1)
+    settings = settings.model_copy(update={"advertise_host": "10.0.0.7"})
     own = settings.gateway.model_copy(update={"host": "0.0.0.0"})
     gateways = Neighbours(redis, settings.model_copy(update={"gateway": own}), "gateway-00000001")
     with (
@@ -127,3 +137,5 @@ async def test_all_addresses_are_looked_at_as_this_host_s_own(
         pytest.raises(RuntimeError, match=r"on 0\.0\.0\.0: in use"),
     ):
         await gateways.admit({"http": somebody.getsockname()[1], "grpc": 0})
+    await register(8000, 8001, host=host_id("10.0.0.7"), address="10.0.0.7")
+    assert await gateways.comes({"http": 8000, "grpc": 8001}, 0)

@@ -1,5 +1,6 @@
 """How full Redis is: told, and what is no longer taken when it is nearly full, by whatever."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -137,6 +138,18 @@ async def test_a_redis_that_does_not_tell_leaves_it_as_it_was(
     assert rig.files.room.full
     memory.failure = None
     await until(lambda: not rig.files.room.full)
+
+
+async def test_what_is_no_number_leaves_it_as_it_was(
+    rig: StoresRig, redis: Redis, memory: Memory
+) -> None:
+    await redis.set(rig.files.room.file_bytes_key, "many")
+    memory.used = 90
+    asked = memory.asked
+    await asyncio.sleep(0.05)
+    assert (rig.files.room.full, memory.asked) == (False, asked)
+    await redis.delete(rig.files.room.file_bytes_key)
+    await until(lambda: rig.files.room.full)
 
 
 async def test_a_full_redis_still_lets_tenants_delete_files() -> None:
