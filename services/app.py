@@ -175,6 +175,12 @@ def build(settings: Settings, nodes: int = 1) -> dict[str, Any]:
     return {application_name(settings.namespace, m): its for m, its in applications.items()}
 
 
+def start_serve() -> None:
+    """Without HTTP proxies of its own: they would listen on each node, and let in anybody. Where it
+    runs already it is left as it is."""
+    serve.start(proxy_location="Disabled")
+
+
 def deploy(settings: Settings) -> None:
     """Deploys everything, or what of it has changed; returns before it runs.
 
@@ -194,11 +200,12 @@ def delete_model(namespace: str, name: str) -> None:
 
 
 def delete_all(namespace: str, but: Collection[str] = ()) -> None:
-    """Drains the services and then the workers; returns when all have ended. `but` stay."""
+    """Drains the services and then the workers; returns when all have ended, what is deployed
+    meanwhile included. `but` stay."""
     services = application_name(namespace)
-    names = [name for name in deployed(namespace) if name not in but]
-    _delete([name for name in names if name == services])
-    _delete([name for name in names if name != services])
+    while names := [name for name in deployed(namespace) if name not in but]:
+        _delete([name for name in names if name == services])
+        _delete([name for name in names if name != services])
 
 
 def _delete(names: list[str]) -> None:
@@ -233,6 +240,7 @@ def _run(applications: dict[str, Any]) -> None:
         serve.RunTarget(application, name=name, route_prefix=None)
         for name, application in applications.items()
     ]
+    start_serve()  # who shared it may have shut it down; Serve would start it with proxies
     serve.run_many(targets, wait_for_applications_running=False)
 
 

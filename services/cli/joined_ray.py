@@ -36,7 +36,8 @@ class JoinedRay:
         _check_reached(address)
         _check_locked(address)  # before the token goes there
         import ray
-        from ray import serve
+
+        from services.app import start_serve
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -55,7 +56,7 @@ class JoinedRay:
         finally:
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace and aborts
         self._ray = ray
-        serve.start(proxy_location="Disabled")
+        start_serve()
 
     def _take_token(self) -> None:
         """Sets what Ray reads when it is imported; without a setting, Ray looks where it does."""

@@ -41,7 +41,8 @@ class RayCluster:
         """Returns when Ray and Serve's controller run."""
         self._prepare()
         import ray
-        from ray import serve
+
+        from services.app import start_serve
 
         self._ray = ray
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -57,7 +58,7 @@ class RayCluster:
         )
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace and aborts
         self._node = ray._private.worker._global_node
-        serve.start(proxy_location="Disabled")
+        start_serve()
 
     def _prepare(self) -> None:
         """Lays out its folders: Ray opens each of its own to all users (0777), who could put their

@@ -2,6 +2,7 @@
 `penstock up` waits for."""
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,3 +233,39 @@ def test_what_ray_has_not_is_told_before_anything_waits_for_it() -> None:
             gateway={"ray": {"num_cpus": 1}},
             worker={"ray": {"num_cpus": 1}},
         )
+
+
+def test_serve_is_started_without_proxies_whoever_has_shut_it_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself it would start them: listeners without a lock on each node."""
+    calls: list[Any] = []
+    monkeypatch.setattr(app, "ray_nodes", lambda: [{"Alive": True}])
+    monkeypatch.setattr(app.serve, "start", lambda **given: calls.append(given))
+    monkeypatch.setattr(app.serve, "run_many", lambda *_, **__: calls.append("run"))
+    app.deploy(Settings(models=[TINY]))
+    app.deploy_model(Settings(models=[TINY]), TINY)
+    assert calls == [{"proxy_location": "Disabled"}, "run"] * 2
+
+
+def test_what_is_deployed_during_the_take_down_is_taken_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a thread that adds a model just then: a call to Serve cannot be cancelled."""
+    there = ["penstock", "penstock:tiny", "before", "penstock:stays"]
+    late = ["penstock:late"]
+    deleted: list[str] = []
+
+    def delete(name: str, _blocking: bool) -> None:
+        deleted.append(name)
+        there.remove(name)
+        if name == "penstock:tiny":
+            there.extend(late)
+
+    monkeypatch.setattr(
+        app.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(there))
+    )
+    monkeypatch.setattr(app.serve, "delete", delete)
+    app.delete_all("penstock", but=["penstock:stays"])
+    assert deleted == ["penstock", "penstock:tiny", "penstock:late"]
+    assert there == ["before", "penstock:stays"]
