@@ -111,37 +111,41 @@ async def test_each_model_is_listed_with_its_workers_and_what_it_waits_for(
     ]
 
 
-async def said(capsys: pytest.CaptureFixture[str], text: str, so_far: list[str]) -> None:
-    """Waits until the command has."""
+class Said(list[str]):
+    """What the command reports: it runs in a thread of its own, and what is captured of a thread
+    that prints may lack a line."""
 
-    def heard() -> bool:
-        out, err = capsys.readouterr()
-        so_far.extend((out, err))
-        return text in "".join(so_far)
+    async def has(self, line: str) -> None:
+        """Waits until the command has said it."""
+        await until(lambda: line in self, 10)
 
-    await until(heard, 10)
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    said = Said()
+    monkeypatch.setattr(models, "_report", said.append)
+    return said
 
 
 async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
-    install: Install, capsys: pytest.CaptureFixture[str]
+    install: Install, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await install.wanted.start_with([], "keeper")
     adding = asyncio.create_task(
         command("add", str(DEMO), "--name", "second", "--prefill", "0", "--decode", "1")
     )
-    so_far: list[str] = []
-    await said(capsys, "waiting for: worker of second", so_far)
+    await said.has("waiting for: worker of second")
     assert (await install.wanted.all())["second"].path == str(DEMO)
     await install.worker("second")
-    await said(capsys, "waiting for: model second", so_far)
+    await said.has("waiting for: model second")
     assert not adding.done()
     await install._register(Replica("tokenizer", "t", "h:1", "h", 1))
     await install.listed("second")
     await install.reads("no such file", "second")
-    await said(capsys, "waiting for: t to read it: no such file", so_far)
+    await said.has("waiting for: t to read it: no such file")
     await install.reads("", "second")
     assert await adding == 0
-    await said(capsys, "second is served", so_far)
+    assert capsys.readouterr().out == "second is served\n"
     with pytest.raises(RuntimeError, match="there is a model called 'second'"):
         await command("add", str(DEMO), "--name", "second")
 
@@ -169,18 +173,17 @@ async def test_one_that_will_not_be_served_is_not_waited_for(
 
 
 async def test_removing_waits_until_nothing_of_it_runs(
-    install: Install, capsys: pytest.CaptureFixture[str]
+    install: Install, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await install.wanted.start_with([spec("first"), spec("second")], "keeper")
     await install.wanted.runs(["first", "second"])
     removing = asyncio.create_task(command("remove", "second"))
-    so_far: list[str] = []
-    await said(capsys, "running requests finish first", so_far)
+    await said.has("running requests finish first")
     assert set(await install.wanted.all()) == {"first"}
     assert not removing.done()
     await install.wanted.ended("second")
     assert await removing == 0
-    await said(capsys, "second is removed", so_far)
+    assert capsys.readouterr().out == "second is removed\n"
     with pytest.raises(RuntimeError, match="no model called 'second'; there are: first"):
         await command("remove", "second")
 
