@@ -1,7 +1,8 @@
 """The port on which a service tells its metrics: `GET /metrics`, and pages of JSON beside it.
 
 It has threads of its own, so that a scrape waits for no request and none for a scrape: one for each
-connection, a few at once; who comes then waits until one ends, and each ends soon.
+connection, and each ends soon. There are a few at once, shared between the peers' addresses:
+whether a service lives is asked here, and who holds connections must not have it killed.
 """
 
 import asyncio
@@ -21,16 +22,17 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import make_wsgi_app
 
+from services.common.shares import Shares
+
 log = logging.getLogger(__name__)
 
 Page = Callable[[], Awaitable[Any]]
 """Makes what a page shows, as JSON; runs on the event loop. Whatever it raises is a 503."""
 
-_CONNECTIONS = 16  # at once
+_CONNECTIONS = 16  # at once; what an address has beyond its share is closed
 _BACKLOG = 64
 _SILENCE_S = 10.0  # a connection that says nothing for so long is closed
 _CONNECTION_S = 20.0  # and one that has lasted for so long, whatever it says
-_LOOK_EVERY_S = 0.5
 _PAGE_S = 5.0
 
 
@@ -59,7 +61,6 @@ class MetricsServer:
         """Blocks until the thread has noticed: half a second."""
         if self._server is None or self._thread is None:
             return
-        self._server.closing = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -105,8 +106,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.closing = False
-        self._room = threading.Semaphore(_CONNECTIONS)
+        self._places = Shares(_CONNECTIONS)
+        self._changing = threading.Lock()  # of the places
         self._since: dict[socket.socket, float] = {}  # the connections, and when they came
         super().__init__((host, port), _Handler)
 
@@ -116,26 +117,27 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        while not self._room.acquire(timeout=_LOOK_EVERY_S):
-            if self.closing:
-                return self.shutdown_request(request)
-            self.service_actions()
+        with self._changing:
+            admitted = self._places.take(client_address[0])
+        if not admitted:
+            return self.shutdown_request(request)
         self._since[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread can be started
-            self._ended(request)
+            self._ended(request, client_address)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._ended(request)
+            self._ended(request, client_address)
 
-    def _ended(self, request: socket.socket) -> None:
+    def _ended(self, request: socket.socket, client_address: Any) -> None:
         del self._since[request]
-        self._room.release()
+        with self._changing:
+            self._places.give_back(client_address[0])
 
     def service_actions(self) -> None:
         """Called often. Ends what lasts too long: its thread finds it closed."""
