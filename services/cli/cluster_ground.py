@@ -5,6 +5,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ class ClusterGround:
         self._report = report
         self._ray: JoinedRay | None = None
         self._namespace = ""
+        self._looks = ThreadPoolExecutor(1, "serve")
+        self._runs: Future[bool] | None = None  # the last look's answer
         self._look = 0.0
 
     @property
@@ -71,19 +74,27 @@ class ClusterGround:
                 _check_reached_from_elsewhere(settings)
             yield
         finally:
+            self._looks.shutdown()
             ray.stop()
 
     def resources(self) -> dict[str, float]:
         return self._joined.resources()
 
     def tend(self) -> bool:
-        """Nothing of it is this process's to start again."""
+        """Nothing of it is this process's to start again. Serve is asked in a thread: it answers
+        when its controller does, and whoever tends is to hear meanwhile that it is to stop."""
         from services.app import application_name
 
-        if time.monotonic() < self._look:
-            return True
-        self._look = time.monotonic() + _LOOK_EVERY_S
-        return self._joined.runs(application_name(self._namespace))
+        if self._runs is not None:
+            if not self._runs.done():
+                return True
+            if not self._runs.result():
+                return False
+        if time.monotonic() >= self._look:
+            self._look = time.monotonic() + _LOOK_EVERY_S
+            own = application_name(self._namespace)
+            self._runs = self._looks.submit(self._joined.runs, own)
+        return True
 
 
 def _check_given(settings: Settings) -> None:

@@ -2,9 +2,11 @@
 Ray cluster that it names."""
 
 import argparse
+import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +121,7 @@ def _on_a_cluster(arguments: argparse.Namespace) -> int:
     settings = asked_for(arguments, arguments.port)
     stack = Stack(settings, ClusterGround(arguments.address, report), report=report)
     with stack as running:
-        stopped = _asked_to_stop()
+        stopped = _asked_to_stop(_leave)
         if arguments.detach:
             stack.detach()
             _tell(stack, running, "It stays up; `penstock down` takes it down.")
@@ -129,12 +131,26 @@ def _on_a_cluster(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _asked_to_stop() -> threading.Event:
-    """Set by the signals that ask for it, from now on."""
+def _asked_to_stop(again: Callable[[], None] = lambda: None) -> threading.Event:
+    """Set by the signals that ask for it, from now on; `again` is called for each that follows."""
     stopped = threading.Event()
+
+    def asked(*_: object) -> None:
+        if stopped.is_set():
+            again()
+        stopped.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, asked)
     return stopped
+
+
+def _leave() -> None:
+    """At once: what is waited for, Serve's controller above all, may never answer."""
+    try:
+        report("asked twice: left as it is; `penstock down` takes down what still runs")
+    finally:
+        os._exit(1)
 
 
 def _tell(stack: "Stack", running: "Running", how_it_ends: str) -> None:

@@ -1,6 +1,7 @@
 """What is asked of a Ray cluster before its token goes there, with servers in its place."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import ray
 from ray import serve
 
+from services.cli import cluster_ground
 from services.cli.cluster_ground import ClusterGround
 from services.cli.joined_ray import JoinedRay
 from services.common.config import GatewaySettings, Settings
@@ -159,6 +161,26 @@ def test_what_serve_runs_no_more_is_told_from_what_cannot_be_asked(
     assert cluster.runs("mine") is runs
     cluster.stop()
     assert joined.left == left
+
+
+def test_while_serve_does_not_answer_its_ground_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the signals that ask to end are heard."""
+    answers, asked = threading.Event(), threading.Event()
+    monkeypatch.setattr(cluster_ground, "_LOOK_EVERY_S", 0.0)
+    ground = ClusterGround("auto", print)
+
+    def runs(_: str) -> bool:
+        asked.set()
+        assert answers.wait(10)
+        return False
+
+    monkeypatch.setattr(ClusterGround, "_joined", SimpleNamespace(runs=runs))
+    assert ground.tend()
+    assert asked.wait(10)
+    assert ground.tend(), "not known yet"
+    answers.set()
+    ground._looks.shutdown()
+    assert not ground.tend()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,3 +104,28 @@ def test_what_is_detached_is_not_looked_after(
     there, code = run(monkeypatch, lambda: False, "--detach")
     assert (code, there.detached, there.tended) == (0, True, 0)
     assert "`penstock down` takes it down" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_twice_it_leaves_at_once_what_does_not_end(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Serve's controller may hang, and its answers are waited for without a bound."""
+
+    def asked() -> bool:
+        os.kill(os.getpid(), number)
+        return True
+
+    def ends(_: Stack, *__: object) -> None:
+        os.kill(os.getpid(), number)
+        pytest.fail("it waits")
+
+    def exits(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(Stack, "__exit__", ends)
+    monkeypatch.setattr(up, "os", SimpleNamespace(_exit=exits))
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, asked)
+    assert ended.value.code == 1
+    assert "`penstock down` takes down what still runs" in capsys.readouterr().err
