@@ -129,6 +129,9 @@ def test_a_collector_that_sends_nowhere_is_refused() -> None:
         ({"headers": {"x-honeycomb-team": "${env:TEAM}", "X-Api-Key": "abc"}}, "headers.X-Api-Key"),
         ({"auth": {"basic": {"username": "u", "password": "abc"}}}, "auth.basic.password"),
         ({"api": {"token": "abc"}}, "api.token"),
+        ({"headers": [{"name": "Authorization", "value": "abc"}]}, r"headers\[0\].value"),
+        ({"headers": [{"key": "x-api-key", "value": "abc"}]}, r"headers\[0\].value"),
+        ({"queues": [{"name": "a"}, {"password": "abc"}]}, r"queues\[1\].password"),
     ],
 )
 def test_a_secret_for_the_collector_is_not_in_its_config_map(exporter: Thing, named: str) -> None:
@@ -141,7 +144,8 @@ def test_a_secret_for_the_collector_is_not_in_its_config_map(exporter: Thing, na
         told(exporter)
     assert "abc" not in str(error.value)
     right = {"headers": {"authorization": "Bearer ${env:T}"}, "sending_queue": {"enabled": True}}
-    files = {"tls": {"ca_file": "/ca"}, "auth": {"token_url": "https://t", "retries": 3}}
+    listed = {"more": [{"name": "Authorization", "value": "${env:T}"}, {"name": "a", "value": "b"}]}
+    files = listed | {"tls": {"ca_file": "/ca"}, "auth": {"token_url": "https://t", "retries": 3}}
     assert collector_config(told(right | files))["exporters"]["otlp/far"] == right | files
 
 

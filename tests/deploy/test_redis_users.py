@@ -62,6 +62,14 @@ def test_without_rays_state_there_is_no_user_for_it() -> None:
         ({"ray": {"existingSecret": ""}}, r"redis\.external\.ray\.existingSecret: needed"),
         ({"ray": {"username": ""}}, r"redis\.external\.ray: needs a username or a url"),
         ({"username": "ray"}, r"redis\.external\.ray: needs a username or a url"),
+        (
+            {"ray": {"username": "", "url": "rediss://Redis.example.com:6380"}},
+            r"redis\.external\.ray: needs a username or a url",
+        ),
+        (
+            {"url": "redis://r", "ray": {"username": "", "url": "redis://r:6379/5"}},
+            r"redis\.external\.ray: needs a username or a url",
+        ),
         ({"ray": {"url": "http://r:1"}}, r"redis\.external\.ray\.url: must be redis://"),
         ({"ray": {"url": "redis://u:p@r"}}, r"redis\.external\.ray\.url: no user and password"),
     ],

@@ -77,7 +77,8 @@ write that state runs code in every pod of Ray. Only Ray's head has its password
 {{- if .Values.redis.enabled -}}
 {{ include "penstock.secretKey" (list . .Values.redis.rayAuth "redis-ray" "password") }}
 {{- else if $own.ray.existingSecret -}}
-{{- if and (not $own.ray.url) (eq $own.ray.username $own.username) -}}
+{{- $same := eq (urlParse (include "penstock.redis.rayAddress" . | lower)).host (urlParse (include "penstock.redis.address" . | lower)).host -}}
+{{- if and $same (eq $own.ray.username $own.username) -}}
 {{- fail "redis.external.ray: needs a username or a url that Penstock itself does not use, since who writes Ray's state runs code in its pods" -}}
 {{- end -}}
 {{ include "penstock.secretKey" (list . $own.ray "redis-ray" "password") }}
