@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from services.cli.alone import check_alone
 from services.cli.checkpoints import check_embeddings, made_local
 from services.cli.doors import held_ports
 from services.cli.ground import Report
@@ -26,8 +27,10 @@ class LocalGround:
 
     lasts = False
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, *, again: bool = False) -> None:
+        """`again`: in place of one that was lost, whose replicas may still be registered."""
         self._report = report
+        self._again = again
         self._sockets = SocketFolder()
         self._redis: EmbeddedRedis | None = None
         self._ray: RayCluster | None = None
@@ -52,6 +55,8 @@ class LocalGround:
             if "redis_url" in settings.model_fields_set:
                 self._report(f"redis: {redacted(settings.redis_dsn)}")
                 asyncio.run(check_redis(settings))
+                if not self._again:
+                    asyncio.run(check_alone(settings, self._report))
                 yield settings
             else:
                 redis = self._redis = EmbeddedRedis(settings.data_dir / "redis", self._sockets)

@@ -30,7 +30,8 @@ def local_stack(arguments: argparse.Namespace, port: int | None, *, again: bool 
     from services.cli.stack import Stack
 
     settings = asked_for(arguments, port, again=again)
-    return Stack(settings, LocalGround(report), report=report, again=again)
+    ground = LocalGround(report, again=again)
+    return Stack(settings, ground, report=report, again=again)
 
 
 def asked_for(
