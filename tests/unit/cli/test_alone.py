@@ -50,7 +50,7 @@ def begin(ground: LocalGround, settings: Settings) -> None:
 @pytest.mark.usefixtures("other")
 @pytest.mark.parametrize("other", ["gateway", "worker"], indirect=True)
 async def test_a_second_one_does_not_start(settings: Settings) -> None:
-    words = rf"'{settings.namespace}' runs on Redis at .*-0000000a .*PENSTOCK_NAMESPACE"
+    words = rf"'{settings.namespace}' runs on Redis at .*-0000000a\).*PENSTOCK_NAMESPACE"
     with pytest.raises(RuntimeError, match=words):
         await asyncio.to_thread(begin, LocalGround(print), settings)
     await asyncio.to_thread(begin, LocalGround(print, again=True), settings)
