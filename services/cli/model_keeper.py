@@ -61,9 +61,14 @@ class ModelKeeper:
         self._settled.wait(timeout_s)
 
     def stop(self) -> None:
-        """Whatever is under way is left as it is."""
+        """Whatever is under way is left as it is; `wait` for what Serve is asked just now."""
         self._stopped.set()
         self._thread.join(_END_S)
+
+    def wait(self) -> None:
+        """Returns when nothing more comes to Serve of one that was stopped: what a thread asks of
+        it cannot be cancelled."""
+        self._thread.join()
 
     def _run(self) -> None:
         asyncio.run(self._keep())

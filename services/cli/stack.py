@@ -148,6 +148,9 @@ class Stack:
             from services.app import delete_all
 
             delete_all(self._settings.namespace)
+            if self._keeper is not None:
+                self._keeper.wait()
+                delete_all(self._settings.namespace)  # a model that it was just deploying
 
     async def _start_services(self, key: str) -> Replica:
         """Returns a gateway once every replica is registered and it serves the models. Those that
@@ -251,8 +254,8 @@ class Stack:
 
     def _keep_models(self) -> None:
         keeper = ModelKeeper(self._id, self._settings, self._ground.resources, self._report)
-        self._keeper = keeper
         keeper.start()
+        self._keeper = keeper
         self._undo.callback(keeper.stop)
         keeper.settle(_START_TIMEOUT_S)
 

@@ -214,6 +214,34 @@ async def test_what_serve_could_not_do_is_tried_again(
     await until(lambda: serve.deployed == [SECOND], 10)
 
 
+async def test_one_that_was_stopped_is_waited_for_until_serve_has_its_last_model(
+    redis: Redis,
+    redis_url: str,
+    namespace: str,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it deploys after a take-down would stay, with nobody to end it."""
+    monkeypatch.setattr(model_keeper, "_END_S", 0.0)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def deploy(settings: Settings, spec: ModelSpec) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+        serve.deploy_model(settings, spec)
+
+    monkeypatch.setattr(app, "deploy_model", deploy)
+    async with kept(redis, redis_url, namespace, []) as (wanted, keeper):
+        await wanted.start_with([SECOND], "us")
+        assert await asyncio.to_thread(begun.wait, 10)
+    waiting = asyncio.create_task(asyncio.to_thread(keeper.wait))
+    ended, _ = await asyncio.wait({waiting}, timeout=0.1)
+    assert not ended
+    goes_on.set()
+    await asyncio.wait_for(waiting, 10)
+    assert serve.deployed == [SECOND]
+
+
 class Away:
     """Redis, which the keeper cannot reach for calls that are named `of`, three times of four."""
 
