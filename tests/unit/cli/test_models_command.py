@@ -130,6 +130,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
 async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
     install: Install, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    await install._register(Replica("tokenizer", "t", "h:1", "h", 1))
     await install.wanted.start_with([], "keeper")
     adding = asyncio.create_task(
         command("add", str(DEMO), "--name", "second", "--prefill", "0", "--decode", "1")
@@ -139,7 +140,6 @@ async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
     await install.worker("second")
     await said.has("waiting for: model second")
     assert not adding.done()
-    await install._register(Replica("tokenizer", "t", "h:1", "h", 1))
     await install.listed("second")
     await install.reads("no such file", "second")
     await said.has("waiting for: t to read it: no such file")
