@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"), window=2048)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), window=4096)
 
 
 @pytest.fixture
