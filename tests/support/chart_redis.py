@@ -3,6 +3,7 @@ rendered configuration and passwords, on a port of the loopback and without TLS.
 
 import os
 import re
+import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +106,7 @@ class ChartRedis:
             return [e["object"] for e in entries if e["object"] != "client"]
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
+        if self._process is not None:  # and what its script left running beside it, as a pod's end
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
             self._process.wait()
