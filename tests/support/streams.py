@@ -36,6 +36,11 @@ class Stream:
         self._task = asyncio.create_task(self._read())
 
     @property
+    def running(self) -> bool:
+        """More may come."""
+        return not self._task.done()
+
+    @property
     def text(self) -> str:
         """What has come so far."""
         return "".join(self._texts)
