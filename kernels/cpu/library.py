@@ -36,12 +36,13 @@ class Library:
             raise Unavailable(
                 f"the kernels are not built (kernels/cpu/build.py): {error}"
             ) from None
-        pointer, number = ctypes.c_void_p, ctypes.c_long
-        self.start_team = _function(library.penstock_team, [ctypes.c_int], pointer)
-        self.end_team = _function(library.penstock_end_team, [pointer], None)
-        self.run = _function(
-            library.penstock_run, [pointer, pointer, pointer, pointer, ctypes.c_int], ctypes.c_int
+        pointer, number, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+        self.start_driver = _function(
+            library.penstock_driver,
+            [integer, pointer, pointer, integer, integer, integer],
+            pointer,
         )
+        self.end_driver = _function(library.penstock_end_driver, [pointer], None)
         self.scratch_bytes = _function(library.penstock_scratch_bytes, [ctypes.c_int] * 3, number)
         self._pack = _function(
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None

@@ -1,8 +1,9 @@
 """A model's forward pass as a list of operations that the C++ kernels run in one call.
 
 A model says once what it computes, by the methods of `Recorder`; what these return stands for rows
-of a step that has not come yet. `Program.run` then runs the list for a step's tokens, in all
-threads and without the interpreter. What a captured graph is to a GPU.
+of a step that has not come yet. `Program.launch` then runs the list for a step's tokens, in all
+threads and without the interpreter. What a captured graph is to a GPU. A thread of the library's
+own drives them, so that a step may be launched while another runs.
 
 Between operations rows are float32, whatever the weights are.
 """
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cpu.driver import Driver
 from kernels.cpu.library import Library
 from kernels.sampling import SAMPLING
 
@@ -28,6 +30,7 @@ PIECE = 16
 _EMBED, _LINEAR, _ROTARY, _ATTENTION, _GATHER, _SAMPLE = range(6)
 _PLAIN, _NORM, _SILU_MUL = range(3)
 _PUT, _ADD = range(2)
+NOTHING_AWAITED = np.zeros((0, 2), np.int32)
 _OPERAND_PAD = 32  # as in native/program.h
 _LINE = 64  # bytes of a cache line
 
@@ -94,6 +97,17 @@ class _Step(ctypes.Structure):
         ),
         ("samplings", ctypes.c_void_p),
         ("sampled_ids", ctypes.c_void_p),
+    ]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("step", _Step),
+        ("token_ids", ctypes.c_void_p),
+        ("num_awaited", ctypes.c_int),
+        ("awaited", ctypes.c_void_p),
+        ("before", ctypes.c_void_p),
+        ("failed", ctypes.c_int),
     ]
 
 
@@ -266,14 +280,15 @@ class Program:
             scratch_bytes=scratch,
             tiles=self._memory(limits.tokens * 16),
         )
-        self._team = library.start_team(threads)
-        if not self._team:
-            raise MemoryError(f"{threads} threads cannot be made")
         self._limits = limits
-        self.close = weakref.finalize(self, library.end_team, self._team)
+        self._sampled_ids = np.empty(0, np.int32)  # of the step launched last
+        self._driver = Driver(library, threads, self._program, self._tasks, self._format)
+        self.ended = self._driver.ended
+        """To be polled: readable while a step has ended that was not collected."""
+        self.close = weakref.finalize(self, self._driver.end)
         """Ends the threads, as the program's own end does."""
 
-    def run(
+    def launch(
         self,
         token_ids: Ints,
         positions: Ints,
@@ -282,23 +297,27 @@ class Program:
         block_tables: Ints,
         rows: Ints,
         samplings: NDArray[np.void],
-    ) -> Ints:
-        """Computes a step of T tokens of S sequences, laid one after the other.
+        awaited: Ints = NOTHING_AWAITED,
+    ) -> "Launched":
+        """Has a step computed, after those launched before, of T tokens of S sequences, laid one
+        after the other.
 
         token_ids, positions: [T]; starts: [S + 1], where each sequence's tokens begin;
         lengths: [S], tokens in the cache, these included; block_tables: [S, width]; rows: [R], of
-        the tokens after which one is sampled, and how (SAMPLING). Gives the sampled ids, [R]; -1
-        for a row whose logits are not finite.
+        the tokens after which one is sampled, and how (SAMPLING). awaited: [A, 2], places in
+        token_ids that are not known yet, each with the row that samples it in the step launched
+        before. All arrays are the program's until `collect`.
         """
         arrays = (token_ids, positions, starts, lengths, block_tables, rows)
-        assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays)
+        assert all(a.dtype == np.int32 and a.flags.c_contiguous for a in (*arrays, awaited))
         assert samplings.dtype == SAMPLING
-        limits = self._limits
+        limits, before = self._limits, self._sampled_ids
         if (
             not len(token_ids) == len(positions) == starts[-1] <= limits.tokens
             or not len(rows) == len(samplings) <= limits.sampled
             or not len(lengths) == len(starts) - 1 == len(block_tables)
             or lengths.max() > limits.context
+            or not np.all((awaited >= 0) & (awaited < (len(token_ids), len(before))))
         ):
             raise ValueError(f"a step beyond {limits}, or of parts that do not fit")
         sampled_ids = np.empty(len(rows), np.int32)
@@ -309,16 +328,20 @@ class Program:
             block_tables.shape[1],
             *(array.ctypes.data for array in (*arrays, samplings, sampled_ids)),
         )
-        failed = self._library.run(
-            self._team,
-            ctypes.byref(self._program),
-            ctypes.byref(step),
-            ctypes.byref(self._tasks),
-            self._format,
+        launch = _Launch(
+            step, step.token_ids, len(awaited), awaited.ctypes.data, before.ctypes.data
         )
-        if failed:
+        self._sampled_ids = sampled_ids
+        self._driver.launch(launch)
+        return Launched(launch, sampled_ids, (*arrays, samplings, awaited, before))
+
+    def collect(self, launched: "Launched") -> Ints:
+        """Waits for the step launched first of those not collected. Gives the sampled ids, [R]; -1
+        for a row whose logits are not finite."""
+        self._driver.wait()
+        if launched.launch.failed:
             raise RuntimeError(f"{self._library.instruction_set} has no format {self._format}")
-        return sampled_ids
+        return launched.sampled_ids
 
     def _memory(self, size: int) -> int:
         memory = aligned(size, np.uint8)
@@ -382,6 +405,15 @@ class Program:
         assert array.flags.c_contiguous
         self._keep.append(array)
         return array.ctypes.data
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A step on its way, with all memory that it reads and writes."""
+
+    launch: _Launch
+    sampled_ids: Ints
+    arrays: tuple[NDArray[Any], ...]
 
 
 _FORMATS: dict[Format, int] = {"float32": 0, "bfloat16_weights": 1, "bfloat16": 2}

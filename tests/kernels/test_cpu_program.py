@@ -17,6 +17,7 @@ from kernels.cpu import build
 from kernels.cpu.library import Library, Unavailable, supported
 from kernels.cpu.program import Format, Geometry, Limits, Matrix, Program, Recorder, Rows
 from kernels.sampling import SAMPLING
+from tests.support.programs import compute
 
 EPSILON = 1e-5
 NUM_BLOCKS = 48
@@ -170,7 +171,7 @@ def run(program: Program, parts: list[tuple[Sequence, int]]) -> Tensor:
     rows = np.array(starts[1:], np.int32) - 1
     arrays = (np.array(values, np.int32) for values in (ids, positions, starts, lengths))
     greedy = np.zeros(len(rows), SAMPLING)
-    best = program.run(*arrays, tables, rows, greedy)
+    best = compute(program, *arrays, tables, rows, greedy)
     logits = torch.from_numpy(program.logits[: len(rows)].copy())
     assert best.tolist() == logits.argmax(-1).tolist()
     return logits
@@ -269,7 +270,7 @@ def test_only_what_was_asked_for_is_sampled_and_nothing_beyond_is_read(
         span = np.arange(40, dtype=np.int32)
         ids = np.array(a.token_ids, np.int32)
         ends = np.array([0, 40], np.int32)
-        program.run(ids, span, ends, ends[1:], tables, rows, np.zeros(3, SAMPLING))
+        compute(program, ids, span, ends, ends[1:], tables, rows, np.zeros(3, SAMPLING))
         got = torch.from_numpy(program.logits[:3])
         torch.testing.assert_close(got, model.logits(a.token_ids)[rows], rtol=1e-4, atol=1e-4)
 
@@ -329,7 +330,7 @@ def last_id(program: Program, sequence: Sequence) -> int:
     ids, span = np.array(sequence.token_ids, np.int32), np.arange(count, dtype=np.int32)
     ends, row = np.array([0, count], np.int32), np.array([count - 1], np.int32)
     table = np.array([sequence.blocks], np.int32)
-    return int(program.run(ids, span, ends, ends[1:], table, row, np.zeros(1, SAMPLING))[0])
+    return int(compute(program, ids, span, ends, ends[1:], table, row, np.zeros(1, SAMPLING))[0])
 
 
 def test_a_step_that_is_too_large_is_refused() -> None:
@@ -341,7 +342,7 @@ def test_a_step_that_is_too_large_is_refused() -> None:
             span, ends = np.zeros(tokens, np.int32), np.array([0, tokens], np.int32)
             table, lengths = np.zeros((1, 1), np.int32), np.array([length], np.int32)
             sampled = np.zeros(rows, np.int32)
-            program.run(span, span, ends, lengths, table, sampled, np.zeros(rows, SAMPLING))
+            compute(program, span, span, ends, lengths, table, sampled, np.zeros(rows, SAMPLING))
 
         step(1)
         for too_large in ({"tokens": 301}, {"tokens": 1, "rows": 3}, {"tokens": 1, "length": 601}):
@@ -355,7 +356,7 @@ def test_a_programs_threads_end_with_it() -> None:
 
     before = threads()
     with compiled(Model(), supported()[0], "float32", threads=3):
-        assert threads() == before + 2
+        assert threads() == before + 3
     assert threads() == before
 
 
@@ -373,3 +374,68 @@ def test_a_compiler_that_cannot_is_told_and_keeps_nothing_from_going_on(
     monkeypatch.setattr(build, "_is_x86", lambda: False)
     (told_of_machine,) = build.build()
     assert "for x86-64" in told_of_machine
+
+
+@each_library
+def test_a_step_launched_behind_another_takes_what_that_samples(instruction_set: str) -> None:
+    """Ids that are not known yet are filled in; in any row, from any row."""
+    model = Model()
+    a, b = sequences(model, 20, 33)
+    ids = np.array(a.token_ids + b.token_ids, np.int32)
+    span = np.array([*range(20), *range(33)], np.int32)
+    starts, lengths = np.array([0, 20, 53], np.int32), np.array([20, 33], np.int32)
+    tables = np.array([a.blocks + a.blocks[:1], b.blocks], np.int32)
+    greedy = np.zeros(2, SAMPLING)
+    first = (ids, span, starts, lengths, tables, np.array([19, 52], np.int32), greedy)
+
+    def second(order: list[int], ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        counts = np.arange(3, dtype=np.int32)
+        return ids, lengths[order], counts, lengths[order] + 1, tables[order], counts[:2], greedy
+
+    with compiled(model, instruction_set, "float32", threads=2) as program:
+        known = compute(program, *first)
+        assert known[0] != known[1]
+        for order in ([0, 1], [1, 0]):
+            expected = compute(program, *second(order, known[order]))
+            running = program.launch(*first)
+            awaited = np.array([[0, order[0]], [1, order[1]]], np.int32)
+            behind = program.launch(*second(order, np.zeros(2, np.int32)), awaited)
+            assert program.collect(running).tolist() == known.tolist()
+            assert program.collect(behind).tolist() == expected.tolist()
+
+
+def test_a_row_that_the_step_before_does_not_sample_is_refused() -> None:
+    model = replace(Model(), layers=1)
+    with compiled(model, supported()[0], "float32") as program:
+        (a,) = sequences(model, 1)
+        one, ends = np.zeros(1, np.int32), np.array([0, 1], np.int32)
+        table = np.array([a.blocks], np.int32)
+        step = (one, one, ends, ends[1:], table, one, np.zeros(1, SAMPLING))
+        compute(program, *step)
+        for awaited in ([[0, 1]], [[0, -1]], [[1, 0]], [[-1, 0]]):
+            with pytest.raises(ValueError, match="do not fit"):
+                program.launch(*step, np.array(awaited, np.int32))
+
+
+@each_library
+def test_what_follows_a_token_that_is_none_ends_and_harms_nobody(instruction_set: str) -> None:
+    """A row whose logits are not finite has no token; the step behind it runs all the same."""
+    model = replace(Model(), layers=1)
+    (a,) = sequences(model, 20)
+    ids, span = np.array(a.token_ids, np.int32), np.arange(20, dtype=np.int32)
+    with compiled(model, instruction_set, "float32") as program:
+        table = np.array([a.blocks], np.int32)
+
+        def step(first: int, end: int) -> tuple[np.ndarray, ...]:
+            ends = np.array([0, end - first], np.int32)
+            row = np.array([end - first - 1], np.int32)
+            length = np.array([end], np.int32)
+            part = slice(first, end)
+            return ids[part].copy(), span[part], ends, length, table, row, np.zeros(1, SAMPLING)
+
+        # What the cache holds of the tokens before is NaN still.
+        running = program.launch(*step(17, 18))
+        behind = program.launch(*step(18, 19), np.zeros((1, 2), np.int32))
+        assert program.collect(running).tolist() == [-1]
+        assert program.collect(behind).tolist() == [-1]
+        assert compute(program, *step(0, 20)).tolist()[0] >= 0

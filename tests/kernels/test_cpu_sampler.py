@@ -11,6 +11,7 @@ from kernels.cpu.program import Geometry, Limits, Matrix, Program, Recorder
 from kernels.sampling import SAMPLING
 from services.worker.engine.messages import Sampling
 from services.worker.engine.sampler import SamplingBatch, sample
+from tests.support.programs import compute
 from tests.support.samplings import as_rows
 
 VOCAB, ROWS = 1003, 64
@@ -41,7 +42,7 @@ class Rig:
         count = np.arange(len(samplings), dtype=np.int32)
         ends = np.array([0, len(samplings)], np.int32)
         table = np.zeros((1, 4), np.int32)
-        ids = self.program.run(count, count, ends, ends[1:], table, count, rows)
+        ids = compute(self.program, count, count, ends, ends[1:], table, count, rows)
         return ids.tolist()
 
 
@@ -156,8 +157,8 @@ def _sample_with(instruction_set: str, place: int, value: float, temperature: fl
         rows = np.array([(temperature, 0, 1.0, 1, 1)] * 3, SAMPLING)
         count = np.arange(3, dtype=np.int32)
         ends = np.array([0, 3], np.int32)
-        return program.run(
-            count, count, ends, ends[1:], np.zeros((1, 1), np.int32), count, rows
+        return compute(
+            program, count, count, ends, ends[1:], np.zeros((1, 1), np.int32), count, rows
         ).tolist()
     finally:
         program.close()

@@ -109,15 +109,8 @@ struct Kernels {
   }
 };
 
-#define EXPORT __attribute__((visibility("default")))
-
-extern "C" {
-
-EXPORT Team* penstock_team(int threads) { return team_start(threads); }
-EXPORT void penstock_end_team(Team* team) { team_end(team); }
-
 // `format`: 0: all is float; 1: weights are bf16, 2: and the cache; 3: and the rows that meet them. `tasks` are zeros, one for each operation, and zeros again when it returns.
-EXPORT int penstock_run(Team* team, const Program* program, const Step* step, int* tasks, int format) {
+int run_step(Team* team, const Program* program, const Step* step, int* tasks, int format) {
   Run run = {team, program, step, tasks, lay_tiles(program, step)};
   switch (format) {
     case 0: team_run(team, Kernels<FloatPanels, FloatPanels>::work, &run); break;
@@ -131,6 +124,10 @@ EXPORT int penstock_run(Team* team, const Program* program, const Step* step, in
   __builtin_memset(tasks, 0, sizeof(int) * program->num_ops);
   return 0;
 }
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
 
 // Bytes that a thread needs: for attention over `tokens` tokens, or to sample one of `vocab`.
 EXPORT long penstock_scratch_bytes(int dim, int tokens, int vocab) {

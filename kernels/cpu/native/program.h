@@ -54,6 +54,18 @@ struct Step {
   int* sampled_ids;         // [sampled], to be written; -1: the logits are not finite
 };
 
+struct Launch {  // a step, on its way (driver.cc)
+  Step step;
+  int* token_ids;      // the step's
+  int num_awaited;
+  const int* awaited;  // [num_awaited][2]: a place in them, and the row of `before` that fills it
+  const int* before;   // sampled_ids of the step launched before
+  int failed;          // what run_step gave
+};
+
+struct Team;
+int run_step(Team*, const Program*, const Step*, int* tasks, int format);  // 0, or -1: no such format
+
 // Rows of an operand are this many elements further apart than they are long: a power of two between
 // them would put all rows of a tile into the same few lines of the first cache.
 enum { OPERAND_PAD = 32 };

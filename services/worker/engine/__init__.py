@@ -6,7 +6,8 @@
     sequence.py    one request's state
     block_pool.py  who owns which KV block, prefix hashes, eviction
     plan.py        a step as plain arrays
-    runner.py      what runs them: cpu_runner.py on the C++ kernels, torch_runner.py
+    steps.py       runs them, and finds whose fault it is when one fails
+    runner.py      a device: cpu_runner.py on the C++ kernels, torch_runner.py
     models/        the model families, each said once for all runners
     weights.py     a checkpoint's tensors, checked by their headers; checkpoint.py reads them
     process.py     the engine loop as a process of its own

@@ -7,12 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable
-from kernels.cpu.program import PIECE, Format, Geometry, Limits, Matrix, Program, Recorder
+from kernels.cpu.program import (
+    PIECE,
+    Format,
+    Geometry,
+    Launched,
+    Limits,
+    Matrix,
+    Program,
+    Recorder,
+)
 from services.worker.engine.checkpoint import Floats, Stored, read_tensors
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
-from services.worker.engine.plan import Outcome, StepPlan
+from services.worker.engine.plan import Result, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import (
     Dtype,
@@ -74,8 +83,8 @@ class CpuRunner:
             parameter_bytes=weights.bytes,
         )
 
-    def run(self, plan: StepPlan) -> list[Outcome]:
-        sampled_ids = self._program.run(
+    def launch(self, plan: StepPlan) -> tuple[StepPlan, Launched]:
+        launched = self._program.launch(
             plan.token_ids,
             plan.positions,
             plan.starts,
@@ -83,8 +92,13 @@ class CpuRunner:
             plan.block_tables,
             plan.rows,
             plan.samplings,
+            plan.awaited,
         )
-        return plan.outcomes(sampled_ids.tolist())
+        return plan, launched
+
+    def collect(self, ticket: tuple[StepPlan, Launched]) -> list[Result]:
+        plan, launched = ticket
+        return plan.results(self._program.collect(launched).tolist())
 
 
 class Arena:

@@ -1,7 +1,6 @@
 """The engine in one object: requests in, steps out. Single-threaded; the caller drives it."""
 
 import itertools
-import logging
 from collections.abc import Callable
 
 from services.worker.engine import kv_payload
@@ -24,28 +23,20 @@ from services.worker.engine.messages import (
     StepOutput,
     Timeline,
 )
-from services.worker.engine.plan import Outcome, plan_step
+from services.worker.engine.plan import Result
 from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Chunk, Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
-
-log = logging.getLogger(__name__)
+from services.worker.engine.steps import Steps
 
 LONG_STEP_S = 1.0
 
 PIECE_BYTES = 2**20
 """Of exported KV blocks at most, or one block: whoever takes them steps between two pieces."""
 
-MAX_FAILED_STEPS = 3
-"""In a row, in which every request failed; then it is the engine that is broken."""
-
 
 class KvTransferError(Exception):
     """KV data that does not fit the request it came for."""
-
-
-class EngineBroken(Exception):
-    """Whatever the engine runs fails, and will go on to: it must be replaced."""
 
 
 class Engine:
@@ -70,8 +61,8 @@ class Engine:
         self._meter = LoadMeter(self.info.num_parameters, self.info.device)
         self.on_long_step: Callable[[float], None] = lambda expected_s: None
         """Called before a step that is expected to take LONG_STEP_S or more."""
-        self._steps = 0
-        self._failed_steps = 0
+        self._steps = Steps(self._runner, self.info.block_size)
+        self._step_count = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
         """The output in the making: it gathers what happens from one step's end to the next."""
 
@@ -138,15 +129,15 @@ class Engine:
         step = self.scheduler.schedule()
         self._report_schedule(step, started)
         self._announce(step.chunks)
-        outcomes = self._run(step.chunks)
-        self._raise_if_broken(outcomes)
+        running = self._steps.launch(step.chunks, started)
+        results = self._steps.collect(running)
         ended = now_ns()
-        for chunk, outcome in zip(step.chunks, outcomes, strict=True):
-            self._complete(chunk, outcome, started, ended)
+        for chunk, result in zip(step.chunks, results, strict=True):
+            self._complete(chunk, result, PrefillChunk(started, ended, chunk.count))
 
-        self._steps += 1
-        output.step, output.started_ns = self._steps, started
-        output.duration_ns = now_ns() - started
+        self._step_count += 1
+        output.step, output.started_ns = self._step_count, started
+        output.duration_ns = ended - started
         output.prefill_tokens = sum(c.count for c in step.chunks if not c.is_decode)
         output.decode_tokens = sum(c.count for c in step.chunks if c.is_decode)
         self._meter.add(output.prefill_tokens, output.decode_tokens, started, output.duration_ns)
@@ -191,47 +182,22 @@ class Engine:
             self._now.kv_reserved.append(KvReserved(sequence.id, sequence.num_received))
         self._now.preempted += [sequence.id for sequence in step.preempted]
 
-    def _run(self, chunks: list[Chunk]) -> list[Outcome]:
-        """Runs a step's chunks together or, if that fails, one by one to find whose fault it is."""
-        if not chunks:
-            return []
-        try:
-            return self._runner.run(plan_step(chunks, self.info.block_size))
-        except Exception as error:
-            if len(chunks) > 1:
-                log.exception("a step of %d sequences failed; running them singly", len(chunks))
-                return [self._run([chunk])[0] for chunk in chunks]
-            log.exception("request %s failed", chunks[0].sequence.id)
-            return [RequestError("internal", f"The model failed: {type(error).__name__}")]
-
-    def _raise_if_broken(self, outcomes: list[Outcome]) -> None:
-        """A request that fails ends alone, but some errors of a device stay until its process ends.
-        An engine that went on would fail its requests faster than others answer theirs, and so
-        look idle and draw more. A failed request runs no more, so steps in a row are of different
-        ones; those of the last step end with the engine and can go on elsewhere.
-        """
-        if outcomes:
-            failed = all(isinstance(outcome, RequestError) for outcome in outcomes)
-            self._failed_steps = self._failed_steps + 1 if failed else 0
-        if self._failed_steps == MAX_FAILED_STEPS:
-            raise EngineBroken(f"every request of the last {MAX_FAILED_STEPS} steps failed")
-
-    def _complete(self, chunk: Chunk, outcome: Outcome, started_ns: int, ended_ns: int) -> None:
-        sequence = chunk.sequence
-        if isinstance(outcome, RequestError):
-            self._fail(sequence, outcome)
+    def _complete(self, chunk: Chunk, result: Result, computed: PrefillChunk) -> None:
+        sequence, tokens = chunk.sequence, result.tokens
+        if result.error is not None:
+            self._fail(sequence, result.error)
             return
         if not chunk.is_decode:
-            sequence.chunks.append(PrefillChunk(started_ns, ended_ns, chunk.count))
-        reason = self.scheduler.complete(chunk, outcome)
+            sequence.chunks.append(computed)
+        reason = self.scheduler.complete(chunk, tokens)
         if sequence.request.export_kv is not None:
             self._export(sequence)
             if sequence.status is Status.FINISHED:
                 return
         if reason is not None:
-            self._finish(sequence, outcome, reason)
-        elif outcome:
-            self._now.outputs.append(self._output(sequence, outcome))
+            self._finish(sequence, tokens, reason)
+        elif tokens:
+            self._now.outputs.append(self._output(sequence, tokens))
 
     def _export(self, sequence: Sequence) -> None:
         """Exports what is complete and was not exported, in pieces: all of the prompt, once it is

@@ -1,5 +1,6 @@
 """A step as plain arrays: what the runner computes, with nothing of the scheduler's state in it."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -11,9 +12,16 @@ from services.worker.engine.messages import RequestError
 from services.worker.engine.scheduler import Chunk
 
 Ints = NDArray[np.int32]
-Outcome = list[int] | RequestError
-"""Of a sequence in a step: the tokens that it sampled, none if its prompt goes on; or why it could
-not go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a step gave for one sequence."""
+
+    tokens: list[int]
+    """That it sampled, in order; none if its prompt goes on."""
+    error: RequestError | None = None
+    """Why it cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +30,9 @@ class StepPlan:
 
     token_ids: Ints
     """[T]"""
+    awaited: Ints
+    """[A, 2]: places in `token_ids` that are not known yet, each with the row, of the R of the step
+    launched before, that samples it. The runner fills them in."""
     positions: Ints
     """[T]: of the tokens in their sequences"""
     starts: Ints
@@ -43,34 +54,44 @@ class StepPlan:
         found: Ints = self.starts[1:][self.sampled] - 1
         return found
 
-    def outcomes(self, sampled_ids: Seq[int]) -> list[Outcome]:
+    def results(self, sampled_ids: Seq[int]) -> list[Result]:
         """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite."""
-        outcomes: list[Outcome] = [[] for _ in self.lengths]
+        results = [Result([]) for _ in self.lengths]
         for sequence, token in zip(self.sampled.tolist(), sampled_ids, strict=True):
-            outcomes[sequence] = [token] if token >= 0 else NOT_FINITE
-        return outcomes
+            results[sequence] = Result([token]) if token >= 0 else NOT_FINITE
+        return results
 
 
-NOT_FINITE = RequestError("internal", "The model's logits are not finite")
+NOT_FINITE = Result([], RequestError("internal", "The model's logits are not finite"))
 
 
-def plan_step(chunks: Seq[Chunk], block_size: int) -> StepPlan:
-    """Lays out what was scheduled. `chunks`: not empty, those of one token first."""
-    counts = [chunk.count for chunk in chunks]
-    lengths = np.array([chunk.start + chunk.count for chunk in chunks], np.int32)
-    width = -(-int(lengths.max()) // block_size)
-    tables = np.zeros((len(chunks), width), np.int32)
-    for row, chunk in enumerate(chunks):
-        blocks = chunk.sequence.blocks[:width]
-        tables[row, : len(blocks)] = blocks
-        tables[row, len(blocks) :] = blocks[-1]
+def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
+    """Which of the R rows of their step is whose, by the sequence's id."""
+    sampling = (chunk.sequence.id for chunk in chunks if chunk.samples)
+    return {name: row for row, name in enumerate(sampling)}
+
+
+def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) -> StepPlan:
+    """Lays out what was scheduled. `chunks`: not empty, those of one token first; `before`: the
+    `sampling_rows` of the step that runs, where one does."""
+    counts = np.array([chunk.count for chunk in chunks], np.int32)
+    lengths = np.array([chunk.end for chunk in chunks], np.int32)
+    ends = np.cumsum(counts, dtype=np.int32)
+    tables = np.zeros((len(chunks), -(-int(lengths.max()) // block_size)), np.int32)
     token_ids: list[int] = []
-    for chunk in chunks:
-        token_ids += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+    awaited: list[tuple[int, int]] = []
+    for row, chunk in enumerate(chunks):
+        sequence = chunk.sequence
+        blocks = sequence.table[: tables.shape[1]]
+        tables[row, : len(blocks)] = blocks
+        token_ids += sequence.tokens[chunk.start : chunk.end]
+        if chunk.end > len(sequence.tokens):
+            awaited.append((len(token_ids), before[sequence.id]))
+            token_ids.append(0)
     sampled = [row for row, chunk in enumerate(chunks) if chunk.samples]
     samplings = np.array(
         [
-            (s.temperature, s.top_k, s.top_p, s.seed, len(chunks[row].sequence.tokens))
+            (s.temperature, s.top_k, s.top_p, s.seed, chunks[row].end)
             for row in sampled
             for s in (chunks[row].sequence.request.sampling,)
         ],
@@ -78,13 +99,12 @@ def plan_step(chunks: Seq[Chunk], block_size: int) -> StepPlan:
     )
     return StepPlan(
         token_ids=np.array(token_ids, np.int32),
-        positions=np.concatenate(
-            [np.arange(c.start, c.start + c.count, dtype=np.int32) for c in chunks]
-        ),
-        starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        awaited=np.array(awaited, np.int32).reshape(-1, 2),
+        positions=np.arange(len(token_ids), dtype=np.int32) + np.repeat(lengths - ends, counts),
+        starts=np.concatenate((ends[:1] * 0, ends)),
         lengths=lengths,
         block_tables=tables,
-        num_decodes=counts.count(1),
+        num_decodes=int((counts == 1).sum()),
         sampled=np.array(sampled, np.int32),
         samplings=samplings,
     )

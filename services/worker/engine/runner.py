@@ -1,14 +1,14 @@
 """Runs what was planned: a model, its KV cache and the sampler, on one device."""
 
 import logging
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from kernels.cpu.library import Library, Unavailable, built
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.messages import ModelInfo
 from services.worker.engine.model_config import ModelConfig, read_config
-from services.worker.engine.plan import Outcome, StepPlan
+from services.worker.engine.plan import Result, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +16,13 @@ Dtype = Literal["float32", "bfloat16"]
 ELEMENT_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
 
+Ticket = Any
+"""What a runner's `launch` gives for its `collect`."""
+
+
 class Runner(Protocol):
-    """Holds the model and the cache. Decides nothing, and remembers nothing between steps."""
+    """Holds the model and the cache, and decides nothing. Steps run in the order of their launch;
+    it remembers what the last one sampled until the next is launched."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -25,9 +30,14 @@ class Runner(Protocol):
     @property
     def cache(self) -> KvCache: ...
 
-    def run(self, plan: StepPlan) -> list[Outcome]:
-        """Computes a step; one outcome for each sequence. Running it again writes the same places
-        of the cache with the same values."""
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Has a step computed behind those launched before. Where the device has threads of its
+        own, this returns before it is. Running a step again writes the same places of the cache
+        with the same values."""
+
+    def collect(self, ticket: Ticket) -> list[Result]:
+        """Waits for the step; one result for each sequence. Each ticket is collected once, in the
+        order of launches. Raises what went wrong with the step."""
 
 
 def make_runner(config: EngineConfig) -> Runner:

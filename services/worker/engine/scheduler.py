@@ -59,6 +59,10 @@ class Chunk:
         return cls(sequence, start, count, start + count == len(sequence.tokens))
 
     @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
     def is_decode(self) -> bool:
         return self.start >= self.sequence.num_prompt and self.count == 1
 
@@ -231,7 +235,7 @@ class Scheduler:
         if new + headroom > self.pool.num_free - self.pool.num_unheld(cached):
             return False
         self.pool.acquire(cached)
-        sequence.blocks = cached + self.pool.allocate(new)
+        sequence.hold(cached + self.pool.allocate(new))
         sequence.num_published = sequence.num_received = len(cached)
         num_cached = len(cached) * self.pool.block_size
         if sequence.remote:
@@ -271,7 +275,7 @@ class Scheduler:
             self._preempt(victim, step)
             if victim is sequence:
                 return False
-        sequence.blocks += self.pool.allocate(1)
+        sequence.hold(self.pool.allocate(1))
         return True
 
     def _victims(self, sequence: Sequence) -> Iterator[Sequence]:

@@ -2,6 +2,9 @@
 
 from enum import Enum, auto
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.common.block_hash import extend_hash, root_hash
 from services.worker.engine.messages import FinishReason, PrefillChunk, Request, Usage
 
@@ -22,6 +25,7 @@ class Sequence:
     tokens          prompt and output; a token's index is its position
     num_computed    leading tokens whose KV is in `blocks`
     blocks          the block table: position p lies in blocks[p // block_size]
+    table           the same as an int32 array
     hashes          hashes of the leading full blocks of `tokens`, as far as needed yet
     num_published   leading blocks whose hash was offered to the pool
     """
@@ -47,6 +51,7 @@ class Sequence:
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.blocks: list[int] = []
+        self._table = np.empty(8, np.int32)
         self.hashes: list[bytes] = []
         self.num_published = 0
         self.was_admitted = False
@@ -69,6 +74,18 @@ class Sequence:
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             self._stop_ids |= eos_token_ids
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        return self._table[: len(self.blocks)]
+
+    def hold(self, blocks: list[int]) -> None:
+        """Adds blocks to the table's end."""
+        held = len(self.blocks)
+        self.blocks += blocks
+        if len(self.blocks) > len(self._table):
+            self._table = np.resize(self._table, 2 * len(self.blocks))
+        self._table[held : len(self.blocks)] = blocks
 
     @property
     def num_remaining(self) -> int:

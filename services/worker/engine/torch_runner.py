@@ -14,7 +14,7 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
-from services.worker.engine.plan import Outcome, StepPlan
+from services.worker.engine.plan import Result, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.sampler import SamplingBatch, sample
@@ -48,17 +48,28 @@ class TorchRunner:
         self.cache = TorchCache(shape, dtype, self._device)
         cos, sin = build_rope(model.rope).tables(np.arange(self.info.max_model_len))
         self.angles = [torch.from_numpy(table).to(self._device) for table in (cos, sin)]
+        self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
+        """Ids of the step launched last; -1: the row's logits are not finite."""
         self.geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> list[Outcome]:
-        logits = self._model.forward(_Step(self, plan, self._batch(plan)))
-        if not len(plan.sampled):
-            return plan.outcomes([])
+    def launch(self, plan: StepPlan) -> "_Launched":
+        token_ids = self.tensor(plan.token_ids)
+        if len(plan.awaited):
+            places, rows = self.tensor(plan.awaited).unbind(1)
+            # Of one that is not finite (-1) nothing comes but what is thrown away.
+            token_ids[places] = self._sampled[rows].clamp(min=0)
+        logits = self._model.forward(_Step(self, plan, token_ids, self._batch(plan)))
         logits = logits.float()  # temperature, top-p and noise are computed on them
-        tokens = sample(logits, SamplingBatch.of(plan.samplings, self._device))
-        finite = torch.isfinite(logits.amax(dim=-1))
-        return plan.outcomes(torch.where(finite, tokens, -1).tolist())
+        self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
+        if len(plan.sampled):
+            tokens = sample(logits, SamplingBatch.of(plan.samplings, self._device))
+            finite = torch.isfinite(logits.amax(dim=-1))
+            self._sampled = torch.where(finite, tokens, -1).to(torch.int32)
+        return _Launched(plan, self._sampled)
+
+    def collect(self, ticket: "_Launched") -> list[Result]:
+        return ticket.plan.results(ticket.wait())
 
     def _batch(self, plan: StepPlan) -> PagedBatch:
         size = self.info.block_size
@@ -80,11 +91,30 @@ class TorchRunner:
         return torch.from_numpy(values).to(self._device)
 
 
+class _Launched:
+    """A step whose operations are in the device's queue; on a CPU they are done."""
+
+    def __init__(self, plan: StepPlan, sampled: Tensor) -> None:
+        self.plan = plan
+        self._ids = sampled.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if sampled.is_cuda else None
+        if self._copied:
+            self._copied.record()
+
+    def wait(self) -> list[int]:
+        """The sampled ids; does not wait for what was launched behind this step."""
+        if self._copied:
+            self._copied.synchronize()
+        return self._ids.tolist()
+
+
 class _Step:
     """The operations of one step, as `Ops`, on tensors [T, features] of the model's dtype."""
 
-    def __init__(self, runner: TorchRunner, plan: StepPlan, batch: PagedBatch) -> None:
-        self._ids = runner.tensor(plan.token_ids)
+    def __init__(
+        self, runner: TorchRunner, plan: StepPlan, token_ids: Tensor, batch: PagedBatch
+    ) -> None:
+        self._ids = token_ids
         self._rows = runner.tensor(plan.rows)
         self._cache, self._batch = runner.cache, batch
         self._heads, self._kv_heads, self._dim = runner.geometry

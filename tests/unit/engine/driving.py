@@ -1,13 +1,17 @@
 """Runs requests through an engine to their end."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import pytest
 
 from services.worker.engine import EngineConfig, Request, RequestOutput, Sampling, StepOutput
 from services.worker.engine.engine import Engine
+from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.runner import Ticket
 from tests.unit.engine.checkpoints import VOCAB
 
 SMALL: dict[str, Any] = {
@@ -70,3 +74,29 @@ def generate(engine: Engine, prompts: Sequence[list[int]], sampling: Sampling) -
     """The output tokens of each prompt, all run together."""
     run = drive(engine, [Request(str(i), p, sampling) for i, p in enumerate(prompts)])
     return [run.tokens[str(i)] for i in range(len(prompts))]
+
+
+FailsAt = Literal["launch", "collect"]
+
+
+def fail_when(
+    bad: Callable[[StepPlan], bool], engine: Engine, at: FailsAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Has the steps fail that are `bad`: at once, or when they are to have been computed."""
+    runner = engine._runner
+    real_launch, real_collect = runner.launch, runner.collect
+
+    def launch(plan: StepPlan) -> Ticket:
+        if at == "launch" and bad(plan):
+            raise RuntimeError("device trouble")
+        return plan, real_launch(plan)
+
+    def collect(ticket: Ticket) -> list[Result]:
+        plan, real = ticket
+        results = real_collect(real)
+        if at == "collect" and bad(plan):
+            raise RuntimeError("device trouble")
+        return results
+
+    monkeypatch.setattr(runner, "launch", launch)
+    monkeypatch.setattr(runner, "collect", collect)

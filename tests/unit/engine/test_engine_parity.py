@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from kernels.cpu.library import supported
+from kernels.cpu.program import Launched
 from services.worker.engine import Request, Sampling
 from services.worker.engine.cpu_runner import CpuRunner
 from services.worker.engine.engine import Engine
-from services.worker.engine.plan import Outcome, StepPlan
+from services.worker.engine.plan import Result, StepPlan
 from services.worker.engine.torch_runner import TorchRunner
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
@@ -74,14 +75,15 @@ def watch_logits(engine: Engine, seen: list[torch.Tensor], monkeypatch: pytest.M
         monkeypatch.setattr(runner._model, "forward", record)
         return
     assert isinstance(runner, CpuRunner)
-    run, program = runner.run, runner._program
+    collect, program = runner.collect, runner._program
 
-    def run_and_look(plan: StepPlan) -> list[Outcome]:
-        outcomes = run(plan)
-        seen.extend(torch.from_numpy(row.copy())[None] for row in program.logits[: len(plan.rows)])
-        return outcomes
+    def collect_and_look(ticket: tuple[StepPlan, Launched]) -> list[Result]:
+        results = collect(ticket)
+        rows = program.logits[: len(ticket[0].rows)]
+        seen.extend(torch.from_numpy(row.copy())[None] for row in rows)
+        return results
 
-    monkeypatch.setattr(runner, "run", run_and_look)
+    monkeypatch.setattr(runner, "collect", collect_and_look)
 
 
 @pytest.fixture(scope="module")

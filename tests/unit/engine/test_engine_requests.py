@@ -11,9 +11,18 @@ import pytest
 
 from services.worker.engine import FinishReason, Request, Sampling, Usage
 from services.worker.engine.clock import now_ns
-from services.worker.engine.engine import MAX_FAILED_STEPS, EngineBroken
-from services.worker.engine.plan import Outcome, StepPlan
-from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
+from services.worker.engine.plan import StepPlan
+from services.worker.engine.runner import Ticket
+from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
+from tests.unit.engine.driving import (
+    FailsAt,
+    drive,
+    fail_when,
+    generate,
+    greedy,
+    make_engine,
+    make_prompts,
+)
 
 Checkpoint = Callable[..., Path]
 PROMPT = list(range(3, 43))
@@ -183,20 +192,14 @@ def test_lower_priority_waits_and_is_preempted_first(checkpoint: Checkpoint) -> 
     assert run.num_preempted > 0
 
 
+@pytest.mark.parametrize("at", ["launch", "collect"])
 def test_one_failing_request_leaves_the_others_alone(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, at: FailsAt
 ) -> None:
     prompts = make_prompts(6)
     expected = generate(make_engine(checkpoint()), prompts, greedy(12))
     engine = make_engine(checkpoint())
-    compute = engine._runner.run
-
-    def fail(plan: StepPlan) -> list[Outcome]:
-        if plan.lengths.max() > 100:
-            raise RuntimeError("device trouble")
-        return compute(plan)
-
-    monkeypatch.setattr(engine._runner, "run", fail)
+    fail_when(lambda plan: plan.lengths.max() > 100, engine, at, monkeypatch)
     prompts[3] = list(range(3, 104))
     run = drive(engine, [Request(str(i), p, greedy(12)) for i, p in enumerate(prompts)])
     assert run.last["3"].error
@@ -204,17 +207,15 @@ def test_one_failing_request_leaves_the_others_alone(
     assert [run.tokens[str(i)] for i in (0, 1, 2, 4, 5)] == [expected[i] for i in (0, 1, 2, 4, 5)]
 
 
+@pytest.mark.parametrize("at", ["launch", "collect"])
 def test_an_engine_that_fails_every_request_ends(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, at: FailsAt
 ) -> None:
     engine = make_engine(checkpoint())
 
-    def fail(plan: StepPlan) -> list[Outcome]:
-        raise RuntimeError("an error that stays")
-
     def fail_steps(count: int) -> None:
         with monkeypatch.context() as device:
-            device.setattr(engine._runner, "run", fail)
+            fail_when(lambda plan: True, engine, at, device)
             for number in range(count):
                 engine.add(Request(f"a{number}", PROMPT, greedy(4)))
                 engine.add(Request(f"b{number}", PROMPT, greedy(4)))
@@ -227,19 +228,13 @@ def test_an_engine_that_fails_every_request_ends(
         fail_steps(MAX_FAILED_STEPS)
 
 
+@pytest.mark.parametrize("at", ["launch", "collect"])
 def test_an_engine_that_answers_some_goes_on(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, at: FailsAt
 ) -> None:
     """Requests that fail beside one that works are at fault themselves, however many they are."""
     engine = make_engine(checkpoint())
-    compute = engine._runner.run
-
-    def fail(plan: StepPlan) -> list[Outcome]:
-        if 199 in plan.token_ids:
-            raise RuntimeError("the requests' own error")
-        return compute(plan)
-
-    monkeypatch.setattr(engine._runner, "run", fail)
+    fail_when(lambda plan: 199 in plan.token_ids, engine, at, monkeypatch)
     engine.add(Request("works", PROMPT, greedy(2 * MAX_FAILED_STEPS)))
     for number in range(MAX_FAILED_STEPS + 1):
         engine.add(Request(f"bad{number}", [199, 198], greedy(4)))
@@ -336,13 +331,13 @@ def test_a_long_step_is_told_before_it_begins(
     engine = make_engine(checkpoint())
     told: list[str] = []
     engine.on_long_step = lambda expected_s: told.append(f"expected {expected_s:.1f}")
-    compute = engine._runner.run
+    compute = engine._runner.launch
 
-    def run(plan: StepPlan) -> list[Outcome]:
+    def run(plan: StepPlan) -> Ticket:
         told.append("runs")
         return compute(plan)
 
-    monkeypatch.setattr(engine._runner, "run", run)
+    monkeypatch.setattr(engine._runner, "launch", run)
     for expected_s in (1.0, 0.9):
         monkeypatch.setattr(engine._meter, "expected_s", lambda *_, s=expected_s: s)
         drive(engine, [Request("a", PROMPT, greedy(1))])
@@ -438,8 +433,8 @@ def test_a_step_lies_as_the_kernels_are_promised(
     """Decodes first; each token's slot in its own block; tables padded with blocks that exist."""
     engine = make_engine(checkpoint(), num_blocks=20)
     seen: list[StepPlan] = []
-    compute = engine._runner.run
-    monkeypatch.setattr(engine._runner, "run", lambda plan: seen.append(plan) or compute(plan))
+    compute = engine._runner.launch
+    monkeypatch.setattr(engine._runner, "launch", lambda plan: seen.append(plan) or compute(plan))
     engine.add(Request("short", PROMPT[:5], greedy(3)))
     engine.step()
     engine.add(
