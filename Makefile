@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
+PEERS ?= .peers
 
-.PHONY: help demo run test chaos nodes sanitize lint docs protos bench model mutants dev image-test clean
+.PHONY: help demo run test chaos nodes sanitize lint docs protos bench bench-peers model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
@@ -56,6 +57,11 @@ bench: $(READY)         ## the engine alone on a small workload, then the links
 	mkdir -p build
 	$(BIN)/penstock bench engine --model models/demo --workload $(WORKLOAD) --json build/engine.json
 	$(BIN)/python -m bench.links
+
+# Half an hour, and more than an hour the first time: llama.cpp is built. PEERS is where they are;
+# ARGS="--models S --repetitions 1" and more: `python -m bench.peers --help`.
+bench-peers: $(READY)   ## the engine beside vLLM, OpenVINO and llama.cpp in one run: bench/results/peers-DATE.md
+	$(BIN)/python -m bench.peers --folder $(PEERS) $(ARGS)
 
 # The allocator keeps its memory between steps: a tenth faster on a CPU.
 model: $(READY)         ## remake the demonstration model from its seed (an hour on two cores)

@@ -1,0 +1,1 @@
+"""Penstock's engine beside vLLM, OpenVINO GenAI and llama.cpp: `make bench-peers`."""
