@@ -6,6 +6,7 @@ w3: 32 of one common prefix of 512 tokens and 32 of their own, 32 generated. All
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,6 @@ from bench.peers.checkpoints import VOCABULARY
 
 SPECIAL = 16
 """Ids below may mean something to a server; none of them is in a prompt."""
-_LETTERS = VOCABULARY - SPECIAL
 _STREAM = 400_000
 
 WORKLOADS = ("w1", "w2", "w3")
@@ -45,8 +45,7 @@ class Asked:
 def make(name: str, seed: int = 0) -> list[Asked]:
     """The requests of a workload; the same ones for the same seed, on every machine."""
     kind = _KINDS[name]
-    stream_of = Random(f"stream-{seed}")
-    stream = [stream_of.randrange(SPECIAL, VOCABULARY) for _ in range(_STREAM)]
+    stream = _stream(seed)
     slices, lengths = Random(f"{name}-slices-{seed}"), Random(f"{name}-lengths-{seed}")
 
     def text(tokens: int) -> list[int]:
@@ -60,16 +59,21 @@ def make(name: str, seed: int = 0) -> list[Asked]:
     return [Asked(prefix + text(prompt), output) for prompt, output in sizes]
 
 
-def turned(requests: list[Asked], turn: int) -> list[Asked]:
+@cache
+def _stream(seed: int) -> list[int]:
+    random = Random(f"stream-{seed}")
+    return [random.randrange(SPECIAL, VOCABULARY) for _ in range(_STREAM)]
+
+
+def turned(requests: list[Asked], turn: int, vocabulary: int = VOCABULARY) -> list[Asked]:
     """The same requests in other tokens, so that what a prefix cache holds of another turn is of
-    no use, while prefixes that requests share stay shared."""
-    return [
-        Asked(
-            [SPECIAL + (token - SPECIAL + 101 * turn) % _LETTERS for token in asked.prompt],
-            asked.output,
-        )
-        for asked in requests
-    ]
+    no use, while prefixes that requests share stay shared. Any token becomes one that a model of
+    that vocabulary knows."""
+
+    def other(token: int) -> int:
+        return SPECIAL + (token - SPECIAL + 101 * turn) % (vocabulary - SPECIAL)
+
+    return [Asked([other(token) for token in asked.prompt], asked.output) for asked in requests]
 
 
 def write(requests: list[Asked], path: Path) -> None:
