@@ -12,6 +12,7 @@ from services.common.discovery import DRAINING, Registration, Replica, host_id
 from services.common.redis import Redis, connect
 from services.gateway import neighbours
 from services.gateway.neighbours import Neighbours
+from tests.support.waiting import until
 
 HERE = host_id("127.0.0.1")
 Register = Callable[..., Awaitable[Registration]]
@@ -38,6 +39,28 @@ def gateways(redis: Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """As many looks into the registry as have ended."""
+    ended: list[None] = []
+    known = Neighbours._known
+
+    async def counted(self: Neighbours, *services: str) -> list[dict[str, str]]:
+        found = await known(self, *services)
+        ended.append(None)
+        return found
+
+    monkeypatch.setattr(Neighbours, "_known", counted)
+    return ended
+
+
+async def goes_on_waiting(waiting: asyncio.Task[Any], looks: list[None]) -> None:
+    """Looks that began after this call have ended, and not with what is waited for."""
+    before = len(looks)
+    await until(lambda: len(looks) >= before + 3)
+    assert not waiting.done()
+
+
+@pytest.fixture
 async def register(redis: Redis, namespace: str) -> AsyncIterator[Register]:
     made: list[Registration] = []
 
@@ -61,7 +84,7 @@ async def register(redis: Redis, namespace: str) -> AsyncIterator[Register]:
 
 
 async def test_another_is_one_that_serves_at_the_same_ports_of_this_host(
-    gateways: Neighbours, register: Register
+    gateways: Neighbours, register: Register, looks: list[None]
 ) -> None:
     ports = {"http": 8000, "grpc": 8001}
     await register(8000, 8001, host=host_id("127.0.0.2"))
@@ -72,8 +95,7 @@ async def test_another_is_one_that_serves_at_the_same_ports_of_this_host(
     await register(8000, 8001, id=6, address="[::1]")  # another door of this host
     assert not await gateways.comes(ports, 0)
     coming = asyncio.create_task(gateways.comes(ports, 30))
-    await asyncio.sleep(0.1)
-    assert not coming.done()
+    await goes_on_waiting(coming, looks)
     other = await register(8000, 8001, id=5)
     assert await coming
     assert await gateways.comes(ports, 0)
@@ -107,21 +129,22 @@ async def test_who_listens_must_be_known(gateways: Neighbours, register: Registe
 
 
 async def test_who_only_starts_or_only_ends_is_waited_for(
-    gateways: Neighbours, register: Register, monkeypatch: pytest.MonkeyPatch
+    gateways: Neighbours,
+    register: Register,
+    looks: list[None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(neighbours, "_PATIENCE_S", 30.0)
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         http = somebody.getsockname()[1]
         admitted = asyncio.create_task(gateways.admit({"http": http, "grpc": 0}))
-        await asyncio.sleep(0.1)
-        assert not admitted.done()
+        await goes_on_waiting(admitted, looks)
         await register(http, 1)
         await admitted
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         http = somebody.getsockname()[1]
         admitted = asyncio.create_task(gateways.admit({"http": http, "grpc": 0}))
-        await asyncio.sleep(0.1)
-        assert not admitted.done()
+        await goes_on_waiting(admitted, looks)
     await admitted
 
 

@@ -1,6 +1,5 @@
 """How full Redis is: told, and what is no longer taken when it is nearly full, by whatever."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -63,6 +62,28 @@ async def rig(redis: Redis, namespace: str, memory: Memory) -> AsyncIterator[Sto
     yield rig
     await rig.files.room.stop()
     await rig.stores.stop()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """As many as have ended."""
+    ended: list[None] = []
+    look = StorageRoom._look
+
+    async def counted(self: StorageRoom) -> None:
+        try:
+            await look(self)
+        finally:
+            ended.append(None)
+
+    monkeypatch.setattr(StorageRoom, "_look", counted)
+    return ended
+
+
+async def a_whole_look(looks: list[None]) -> None:
+    """Returns when one has ended that began after this call."""
+    before = len(looks)
+    await until(lambda: len(looks) >= before + 2)
 
 
 def told(name: str) -> float | None:
@@ -141,12 +162,13 @@ async def test_a_redis_that_does_not_tell_leaves_it_as_it_was(
 
 
 async def test_what_is_no_number_leaves_it_as_it_was(
-    rig: StoresRig, redis: Redis, memory: Memory
+    rig: StoresRig, redis: Redis, memory: Memory, looks: list[None]
 ) -> None:
     await redis.set(rig.files.room.file_bytes_key, "many")
+    await a_whole_look(looks)
     memory.used = 90
     asked = memory.asked
-    await asyncio.sleep(0.05)
+    await a_whole_look(looks)
     assert (rig.files.room.full, memory.asked) == (False, asked)
     await redis.delete(rig.files.room.file_bytes_key)
     await until(lambda: rig.files.room.full)
