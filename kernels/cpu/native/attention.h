@@ -40,7 +40,7 @@ struct Scores {
   void run() {
     Lanes sums[ROWS][TILE_PANELS];
     clear(sums);
-    accumulate<P>(sums, x + row * x_stride, x_stride, panels, k);
+    accumulate<P, false>(sums, x + row * x_stride, x_stride, panels, k, 0);
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < TILE_PANELS && p * PANEL < width; p++) store(y + (row + r) * y_stride + p * PANEL, sums[r][p]);
   }
@@ -67,7 +67,7 @@ struct WeightedSum {
     for (int i = 0; i < num_pieces; i++) {
       const typename P::Weight* panels[TILE_PANELS];
       for (int p = 0; p < TILE_PANELS; p++) panels[p] = pieces[i] + offsets[p];
-      accumulate<P>(sums, x + row * x_stride + (long)i * PANEL, x_stride, panels, PANEL);
+      accumulate<P, false>(sums, x + row * x_stride + (long)i * PANEL, x_stride, panels, PANEL, 0);
     }
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < TILE_PANELS && p * PANEL < width; p++)

@@ -16,6 +16,7 @@ struct Columns {
   const typename P::Row* x;
   long x_stride;
   const typename P::Weight* panels[PANELS];
+  const char* ahead;  // what is read after them, or null
   const float* bias;
   float* y;
   long y_stride;
@@ -24,26 +25,36 @@ struct Columns {
 
   template <int ROWS>
   void run() {
+    const typename P::Row* from = x + row * x_stride;
+    float* to = y + row * y_stride;
     Lanes sums[ROWS][PANELS];
     clear(sums);
-    accumulate<P>(sums, x + row * x_stride, x_stride, panels, k);
     for (int r = 0; r < ROWS; r++)
-      for (int p = 0; p < PANELS; p++) put(sums[r][p], y + (row + r) * y_stride + p * PANEL, p * PANEL);
+      for (int p = 0; p < PANELS; p++) prefetch_to_write(to + r * y_stride + p * PANEL);
+    if (ahead)
+      accumulate<P, true>(sums, from, x_stride, panels, k, ahead);
+    else
+      accumulate<P, false>(sums, from, x_stride, panels, k, ahead);
+    if (width < PANELS * PANEL) return put_edge(sums, to);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) {
+        float* at = to + r * y_stride + p * PANEL;
+        if (bias) sums[r][p] = add(sums[r][p], load(bias + p * PANEL));
+        store(at, epilogue == ADD ? add(sums[r][p], load(at)) : sums[r][p]);
+      }
   }
 
-  void put(Lanes sum, float* to, int column) {
-    int left = width - column;
-    if (left <= 0) return;
-    if (left >= PANEL) {
-      if (bias) sum = add(sum, load(bias + column));
-      store(to, epilogue == ADD ? add(sum, load(to)) : sum);
-      return;
-    }
-    float values[PANEL];
-    store(values, sum);
-    for (int i = 0; i < left; i++) {
-      float value = values[i] + (bias ? bias[column + i] : 0);
-      to[i] = epilogue == ADD ? to[i] + value : value;
+  template <int ROWS>
+  void put_edge(const Lanes (&sums)[ROWS][PANELS], float* to) {
+    for (int r = 0; r < ROWS; r++, to += y_stride) {
+      float values[PANELS * PANEL];
+      for (int p = 0; p < PANELS; p++) store(values + p * PANEL, sums[r][p]);
+      for (int i = 0; i < width; i++) {
+        if (bias) values[i] += bias[i];
+        to[i] = epilogue == ADD ? values[i] + to[i] : values[i];
+      }
     }
   }
 };
@@ -51,22 +62,27 @@ struct Columns {
 // Rows in tiles of at most MAX_ROWS and of nearly equal height: no last tile of one row.
 static inline int tiles_of(int rows) { return (rows + MAX_ROWS - 1) / MAX_ROWS; }
 
-// Panels [panel, + TILE_PANELS) of all rows; beyond the last one there is nothing to do.
-template <class P>
+// Panels [panel, + PANELS) of all rows, while [next, + PANELS) come from memory; beyond the last panel there is
+// nothing to do.
+template <class P, int PANELS>
 static void linear_columns(
-    const typename P::Row* x, long x_stride, const Matrix* w, float* y, long y_stride, int rows, int panel, Epilogue epilogue) {
+    const typename P::Row* x, long x_stride, const Matrix* w, float* y, long y_stride, int rows, int panel, int next,
+    Epilogue epilogue) {
   typedef typename P::Weight Weight;
+  const Weight* all = (const Weight*)w->panels;
+  long size = (long)w->k * PANEL;
   int last = (w->n - 1) / PANEL;
-  Columns<P, TILE_PANELS> columns;
-  for (int i = 0; i < TILE_PANELS; i++)
-    columns.panels[i] = (const Weight*)w->panels + (long)(panel + i < last ? panel + i : last) * w->k * PANEL;
+  Columns<P, PANELS> columns;
+  for (int i = 0; i < PANELS; i++) columns.panels[i] = all + (panel + i < last ? panel + i : last) * size;
   columns.x = x, columns.x_stride = x_stride;
   columns.bias = w->bias ? w->bias + panel * PANEL : 0;
   columns.y = y + panel * PANEL, columns.y_stride = y_stride;
   columns.k = w->k, columns.width = w->n - panel * PANEL, columns.epilogue = epilogue;
+  columns.ahead = 0;
   int tiles = tiles_of(rows);
   for (int tile = 0; tile < tiles; tile++) {
+    if (tile == tiles - 1 && next <= last) columns.ahead = (const char*)(all + next * size);
     columns.row = (long)rows * tile / tiles;
-    for_rows<MAX_ROWS>((int)((long)rows * (tile + 1) / tiles) - columns.row, columns);
+    for_rows<PANELS == TILE_PANELS ? MAX_ROWS : FEW_ROWS>((int)((long)rows * (tile + 1) / tiles) - columns.row, columns);
   }
 }

@@ -37,9 +37,20 @@ struct Kernels {
     for (int row = thread; row < rows; row += team_size(run->team))
       prepare(op, &p->buffers[op->source], row, operand + row * stride);
     team_meet(run->team);
+    if (rows <= FEW_ROWS)
+      columns<FEW_PANELS>(operand, op, y, rows, task);
+    else
+      columns<TILE_PANELS>(operand, op, y, rows, task);
+  }
+
+  template <int PANELS>
+  static void columns(const Row* operand, const Op* op, const Buffer* y, int rows, int* task) {
     int panels = (op->matrix.n + PANEL - 1) / PANEL;
-    for (int panel; (panel = take(task) * TILE_PANELS) < panels;)
-      linear_columns<L>(operand, stride, &op->matrix, y->data, y->width, rows, panel, (Epilogue)op->epilogue);
+    for (int panel = take(task) * PANELS, next; panel < panels; panel = next) {
+      next = take(task) * PANELS;  // already now, to have it in the cache by then
+      linear_columns<L, PANELS>(
+          operand, op->matrix.k + OPERAND_PAD, &op->matrix, y->data, y->width, rows, panel, next, (Epilogue)op->epilogue);
+    }
   }
 
   static void rotary(const Run* run, const Op* op, int thread) {

@@ -7,6 +7,10 @@
 typedef uint16_t bf16;
 
 enum { PANEL = 16 };  // lanes, and all that is counted by them
+enum { LINE = 64 };   // bytes of a cache line
+
+static inline void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // second cache
+static inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 static inline bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
   uint32_t bits;
@@ -25,6 +29,7 @@ static inline float from_bf16(bf16 x) {
 #if defined(__AVX512F__)
 
 enum { MAX_ROWS = 12, TILE_PANELS = 2 };  // of a tile: its sums take 24 of 32 registers
+enum { FEW_ROWS = 6, FEW_PANELS = 4 };    // of one that waits for memory: more of it under way at once
 
 struct Lanes {
   __m512 v;
@@ -128,6 +133,7 @@ static inline Words chosen(Words which, int number, Words a, Words b) {
 #else  // AVX2 and FMA
 
 enum { MAX_ROWS = 6, TILE_PANELS = 1 };  // of a tile: its sums take 12 of 16 registers
+enum { FEW_ROWS = 2, FEW_PANELS = 2 };
 
 struct Lanes {
   __m256 a, b;

@@ -42,17 +42,25 @@ static inline void clear(Lanes (&sums)[ROWS][PANELS]) {
     for (int p = 0; p < PANELS; p++) sums[r][p] = zero();
 }
 
-// sums[r][p] += rows r (a stride apart) times panels p, over `count` k's.
-template <class P, int ROWS, int PANELS>
+// sums[r][p] += rows r (a stride apart) times panels p, over `count` k's. AHEAD: as many panels, which lie one after
+// the other from `ahead` on, come into the second cache meanwhile.
+template <class P, bool AHEAD, int ROWS, int PANELS>
 static inline void accumulate(
     Lanes (&sums)[ROWS][PANELS], const typename P::Row* rows, long stride, const typename P::Weight* const* panels,
-    int count) {
+    int count, const char* ahead) {
+  // Three rows from each pointer: there are no registers for twelve, but p + stride and p + 2 stride are addresses.
+  const typename P::Row* threes[(ROWS + 2) / 3];
+  for (int i = 0; i < (ROWS + 2) / 3; i++) threes[i] = rows + 3 * i * stride;
   for (int k = 0; k < count; k += P::STEP) {
+    if (AHEAD) {
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++, ahead += LINE) prefetch_far(ahead);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++)
-        sums[r][p] = P::step(rows + r * stride + k, panels[p] + (long)k * PANEL, sums[r][p]);
+        sums[r][p] = P::step(threes[r / 3] + r % 3 * stride + k, panels[p] + (long)k * PANEL, sums[r][p]);
   }
 }
 
