@@ -149,6 +149,14 @@ def dial_door(address: str, shown: bytes | None = None, name: str = "") -> grpc.
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(shown), options=options)
 
 
+def end_call(call: grpc.aio.Call) -> None:
+    """Cancels a call that was made here, in gRPC's core too: for grpc.aio one whose write failed is
+    over, and its `cancel` does nothing, but while messages are unread the core goes on to hold it
+    (and a task that waits for its status)."""
+    call.cancel()
+    call._cython_call.cancel("ended by its caller")
+
+
 def host_port(host: str, port: int) -> str:
     """An address as gRPC wants it, of a name or an IP address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

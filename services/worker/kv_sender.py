@@ -15,7 +15,7 @@ import grpc
 from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
 from services.common.grpc_options import KEEPALIVE, MESSAGE_LIMITS
-from services.common.transport import Channel, Transport
+from services.common.transport import Channel, Transport, end_call
 from services.worker.engine import KvBlocks, SharedRef, kv_payload
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class KvSender:
         dropped anywhere on the way. A decode worker that reads it after all finds nothing, and
         fails a request that has failed.
         """
-        self._stream.cancel()
+        end_call(self._stream)
         for ref in self._unconfirmed:
             kv_payload.discard(ref)
 

@@ -27,7 +27,7 @@ from services.common.link.frames import (
     status,
 )
 from services.common.link.health import PeerHealth
-from services.common.transport import Transport
+from services.common.transport import Transport, end_call
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ class LinkClient:
                 log.exception("link to %s at %s", self.stage, self.address, exc_info=bug)
                 self._lose("an error of this end")
             finally:
-                call.cancel()
+                end_call(call)
 
     def _lose(self, why: str) -> None:
         """`why` is for the log alone: it names the peer's address."""

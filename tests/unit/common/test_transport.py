@@ -16,7 +16,8 @@ from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
 from services.common.config import Settings
-from services.common.transport import Transport, listen
+from services.common.transport import Transport, end_call, listen
+from tests.support.waiting import leaving_no_task
 
 SECRET = "a secret of at least 16 characters"
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -233,3 +234,32 @@ async def takes(server: tuple[str, str], caller: "str | Settings") -> bool:
         return True
     finally:
         await grpc_server.stop(None)
+
+
+async def test_a_call_whose_write_failed_leaves_nothing_behind() -> None:
+    """Its server is gone, and what it had sent was not read."""
+
+    async def talk_and_leave(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        yield await anext(requests)
+        yield b"unread"
+        yield b"unread, too"
+
+    async def write_on(call: Any) -> None:
+        while True:
+            await call.write(b"more")
+
+    handler = grpc.stream_stream_rpc_method_handler(talk_and_leave)
+    made = grpc.method_handlers_generic_handler("test.Talk", {"leave": handler})
+    async with leaving_no_task():
+        server = Transport(SECRET).server()
+        server.add_generic_rpc_handlers((made,))
+        port = listen(server, "127.0.0.1", 0)
+        await server.start()
+        async with Transport(SECRET).dial(f"127.0.0.1:{port}", "x") as channel:
+            call = channel.stream_stream("/test.Talk/leave")()
+            await call.write(b"hello")
+            assert await call.read() == b"hello"
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+                await asyncio.wait_for(write_on(call), 10)
+            end_call(call)
+        await server.stop(None)

@@ -266,8 +266,12 @@ async def test_a_push_cancelled_while_it_writes_leaves_no_segment(folder: Path) 
             self.writing = True
             await asyncio.Event().wait()
 
-        def cancel(self) -> None:
+        def cancel(self, why: str = "") -> None:
             pass
+
+        @property
+        def _cython_call(self) -> "Stuck":
+            return self
 
     class Stub:
         stream = Stuck()
