@@ -2,26 +2,42 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """S sequences with `query_lens[s]` new tokens each, T in all, laid one after the other.
+    """S sequences with new tokens each, T in all, laid one after the other. The first `num_decodes`
+    have exactly one. All on the device, int32:
 
-    The first `num_decodes` sequences have exactly one new token each.
-
-    positions:     int64 [T]; of the new tokens in their sequences
-    slots:         int64 [T]; where their keys and values go
-    block_tables:  int32 [S, max blocks]; rows are padded with valid block numbers
-    seq_lens:      int32 [S]; tokens in the cache, the new ones included
-    The host lists repeat what a kernel's launch needs to know without waiting for the device.
+    positions:     [T]; of the new tokens in their sequences
+    slots:         [T]; where their keys and values go, distinct
+    starts:        [S + 1]; where each sequence's new tokens begin, and the end
+    lengths:       [S]; tokens in the cache, the new ones included
+    block_tables:  [S, max blocks]; rows are padded with valid block numbers
+    tiles:         [n, 2]; of the sequences after the decodes, as `tiles_of` cuts them
     """
 
     positions: Tensor
     slots: Tensor
+    starts: Tensor
+    lengths: Tensor
     block_tables: Tensor
-    seq_lens: Tensor
+    tiles: Tensor
     num_decodes: int
-    host_query_lens: list[int]
-    host_seq_lens: list[int]
+
+
+def tiles_of(starts: Ints, num_decodes: int, queries: int) -> Ints:
+    """What programs of prefill attention take, [n, 2]: a sequence, and the first of `queries` of
+    its new tokens. Late ones first, which look at most."""
+    counts = np.diff(starts)[num_decodes:]
+    numbers = -(-counts // queries)
+    sequences = np.repeat(np.arange(len(counts)) + num_decodes, numbers)
+    ends = np.cumsum(numbers)
+    firsts = np.arange(len(sequences)) - np.repeat(ends - numbers, numbers)
+    tiles = np.stack((sequences, firsts * queries), axis=1).astype(np.int32)
+    return tiles[np.argsort(-tiles[:, 1], kind="stable")]

@@ -1,85 +1,157 @@
-"""The plain-PyTorch meaning of every kernel; contracts in `kernels/__init__.py`."""
+"""What each kernel on torch tensors computes, in plain PyTorch: the contracts, and what every
+faster one is tested against. `kernels/triton` has the same functions for a GPU.
+
+Shapes: T tokens of a step, S sequences, H query heads, G key-value heads (G divides H), D head_dim.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.kv_layer import E4M3_MOST, KvLayer, QkNorm
 from kernels.paged_batch import PagedBatch
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / sqrt(mean(x², last dim) + epsilon) * weight, of x's dtype; the mean is taken in float32.
+
+    x: [..., N]; weight: [N].
+    """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return weight * (wide * scale).to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x + y, for which x's memory may be used, and the norm of that."""
+    total = x + y
+    return total, rms_norm(total, weight, epsilon)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu of the first half of each row of x [T, 2 N], times the second: [T, N]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (x[..., i], x[..., i + D/2]) by their angles; the result is of x's dtype.
+
+    x: [T, heads, D]; cos, sin: float32 [T, D/2].
+    """
     a, b = x.float().chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
+def rotary_store(
+    qkv: Tensor,
+    angles: tuple[Tensor, Tensor],
+    positions: Tensor,
+    slots: Tensor,
+    layer: KvLayer,
+    norm: QkNorm | None = None,
+) -> Tensor:
+    """Of rows qkv [T, (H + 2 G) D], whose memory may be used: queries [T, H, D], normed if there is
+    a norm, turned by their positions; keys likewise, and values, are stored in their slots.
+
+    angles: cos and sin, float32 [context, D/2]; positions, slots: int32 [T].
+    """
+    kv_heads, dim = layer.values.shape[2], layer.values.shape[4]
+    heads = qkv.view(len(qkv), -1, dim)
+    q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norm is not None:
+        q, k = rms_norm(q, norm.q, norm.epsilon), rms_norm(k, norm.k, norm.epsilon)
+    cos, sin = (table[positions] for table in angles)
+    store_kv(rotary(k, cos, sin), v, layer, slots)
+    return rotary(q, cos, sin)
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    block_size = k_cache.shape[1]
-    blocks, offsets = slots // block_size, slots % block_size
-    k_cache[blocks, offsets] = k
-    v_cache[blocks, offsets] = v
+def store_kv(k: Tensor, v: Tensor, layer: KvLayer, slots: Tensor) -> None:
+    """Writes the keys and values of T tokens, [T, G, D], to their slots [T], all distinct."""
+    size = layer.values.shape[3]
+    blocks, offsets = slots // size, slots % size
+    content = torch.stack((k, v), dim=1)
+    if layer.scales is not None:
+        largest = content.float().abs().amax(dim=-1)
+        scales = torch.where(largest > 0, largest / E4M3_MOST, 1)
+        layer.scales[blocks, :, :, offsets] = scales
+        content = content.float() / scales[..., None]
+    _bits(layer.values)[blocks, :, :, offsets] = _bits(content.to(layer.values.dtype))
+
+
+def load_kv(layer: KvLayer, blocks: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is stored there, [*places, 2, G, D], of `dtype` or as wide as scales make it."""
+    content = _bits(layer.values)[blocks, :, :, offsets].view(layer.values.dtype)
+    if layer.scales is None:
+        return content
+    return (content.float() * layer.scales[blocks, :, :, offsets][..., None]).to(dtype)
+
+
+def _bits(values: Tensor) -> Tensor:
+    """PyTorch does not index numbers of 8 bits on every device."""
+    return values.view(torch.uint8) if values.dtype == torch.float8_e4m3fn else values
 
 
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float
+    q: Tensor, layer: KvLayer, batch: PagedBatch, scale: float, window: int = 0
 ) -> Tensor:
+    """Causal attention of each sequence's newest tokens over all its tokens in the cache, theirs
+    included (so `rotary_store` comes first); with a window over the last `window` up to itself.
+
+    q and the result: [T, H, D]; query heads h * H/G to (h + 1) * H/G - 1 share key-value head h.
+    Cache content outside the sequences' lengths has no influence, not even when it is NaN.
+    """
     outputs = []
-    if batch.num_decodes:
-        outputs.append(_decode(q[: batch.num_decodes], k_cache, v_cache, batch, scale))
-    start = batch.num_decodes
-    for row in range(batch.num_decodes, len(batch.host_query_lens)):
-        end = start + batch.host_query_lens[row]
-        length = batch.host_seq_lens[row]
-        table = batch.block_tables[row, : -(-length // k_cache.shape[1])]
-        k = k_cache[table].flatten(0, 1)[:length]
-        v = v_cache[table].flatten(0, 1)[:length]
-        outputs.append(_prefill(q[start:end], k, v, scale))
-        start = end
+    decodes = batch.num_decodes
+    if decodes:
+        outputs.append(_decode(q[:decodes], layer, batch, scale, window))
+    starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
+    for row in range(decodes, len(lengths)):
+        places = torch.arange(lengths[row], device=q.device)
+        size = layer.values.shape[3]
+        blocks = batch.block_tables[row, places // size]
+        k, v = load_kv(layer, blocks, places % size, q.dtype).unbind(1)
+        outputs.append(_prefill(q[starts[row] : starts[row + 1]], k, v, scale, window))
     return torch.cat(outputs)
 
 
-def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def _decode(q: Tensor, layer: KvLayer, batch: PagedBatch, scale: float, window: int) -> Tensor:
     """One token each of the first sequences: q [S, H, D], all at once, padded to the longest."""
     rows, heads, dim = q.shape
-    kv_heads = k_cache.shape[2]
-    positions = torch.arange(max(batch.host_seq_lens[:rows]), device=q.device)
-    lengths = batch.seq_lens[:rows, None]
+    _, _, kv_heads, size, _ = layer.values.shape
+    lengths = batch.lengths[:rows, None]
+    positions = torch.arange(int(lengths.max()), device=q.device)
     # Padding repeats a sequence's last token: what lies beyond it may be NaN, which a weight of
     # zero would not silence.
     places = positions.minimum(lengths - 1)
-    blocks = batch.block_tables.gather(1, places // k_cache.shape[1])
-    offsets = places % k_cache.shape[1]
-    k, v = k_cache[blocks, offsets], v_cache[blocks, offsets]
+    blocks = batch.block_tables.gather(1, places // size)
+    k, v = load_kv(layer, blocks, places % size, q.dtype).unbind(2)
+    mask = positions < lengths
+    if window:
+        mask &= positions >= lengths - window
     # The query heads of one key-value head are rows of one product: the cache is read once.
     result = F.scaled_dot_product_attention(
         q.view(rows, kv_heads, heads // kv_heads, dim),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=(positions < lengths)[:, None, None, :],
+        attn_mask=mask[:, None, None, :],
         scale=scale,
     )
     return result.reshape(rows, heads, dim)
 
 
-def _prefill(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def _prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
     """The last tokens of one sequence: q [n, H, D] over k, v [length, G, D]."""
     count, heads, dim = q.shape
     length, kv_heads, _ = k.shape
     groups = heads // kv_heads
     mask = None
-    if count < length:
+    if count < length or window:
         mask = torch.ones(count, length, dtype=torch.bool, device=q.device)
         mask = mask.tril_(diagonal=length - count)
+        if window:
+            mask = mask.triu_(diagonal=length - count - window + 1)
     result = F.scaled_dot_product_attention(
         q.view(count, kv_heads, groups, dim).permute(1, 2, 0, 3),
         k.transpose(0, 1).unsqueeze(1).expand(-1, groups, -1, -1),

@@ -5,6 +5,8 @@ import os
 # One thread per process: tests share two cores (set before torch is imported anywhere).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Triton decides when kernels are defined whether they are for a GPU or for its interpreter.
+os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import uuid

@@ -209,6 +209,11 @@ class Recorder:
         x.added += 1
         return x
 
+    def add_norm(self, x: Rows, y: Rows, weight: Floats, epsilon: float) -> tuple[Rows, Rows]:
+        """`add`, and the sum's `norm`."""
+        x = self.add(x, y)
+        return x, self.norm(x, weight, epsilon)
+
     def rotary(self, qkv: Rows, layer: int) -> Rows:
         """Queries and keys of [heads + 2 kv_heads, dim] turned by their positions, in place; keys
         and values stored in the cache."""

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops as kernels
-from kernels.paged_batch import PagedBatch
+from kernels import reference as kernels
+from kernels.kv_layer import KvLayer, QkNorm
+from kernels.paged_batch import tiles_of
+from tests.support.paged import paged
 
 torch.set_num_threads(1)
-BLOCK_SIZE, NUM_BLOCKS, LAYERS = 4, 32, 2
 
 
 def test_rms_norm() -> None:
@@ -41,58 +42,76 @@ def test_rotary_turns_each_pair_by_its_angle() -> None:
 
 def test_silu_and_mul() -> None:
     gate, up = torch.randn(3, 5), torch.randn(3, 5)
-    torch.testing.assert_close(kernels.silu_and_mul(gate, up), gate * gate.sigmoid() * up)
+    result = kernels.silu_and_mul(torch.cat((gate, up), dim=-1))
+    torch.testing.assert_close(result, gate * gate.sigmoid() * up)
 
 
-def paged(
-    query_lens: list[int], seq_lens: list[int], kv_heads: int, dim: int
-) -> tuple[PagedBatch, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """A batch on scattered blocks, its caches with NaN wherever nothing was stored, and each
-    sequence's keys and values; stored through `store_kv`."""
-    # As in the engine: a layer's cache is a strided view of a larger tensor.
-    memory = torch.full((NUM_BLOCKS, LAYERS, 2, BLOCK_SIZE, kv_heads, dim), torch.nan)
-    k_cache, v_cache = memory[:, 1, 0], memory[:, 1, 1]
-    free = torch.randperm(NUM_BLOCKS).tolist()
-    tables, slots, positions, content = [], [], [], []
-    for count, length in zip(query_lens, seq_lens, strict=True):
-        table = [free.pop() for _ in range(-(-length // BLOCK_SIZE))]
-        k, v = torch.randn(length, kv_heads, dim), torch.randn(length, kv_heads, dim)
-        places = torch.tensor([table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
-                               for p in range(length)])  # fmt: skip
-        kernels.store_kv(k, v, k_cache, v_cache, places)
-        tables.append(table)
-        slots.append(places[length - count :])
-        positions.append(torch.arange(length - count, length))
-        content.append((k, v))
-    width = max(map(len, tables))
-    rows = [table + [table[-1]] * (width - len(table)) for table in tables]
-    batch = PagedBatch(
-        positions=torch.cat(positions),
-        slots=torch.cat(slots),
-        block_tables=torch.tensor(rows, dtype=torch.int32),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-        num_decodes=query_lens.count(1),
-        host_query_lens=query_lens,
-        host_seq_lens=seq_lens,
+def test_add_rms_norm() -> None:
+    x, y, weight = torch.randn(5, 16), torch.randn(5, 16), torch.randn(16)
+    total, normed = kernels.add_rms_norm(x, y, weight, 1e-5)
+    torch.testing.assert_close(total, x + y)
+    torch.testing.assert_close(normed, kernels.rms_norm(x + y, weight, 1e-5))
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_queries_are_turned_and_keys_and_values_stored(with_norm: bool) -> None:
+    heads, kv_heads, dim, size = 4, 2, 8, 4
+    x, angles = torch.randn(3, heads + 2 * kv_heads, dim), torch.randn(20, dim // 2)
+    positions, slots = torch.tensor([7, 0, 19]).int(), torch.tensor([5, 2, 11]).int()
+    layer = KvLayer(torch.full((3, 2, kv_heads, size, dim), torch.nan))
+    norm = QkNorm(torch.randn(dim), torch.randn(dim), 1e-6) if with_norm else None
+    tables = (angles.cos(), angles.sin())
+    q = kernels.rotary_store(x.flatten(1).clone(), tables, positions, slots, layer, norm)
+    for token, (position, slot) in enumerate(zip([7, 0, 19], [5, 2, 11], strict=True)):
+        cos, sin = angles[[position]].cos(), angles[[position]].sin()
+        queries, keys, values = x[token].split([heads, kv_heads, kv_heads])
+        if norm is not None:
+            queries = kernels.rms_norm(queries, norm.q, norm.epsilon)
+            keys = kernels.rms_norm(keys, norm.k, norm.epsilon)
+        torch.testing.assert_close(q[token], kernels.rotary(queries[None], cos, sin)[0])
+        stored = layer.values[slot // size, :, :, slot % size]
+        torch.testing.assert_close(stored[0], kernels.rotary(keys[None], cos, sin)[0])
+        torch.testing.assert_close(stored[1], values)
+    assert layer.values.isnan().sum() == layer.values.numel() - 3 * 2 * kv_heads * dim
+
+
+def test_of_eight_bits_each_token_has_its_own_scale() -> None:
+    layer = KvLayer(
+        torch.zeros(2, 2, 3, 4, 8).to(torch.float8_e4m3fn), torch.full((2, 2, 3, 4), torch.nan)
     )
-    assert memory[:, 0].isnan().all(), "another layer was written to"
-    return batch, k_cache, v_cache, content
+    k, v = torch.randn(3, 3, 8) * torch.tensor([1e-3, 1, 1e4])[:, None, None], torch.randn(3, 3, 8)
+    v[1] = 0
+    slots = torch.tensor([6, 1, 3])
+    kernels.store_kv(k, v, layer, slots)
+    loaded = kernels.load_kv(layer, slots // 4, slots % 4, torch.float32)
+    torch.testing.assert_close(loaded[:, 0], k, rtol=2**-4, atol=0.01 * 1e-3)
+    torch.testing.assert_close(loaded[:, 1], v, rtol=2**-4, atol=0.01)
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def test_tiles_cover_each_new_token_once() -> None:
+    starts = torch.tensor([0, 1, 2, 9, 10, 22]).numpy()
+    tiles = tiles_of(starts, 2, 5).tolist()
+    assert sorted(tiles) == [[2, 0], [2, 5], [3, 0], [4, 0], [4, 5], [4, 10]]
+    assert [first for _, first in tiles] == sorted((t[1] for t in tiles), reverse=True)
+    assert tiles_of(starts[:3], 2, 5).shape == (0, 2)
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
     """One head and one query at a time, from the formula."""
     count, heads, _ = q.shape
     length, kv_heads, _ = k.shape
     result = torch.empty_like(q)
     for i in range(count):
-        visible = length - count + i + 1
+        end = length - count + i + 1
+        seen = slice(max(end - window, 0) if window else 0, end)
         for head in range(heads):
             group = head // (heads // kv_heads)
-            weights = (k[:visible, group] @ q[i, head] * scale).softmax(0)
-            result[i, head] = weights @ v[:visible, group]
+            weights = (k[seen, group] @ q[i, head] * scale).softmax(0)
+            result[i, head] = weights @ v[seen, group]
     return result
 
 
+@pytest.mark.parametrize("window", [0, 1, 4])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
 @pytest.mark.parametrize(
     ("query_lens", "seq_lens"),
@@ -105,16 +124,16 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     ],
 )
 def test_paged_attention(
-    heads: int, kv_heads: int, query_lens: list[int], seq_lens: list[int]
+    heads: int, kv_heads: int, query_lens: list[int], seq_lens: list[int], window: int
 ) -> None:
     torch.manual_seed(0)
     dim = 8
-    batch, k_cache, v_cache, content = paged(query_lens, seq_lens, kv_heads, dim)
+    case = paged(query_lens, seq_lens, kv_heads, dim)
     q = torch.randn(sum(query_lens), heads, dim)
     scale = 1 / math.sqrt(dim)
-    result = kernels.paged_attention(q, k_cache, v_cache, batch, scale)
+    result = kernels.paged_attention(q, case.layer, case.batch, scale, window)
     expected = [
-        dense_attention(part, k, v, scale)
-        for part, (k, v) in zip(q.split(query_lens), content, strict=True)
+        dense_attention(part, k, v, scale, window)
+        for part, (k, v) in zip(q.split(query_lens), case.content, strict=True)
     ]
     torch.testing.assert_close(result, torch.cat(expected))

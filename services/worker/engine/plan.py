@@ -54,6 +54,13 @@ class StepPlan:
         found: Ints = self.starts[1:][self.sampled] - 1
         return found
 
+    def slots(self, block_size: int) -> Ints:
+        """[T]: block * block_size + offset, where the tokens' keys and values go."""
+        sequences = np.repeat(np.arange(len(self.lengths)), np.diff(self.starts))
+        blocks = self.block_tables[sequences, self.positions // block_size]
+        found: Ints = blocks * block_size + self.positions % block_size
+        return found
+
     def results(self, sampled_ids: Seq[int]) -> list[Result]:
         """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite."""
         results = [Result([]) for _ in self.lengths]

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import ops
-from kernels.paged_batch import PagedBatch
+from kernels import reference
+from kernels.kv_layer import KvLayer
+from kernels.paged_batch import PagedBatch, tiles_of
 from services.worker.engine.checkpoint import Stored, read_tensors
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import block_shape
@@ -39,7 +40,7 @@ class TorchRunner:
             config,
             model,
             dtype=name,
-            kernels=ops.implementation(self._device),
+            kernels="reference",
             kv_order="rows",
             num_parameters=weights.num_parameters,
             parameter_bytes=weights.num_parameters * dtype.itemsize,
@@ -47,10 +48,10 @@ class TorchRunner:
         shape = (self.info.num_blocks, *block_shape(model, config.block_size))
         self.cache = TorchCache(shape, dtype, self._device)
         cos, sin = build_rope(model.rope).tables(np.arange(self.info.max_model_len))
-        self.angles = [torch.from_numpy(table).to(self._device) for table in (cos, sin)]
+        self.angles = (self.tensor(cos), self.tensor(sin))
         self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
         """Ids of the step launched last; -1: the row's logits are not finite."""
-        self.geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
+        self.head_dim = model.head_dim
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "_Launched":
@@ -72,19 +73,14 @@ class TorchRunner:
         return ticket.plan.results(ticket.wait())
 
     def _batch(self, plan: StepPlan) -> PagedBatch:
-        size = self.info.block_size
-        counts = np.diff(plan.starts)
-        rows = np.repeat(np.arange(len(counts)), counts)
-        positions = plan.positions.astype(np.int64)
-        blocks = plan.block_tables[rows, positions // size].astype(np.int64)
         return PagedBatch(
-            positions=self.tensor(positions),
-            slots=self.tensor(blocks * size + positions % size),
+            positions=self.tensor(plan.positions),
+            slots=self.tensor(plan.slots(self.info.block_size)),
+            starts=self.tensor(plan.starts),
+            lengths=self.tensor(plan.lengths),
             block_tables=self.tensor(plan.block_tables),
-            seq_lens=self.tensor(plan.lengths),
+            tiles=self.tensor(tiles_of(plan.starts, plan.num_decodes, queries=64)),
             num_decodes=plan.num_decodes,
-            host_query_lens=counts.tolist(),
-            host_seq_lens=plan.lengths.tolist(),
         )
 
     def tensor(self, values: np.ndarray) -> Tensor:
@@ -117,35 +113,34 @@ class _Step:
         self._ids = token_ids
         self._rows = runner.tensor(plan.rows)
         self._cache, self._batch = runner.cache, batch
-        self._heads, self._kv_heads, self._dim = runner.geometry
-        self._cos, self._sin = (table[batch.positions] for table in runner.angles)
+        self._angles, self._dim = runner.angles, runner.head_dim
 
     def embed(self, table: Tensor) -> Tensor:
         return table[self._ids]
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return ops.rms_norm(x, weight, epsilon)
+        return reference.rms_norm(x, weight, epsilon)
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        return reference.add_rms_norm(x, y, weight, epsilon)
 
     def linear(self, x: Tensor, weights: Linear) -> Tensor:
         return F.linear(x, *weights)
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
     def silu_mul(self, x: Tensor) -> Tensor:
-        return ops.silu_and_mul(*x.chunk(2, dim=-1))
+        return reference.silu_and_mul(x)
 
     def rotary(self, qkv: Tensor, layer: int) -> Tensor:
-        heads = qkv.view(len(qkv), -1, self._dim)
-        q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
-        k = ops.rotary(k, self._cos, self._sin)
-        ops.store_kv(k, v, *self._cache.layer(layer), self._batch.slots)
-        return ops.rotary(q, self._cos, self._sin)
+        return reference.rotary_store(
+            qkv, self._angles, self._batch.positions, self._batch.slots, self._cache.layer(layer)
+        )
 
     def attention(self, queries: Tensor, layer: int, width: int) -> Tensor:
-        scale: float = self._dim**-0.5
-        k_cache, v_cache = self._cache.layer(layer)
-        y = ops.paged_attention(queries, k_cache, v_cache, self._batch, scale)
+        y = reference.paged_attention(
+            queries, self._cache.layer(layer), self._batch, scale=self._dim**-0.5
+        )
         return y.reshape(len(y), width)
 
     def sampled(self, x: Tensor) -> Tensor:
@@ -163,10 +158,8 @@ class TorchCache:
         else:
             self._data = torch.zeros(shape, dtype=dtype, device=device)
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each [num_blocks, block_size, kv_heads, head_dim]."""
-        k, v = self._data[:, index].transpose(-2, -3).unbind(1)
-        return k, v
+    def layer(self, index: int) -> KvLayer:
+        return KvLayer(self._data[:, index])
 
     def read(self, blocks: list[int]) -> memoryview:
         content = self._data[torch.tensor(blocks, device=self._data.device)].cpu()

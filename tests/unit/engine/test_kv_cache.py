@@ -53,12 +53,12 @@ def test_the_reference_keeps_a_heads_tokens_in_order(
     shape = block_shape(read_config(checkpoint()), 4)
     cache = TorchCache((6, *shape), dtype, torch.device("cpu"))
     for layer in range(shape[0]):
-        for side, part in enumerate(cache.layer(layer)):
+        for side, part in enumerate(cache.layer(layer).values.transpose(2, 3).unbind(1)):
             assert part.shape == (6, 4, shape[2], shape[4])
             part.copy_(torch.randn(part.shape))
             part[5, 1] = 10 * layer + side + 1
     content = torch.frombuffer(bytearray(cache.read([5, 2])), dtype=dtype).view(2, *shape)
     for layer in range(shape[0]):
-        for side, part in enumerate(cache.layer(layer)):
+        for side, part in enumerate(cache.layer(layer).values.transpose(2, 3).unbind(1)):
             assert (content[0, layer, side, :, 1] == 10 * layer + side + 1).all()
             assert torch.equal(content[1, layer, side], part[2].transpose(0, 1))

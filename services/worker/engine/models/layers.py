@@ -41,8 +41,8 @@ class Ops(Protocol):
     def linear(self, x: Rows, weights: Matrix) -> Rows:
         """x W^T + bias."""
 
-    def add(self, x: Rows, y: Rows) -> Rows:
-        """x + y, of which y was computed last, and x is not used again."""
+    def add_norm(self, x: Rows, y: Rows, weight: Vector, epsilon: float) -> tuple[Rows, Rows]:
+        """x + y, of which y was computed last and x is not used again; and its `norm`."""
 
     def silu_mul(self, x: Rows) -> Rows:
         """silu of the first half of each row, times the second."""

@@ -47,13 +47,14 @@ class Llama:
         [R, vocab]."""
         epsilon = self._config.rms_norm_epsilon
         width = self._config.num_heads * self._config.head_dim
+        norms = [*(layer.attention_norm for layer in self._layers), self._norm]
         x = ops.embed(self._embed)
+        y = ops.norm(x, norms[0], epsilon)
         for index, layer in enumerate(self._layers):
-            qkv = ops.linear(ops.norm(x, layer.attention_norm, epsilon), layer.qkv)
-            y = ops.attention(ops.rotary(qkv, index), index, width)
+            y = ops.attention(ops.rotary(ops.linear(y, layer.qkv), index), index, width)
             if index == len(self._layers) - 1:  # nobody looks at the others any more
                 x, y = ops.sampled(x), ops.sampled(y)
-            x = ops.add(x, ops.linear(y, layer.out))
-            gate_up = ops.linear(ops.norm(x, layer.mlp_norm, epsilon), layer.gate_up)
-            x = ops.add(x, ops.linear(ops.silu_mul(gate_up), layer.down))
-        return ops.linear(ops.norm(x, self._norm, epsilon), self._head)
+            x, y = ops.add_norm(x, ops.linear(y, layer.out), layer.mlp_norm, epsilon)
+            y = ops.linear(ops.silu_mul(ops.linear(y, layer.gate_up)), layer.down)
+            x, y = ops.add_norm(x, y, norms[index + 1], epsilon)
+        return ops.linear(y, self._head)

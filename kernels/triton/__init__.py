@@ -1,0 +1,15 @@
+"""Kernels for NVIDIA GPUs, in Triton; contracts in `kernels/reference.py`.
+
+    attend.py        the inner loop of attention: pages, softmax as it goes
+    prefill.py       attention of many new tokens of a sequence
+    decode.py        attention of one, the sequence cut in splits; merge.py puts these together
+    norm.py          root mean square norm, alone or with the addition before it
+    rotary.py        turned queries; turned keys and values into the cache
+    activation.py    silu(gate) * up
+    sampling.py      the next tokens, without a sort; philox.py its noise
+    numbers.py       what Triton's interpreter needs otherwise
+    launch.py        what launches have in common
+    aot.py           compiles all of them for a GPU that need not be there
+
+`TRITON_INTERPRET=1`, set before these modules are imported, runs them on CPU tensors, slowly.
+"""

@@ -1,0 +1,206 @@
+"""Compiles the kernels for a GPU that need not be there: `python -m kernels.triton.aot`.
+
+It is the launches of the kernels' own functions that are compiled, made on tensors without
+memory: so with the constants and the alignment that a model of these sizes brings. Prints a line of
+JSON for each: the kernel, its constants, its registers, stack (what spilled) and shared memory.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from kernels.kv_layer import KvLayer, QkNorm
+from kernels.paged_batch import PagedBatch
+from kernels.triton import activation, decode, norm, prefill, rotary, sampling
+
+CAPABILITY = 90
+_TYPES = {
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's sizes."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    hidden: int = 2048
+    inner: int = 8192
+    vocab: int = 128256
+    dtype: torch.dtype = torch.bfloat16
+    eight_bits: bool = False
+    """Keys and values."""
+    window: int = 0
+    qk_norm: bool = False
+
+
+CASES = (
+    Case(32, 8, 64),  # as Llama 3.2 1B
+    Case(32, 8, 128, eight_bits=True),  # as Llama 3.1 8B
+    Case(32, 8, 128, window=4096),  # as Mistral 7B
+    Case(9, 3, 64, 576, 1536, 49152),  # as SmolLM 135M
+    Case(16, 16, 128),  # a head each
+    Case(64, 8, 128, 8192),  # as Llama 3.1 70B
+    Case(16, 8, 128, qk_norm=True),  # as Qwen3 0.6B
+    Case(32, 8, 64, dtype=torch.float32),
+)
+
+
+def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
+    """Each kernel once, as a runner launches it, on memory that nobody filled."""
+
+    def room(*shape: int, dtype: torch.dtype = case.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def ints(*shape: int) -> Tensor:
+        return room(*shape, dtype=torch.int32)
+
+    tokens, blocks, context = 32, 64, 8192
+    shape = (blocks, 4, 2, case.kv_heads, block_size)
+    stored = torch.float8_e4m3fn if case.eight_bits else case.dtype
+    values = room(*shape, case.dim, dtype=stored)[:, 1]
+    scales = room(*shape, dtype=torch.float32)[:, 1] if case.eight_bits else None
+    layer = KvLayer(values, scales)
+    batch = PagedBatch(
+        positions=ints(tokens),
+        slots=ints(tokens),
+        starts=ints(17),
+        lengths=ints(16),
+        block_tables=ints(16, context // block_size),
+        tiles=ints(16, 2),
+        num_decodes=8,
+    )
+    angles = (room(context, case.dim // 2, dtype=torch.float32),) * 2
+    weight, head = room(case.hidden), room(case.dim)
+    width = (case.heads + 2 * case.kv_heads) * case.dim
+    qk_norm = QkNorm(head, head, 1e-6) if case.qk_norm else None
+    splits = decode.Splits.of(16, case.heads, case.dim, context, device)
+    x = room(tokens, case.hidden)
+    norm.rms_norm(x, weight, 1e-5)
+    norm.add_rms_norm(x, x, weight, 1e-5)
+    activation.silu_and_mul(room(tokens, 2 * case.inner))
+    q = rotary.rotary_store(
+        room(tokens, width), angles, batch.positions, batch.slots, layer, qk_norm
+    )
+    out = room(tokens, case.heads, case.dim)
+    decode.decode(out, q, layer, batch, 0.1, case.window, splits)
+    prefill.prefill(out, q, layer, batch, 0.1, case.window)
+    sampling.sample(
+        ints(16),
+        room(16, case.vocab),
+        ints(16, sampling.WORDS),
+        sampling.SamplerRoom.of(16, case.vocab, device),
+    )
+
+
+def compile_all(cases: tuple[Case, ...] = CASES) -> Iterator[dict[str, Any]]:
+    """Each kernel of each case that differs from those before."""
+    done = set()
+    for case in cases:
+        for kernel, bound, options in _launches(partial(launch_all, case, torch.device("meta"))):
+            source = _source(kernel, bound)
+            key = (kernel.__name__, source.hash(), *options.items())
+            if key not in done:
+                done.add(key)
+                yield _compiled(kernel, source, options)
+
+
+def _launches(launch: Callable[[], None]) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """What `launch` launches: kernels, their arguments by name, options of the compiler."""
+    found = []
+
+    def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        bound = dict(zip(kernel.arg_names, args, strict=False))
+        names = [name for name in ("num_warps", "num_stages") if name in named]
+        options: dict[str, Any] = {name: named.pop(name) for name in names}
+        found.append((kernel, bound | named, options))
+
+    with _replaced(record):
+        launch()
+    return found
+
+
+@contextmanager
+def _replaced(run: Callable[..., None]) -> Iterator[None]:
+    own = JITFunction.run
+    JITFunction.run = run
+    try:
+        yield
+    finally:
+        JITFunction.run = own
+
+
+def _source(kernel: Any, bound: dict[str, Any]) -> ASTSource:
+    signature, constants, aligned = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = bound[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[(place,)] = "constexpr", value
+            continue
+        if isinstance(value, Tensor):
+            signature[parameter.name] = f"*{_TYPES[value.dtype]}"
+            divides = value.storage_offset() * value.itemsize % 16 == 0
+        else:
+            signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+            divides = isinstance(value, int) and value % 16 == 0
+        if divides:
+            aligned[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, aligned)
+
+
+def _compiled(kernel: Any, source: ASTSource, options: dict[str, Any]) -> dict[str, Any]:
+    target = GPUTarget("cuda", CAPABILITY, 32)
+    compiled = triton.compile(source, target=target, options=options)
+    constants = {kernel.arg_names[place[0]]: value for place, value in source.constants.items()}
+    return {
+        "kernel": kernel.__name__,
+        "constants": constants,
+        "types": [kind for kind in source.signature.values() if kind.startswith("*")],
+        "shared_bytes": compiled.metadata.shared,
+        **_resources(compiled.asm["cubin"]),
+    }
+
+
+def _resources(binary: bytes) -> dict[str, int]:
+    """Registers of a thread, and bytes of its stack: what did not fit in them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = dict(part.split(":", 1) for part in told.split() if ":" in part)
+    return {"registers": int(found["REG"]), "stack_bytes": int(found["STACK"])}
+
+
+def main() -> int:
+    """Exit status: 0; a kernel that does not compile raises."""
+    if triton.knobs.runtime.interpret:
+        print("TRITON_INTERPRET is set: there is nothing to compile", file=sys.stderr)
+        return 2
+    for line in compile_all():
+        print(json.dumps(line), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

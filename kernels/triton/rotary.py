@@ -1,0 +1,134 @@
+"""What lies between the query-key-value product and attention, in one pass over its rows: the norm
+of queries and keys where a model has one, the turn by the position, and the way into the cache."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.kv_layer import E4M3_MOST, KvLayer, QkNorm
+from kernels.triton.launch import INTERPRETED, power_of_two
+from kernels.triton.numbers import to_e4m3
+
+_HEADS = 8
+"""Of one program."""
+
+
+@triton.jit
+def rotary_kernel(
+    qkv,
+    qkv_stride,
+    positions,
+    slots,
+    cos,
+    sin,
+    q_weight,
+    k_weight,
+    epsilon,
+    cache,
+    block_stride,
+    side_stride,
+    head_stride,
+    scales,
+    scales_block_stride,
+    scales_side_stride,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    PADDED: tl.constexpr,
+    NORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    MOST: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    dims = tl.arange(0, PADDED)
+    inside = dims < HALF
+    is_query, is_value = heads < Q_HEADS, heads >= Q_HEADS + KV_HEADS
+    mask = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    kind = qkv.dtype.element_ty
+
+    place = qkv + token * qkv_stride + heads[:, None] * (2 * HALF) + dims[None, :]
+    a = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        factor = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + epsilon)[:, None]
+        chosen = is_query[:, None]
+        q_a = tl.load(q_weight + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        q_b = tl.load(q_weight + HALF + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_a = tl.load(k_weight + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_b = tl.load(k_weight + HALF + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        normed_a = (a * factor).to(kind).to(tl.float32) * tl.where(chosen, q_a, k_a)
+        normed_b = (b * factor).to(kind).to(tl.float32) * tl.where(chosen, q_b, k_b)
+        a = tl.where(is_value[:, None], a, normed_a.to(kind).to(tl.float32))
+        b = tl.where(is_value[:, None], b, normed_b.to(kind).to(tl.float32))
+    angle = tl.load(positions + token).to(tl.int64) * HALF + dims
+    c = tl.where(is_value[:, None], 1.0, tl.load(cos + angle, mask=inside, other=0.0)[None, :])
+    s = tl.where(is_value[:, None], 0.0, tl.load(sin + angle, mask=inside, other=0.0)[None, :])
+    turned_a, turned_b = a * c - b * s, b * c + a * s
+
+    queries = mask & is_query[:, None]
+    tl.store(place, turned_a.to(kind), mask=queries)
+    tl.store(place + HALF, turned_b.to(kind), mask=queries)
+
+    slot = tl.load(slots + token)
+    block, offset = (slot // BLOCK_SIZE).to(tl.int64), slot % BLOCK_SIZE
+    side = is_value.to(tl.int64)
+    kv_head = heads - Q_HEADS - side * KV_HEADS
+    stored = mask & (heads >= Q_HEADS)[:, None]
+    if SCALED:
+        high = tl.maximum(tl.max(tl.abs(turned_a), 1), tl.max(tl.abs(turned_b), 1))
+        factor = tl.where(high > 0, high / MOST, 1.0)
+        at = block * scales_block_stride + side * scales_side_stride + kv_head * BLOCK_SIZE + offset
+        there = (heads >= Q_HEADS) & (heads < Q_HEADS + 2 * KV_HEADS)
+        tl.store(scales + at, factor, mask=there)
+        turned_a = to_e4m3(turned_a / factor[:, None], WIDE)
+        turned_b = to_e4m3(turned_b / factor[:, None], WIDE)
+    at = block * block_stride + side * side_stride + kv_head * head_stride + offset * (2 * HALF)
+    target = cache + at[:, None] + dims[None, :]
+    tl.store(target, turned_a.to(cache.dtype.element_ty), mask=stored)
+    tl.store(target + HALF, turned_b.to(cache.dtype.element_ty), mask=stored)
+
+
+def rotary_store(
+    qkv: Tensor,
+    angles: tuple[Tensor, Tensor],
+    positions: Tensor,
+    slots: Tensor,
+    layer: KvLayer,
+    norm: QkNorm | None = None,
+) -> Tensor:
+    _, _, kv_heads, block_size, dim = layer.values.shape
+    heads = qkv.shape[1] // dim
+    q_heads = heads - 2 * kv_heads
+    cos, sin = angles
+    scales = layer.values if layer.scales is None else layer.scales
+    rotary_kernel[(len(qkv), triton.cdiv(heads, _HEADS))](
+        qkv,
+        qkv.stride(0),
+        positions,
+        slots,
+        cos,
+        sin,
+        qkv if norm is None else norm.q,
+        qkv if norm is None else norm.k,
+        0.0 if norm is None else norm.epsilon,
+        layer.values,
+        *layer.values.stride()[:3],
+        scales,
+        *scales.stride()[:2],
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEADS=_HEADS,
+        BLOCK_SIZE=block_size,
+        HALF=dim // 2,
+        PADDED=power_of_two(dim // 2),
+        NORM=norm is not None,
+        SCALED=layer.scales is not None,
+        MOST=E4M3_MOST,
+        WIDE=INTERPRETED,
+        num_warps=4,
+    )
+    return qkv.view(len(qkv), heads, dim)[:, :q_heads]

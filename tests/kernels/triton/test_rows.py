@@ -1,0 +1,76 @@
+"""The kernels over rows, run by Triton's interpreter, against the reference.
+
+The interpreter cuts what float32 loses on the way to bfloat16 off, where a GPU rounds: a last bit.
+"""
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.kv_layer import QkNorm
+from kernels.triton import activation, norm, rotary
+from tests.support.paged import paged
+
+torch.set_num_threads(1)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@each_dtype
+@pytest.mark.parametrize("width", [64, 96, 576])
+def test_norm_alone_and_with_the_sum_before_it(width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y, weight = (torch.randn(n, width).to(dtype) for n in (5, 5, 1))
+    x = torch.cat((x, x), dim=1)[:, :width]  # rows need not lie side by side
+    close(norm.rms_norm(x, weight[0], 1e-5), reference.rms_norm(x, weight[0], 1e-5))
+    expected = reference.add_rms_norm(x, y, weight[0], 1e-5)
+    for found, want in zip(norm.add_rms_norm(x, y, weight[0], 1e-5), expected, strict=True):
+        close(found, want)
+
+
+@each_dtype
+@pytest.mark.parametrize("width", [48, 1100])
+def test_silu_and_mul(width: int, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 2 * width).to(dtype) * 4
+    close(activation.silu_and_mul(x), reference.silu_and_mul(x))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "eight_bits"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)],
+)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (9, 3, 24), (8, 1, 128)])
+def test_rotary_and_store(
+    heads: int, kv_heads: int, dim: int, eight_bits: bool, normed: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    case = paged([1, 4, 2], [9, 11, 2], kv_heads, dim, dtype=dtype, eight_bits=eight_bits)
+    qkv = torch.randn(7, (heads + 2 * kv_heads) * dim).to(dtype)
+    angles = torch.randn(20, dim // 2)
+    tables = angles.cos(), angles.sin()
+    qk_norm = None
+    if normed:
+        qk_norm = QkNorm(torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6)
+    batch, expected, found = case.batch, case.copy(), case.copy()
+    to = (tables, batch.positions, batch.slots)
+    want = reference.rotary_store(qkv.clone(), *to, expected, qk_norm)
+    close(rotary.rotary_store(qkv.clone(), *to, found, qk_norm), want)
+
+    written = torch.zeros(found.values.shape[:-1], dtype=torch.bool)
+    size = found.values.shape[3]
+    written[batch.slots // size, :, :, batch.slots % size] = True
+    was = case.layer.values.view(torch.uint8), found.values.view(torch.uint8)
+    assert torch.equal(was[0][~written], was[1][~written]), "another token's place was written to"
+    places = batch.slots // size, slice(None), slice(None), batch.slots % size
+    if eight_bits:  # but for numbers whose last bit decides
+        same = found.values.view(torch.uint8)[places] == expected.values.view(torch.uint8)[places]
+        assert same.float().mean() > 0.99
+        torch.testing.assert_close(found.scales[places], expected.scales[places])
+    else:
+        close(found.values[places], expected.values[places])

@@ -1,0 +1,91 @@
+"""The GPU's sampler, run by Triton's interpreter, against the one in torch that says what sampling
+is."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.triton.sampling import SamplerRoom, sample
+from services.worker.engine import sampler
+from services.worker.engine.messages import Sampling
+from tests.support.samplings import as_rows
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, at infinities
+VOCAB, ROWS = 2051, 12
+"""More than two tiles, of which the last is all but empty."""
+
+
+def rows_of_logits() -> torch.Tensor:
+    """Flat and steep, of two levels, with ties, shifted, and with tokens that are out."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(ROWS, VOCAB, generator=generator) * torch.logspace(-1, 1.3, ROWS)[:, None]
+    logits[3] = logits[3].round()
+    logits[5] += 1e4
+    logits[7, ::2] = -torch.inf
+    logits[9] = torch.where(torch.arange(VOCAB) == 77, 50.0, 0.0)
+    logits[11] = 0
+    return logits
+
+
+def drawn(logits: torch.Tensor, samplings: list[Sampling], positions: list[int]) -> list[int]:
+    rows = as_rows(samplings, positions)
+    tokens = torch.full((len(rows),), 10**6, dtype=torch.int32)
+    room = SamplerRoom.of(len(rows), logits.shape[1], logits.device)
+    sample(tokens, logits, torch.from_numpy(rows.view(np.int32).reshape(len(rows), -1)), room)
+    return tokens.tolist()
+
+
+def expected(logits: torch.Tensor, samplings: list[Sampling], positions: list[int]) -> list[int]:
+    batch = sampler.SamplingBatch.of(as_rows(samplings, positions), torch.device("cpu"))
+    return sampler.sample(logits, batch).tolist()
+
+
+KINDS = [
+    Sampling(1, temperature=0.3),
+    Sampling(1, temperature=3.0, top_k=5),
+    Sampling(1, temperature=1.0, top_k=5000, top_p=0.5),
+    Sampling(1, temperature=2.0, top_p=0.999),
+    Sampling(1, temperature=1.0, top_p=1e-9),
+    Sampling(1, temperature=1.0, top_k=40, top_p=0.8),
+    Sampling(1, temperature=1e-30, top_k=3),
+]
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_the_same_tokens_as_in_torch(turn: int) -> None:
+    """Rows of all kinds together; each turn brings each row of logits another."""
+    logits = rows_of_logits()
+    generator = np.random.default_rng(turn)
+    seeds = generator.integers(0, 2**64, ROWS, np.uint64).tolist()
+    positions = generator.integers(0, 2**31 - 1, ROWS).tolist()
+    samplings = [
+        Sampling(1, of.temperature, of.top_k, of.top_p, seed=seed)
+        for seed, of in zip(seeds, (KINDS * 4)[2 * turn :], strict=False)
+    ]
+    assert drawn(logits, samplings, positions) == expected(logits, samplings, positions)
+
+
+def test_greedy_and_drawn_rows_together_and_of_bfloat16() -> None:
+    logits = rows_of_logits().bfloat16()
+    greedy = [Sampling(1, temperature=0.0), Sampling(1, temperature=1.0, top_k=1, seed=9)]
+    samplings = [*greedy, Sampling(1, temperature=1.0, seed=2**64 - 1, top_p=0.9)] * 4
+    found = drawn(logits, samplings, list(range(ROWS)))
+    assert found == expected(logits.float(), samplings, list(range(ROWS)))
+    best = logits.float().argmax(-1).tolist()
+    assert [found[i] for i in range(ROWS) if i % 3 < 2] == [
+        best[i] for i in range(ROWS) if i % 3 < 2
+    ]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    "of", [Sampling(1, temperature=0.0), Sampling(1, temperature=1.0, top_p=0.5)], ids=str
+)
+def test_logits_that_are_not_finite_are_told(of: Sampling, bad: float) -> None:
+    logits = torch.zeros(4, VOCAB)
+    logits[0, 0] = logits[1, VOCAB - 1] = bad
+    logits[2, :] = -torch.inf
+    found = drawn(logits, [of] * 4, [1] * 4)
+    assert found[:3] == [-1] * 3
+    assert found[3] >= 0
