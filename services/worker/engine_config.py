@@ -15,6 +15,7 @@ def engine_config(own: WorkerSettings, folder: str) -> EngineConfig:
         kv_cache_bytes=own.kv_cache_bytes,
         max_model_len=own.max_model_len or None,
         max_batched_tokens=own.max_batched_tokens,
+        target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
         threads=own.threads,
     )

@@ -36,6 +36,7 @@ class News:
             queued_prefill_tokens=load.queued_prefill_tokens,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_ms=load.decode_step_ms,
+            prompt_share=load.prompt_share,
         )
         news = worker_pb2.WorkerNews(load=self._load)
         for event in events:

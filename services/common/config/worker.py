@@ -30,6 +30,13 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(16, gt=0, description="tokens per KV block")
     kv_cache_bytes: int = Field(256 * 2**20, gt=0)
     max_batched_tokens: int = Field(512, gt=0, description="token budget of one engine step")
+    target_itl_ms: float = Field(
+        0,
+        ge=0,
+        le=60_000,
+        description="ms that a step aims to take at most while sequences decode, so how small the "
+        "chunks of prompts beside them are; 0: twice what decoding alone takes",
+    )
     max_running: int = Field(32, gt=0, description="sequences in one engine step")
     max_model_len: int = Field(0, ge=0, description="tokens; 0: the checkpoint's own limit")
     threads: int = Field(1, gt=0, description="CPU threads of the engine process")

@@ -1,5 +1,6 @@
 """The engine's settings."""
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -29,7 +30,10 @@ class EngineConfig:
     """Tokens of prompt and output together. None: the checkpoint's context, or what the KV cache
     holds if that is less."""
     max_batched_tokens: int = 512
-    """Tokens computed in one step at most: what a decode may have to wait for."""
+    """Tokens computed in one step at most."""
+    target_itl_ms: float | None = None
+    """What a step aims to take at most while sequences decode: prompts are computed in so small
+    chunks. None: twice what decoding alone takes (prompt_room.py)."""
     max_running: int = 64
     """Sequences in one step at most."""
     prefix_caching: bool = True
@@ -44,6 +48,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 or None, is {value}")
+        if self.target_itl_ms is not None and not 0 < self.target_itl_ms < math.inf:
+            raise ValueError(f"target_itl_ms must be positive or None, is {self.target_itl_ms}")
         if self.max_batched_tokens < self.max_running:
             raise ValueError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must not be less than max_running "

@@ -7,6 +7,7 @@ from services.worker.engine import kv_payload
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.cost_model import CostModel
 from services.worker.engine.limits import find_error
 from services.worker.engine.load_meter import LoadMeter
 from services.worker.engine.messages import (
@@ -28,6 +29,7 @@ from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Chunk, Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
 from services.worker.engine.steps import Steps
+from services.worker.engine.warm_up import warm_up
 
 LONG_STEP_S = 1.0
 
@@ -48,17 +50,24 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Loads the model. Raises UnsupportedModel or ValueError."""
+        """Loads the model and warms up. Raises UnsupportedModel or ValueError."""
         self.config = config
         self._runner = make_runner(config)
         self.info: ModelInfo = self._runner.info
         self.pool = BlockPool(self.info.num_blocks, self.info.block_size)
+        self._cost = CostModel()
+        warm_up(self._runner, self._cost, config.max_running, config.max_batched_tokens)
+        self._meter = LoadMeter(self._cost, config.max_batched_tokens)
         self.scheduler = Scheduler(
-            self.pool, config.max_batched_tokens, config.max_running, config.prefix_caching
+            self.pool,
+            self._cost,
+            config.max_batched_tokens,
+            config.max_running,
+            config.prefix_caching,
+            None if config.target_itl_ms is None else config.target_itl_ms / 1000,
         )
         self._eos_token_ids = frozenset(self.info.eos_token_ids)
         self._arrivals = itertools.count()
-        self._meter = LoadMeter(self.info.num_parameters, self.info.device)
         self.on_long_step: Callable[[float], None] = lambda expected_s: None
         """Called before a step that is expected to take LONG_STEP_S or more."""
         self._steps = Steps(self._runner, self.info.block_size)
@@ -128,7 +137,7 @@ class Engine:
         output, started = self._now, now_ns()
         step = self.scheduler.schedule()
         self._report_schedule(step, started)
-        self._announce(step.chunks)
+        self._announce(step)
         running = self._steps.launch(step.chunks, started)
         results = self._steps.collect(running)
         ended = now_ns()
@@ -140,7 +149,8 @@ class Engine:
         output.duration_ns = ended - started
         output.prefill_tokens = sum(c.count for c in step.chunks if not c.is_decode)
         output.decode_tokens = sum(c.count for c in step.chunks if c.is_decode)
-        self._meter.add(output.prefill_tokens, output.decode_tokens, started, output.duration_ns)
+        if not any(result.error for result in results):
+            self._meter.add(step.shape, output.duration_ns / 1e9)
         output.kv_events = self.pool.take_events()
         output.pending = self.scheduler.num_pending
         output.load = self.load()
@@ -158,6 +168,7 @@ class Engine:
             queued_prefill_tokens=self.scheduler.queued_prefill_tokens,
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
             decode_step_ms=self._meter.decode_step_ms,
+            prompt_share=self.scheduler.prompt_share,
         )
 
     def snapshot(self) -> list[bytes]:
@@ -169,9 +180,8 @@ class Engine:
         """Raises IntegrityError if a block leaked. For idle moments: it looks at every block."""
         self.scheduler.check()
 
-    def _announce(self, chunks: list[Chunk]) -> None:
-        tokens = sum(chunk.count for chunk in chunks if not chunk.is_decode)
-        expected_s = self._meter.expected_s(tokens, len(chunks))
+    def _announce(self, step: Step) -> None:
+        expected_s = self._cost.step_s(step.shape)
         if expected_s >= LONG_STEP_S:
             self.on_long_step(expected_s)
 

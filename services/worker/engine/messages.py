@@ -202,9 +202,11 @@ class Load:
     queued_prefill_tokens: int
     """Prompt tokens not yet computed, over all sequences that compute here."""
     prefill_tokens_per_s: float
-    """Moving average over steps that prefill; 0: not yet known."""
+    """Of whole chunks with no decodes beside them; 0: not yet known."""
     decode_step_ms: float
-    """Moving average over steps that only decode; 0: not yet known."""
+    """Of those that decode now, or did last, with no prompts beside them; 0: not yet known."""
+    prompt_share: float
+    """Of the time, what prompts get beside those that decode now: 1 if nobody does."""
 
 
 @dataclass(slots=True)

@@ -3,11 +3,18 @@
 Order of a step, under a budget of `max_batched_tokens`:
 
 1. Decodes: one token for each running sequence that has only that left.
-2. Prompts already begun, in chunks as large as the budget allows.
-3. New sequences, while there are places (`max_running`), blocks and budget.
+2. Prompts, begun or new, in chunks; new ones while there are places (`max_running`) and blocks.
 
-Within each, sequences go by (priority, arrival). The queue's head is never overtaken, so nobody
-starves behind smaller requests; preempted sequences keep their place in that order.
+A step with decodes in it also has a budget of time, so that they do not wait for long: it aims at
+`target_itl_s`, or else at twice what it would take if all who compute here now were decoding, each
+with as much behind it as those who do. Prompts get what the cost model says is left of that, and
+always a fifth of the step, and a token. Without decodes only tokens count.
+
+Prompts go by (priority, due, arrival). A prompt is due when, since it came, twice as many tokens
+have been computed here as it has itself to compute. So it goes before the rest of a longer one that
+is being computed, and yet none waits for ever: who comes when it is due, is due later.
+In the queue nobody overtakes whoever is first by that order; preempted sequences keep their place
+in it.
 
 Admission takes the blocks of the whole prompt at once, less what the prefix cache holds, and leaves
 one free block for every sequence that holds a place, so that admitting does not at once force a
@@ -32,14 +39,21 @@ Order of effects
 - A finished sequence's blocks are freed by `finish`, and by nothing else.
 """
 
-import heapq
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.worker.engine.block_pool import BlockPool, IntegrityError
+from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.messages import FinishReason
+from services.worker.engine.prompt_room import PromptRoom, time_for_prompts
 from services.worker.engine.sequence import Sequence, Status
+from services.worker.engine.waiting import Waiting
+
+_DUE_AFTER = 2
+"""Tokens computed here since a prompt came, for each that it has to compute itself: then it is due.
+Two, since about half of a step's work may be decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,7 @@ class Step:
     reserved: list[Sequence] = field(default_factory=list)
     """Got room for a prompt that another engine computes."""
     preempted: list[Sequence] = field(default_factory=list)
+    shape: StepShape = field(default_factory=StepShape)
 
 
 class Scheduler:
@@ -83,21 +98,28 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
+        cost: CostModel,
         max_batched_tokens: int,
         max_running: int,
         prefix_caching: bool = True,
+        target_itl_s: float | None = None,
     ) -> None:
         self.pool = pool
+        self.cost = cost
         self.max_batched_tokens = max_batched_tokens
         self.max_running = max_running
         self.prefix_caching = prefix_caching
+        self.target_itl_s = target_itl_s
+        self.prompt_share = 1.0
+        """Of the time of a step, what prompts may take: as of the last one."""
         self.sequences: dict[str, Sequence] = {}
         """All unfinished ones, by id."""
-        self._queue: list[tuple[tuple[int, int], Sequence]] = []
-        """Heap of the waiting; those finished meanwhile are skipped when they come up."""
+        self._waiting = Waiting()
         self._running: list[Sequence] = []
         """In order."""
         self._num_reserved = 0
+        self._computed = 0
+        """Tokens of all steps so far."""
         self._coming: dict[bytes, Sequence] = {}
         """Hashes of full blocks that are to be published, by who computes them."""
 
@@ -117,43 +139,37 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        return sum(
-            sequence.num_remaining
-            for sequence in self.sequences.values()
-            if sequence.num_remaining > 1 and not sequence.remote
-        )
+        begun = (s.num_remaining for s in self._running)
+        return self._waiting.num_tokens + sum(count for count in begun if count > 1)
 
     def add(self, sequence: Sequence) -> None:
+        sequence.queued_tokens = self._tokens_to_compute(sequence)
+        due = self._computed + _DUE_AFTER * sequence.queued_tokens
+        sequence.order = (sequence.request.priority, due, sequence.arrival)
         self.sequences[sequence.id] = sequence
-        heapq.heappush(self._queue, (sequence.order, sequence))
+        self._waiting.push(sequence)
 
     def schedule(self) -> Step:
         step = Step()
-        scheduled: dict[str, Chunk] = {}
-        for sequence in tuple(self._running):
-            # A decode earlier in the list may have preempted this one.
-            decodes = sequence.status is Status.RUNNING and sequence.num_remaining == 1
-            if decodes and self._grow(sequence, step):
-                scheduled[sequence.id] = Chunk.of(sequence, 1)
-        for victim in step.preempted:
-            scheduled.pop(victim.id, None)
-        budget = self.max_batched_tokens - len(scheduled)
-
-        for sequence in self._running:
-            if budget and sequence.num_remaining > 1:
-                budget -= self._schedule_prefill(sequence, budget, scheduled)
-
-        # Blocks that a preemption just freed are for those that go on running.
-        while not step.preempted and (head := self._head()) and (budget or head.remote):
-            if not self._admit(head):
-                break
-            heapq.heappop(self._queue)
-            if head.remote:
-                step.reserved.append(head)
-            else:
-                budget -= self._schedule_prefill(head, budget, scheduled)
-
-        step.chunks = sorted(scheduled.values(), key=lambda chunk: chunk.count > 1)
+        decodes = self._decodes(step)
+        context = sum(chunk.start + 1 for chunk in decodes)
+        decoding = StepShape(decodes=len(decodes), decode_context=context)
+        seconds, self.prompt_share = time_for_prompts(
+            self.cost, decoding, min(self.num_pending, self.max_running), self.target_itl_s
+        )
+        room = PromptRoom(self.cost, self.max_batched_tokens - len(decodes), seconds)
+        prompts = [
+            Chunk.of(sequence, room.take(sequence.num_computed, sequence.num_remaining))
+            for sequence in self._prompts(step, room)
+        ]
+        tokens = sum(chunk.count for chunk in prompts)
+        self._computed += tokens + len(decodes)
+        step.chunks = sorted(decodes + prompts, key=lambda chunk: chunk.count > 1)
+        step.shape = replace(
+            decoding,
+            prompt_tokens=tokens,
+            prompt_context=sum(looked_back(chunk.start, chunk.count) for chunk in prompts),
+        )
         return step
 
     def complete(self, chunk: Chunk, tokens: list[int]) -> FinishReason | None:
@@ -194,6 +210,8 @@ class Scheduler:
                 self._running.remove(sequence)
             case Status.RESERVED:
                 self._num_reserved -= 1
+            case Status.WAITING:
+                self._waiting.leave(sequence)
         self._release(sequence)
         sequence.status = Status.FINISHED
         del self.sequences[sequence.id]
@@ -209,20 +227,48 @@ class Scheduler:
         if not self.sequences and self._coming:
             raise IntegrityError("blocks are awaited that nobody computes")
 
-    def _head(self) -> Sequence | None:
-        while self._queue and self._queue[0][1].status is Status.FINISHED:
-            heapq.heappop(self._queue)
-        return self._queue[0][1] if self._queue else None
+    def _decodes(self, step: Step) -> list[Chunk]:
+        """One token of each running sequence that has only that left."""
+        chunks: dict[str, Chunk] = {}
+        for sequence in tuple(self._running):
+            # One earlier in the list may have preempted this one.
+            decodes = sequence.status is Status.RUNNING and sequence.num_remaining == 1
+            if decodes and self._grow(sequence, step):
+                chunks[sequence.id] = Chunk.of(sequence, 1)
+        for victim in step.preempted:
+            chunks.pop(victim.id, None)
+        return list(chunks.values())
 
-    def _schedule_prefill(
-        self, sequence: Sequence, budget: int, scheduled: dict[str, Chunk]
-    ) -> int:
-        count = min(sequence.num_remaining, budget)
-        scheduled[sequence.id] = Chunk.of(sequence, count)
-        return count
+    def _prompts(self, step: Step, room: PromptRoom) -> Iterator[Sequence]:
+        """Sequences with a prompt to compute, in order, while there is room; new ones are admitted
+        as they come up. Whose prompt another engine computes needs no room in this step."""
+        begun = deque(sequence for sequence in self._running if sequence.num_remaining > 1)
+        # Blocks that a preemption just freed are for those that go on running.
+        admits = not step.preempted
+        while True:
+            head = self._waiting.head if admits else None
+            first = head and not (begun and begun[0].order < head.order)
+            if head and (head.remote or (first and room.left)):
+                admits = self._admit(head)
+                if admits and head.remote:
+                    step.reserved.append(head)
+                elif admits:
+                    yield head
+            elif begun and room.left:
+                yield begun.popleft()
+            else:
+                return
+
+    def _tokens_to_compute(self, sequence: Sequence) -> int:
+        """Of a sequence that waits: those not in the prefix cache now."""
+        if sequence.remote:
+            return 0
+        cached = self._match(sequence, (len(sequence.tokens) - 1) // self.pool.block_size)
+        return len(sequence.tokens) - len(cached) * self.pool.block_size
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Gives a waiting sequence a place and blocks for all its tokens, if there are enough."""
+        """Gives the first of the waiting a place and blocks for all its tokens, if there are
+        enough."""
         if self.num_running >= self.max_running:
             return False
         # A remote prompt is not computed here, so all of it may come from the cache.
@@ -234,6 +280,7 @@ class Scheduler:
         headroom = self.num_running
         if new + headroom > self.pool.num_free - self.pool.num_unheld(cached):
             return False
+        self._waiting.pop()
         self.pool.acquire(cached)
         sequence.hold(cached + self.pool.allocate(new))
         sequence.num_published = sequence.num_received = len(cached)
@@ -290,14 +337,14 @@ class Scheduler:
             for index, block in enumerate(sequence.blocks)
             if self.pool.ref_count(block) == 1
         )
-        priority, arrival = sequence.order
-        return -priority, waste, -arrival
+        return -sequence.request.priority, waste, -sequence.arrival
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
         self._running.remove(sequence)
         self._release(sequence)
         sequence.status = Status.WAITING
-        heapq.heappush(self._queue, (sequence.order, sequence))
+        sequence.queued_tokens = self._tokens_to_compute(sequence)
+        self._waiting.push(sequence)
         step.preempted.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:

@@ -41,8 +41,13 @@ class Sequence:
     ) -> None:
         self.request = request
         self.id = request.request_id
-        self.order = (request.priority, arrival)
-        """Smaller goes first. Kept through preemption."""
+        self.arrival = arrival
+        self.order = (request.priority, 0, arrival)
+        """Smaller goes first: by priority, by when its prompt is due, by arrival. The scheduler
+        sets it when it takes the sequence; kept through preemption."""
+        self.queued_tokens = 0
+        """WAITING: tokens to compute here, as far as they were not in the prefix cache when it
+        was queued."""
         self.status = Status.WAITING
         self.remote = request.remote_prefill
         """The prompt is still to come from another engine; False once `start_decode` was given."""

@@ -30,7 +30,7 @@ from services.worker.engine import (
 )
 from tests.support.waiting import until
 
-LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0)
+LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0, 1.0)
 INFO = ModelInfo(
     "Llama", 10, 64, (1,), "float32", "cpu", "none", 1, 4, 9, 16, 64, (1, 2, 1, 16, 1), "f"
 )

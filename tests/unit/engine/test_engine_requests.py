@@ -1,5 +1,6 @@
 """What becomes of single requests: limits, ends, cancels, errors, and what is told about them."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from services.worker.engine import FinishReason, Request, Sampling, Usage
+from services.worker.engine import FinishReason, Request, Sampling, Usage, scheduler
 from services.worker.engine.clock import now_ns
+from services.worker.engine.cost_model import StepShape
 from services.worker.engine.plan import StepPlan
 from services.worker.engine.runner import Ticket
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
@@ -339,21 +341,27 @@ def test_a_long_step_is_told_before_it_begins(
 
     monkeypatch.setattr(engine._runner, "launch", run)
     for expected_s in (1.0, 0.9):
-        monkeypatch.setattr(engine._meter, "expected_s", lambda *_, s=expected_s: s)
+        monkeypatch.setattr(engine._cost, "step_s", lambda *_, s=expected_s: s)
         drive(engine, [Request("a", PROMPT, greedy(1))])
     assert told == ["expected 1.0", "runs", "runs"]
 
 
-def test_a_long_step_is_judged_by_its_prompt_tokens_and_its_sequences(
+def test_a_long_step_is_judged_by_what_it_computes(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(checkpoint())
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(engine._meter, "expected_s", lambda *a: asked.append(a) or 0.0)
+    asked: list[StepShape] = []
+    monkeypatch.setattr(engine._cost, "step_s", lambda shape: asked.append(shape) or 0.0)
+    monkeypatch.setattr(engine._meter, "add", lambda *_: None)
+    monkeypatch.setattr(scheduler, "time_for_prompts", lambda *_: (math.inf, 1.0))
     engine.add(Request("a", PROMPT, greedy(3)))
     engine.step()
     drive(engine, [Request("b", PROMPT[20:], greedy(2))])
-    assert asked == [(40, 1), (20, 2), (0, 2)]
+    assert asked == [
+        StepShape(40, 40 * 41 // 2),
+        StepShape(20, 20 * 21 // 2, 1, 41),
+        StepShape(0, 0, 2, 42 + 21),
+    ]
 
 
 def test_load_tells_who_waits_and_who_holds_a_place(checkpoint: Checkpoint) -> None:

@@ -19,7 +19,7 @@ from services.worker.engine import (
 
 WRITES = 40
 WRITE_S = 0.002
-LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0)
+LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0, 1.0)
 
 
 class Engine:

@@ -1,114 +1,80 @@
-"""What an engine says of its speed, and expects of its next step."""
+"""What an engine says of its speed."""
 
 import pytest
 
+from services.worker.engine.cost_model import StepShape
 from services.worker.engine.load_meter import LoadMeter
-
-S = 1_000_000_000
-
-
-class Clocked:
-    """A meter and the clock of its steps."""
-
-    def __init__(self, parameters: int = 1_000_000, device: str = "cpu") -> None:
-        self.meter = LoadMeter(parameters, device)
-        self.now = S
-
-    def step(self, prefill: int, decode: int, seconds: float) -> None:
-        self.meter.add(prefill, decode, self.now, round(seconds * S))
-        self.now += round(seconds * S)
+from tests.unit.engine.synthetic import additive, decodes, prompt, warmed
 
 
-def test_rates_of_steady_steps() -> None:
-    clocked = Clocked()
-    assert (clocked.meter.prefill_tokens_per_s, clocked.meter.decode_step_ms) == (0, 0)
-    for _ in range(5):
-        clocked.step(100, 3, 0.5)
-        clocked.step(0, 3, 0.02)
-    assert clocked.meter.prefill_tokens_per_s == pytest.approx(200)
-    assert clocked.meter.decode_step_ms == pytest.approx(20)
+class Metered:
+    """A meter of a warm engine."""
+
+    def __init__(self) -> None:
+        self.meter = LoadMeter(warmed(additive), chunk=512)
+
+    def step(self, shape: StepShape, times: float = 1) -> None:
+        self.meter.add(shape, times * additive(shape))
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        return self.meter.prefill_tokens_per_s, self.meter.decode_step_ms
 
 
-def test_short_chunks_weigh_little() -> None:
-    clocked = Clocked()
-    for _ in range(10):
-        clocked.step(512, 0, 0.25)
-        clocked.step(1, 8, 0.02)
-    assert clocked.meter.prefill_tokens_per_s > 1800
+WHOLE_CHUNKS = 512 / additive(prompt(512))
 
 
-def test_prompts_that_are_all_but_cached_say_nothing_of_long_ones() -> None:
-    """Each computes its last token only, in a step that takes what a decode step takes."""
-    clocked = Clocked()
-    clocked.step(512, 0, 0.25)
-    for _ in range(100):
-        clocked.step(1, 8, 0.02)
-    assert clocked.meter.prefill_tokens_per_s > 1800
-    assert clocked.meter.decode_step_ms == pytest.approx(20)
-    assert clocked.meter.expected_s(512, 9) < 1
+def test_each_rate_is_of_its_own_kind_of_work() -> None:
+    metered = Metered()
+    assert metered.rates == (0, 0)
+    metered.step(prompt(300))
+    assert metered.rates == (pytest.approx(WHOLE_CHUNKS, rel=0.05), 0)
+    metered = Metered()
+    for context in range(300, 340):
+        metered.step(decodes(4, context))
+    assert metered.rates == (0, pytest.approx(1000 * additive(decodes(4, 339)), rel=0.05))
 
 
-def test_a_slow_first_step_is_forgotten_over_a_pause() -> None:
-    clocked = Clocked()
-    clocked.step(512, 0, 20.0)
-    clocked.step(0, 1, 5.0)
-    assert clocked.meter.prefill_tokens_per_s < 30
-    clocked.now += 60 * S
-    clocked.step(512, 0, 0.25)
-    clocked.step(0, 1, 0.02)
-    assert clocked.meter.prefill_tokens_per_s > 800
-    assert clocked.meter.decode_step_ms < 150
+def test_a_step_of_both_says_what_each_would_take_alone() -> None:
+    metered = Metered()
+    for context in range(300, 340):
+        metered.step(decodes(8, context))
+        metered.step(prompt(30, 100, decodes=8, context=context))
+    rate, step_ms = metered.rates
+    assert rate == pytest.approx(WHOLE_CHUNKS, rel=0.1)
+    assert step_ms == pytest.approx(1000 * additive(decodes(8, 339)), rel=0.1)
 
 
-def test_one_slow_step_among_many_counts_as_one() -> None:
-    clocked = Clocked()
-    for _ in range(20):
-        clocked.step(0, 1, 0.02)
-    clocked.step(0, 1, 0.22)
-    assert 20 < clocked.meter.decode_step_ms < 60
+def test_hits_in_the_cache_are_no_crawling_worker() -> None:
+    """Ten tokens of a prompt take hardly less than a hundred."""
+    metered = Metered()
+    for _ in range(200):
+        metered.step(prompt(10, 1000))
+    assert metered.meter.prefill_tokens_per_s == pytest.approx(WHOLE_CHUNKS, rel=0.25)
+    assert 10 / additive(prompt(10, 1000)) < 0.6 * WHOLE_CHUNKS
 
 
-def test_a_step_is_expected_to_take_what_its_tokens_took_before() -> None:
-    clocked = Clocked()
-    clocked.step(100, 0, 2.0)
-    clocked.step(0, 4, 0.1)
-    assert clocked.meter.expected_s(512, 5) == pytest.approx(512 / 50 + 0.1)
-    assert clocked.meter.expected_s(0, 4) == pytest.approx(0.1)
+def test_a_rate_stands_still_while_nothing_of_its_kind_runs() -> None:
+    """A router takes a rate that does not move for an old one, and tries it again some time."""
+    metered = Metered()
+    metered.step(prompt(300))
+    metered.step(decodes(4, 300))
+    rate, step_ms = metered.rates
+    metered.step(decodes(4, 300), times=3)
+    assert metered.meter.prefill_tokens_per_s == rate
+    assert metered.meter.decode_step_ms > step_ms
+    step_ms = metered.meter.decode_step_ms
+    metered.step(prompt(300), times=3)
+    assert metered.meter.decode_step_ms == step_ms
+    assert metered.meter.prefill_tokens_per_s < rate
 
 
-def test_a_first_step_is_expected_by_the_models_size() -> None:
-    small, large = Clocked(5_000_000).meter, Clocked(8_000_000_000).meter
-    assert small.expected_s(512, 1) < 1.5
-    assert large.expected_s(512, 1) > 600
-    assert Clocked(8_000_000_000, "cuda:0").meter.expected_s(512, 1) < 10
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "counts_for"),
-    [(16, 0, "prefill"), (16, 3, "prefill"), (15, 0, "decode"), (0, 1, "decode"), (0, 0, "")],
-)
-def test_what_a_step_counts_for(prefill: int, decode: int, counts_for: str) -> None:
-    """One that computed nothing says nothing: it told of a cancel, or that it lives."""
-    clocked = Clocked()
-    clocked.step(prefill, decode, 0.5)
-    meter = clocked.meter
-    assert bool(meter.prefill_tokens_per_s) == (counts_for == "prefill")
-    assert bool(meter.decode_step_ms) == (counts_for == "decode")
-
-
-def test_a_step_of_nothing_takes_nothing() -> None:
-    clocked = Clocked()
-    assert clocked.meter.expected_s(0, 0) == 0
-    clocked.step(0, 4, 0.1)
-    assert clocked.meter.expected_s(0, 0) == 0
-
-
-def test_steps_one_after_the_other_forget_by_their_number_alone() -> None:
-    """However long each takes: what ten of them say counts for most."""
-    quick, slow = Clocked(), Clocked()
-    for clocked, factor in ((quick, 1), (slow, 1000)):
-        clocked.step(0, 1, 0.010 * factor)
-        for _ in range(10):
-            clocked.step(0, 1, 0.020 * factor)
-    assert slow.meter.decode_step_ms == pytest.approx(1000 * quick.meter.decode_step_ms)
-    assert 18 < quick.meter.decode_step_ms < 20
+def test_a_step_of_nothing_says_nothing() -> None:
+    """It told of a cancel, or that the engine lives."""
+    metered = Metered()
+    metered.step(prompt(300))
+    metered.step(decodes(4, 300))
+    before, costs = metered.rates, list(metered.meter._cost._costs)
+    metered.meter.add(StepShape(), 5.0)
+    assert metered.rates == before
+    assert metered.meter._cost._costs == costs

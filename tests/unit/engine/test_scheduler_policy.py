@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from services.worker.engine import FinishReason, Request, Sampling
 from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.scheduler import Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
+from tests.unit.engine.synthetic import additive, decodes, prompt, warmed
 
 BLOCK = 4
 
@@ -13,9 +17,18 @@ BLOCK = 4
 class Bench:
     """A scheduler whose steps always succeed; every request decodes the token 9 for ever."""
 
-    def __init__(self, num_blocks: int, budget: int = 64, max_running: int = 8) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        budget: int = 64,
+        max_running: int = 8,
+        cost: CostModel | None = None,
+        target_itl_s: float | None = None,
+    ) -> None:
         self.pool = BlockPool(num_blocks, BLOCK)
-        self.scheduler = Scheduler(self.pool, budget, max_running)
+        self.scheduler = Scheduler(
+            self.pool, cost or CostModel(), budget, max_running, target_itl_s=target_itl_s
+        )
         self.arrivals = 0
 
     def add(
@@ -117,6 +130,83 @@ def test_first_come_first_served_and_a_preempted_one_keeps_its_place() -> None:
     assert [c.sequence.id for c in bench.step().chunks] == ["third", late.id]
 
 
+def order_of_prompts(bench: Bench, steps: int) -> list[str]:
+    """Who computed a prompt, each named once for steps in a row."""
+    names: list[str] = []
+    for _ in range(steps):
+        for chunk in bench.step().chunks:
+            if not chunk.is_decode and names[-1:] != [chunk.sequence.id]:
+                names.append(chunk.sequence.id)
+    return names
+
+
+def test_a_short_prompt_is_not_behind_the_whole_of_a_long_one() -> None:
+    bench = Bench(num_blocks=64, budget=8)
+    bench.add("long", tokens(100, first=10))
+    bench.step()
+    bench.add("short", tokens(12, first=11))
+    assert order_of_prompts(bench, 14) == ["short", "long"]
+
+
+def test_the_shorter_of_those_that_come_together_goes_first() -> None:
+    bench = Bench(num_blocks=64, budget=8)
+    for length in (30, 10, 20):
+        bench.add(str(length), tokens(length, first=length + 10))
+    assert order_of_prompts(bench, 10) == ["10", "20", "30"]
+
+
+def test_what_is_cached_of_a_prompt_does_not_make_it_a_long_one() -> None:
+    bench = Bench(num_blocks=64, budget=8)
+    bench.add("before", tokens(60, first=10), max_tokens=1)
+    while bench.scheduler.sequences["before"].num_remaining > 1:
+        bench.step()
+    bench.scheduler.finish(bench.scheduler.sequences["before"])
+    bench.add("longer", tokens(30, first=11))
+    again = bench.add("again", tokens(60, first=10))
+    assert bench.scheduler.queued_prefill_tokens == 30 + 4
+    assert order_of_prompts(bench, 6) == ["again", "longer"]
+    assert again.num_cached == 56
+
+
+def test_short_prompts_that_come_all_the_time_do_not_starve_a_long_one() -> None:
+    """It is due when twice as many tokens have been computed as it has."""
+    bench = Bench(num_blocks=256, budget=8)
+    long = bench.add("long", tokens(80, first=10))
+    steps = 0
+    while long.num_computed < 80:
+        name = str(steps)
+        bench.add(name, tokens(8, first=steps % 9), prefill_only=True)
+        bench.step()
+        for sequence in list(bench.scheduler.sequences.values()):
+            if sequence is not long and len(sequence.tokens) > sequence.num_prompt:
+                bench.scheduler.finish(sequence)
+        bench.pool.withdraw(range(256))
+        steps += 1
+        assert steps < 40
+    assert steps > 20
+
+
+def test_streams_that_only_decode_bring_a_waiting_prompt_nearer_too() -> None:
+    """The next place is not for a shorter one, though nobody computed a prompt meanwhile."""
+    bench = Bench(num_blocks=256, max_running=1)
+    bench.add("runs", tokens(4, first=10))
+    bench.step()
+    bench.add("long", tokens(20, first=11))
+    for _ in range(50):
+        bench.step()
+    bench.add("short", tokens(4, first=12))
+    bench.scheduler.finish(bench.scheduler.sequences["runs"])
+    assert order_of_prompts(bench, 1) == ["long"]
+
+
+def test_a_more_important_prompt_goes_first_however_long_it_is() -> None:
+    bench = Bench(num_blocks=64, budget=8)
+    bench.add("short", tokens(12, first=10), priority=1)
+    bench.step()
+    bench.add("long", tokens(30, first=11), priority=0)
+    assert order_of_prompts(bench, 6) == ["long", "short"]
+
+
 def test_prompts_begun_go_by_arrival_too() -> None:
     bench = Bench(num_blocks=32, budget=8)
     bench.add("first", tokens(20, first=10))
@@ -188,7 +278,7 @@ def test_a_remote_prompt_may_come_from_the_cache_as_a_whole() -> None:
         assert bench.scheduler.num_running == 2
         if remote:
             assert bench.scheduler.start_decode(again, 9) is None
-            assert [(c.start, c.count) for c in bench.step().chunks] == [(9, 1), (8, 1)]
+            assert [(c.start, c.count) for c in bench.step().chunks] == [(8, 1), (9, 1)]
 
 
 def test_one_that_shares_all_its_blocks_gives_way_itself_it_wastes_nothing() -> None:
@@ -232,13 +322,13 @@ def test_what_was_generated_is_computed_again_in_chunks_too() -> None:
 
 def test_room_for_a_remote_prompt_takes_no_budget() -> None:
     bench = Bench(num_blocks=32, budget=4)
-    bench.add("long", tokens(9, first=10))
+    long = bench.add("long", tokens(9, first=10))
     remote = bench.add("remote", tokens(8, first=11), remote_prefill=True)
     plain = bench.add("plain", tokens(4, first=12))
     step = bench.step()
-    assert [(c.sequence.id, c.count) for c in step.chunks] == [("long", 4)]
+    assert [(c.sequence, c.count) for c in step.chunks] == [(plain, 4)]
     assert step.reserved == [remote]
-    assert plain.status is Status.WAITING
+    assert long.status is Status.WAITING
 
 
 def test_admission_leaves_a_free_block_for_those_that_are_reserved_too() -> None:
@@ -347,6 +437,7 @@ def test_nobody_gives_way_whose_blocks_others_hold_too() -> None:
     bench.scheduler.finish(bench.scheduler.sequences["maker"])
     early = bench.add("early", tokens(3, first=11))
     bench.add("eater", tokens(3, first=12))
+    bench.step()
     bench.add("keeper", shared, remote_prefill=True)
     late = bench.add("late", shared, remote_prefill=True)
     while len(early.tokens) < 13:
@@ -397,3 +488,88 @@ def test_nobody_waits_for_blocks_of_another_prompt_salt_or_without_a_cache() -> 
     assert begins_at_once(prompt=[1, *range(20, 30)])
     assert begins_at_once(prompt=[20, 21, 22])  # no full block
     assert begins_at_once(prefix_caching=False)
+
+
+def decoding(target_itl_s: float | None = None, streams: int = 1) -> Bench:
+    """A bench on a processor of known speed, on which streams decode."""
+    cost = warmed(additive)
+    for _ in range(50):
+        for shape in (decodes(1, 9), decodes(30, 9), prompt(40), prompt(40, 0, 4, 9)):
+            cost.learn(shape, additive(shape))
+    bench = Bench(num_blocks=1000, budget=512, max_running=32, cost=cost, target_itl_s=target_itl_s)
+    for number in range(streams):
+        bench.add(str(number), tokens(5, first=number + 300))
+    bench.step()
+    return bench
+
+
+def test_a_prompt_beside_a_stream_takes_no_longer_than_its_decodes() -> None:
+    bench = decoding()
+    bench.add("long", tokens(400, first=10))
+    for _ in range(10):
+        step = bench.step()
+        alone = decodes(1, step.shape.decode_context)
+        assert additive(step.shape) == pytest.approx(2 * additive(alone), rel=0.15)
+        assert step.shape.prompt_tokens == sum(c.count for c in step.chunks if not c.is_decode)
+
+
+def test_without_streams_a_prompt_takes_all_tokens_of_a_step() -> None:
+    bench = decoding(streams=0)
+    bench.add("long", tokens(900, first=10))
+    assert [chunk.count for chunk in bench.step().chunks] == [512]
+
+
+def test_of_many_prompts_at_once_a_step_takes_as_many_as_if_all_decoded() -> None:
+    """Else those first done would decode in small batches while the others hardly get on."""
+    bench = decoding(streams=4)
+    for number in range(28):
+        bench.add(f"new {number}", tokens(100, first=100 + number))
+    step = bench.step()
+    all_of_them = additive(decodes(32, step.shape.decode_context // 4))
+    assert additive(step.shape) == pytest.approx(2 * all_of_them, rel=0.15)
+
+
+def test_a_step_aims_at_the_duration_that_was_set() -> None:
+    for target_s in (0.02, 0.1):
+        bench = decoding(target_s, streams=4)
+        bench.add("long", tokens(900, first=10))
+        assert additive(bench.step().shape) == pytest.approx(target_s, rel=0.1)
+
+
+def test_prompts_get_on_though_decodes_alone_take_longer_than_was_set() -> None:
+    """A fifth of the time, and a token at least."""
+    bench = decoding(0.001, streams=4)
+    bench.add("long", tokens(400, first=10))
+    step = bench.step()
+    alone = StepShape(decodes=4, decode_context=step.shape.decode_context)
+    assert additive(step.shape) == pytest.approx(additive(alone) / 0.8, rel=0.15)
+    slow = CostModel()
+    for shape in (decodes(1, 1), prompt(1)):
+        for _ in range(20):
+            slow.learn(shape, 0.01 + 10 * shape.prompt_tokens)
+    bench.scheduler.cost = slow
+    assert bench.step().shape.prompt_tokens == 1
+
+
+def test_several_prompts_share_what_time_there_is() -> None:
+    bench = decoding(0.03)
+    for number in range(9):
+        bench.add(f"new {number}", tokens(20, first=100 + number))
+    step = bench.step()
+    assert [chunk.count for chunk in step.chunks].count(20) > 1
+    assert additive(step.shape) == pytest.approx(0.03, rel=0.1)
+
+
+def test_it_says_what_share_of_the_time_prompts_get() -> None:
+    bench = decoding()
+    bench.step()
+    assert bench.scheduler.prompt_share == pytest.approx(0.5, abs=0.05)
+    bench = decoding(0.1, streams=4)
+    bench.step()
+    assert bench.scheduler.prompt_share == pytest.approx(
+        1 - additive(decodes(4, 7)) / 0.1, abs=0.02
+    )
+    for name in list(bench.scheduler.sequences):
+        bench.scheduler.finish(bench.scheduler.sequences[name])
+    bench.step()
+    assert bench.scheduler.prompt_share == 1

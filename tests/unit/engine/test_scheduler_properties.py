@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.worker.engine import FinishReason, Request, Sampling
 from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.cost_model import CostModel
 from services.worker.engine.scheduler import Chunk, Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
 
@@ -80,7 +81,7 @@ class World:
 
     def __init__(self, num_blocks: int, block_size: int, budget: int, max_running: int) -> None:
         self.pool = BlockPool(num_blocks, block_size)
-        self.scheduler = Scheduler(self.pool, max(budget, max_running), max_running)
+        self.scheduler = Scheduler(self.pool, CostModel(), max(budget, max_running), max_running)
         self.memory = Memory(block_size)
         self.max_len = num_blocks * block_size
         self.now = 0

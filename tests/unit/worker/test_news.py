@@ -13,6 +13,7 @@ LOAD = Load(
     queued_prefill_tokens=40,
     prefill_tokens_per_s=1000.0,
     decode_step_ms=2.5,
+    prompt_share=0.5,
 )
 
 
@@ -49,6 +50,7 @@ def test_a_step_tells_its_load_and_its_blocks_in_order() -> None:
         "queued_prefill_tokens": 40,
         "prefill_tokens_per_s": 1000.0,
         "decode_step_ms": 2.5,
+        "prompt_share": 0.5,
     }
 
 

@@ -15,7 +15,7 @@ from services.worker.sequences import Sequences
 from services.worker.server import WorkerService
 from tests.unit.worker.worker_rig import NO_REDIS
 
-LOAD = Load(0, 1, 1, 1, 1, 16, 0, 0.0, 0.0)
+LOAD = Load(0, 1, 1, 1, 1, 16, 0, 0.0, 0.0, 1.0)
 
 
 class Clock:

@@ -46,7 +46,7 @@ INFO = ModelInfo(
 )  # fmt: skip
 LOAD = Load(
     waiting=1, running=2, max_running=8, free_blocks=3, total_blocks=9, block_size=16,
-    queued_prefill_tokens=40, prefill_tokens_per_s=1000.0, decode_step_ms=2.5,
+    queued_prefill_tokens=40, prefill_tokens_per_s=1000.0, decode_step_ms=2.5, prompt_share=0.5,
 )  # fmt: skip
 
 

@@ -1,0 +1,111 @@
+"""What an engine does before anybody asks it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.cpu.library import supported
+from services.worker.engine import Request, warm_up
+from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.plan import Result, StepPlan
+from tests.unit.engine.driving import drive, greedy, make_engine
+from tests.unit.engine.synthetic import Machine, additive
+
+Checkpoint = Callable[..., Path]
+
+
+class Timed:
+    """A runner that takes as long as it is told, on the clock that the warm-up looks at."""
+
+    def __init__(self, runner: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.info, self.cache, self._machine = runner.info, runner.cache, machine
+        self.now = 0.0
+        self.first_s = 0.0
+        self.ran: list[tuple[int, int]] = []
+        """Decodes, and tokens of a prompt."""
+        monkeypatch.setattr(warm_up, "perf_counter", lambda: self.now)
+
+    def launch(self, plan: StepPlan) -> None:
+        tokens = len(plan.token_ids) - plan.num_decodes
+        shape = StepShape(tokens, tokens**2 // 2, plan.num_decodes, plan.num_decodes)
+        self.now += self._machine(shape) + (0 if self.ran else self.first_s)
+        self.ran.append((plan.num_decodes, tokens))
+
+    def collect(self, ticket: None) -> list[Result]:
+        return []
+
+    def warm_up(self, max_running: int = 16, max_batched_tokens: int = 128) -> CostModel:
+        cost = CostModel()
+        warm_up.warm_up(self, cost, max_running, max_batched_tokens)
+        return cost
+
+
+@pytest.mark.parametrize("kernels", ["reference", *supported()])
+def test_it_leaves_nothing_behind(checkpoint: Checkpoint, kernels: str) -> None:
+    """No KV, no hash, no step and no rate: only what is known of its speed."""
+    engine = make_engine(checkpoint(), num_blocks=20, kernels=kernels)
+    assert not any(engine._runner.cache.read(list(range(20))))
+    assert engine.snapshot() == []
+    assert engine.pool.take_events() == []
+    assert engine.pool.num_free == 20
+    assert not engine.has_work
+    load = engine.load()
+    assert (load.prefill_tokens_per_s, load.decode_step_ms, load.prompt_share) == (0, 0, 1)
+    assert engine._cost.step_s(StepShape(64, 64 * 32)) > 0
+    assert engine._cost.step_s(StepShape(0, 0, 16, 16)) > 0
+    step = drive(engine, [Request("a", [3] * 40, greedy(1))]).steps[0]
+    assert (step.step, step.prefill_tokens, step.load.prefill_tokens_per_s > 0) == (1, 40, True)
+
+
+def test_it_runs_one_decode_a_full_batch_and_prompts_up_to_a_whole_step(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(make_engine(checkpoint())._runner, additive, monkeypatch)
+    cost = timed.warm_up()
+    assert timed.ran == [(1, 0)] * 2 + [(16, 0)] * 3 + [(0, 16), (0, 32), (0, 64), (0, 128)]
+    for shape in (StepShape(0, 0, 1, 1), StepShape(0, 0, 16, 16), StepShape(128, 128**2 // 2)):
+        assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.05)
+
+
+def test_on_a_slow_machine_it_stops_at_a_step_that_takes_long(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(make_engine(checkpoint())._runner, lambda s: 100 * additive(s), monkeypatch)
+    timed.warm_up()
+    prompts = [tokens for decodes, tokens in timed.ran if not decodes]
+    assert set(prompts) == {16}
+    assert timed.now < 10
+
+
+def test_what_took_long_the_first_time_is_run_again(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was compiled, or brought into memory: the time says nothing of the next."""
+    timed = Timed(make_engine(checkpoint())._runner, additive, monkeypatch)
+    timed.first_s = 0.9
+    cost = timed.warm_up()
+    assert timed.ran.count((1, 0)) == 3
+    assert (0, 128) in timed.ran
+    assert cost.step_s(StepShape(0, 0, 1, 1)) < 2 * additive(StepShape(0, 0, 1, 1))
+
+
+def test_it_asks_for_no_more_than_there_is(checkpoint: Checkpoint) -> None:
+    """Of tokens in a step, of the model's context, of blocks."""
+    engine = make_engine(checkpoint(), num_blocks=2, max_running=5, max_batched_tokens=5)
+    assert engine._cost.step_s(StepShape(5, 15)) > 0
+    make_engine(checkpoint(), max_model_len=17, max_batched_tokens=512)
+
+
+def test_an_engine_whose_model_fails_does_not_come_up(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(make_engine(checkpoint())._runner, additive, monkeypatch)
+
+    def fail(plan: StepPlan) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(timed, "launch", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        timed.warm_up()
