@@ -112,6 +112,13 @@ def test_waiting_goes_from_the_door_to_the_workers(
     assert capsys.readouterr().out.count(": is drained\n") == len(order)
 
 
+@pytest.mark.parametrize("node", ["::1", "[::1]"])
+def test_an_address_of_ip_6_is_named_as_people_write_it(node: str) -> None:
+    here, other = (Replica("worker", f"w{n}", f"[::{n}]:9", "h", 1) for n in (1, 2))
+    named = parser().parse_args(["drain", "--node", node])
+    assert drain._chosen([here, other], named) == [here]
+
+
 def test_one_replica_or_those_at_one_address(
     hosts: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:

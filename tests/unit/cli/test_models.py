@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -81,9 +81,10 @@ async def kept(
 async def wanted(
     redis: Redis, redis_url: str, namespace: str, serve: Serve
 ) -> AsyncIterator[WantedModels]:
-    """Of a stack that was started with the first."""
+    """Of a stack that was started with the first, and has looked round."""
     await WantedModels(redis, namespace).start_with([FIRST], "us")
-    async with kept(redis, redis_url, namespace, [FIRST]) as (wanted, _):
+    async with kept(redis, redis_url, namespace, [FIRST]) as (wanted, keeper):
+        await asyncio.to_thread(keeper.settle, 20)
         yield wanted
 
 
@@ -191,6 +192,17 @@ async def test_one_whose_worker_does_not_start_is_given_up(
     assert set(await wanted.all()) == {"first"}
 
 
+async def test_one_removed_while_it_starts_was_never_served(
+    wanted: WantedModels, serve: Serve
+) -> None:
+    await wanted.add(SECOND)
+    await until(lambda: serve.deployed == [SECOND], 10)
+    await wanted.remove("second")
+    await until_not(lambda: leaves(wanted, "second"))
+    assert "second" not in (await wanted.look()).proven, "it would be tried for ever"
+    assert serve.deleted == ["second"]
+
+
 async def not_told(wanted: WantedModels) -> bool:
     return "second" not in (await wanted.look()).failures
 
@@ -231,8 +243,8 @@ async def test_one_that_was_stopped_is_waited_for_until_serve_has_its_last_model
         serve.deploy_model(settings, spec)
 
     monkeypatch.setattr(app, "deploy_model", deploy)
-    async with kept(redis, redis_url, namespace, []) as (wanted, keeper):
-        await wanted.start_with([SECOND], "us")
+    await WantedModels(redis, namespace).start_with([SECOND], "us")
+    async with kept(redis, redis_url, namespace, []) as (_, keeper):
         assert await asyncio.to_thread(begun.wait, 10)
     waiting = asyncio.create_task(asyncio.to_thread(keeper.wait))
     ended, _ = await asyncio.wait({waiting}, timeout=0.1)
@@ -312,7 +324,6 @@ async def test_one_removed_while_redis_is_away_is_forgotten_when_it_is_back(
             raise ConnectionError("Redis is away")
         await forget(*arguments)
 
-    await until(lambda: running(wanted), 10)
     monkeypatch.setattr(served_models, "forget", fails)
     serve.drained.clear()
     await wanted.remove("first")
@@ -334,14 +345,11 @@ async def test_a_removal_that_ends_before_redis_is_back_is_repeated(
 ) -> None:
     forgets: list[str] = []
 
-    async def fails(redis: Redis, settings: Settings, gone: Callable[[str], bool]) -> None:
-        if not gone("first"):
-            return  # the keeper begins: it forgets what nobody wants
+    async def fails(*_: Any) -> None:
         forgets.append("")
         if len(forgets) < 3:
             raise ConnectionError("Redis is away")
 
-    await until(lambda: running(wanted), 10)
     monkeypatch.setattr(served_models, "forget", fails)
     await wanted.remove("first")
     await until_not(lambda: leaves(wanted, "first"))
@@ -431,7 +439,7 @@ async def test_what_a_killed_keeper_left_half_done_is_cleared(
 async def test_when_redis_lost_what_was_wanted_what_runs_is(
     redis: Redis, wanted: WantedModels, serve: Serve
 ) -> None:
-    await until(lambda: running(wanted), 10)
+    assert await running(wanted)
     await redis.delete(wanted._specs, wanted._running, wanted._keeper)
     await until(lambda: running(wanted), 10)
     assert await wanted.all() == {"first": FIRST}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -84,6 +85,23 @@ def test_a_killed_server_comes_back_where_it_was_with_its_data(tmp_path: Path) -
         assert client.get("kept") == b"well"
     assert EmbeddedRedis(folder).password == server.password
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("error", [redis.TimeoutError, redis.BusyLoadingError])
+def test_one_that_loads_its_data_is_waited_for(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ping, answers = redis.Redis.ping, iter((error("one moment"), error("one more")))
+
+    def slow(client: redis.Redis) -> Any:
+        if (answer := next(answers, None)) is not None:
+            raise answer
+        return ping(client)
+
+    monkeypatch.setattr(redis.Redis, "ping", slow)
+    with EmbeddedRedis() as server, redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+    assert next(answers, None) is None
 
 
 def test_one_that_cannot_start_says_why_and_is_not_left_behind() -> None:

@@ -108,6 +108,12 @@ async def test_snapshots_alone_are_a_warning(redis_url: str, settings: Make) -> 
     assert state(found, "redis persistence") == "warning"
 
 
+def test_persistence_that_nobody_may_ask_for_is_a_warning() -> None:
+    (told,) = redis._persistence({}, config={})
+    assert told.state == "warning"
+    assert "may not be asked" in told.told
+
+
 async def test_a_redis_that_evicts_forgets_keys(kept: EmbeddedRedis, settings: Make) -> None:
     with configured(kept.url, **{"maxmemory-policy": "allkeys-lru"}):
         found = await examined(settings(redis_url=kept.url))

@@ -325,6 +325,29 @@ async def test_a_door_says_what_it_lacks() -> None:
         assert (await found_at(f"http://{rest}", "127.0.0.1:1"))[0].state == "warning"
 
 
+async def test_a_door_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "_ANSWER_S", 0.3)
+    over = asyncio.Event()
+
+    class Silent(health_pb2_grpc.HealthServicer):
+        async def Check(self, request: Any, context: Any) -> Any:
+            await over.wait()
+
+    own = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(Silent(), own)
+    port = listen(own, "127.0.0.1", 0)
+    await own.start()
+    try:
+        async with asyncio.timeout(20):
+            told = about(await found_at("http://127.0.0.1:1", f"127.0.0.1:{port}"), "door gRPC")
+    finally:
+        over.set()
+        await own.stop(None)
+    assert (told.state, "DEADLINE_EXCEEDED" in told.told) == ("failed", True)
+
+
 async def test_nobody_at_the_door_is_told() -> None:
     found = await found_at("http://127.0.0.1:1", "127.0.0.1:1")
     assert [f.state for f in found] == ["failed", "failed"]
