@@ -68,7 +68,7 @@ async def test_one_that_drains_leaves_no_request_behind(rig: Rig, other: Host) -
                     answer = await http.post(CHAT, json=ASK)
                 else:
                     async with httpx.AsyncClient(
-                        base_url=rig.url, headers=headers, timeout=20
+                        base_url=rig.url, headers=headers, timeout=60, verify=False
                     ) as fresh:
                         answer = await fresh.post(CHAT, json=ASK)
                 if "so it is" not in answer.text:
@@ -94,12 +94,14 @@ async def test_one_that_drains_leaves_no_request_behind(rig: Rig, other: Host) -
     asking = [asyncio.create_task(ask(await rig.http())) for _ in range(3)]
     asking += [asyncio.create_task(ask(None)) for _ in range(3)]
     asking.append(asyncio.create_task(ask_grpc()))
-    await until(lambda: served > 20)
-    await rig.host.stop(10)
-    before = served
-    await until(lambda: served > before + 20)
-    over.set()
-    await asyncio.gather(*asking)
+    try:
+        await until(lambda: served > 20 or failed)
+        await rig.host.stop(10)
+        before = served
+        await until(lambda: served > before + 20 or failed)
+    finally:
+        over.set()
+        await asyncio.gather(*asking)
     assert not failed, failed[:3]
 
 
@@ -135,6 +137,7 @@ async def new_answer(rig: Rig, path: str) -> httpx.Response:
 
 async def test_one_that_leaves_alone_serves_until_another_comes(rig: Rig) -> None:
     """On its node it is the only one: who connects meanwhile is served, and load balancers see."""
+    rig.settings.gateway.lame_duck_s = 600.0
     draining = rig.host.drain(10)
     await until(lambda: rig.gateway.intake.leaving)
     assert (await new_answer(rig, "/readyz")).status_code == 503
@@ -145,7 +148,7 @@ async def test_one_that_leaves_alone_serves_until_another_comes(rig: Rig) -> Non
     await listens_no_more(rig)
     await came.service.gateway.tokenizers.wait_ready(5)  # type: ignore[attr-defined]
     assert (await new_answer(rig, "/readyz")).status_code == 200
-    async with asyncio.timeout(5):  # nobody is connected any more
+    async with asyncio.timeout(60):  # nobody is connected any more
         await draining
 
 
@@ -175,7 +178,8 @@ async def test_one_that_takes_no_more_lets_the_next_one_take_all(rig: Rig) -> No
 
 async def test_a_drain_ends_as_soon_as_nobody_is_connected(rig: Rig, other: Host) -> None:
     await rig.gateway.tokenizers.wait_ready(5)
-    async with asyncio.timeout(4):  # less than its time as a lame duck
+    rig.settings.gateway.lame_duck_s = 600.0
+    async with asyncio.timeout(60):
         await rig.host.stop(10)
 
 

@@ -203,6 +203,15 @@ async def test_one_removed_while_it_starts_was_never_served(
     assert serve.deleted == ["second"]
 
 
+async def test_what_is_not_up_in_time_is_named(
+    wanted: WantedModels, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_keeper, "_START_TIMEOUT_S", 0.1)
+    await wanted.add(SECOND)
+    await until_not(lambda: not_told(wanted))
+    assert (await wanted.look()).failures["second"] == "not up after 0 s: worker of second"
+
+
 async def not_told(wanted: WantedModels) -> bool:
     return "second" not in (await wanted.look()).failures
 
