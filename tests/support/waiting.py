@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-
 _A_TURN_S = 0.05
 _AT_MOST = 6
 
@@ -13,8 +12,8 @@ _AT_MOST = 6
 async def until(
     condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10.0, what: str = ""
 ) -> None:
-    """Returns when `condition` holds; fails the test after `timeout_s`, and on a busy machine later:
-    what passes while this process has no turn counts little, up to six times `timeout_s`."""
+    """Returns when `condition` holds; fails the test after `timeout_s`. On a busy machine later, up
+    to six times as late: what passes while this process has no turn counts little."""
     began = looked = time.monotonic()
     had_s = 0.0
     while True:

@@ -90,11 +90,13 @@ def test_a_laptop_s_graph_is_small_and_asks_ray_for_nothing(
 
 def test_each_model_has_an_application_of_its_own() -> None:
     other = ModelSpec.model_validate({"name": "other", "path": "o", "decode": {}})
-    one, two = build(Settings(models=[TINY])), build(Settings(models=[TINY, other]))
-    assert set(two) - set(one) == {"penstock:other"}
-    assert set(deployed(two["penstock:other"])) == {"both-other"}
-    assert not set(deployed(two["penstock"])) & set(deployed(two["penstock:tiny"]))
-    for service in deployed(two["penstock"]).values():
+    one, two = (
+        build(Settings(namespace="ours", models=models)) for models in ([TINY], [TINY, other])
+    )
+    assert set(two) - set(one) == {"ours:other"}
+    assert set(deployed(two["ours:other"])) == {"both-other"}
+    assert not set(deployed(two["ours"])) & set(deployed(two["ours:tiny"]))
+    for service in deployed(two["ours"]).values():
         assert not post_of(service).own_settings().models, "it would know of a removed one"
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from services.common.embedded_redis import EmbeddedRedis
+from services.router.admission import admission
 from tests.support.admission_ends import Routers
 
 
@@ -24,6 +25,13 @@ async def make_routers(namespace: str) -> AsyncIterator[Callable[..., Routers]]:
 @pytest.fixture
 def routers(make_routers: Callable[..., Routers], redis_url: str) -> Routers:
     return make_routers(redis_url)
+
+
+@pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """No renewal helps, unless a test asks for it."""
+    monkeypatch.setattr(admission, "_RENEW_S", 1000.0)
+    return {"slot_lease_s": 3000.0}
 
 
 @pytest.fixture

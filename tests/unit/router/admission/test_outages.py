@@ -16,14 +16,6 @@ from services.router.admission.shared_order import Reply, SharedOrder
 from tests.support.admission_ends import queued, ticket
 from tests.support.waiting import until
 
-
-@pytest.fixture
-def seldom(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """No renewal helps, unless a test asks for it."""
-    monkeypatch.setattr(admission, "_RENEW_S", 1000.0)
-    return {"slot_lease_s": 3000.0}
-
-
 # ---- recalls, without a renewal's help ----------------------------------------------------------
 
 
