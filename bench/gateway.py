@@ -29,7 +29,7 @@ from services.common.embedded_redis import EmbeddedRedis
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import connect
 from services.common.service import Host, Service
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 
 DELTA = TextDelta(text=" token", token_ids=[17]).SerializeToString()
 FIRST = TextDelta(text="A", token_ids=[17], plan=PromptPlan(window=512)).SerializeToString()

@@ -26,7 +26,7 @@ from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
 from services.common.served_models import Checkpoint, entry
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 
 MODEL = "bench"
 NAMESPACE = "bench-links"

@@ -9,52 +9,52 @@ from services.cli import arguments
 
 # Name, help, the module whose `main` runs it, and what adds its arguments.
 _COMMANDS = (
-    ("up", "start Penstock here and stay up", "services.cli.up", arguments.up),
+    ("up", "start Penstock here and stay up", "services.cli.commands.up", arguments.up),
     (
         "demo",
         "start, ask one question of the examples, show the request's way, stop",
-        "services.cli.demo",
+        "services.cli.commands.demo",
         arguments.demo,
     ),
-    ("chat", "talk to a running Penstock", "services.cli.chat", arguments.chat),
+    ("chat", "talk to a running Penstock", "services.cli.commands.chat", arguments.chat),
     (
         "status",
         "services, replicas, workers, queue and KV use of a running Penstock",
-        "services.cli.status",
+        "services.cli.commands.status",
         arguments.status,
     ),
     (
         "down",
         "take Penstock down that `penstock up --address` left on a Ray cluster",
-        "services.cli.down",
+        "services.cli.commands.down",
         arguments.down,
     ),
     (
         "drain",
         "let replicas end what they run and take no more, before their host is stopped",
-        "services.cli.drain",
+        "services.cli.commands.drain",
         arguments.drain,
     ),
     (
         "probe",
         "whether a service of this container takes requests, for its health check",
-        "services.cli.probe",
+        "services.cli.commands.probe",
         arguments.probe,
     ),
     (
         "doctor",
         "examine an installation, running or to be started, and say what to do",
-        "services.cli.doctor",
+        "services.cli.commands.doctor",
         arguments.doctor,
     ),
-    ("top", "what a running Penstock does, live", "services.cli.top", arguments.top),
+    ("top", "what a running Penstock does, live", "services.cli.commands.top", arguments.top),
     (
         "models",
         "list, add and remove the models of a running Penstock",
-        "services.cli.models",
+        "services.cli.commands.models",
         arguments.models,
     ),
-    ("keys", "create, list and revoke API keys", "services.cli.keys", arguments.keys),
+    ("keys", "create, list and revoke API keys", "services.cli.commands.keys", arguments.keys),
 )
 # Those of `bench` are of the measurement's own module.
 _MEASUREMENTS = (

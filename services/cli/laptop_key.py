@@ -4,7 +4,7 @@ from pathlib import Path
 
 from services.common.config import Settings
 from services.common.redis import connect
-from services.gateway.keys import KeyStore, key_hash
+from services.gateway.identity.keys import KeyStore, key_hash
 
 _TENANT = "local"
 

@@ -18,23 +18,23 @@ from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
 from services.common.transport import host_port
-from services.gateway.auth import Authenticator
-from services.gateway.files import Files
-from services.gateway.grpc_server import GrpcServer
-from services.gateway.http_server import HttpServer
-from services.gateway.indexing import Indexing
+from services.gateway.api.grpc.server import GrpcServer
+from services.gateway.connections.http_server import HttpServer
+from services.gateway.identity.auth import Authenticator
+from services.gateway.identity.keys import KeyStore
+from services.gateway.identity.revocations import Revocations
 from services.gateway.intake import Intake
-from services.gateway.keys import KeyStore
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
-from services.gateway.pipeline import Gateway
-from services.gateway.records import Records
-from services.gateway.retrieval_client import RetrievalClient
-from services.gateway.revocations import Revocations
-from services.gateway.shared_records import SharedRecords
-from services.gateway.store_files import StoreFiles
+from services.gateway.runs.pipeline import Gateway
+from services.gateway.runs.records import Records
+from services.gateway.runs.shared_records import SharedRecords
+from services.gateway.stores.files import Files
+from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.retrieval_client import RetrievalClient
+from services.gateway.stores.store_files import StoreFiles
+from services.gateway.stores.vector_stores import VectorStores
 from services.gateway.targets import Targets
-from services.gateway.vector_stores import VectorStores
 
 _LAST_WORDS_S = 2.0  # of calls that outlast the grace
 _GC_THRESHOLDS = (50_000, 20, 20)

@@ -133,7 +133,7 @@ def test_a_service_runs_its_module_and_is_asked_whether_it_is_well(
     test = service["healthcheck"]["test"]
     assert test[:2] == ["CMD", "penstock"]
     probed = parser().parse_args(test[2:])
-    assert probed.module == "services.cli.probe"
+    assert probed.module == "services.cli.commands.probe"
     assert module == f"services.{probed.service}"
     if probed.service != "gateway":  # that one is asked at its door
         assert f"PENSTOCK_{probed.service.upper()}__HEALTH_PORT" in service["environment"]

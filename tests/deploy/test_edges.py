@@ -9,7 +9,7 @@ import yaml
 from helm_python import HelmError
 
 from protos import gateway_pb2
-from services.gateway import routes
+from services.gateway.api.rest import routes
 from tests.deploy.conftest import EVERYTHING
 from tests.deploy.manifests import CHART, Release, Thing, render
 

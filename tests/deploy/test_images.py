@@ -74,9 +74,9 @@ def test_what_it_starts_with_are_commands_that_exist(of: dict[str, Stage]) -> No
     [given] = map(exec_form, runtime.said("CMD"))
     [probe] = map(exec_form, runtime.said("HEALTHCHECK"))
     assert entrypoint == ["tini", "--", "penstock"]
-    assert parser().parse_args(given).module == "services.cli.up"
+    assert parser().parse_args(given).module == "services.cli.commands.up"
     assert probe[0] == "penstock"
-    assert parser().parse_args(probe[1:]).module == "services.cli.probe"
+    assert parser().parse_args(probe[1:]).module == "services.cli.commands.probe"
 
 
 def test_its_environment_are_settings_and_the_door_is_open_to_the_container_s_network(
@@ -137,9 +137,9 @@ def test_a_build_sees_sources_and_neither_secrets_nor_history(tmp_path: Path) ->
         "deploy/docker/.env",
         "deploy/docker/compose.yaml",
         "services/.env",
-        "services/gateway/door.key",
-        "services/gateway/door.pem",
-        "services/gateway/door.crt",
+        "services/gateway/connections/door.key",
+        "services/gateway/connections/door.pem",
+        "services/gateway/connections/door.crt",
         "services/gateway/__pycache__/auth.cpython-311.pyc",
         "protos/gateway_pb2.py",
         "protos/gateway_pb2_grpc.py",

@@ -10,8 +10,8 @@ import redis
 from pydantic import SecretStr
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from services.cli.doctor import redis as doctor
-from services.cli.doctor.installation import Installation
+from services.cli.commands.doctor import redis as doctor
+from services.cli.commands.doctor.installation import Installation
 from tests.deploy.environment import settings_of
 from tests.deploy.manifests import Release, render, secret_value
 from tests.support.chart_redis import ChartRedis

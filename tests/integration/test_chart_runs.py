@@ -27,7 +27,7 @@ from services.common.children import dying_with_parent
 from services.common.discovery import SERVICES, Directory, Replica
 from services.common.redis import connect
 from services.common.socket_folder import SocketFolder
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 from tests.deploy.manifests import Release, Thing, render, secret_value
 from tests.support.authority import Authority
 from tests.support.chart_redis import ChartRedis

@@ -107,7 +107,7 @@ async def test_a_tenant_that_withholds_its_bodies_leaves_the_others_their_places
 
 
 async def test_a_stranger_takes_neither_place_nor_bytes(rig, monkeypatch):
-    monkeypatch.setattr("services.gateway.body.LINGER_S", 0.2)
+    monkeypatch.setattr("services.gateway.api.rest.body.LINGER_S", 0.2)
     for path in (CHAT, "/v1/embeddings", "/v1/files"):
         async with raw(rig) as client:
             await client.send(head("psk-" + "a" * 43, 10_000, path))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, gateway_rig
 
 PATHS = (

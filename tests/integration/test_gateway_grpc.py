@@ -24,7 +24,9 @@ from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import TokenIds
 from services.common.errors import PenstockError
 from services.common.service import Host
-from services.gateway import grpc_inbox, grpc_strangers, neighbours
+from services.gateway import neighbours
+from services.gateway.api.grpc import inbox as grpc_inbox
+from services.gateway.api.grpc import strangers as grpc_strangers
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.inside import check

@@ -19,7 +19,7 @@ from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.common.service import Host
-from services.gateway.generation_schema import CompletionRequest
+from services.gateway.api.generation_schema import CompletionRequest
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import (
     EMBEDDING_MODEL,

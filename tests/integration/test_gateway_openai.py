@@ -10,7 +10,7 @@ import tiktoken
 
 from services.common.errors import invalid
 from services.common.turns import Turns
-from services.gateway import indexing
+from services.gateway.stores import indexing
 from tests.support.gateway_rig import (
     EMBEDDING_MODEL,
     MODEL,

@@ -18,7 +18,7 @@ from protos.gateway_pb2 import PublicEmbedRequest
 from protos.gateway_pb2_grpc import InferenceStub
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid
-from services.gateway import storage_room
+from services.gateway.stores import storage_room
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
 from tests.support.waiting import until
 

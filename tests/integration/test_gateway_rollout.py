@@ -13,7 +13,7 @@ from protos.tokenizer_pb2 import PromptRequest
 from services.common.config import Settings
 from services.common.link import LinkCall
 from services.common.service import Host
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 from tests.support.balanced import LOOK_EVERY_S, Clients
 from tests.support.cluster import LEASE_S, Cluster, Process
 from tests.support.gateway_rig import MODEL, ScriptedTokenizer, finish, plan, send

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from protos import gateway_pb2, gateway_pb2_grpc
-from services.cli.doors import held_ports
+from services.cli.ground.doors import held_ports
 from services.common.config import GatewaySettings, Settings
 from services.common.service import Host
 from services.gateway import neighbours

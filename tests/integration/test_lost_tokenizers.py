@@ -22,9 +22,9 @@ from services.common.embedded_redis import EmbeddedRedis
 from services.common.link import LinkCall
 from services.common.redis import connect
 from services.common.service import Host
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
+from services.gateway.runs.text_stream import MAX_LOSSES
 from services.gateway.server import GatewayService
-from services.gateway.text_stream import MAX_LOSSES
 from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import detokenizer_factory
 from services.tokenizer.output import Output

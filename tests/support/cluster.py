@@ -18,7 +18,7 @@ from services.common.config import ModelSpec
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import connect
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 

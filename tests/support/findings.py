@@ -1,6 +1,6 @@
 """Findings of `penstock doctor`, for tests."""
 
-from services.cli.doctor.findings import Finding
+from services.cli.commands.doctor.findings import Finding
 
 
 def about(findings: list[Finding], what: str) -> Finding:

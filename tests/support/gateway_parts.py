@@ -16,12 +16,12 @@ from services.common.fair_threads import FairThreads
 from services.common.link import End
 from services.common.metrics import BoundedNames
 from services.common.telemetry import Telemetry
-from services.gateway.auth import Identity
+from services.gateway.identity.auth import Identity
 from services.gateway.intake import Intake
 from services.gateway.models import model_not_found
-from services.gateway.pipeline import Gateway
-from services.gateway.records import Records
-from services.gateway.store_files import Unready
+from services.gateway.runs.pipeline import Gateway
+from services.gateway.runs.records import Records
+from services.gateway.stores.store_files import Unready
 
 MODEL = "tiny"
 EMBEDDING_MODEL = "tiny-embed"

@@ -23,7 +23,7 @@ from services.common.redis import Redis, connect
 from services.common.service import Host, Service
 from services.common.telemetry import decision, remote_parent, traceparent
 from services.common.unary import serving
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 from services.gateway.server import GatewayService
 from tests.support.waiting import leaving_no_task, until
 

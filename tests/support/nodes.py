@@ -18,7 +18,7 @@ from services.common.children import dying_with_parent
 from services.common.discovery import Directory, Replica
 from services.common.embedded_redis import binary
 from services.common.redis import connect
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 from tests.support.cluster import ROOT
 from tests.support.laptop import free_port
 from tests.support.transport import SECRET

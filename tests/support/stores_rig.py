@@ -9,10 +9,10 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.common.telemetry import Telemetry
-from services.gateway.files import FileRecord, Files
-from services.gateway.indexing import Indexing
-from services.gateway.store_files import StoreFiles
-from services.gateway.vector_stores import VectorStores
+from services.gateway.stores.files import FileRecord, Files
+from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.store_files import StoreFiles
+from services.gateway.stores.vector_stores import VectorStores
 
 CALLER = Caller(request_id="r", tenant="acme")
 RIVAL = Caller(request_id="r", tenant="rival")

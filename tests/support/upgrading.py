@@ -9,7 +9,8 @@ import sys
 import threading
 from typing import Any
 
-from services.cli import main, stack
+from services.cli import main
+from services.cli.stack import stack
 
 
 class Upgrading(stack.Stack):

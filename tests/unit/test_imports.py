@@ -75,5 +75,5 @@ def test_only_the_transport_dials_and_listens(folder: str) -> None:
             continue
         assert not called(path) & ends, f"{name} dials or listens by itself"
         # The public door is for strangers: it asks for keys, not for the install's secret.
-        if name != "services/gateway/grpc_server.py":
+        if name != "services/gateway/api/grpc/server.py":
             assert "grpc.aio.server" not in path.read_text(), f"{name} serves without the lock"

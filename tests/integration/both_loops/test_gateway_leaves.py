@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.common.certificates import CertificateFiles
-from services.gateway.http_server import HttpServer
+from services.gateway.connections.http_server import HttpServer
 from tests.support.authority import Authority
 from tests.support.gateway_parts import gateway_parts
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway import listener as module
-from services.gateway.listener import Listener
+from services.gateway.connections import listener as module
+from services.gateway.connections.listener import Listener
 from tests.support.waiting import leaving_no_task, until
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.cli import alone, up
-from services.cli.alone import check_alone
-from services.cli.local_ground import LocalGround
+from services.cli.commands import up
+from services.cli.ground import alone
+from services.cli.ground.alone import check_alone
+from services.cli.ground.local import LocalGround
 from services.common.config import GatewaySettings, Settings
 from services.common.discovery import DRAINING, Registration, Replica
 from services.common.redis import Redis

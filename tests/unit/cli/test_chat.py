@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.cli import chat, client
+from services.cli import client
+from services.cli.commands import chat
 from services.cli.main import main
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from services import app
 from services.app import _on_one_node, build
-from services.cli import cluster_ground, joined_ray, reached
+from services.cli.ground import cluster as cluster_ground
+from services.cli.ground import joined_ray, reached
 from services.cli.main import main
 from services.common.config import GatewaySettings, ModelSpec, RayOptions, Settings
 from services.common.service import Host

@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from services.cli.commands.up import local_models
 from services.cli.main import main
-from services.cli.replicas import missing
-from services.cli.replicas import wanted as waited_for
 from services.cli.running import Running, find_running, holding, state_file
-from services.cli.up import local_models
+from services.cli.stack.replicas import missing
+from services.cli.stack.replicas import wanted as waited_for
 from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.discovery import Replica
@@ -32,7 +32,9 @@ NOBODY = "redis://127.0.0.1:1/0"
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a start tells is read here: it does not go on in a process of its own."""
-    monkeypatch.setattr("services.cli.up.supervise", lambda _report: SimpleNamespace(again=False))
+    monkeypatch.setattr(
+        "services.cli.commands.up.supervise", lambda _report: SimpleNamespace(again=False)
+    )
 
 
 def test_models_are_named_by_their_folder(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_a_wrong_setting_is_told_before_anything_starts(
     def start(_: object) -> None:
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr("services.cli.ray_cluster.RayCluster.start", start)
+    monkeypatch.setattr("services.cli.ground.ray_cluster.RayCluster.start", start)
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv(variable, value)
     assert main(["up", "--port", "0"]) in (1, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.data_directory import FULL_BYTES, open_data_directory
+from services.cli.stack.data_directory import FULL_BYTES, open_data_directory
 
 Usage = namedtuple("Usage", "total used free")
 

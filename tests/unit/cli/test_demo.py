@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.cli import client, demo
+from services.cli import client
+from services.cli.commands import demo
 from services.cli.main import main
 
 RECORD = {

@@ -14,10 +14,10 @@ import redis as redis_sync
 from ray import serve
 
 from services import app
-from services.cli import model_keeper
-from services.cli import stack as module
-from services.cli.stack import Stack
-from services.cli.wanted_models import WantedModels
+from services.cli.stack import model_keeper
+from services.cli.stack import stack as module
+from services.cli.stack.stack import Stack
+from services.cli.stack.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica, leave
 from services.common.redis import connect

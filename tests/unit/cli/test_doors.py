@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.cli.doors import held_ports
+from services.cli.ground.doors import held_ports
 from services.common.config import GatewaySettings, Settings
 from tests.support.laptop import free_port
 

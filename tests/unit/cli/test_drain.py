@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.cli import drain
 from services.cli.command_line import parser
+from services.cli.commands import drain
 from services.cli.main import main
 from services.common import callers
 from services.common.config import Settings

@@ -12,8 +12,8 @@ from ray.serve.deployment import Application
 
 from services import app
 from services.app import build
-from services.cli.replicas import check_room
-from services.cli.replicas import wanted as waited_for
+from services.cli.stack.replicas import check_room
+from services.cli.stack.replicas import wanted as waited_for
 from services.common.config import (
     GatewaySettings,
     ModelSpec,

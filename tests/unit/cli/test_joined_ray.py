@@ -12,9 +12,9 @@ import pytest
 import ray
 from ray import serve
 
-from services.cli import cluster_ground
-from services.cli.cluster_ground import ClusterGround
-from services.cli.joined_ray import JoinedRay
+from services.cli.ground import cluster as cluster_ground
+from services.cli.ground.cluster import ClusterGround
+from services.cli.ground.joined_ray import JoinedRay
 from services.common.config import GatewaySettings, Settings
 from tests.support.authority import Authority
 

@@ -14,8 +14,8 @@ from services.common.config import Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import connect
 from services.common.served_models import Checkpoint, entry
+from services.gateway.identity.keys import KEY_PATTERN
 from services.gateway.ids import KEY
-from services.gateway.keys import KEY_PATTERN
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_revoke_says_what_it_did(capsys):
 
 
 def test_a_key_may_end_by_itself_and_the_list_says_when(capsys, monkeypatch):
-    monkeypatch.setattr("services.cli.keys._local", lambda unix_s: f"at {unix_s}")
+    monkeypatch.setattr("services.cli.commands.keys._local", lambda unix_s: f"at {unix_s}")
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["keys", "create", "--tenant", "acme", "--expires", "12h"]) == 0
     until = re.search(r", until (at \d+);", capsys.readouterr().err)

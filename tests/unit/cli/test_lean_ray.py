@@ -3,7 +3,7 @@
 import pytest
 
 from services.cli.failures import told
-from services.cli.lean_ray import _replace
+from services.cli.ground.lean_ray import _replace
 
 
 class Node:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.cli.logs import new_logs
+from services.cli.stack.logs import new_logs
 
 
 def test_each_start_has_a_folder_and_the_newest_stay(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from services import app
-from services.cli import model_keeper
-from services.cli.model_keeper import ModelKeeper
-from services.cli.wanted_models import WantedModels
+from services.cli.stack import model_keeper
+from services.cli.stack.model_keeper import ModelKeeper
+from services.cli.stack.wanted_models import WantedModels
 from services.common import served_models
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica

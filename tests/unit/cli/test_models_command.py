@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import models
+from services.cli.commands import models
 from services.cli.main import main, parser
 from services.cli.running import Running
-from services.cli.wanted_models import WantedModels
+from services.cli.stack.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import Redis, connect

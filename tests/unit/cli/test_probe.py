@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
-from services.cli import probe
+from services.cli.commands import probe
 from services.cli.main import main
 from services.common.transport import health_server, listen
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.ray_cluster import RayCluster, RayLost
+from services.cli.ground.ray_cluster import RayCluster, RayLost
 
 
 def mode(path: Path) -> int:

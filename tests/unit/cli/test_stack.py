@@ -14,21 +14,22 @@ from typing import Any
 
 import pytest
 
-from services.cli import checkpoints, up
-from services.cli import stack as module
+from services.cli.commands import up
+from services.cli.ground.local import LocalGround
 from services.cli.laptop_key import laptop_key
-from services.cli.local_ground import LocalGround
-from services.cli.ready import not_ready, not_served
-from services.cli.replicas import missing as not_there
-from services.cli.replicas import wanted as waited_for
 from services.cli.running import Running, state_file
-from services.cli.stack import Stack
-from services.cli.wanted_models import WantedModels
+from services.cli.stack import checkpoints
+from services.cli.stack import stack as module
+from services.cli.stack.ready import not_ready, not_served
+from services.cli.stack.replicas import missing as not_there
+from services.cli.stack.replicas import wanted as waited_for
+from services.cli.stack.stack import Stack
+from services.cli.stack.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica
 from services.common.redis import Redis, connect
 from services.common.start_failures import StartFailure, tell
-from services.gateway.keys import KeyStore, key_hash
+from services.gateway.identity.keys import KeyStore, key_hash
 from tests.support.authority import Authority
 
 

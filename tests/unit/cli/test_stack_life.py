@@ -13,15 +13,15 @@ import pytest
 from pydantic import SecretStr
 
 from services import app
-from services.cli import stack as module
 from services.cli.running import find_running, holding, state_file
-from services.cli.stack import Stack
-from services.cli.wanted_models import WantedModels
+from services.cli.stack import stack as module
+from services.cli.stack.stack import Stack
+from services.cli.stack.wanted_models import WantedModels
 from services.common.config import ModelSpec, RouterSettings, Settings
 from services.common.discovery import SERVICES, Registration, Replica, leave
 from services.common.redis import connect
 from services.common.start_failures import StartFailure, tell
-from services.gateway.keys import KeyStore, key_hash
+from services.gateway.identity.keys import KeyStore, key_hash
 from tests.support.web import serving
 
 TINY = ModelSpec(name="tiny", path="/models/tiny").sized(0, 1)

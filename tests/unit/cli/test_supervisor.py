@@ -17,8 +17,8 @@ from tests.support.waiting import until
 STACK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from services.cli import supervisor
-from services.cli.supervisor import LOST, supervise
+from services.cli.stack import supervisor
+from services.cli.stack.supervisor import LOST, supervise
 
 supervisor._PAUSES_S = (0.0, 0.1, 600.0 if "pauses" in sys.argv[2] else 0.2)
 folder, mode = Path(sys.argv[1]), sys.argv[2]

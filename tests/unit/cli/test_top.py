@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 from protos import router_pb2, router_pb2_grpc
-from services.cli import top
 from services.cli.arguments import SORTS
+from services.cli.commands import top
+from services.cli.commands.top.samples import Metrics, Sample, Span, quantile
+from services.cli.commands.top.view import view
 from services.cli.main import main
-from services.cli.top.samples import Metrics, Sample, Span, quantile
-from services.cli.top.view import view
 from services.common.discovery import Registration, Replica
 from services.common.redis import connect
 from services.common.transport import listen
@@ -148,7 +148,7 @@ def test_a_quantile_is_as_prometheus_estimates_it(
 
 
 def test_all_metrics_that_are_shown_are_told_by_some_service() -> None:
-    source = (ROOT / "services" / "cli" / "top" / "view.py").read_text()
+    source = (ROOT / "services" / "cli" / "commands" / "top" / "view.py").read_text()
     page = (ROOT / "docs" / "metrics.md").read_text()
     told = set(re.findall(r"^\| `(penstock_\w+)`", page, re.MULTILINE))
     shown = {name.removesuffix("_sum") for name in re.findall(r'"(penstock_\w+)"', source)}

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.cli import stack, up
+from services.cli.commands import up
 from services.cli.main import main
 from services.cli.running import Running
+from services.cli.stack import stack
 from tests.support.transport import SECRET
 
 

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from services.cli.waterfall import print_record
+from services.cli.commands.waterfall import print_record
 
 
 def span(name: str, parent: str, start: float, duration: float) -> dict[str, object]:

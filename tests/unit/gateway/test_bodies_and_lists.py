@@ -10,9 +10,8 @@ import pytest
 from protos.common_pb2 import Passage
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
-from services.gateway.citations import annotations, filename
-from services.gateway.pages import PageQuery, page, page_query
-from services.gateway.schema import (
+from services.gateway.api.rest.pages import PageQuery, page, page_query
+from services.gateway.api.schema import (
     Body,
     Metadata,
     at_most,
@@ -21,6 +20,7 @@ from services.gateway.schema import (
     read_aside,
     validated,
 )
+from services.gateway.runs.citations import annotations, filename
 
 
 class Part(Body):

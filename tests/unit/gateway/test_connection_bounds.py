@@ -13,8 +13,13 @@ from uvicorn.server import ServerState
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.gateway import metrics
-from services.gateway.connection import MAX_AHEAD, MAX_FIELDS, MAX_HEAD_BYTES, Connection
-from services.gateway.door import Door
+from services.gateway.connections.connection import (
+    MAX_AHEAD,
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    Connection,
+)
+from services.gateway.connections.door import Door
 from tests.support.waiting import until
 
 

@@ -9,8 +9,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from services.common.config import GatewaySettings
-from services.gateway.connection import MAX_FIELDS, Connection
-from services.gateway.door import Door
+from services.gateway.connections.connection import MAX_FIELDS, Connection
+from services.gateway.connections.door import Door
 from tests.support.waiting import until
 
 

@@ -9,8 +9,8 @@ import pytest
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.telemetry import Telemetry
-from services.gateway.auth import Identity
-from services.gateway.embeddings import embed
+from services.gateway.api.embeddings import embed
+from services.gateway.identity.auth import Identity
 
 
 class Retrieval:

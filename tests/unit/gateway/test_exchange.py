@@ -13,7 +13,14 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.shares import Shares
 from services.gateway import metrics
-from services.gateway.http import CLIENT_GONE, Endpoint, Exchange, Handler, error_body, http_status
+from services.gateway.api.rest.http import (
+    CLIENT_GONE,
+    Endpoint,
+    Exchange,
+    Handler,
+    error_body,
+    http_status,
+)
 from services.gateway.intake import Place
 from tests.support.waiting import until
 
@@ -276,7 +283,7 @@ async def test_a_refused_body_is_read_to_its_end_behind_the_answer():
 
 
 async def test_who_withholds_the_rest_has_the_whole_answer_and_is_closed_on(monkeypatch):
-    monkeypatch.setattr("services.gateway.body.LINGER_S", 0.2)
+    monkeypatch.setattr("services.gateway.api.rest.body.LINGER_S", 0.2)
     wire = Wire(b"a", stalls=True)
     asking = asyncio.create_task(wire.ask(fails(invalid("no", "x"))))
     await until(lambda: len(wire.sent) >= 2)

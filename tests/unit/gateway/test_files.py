@@ -11,8 +11,8 @@ from prometheus_client import REGISTRY
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import connect
-from services.gateway.files import Files
-from services.gateway.http import error_body, http_status
+from services.gateway.api.rest.http import error_body, http_status
+from services.gateway.stores.files import Files
 from tests.support.inside import leaks
 
 CODE = grpc.StatusCode

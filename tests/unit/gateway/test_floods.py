@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
-from services.gateway.embeddings import EmbeddingsRequest
-from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
-from services.gateway.schema import Body, validated
+from services.gateway.api.embeddings import EmbeddingsRequest
+from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.schema import Body, validated
 
 MANY = 5000
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}

@@ -19,11 +19,13 @@ from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.redis import connect
 from services.common.telemetry import Telemetry
-from services.gateway import grpc_strangers, http_server, server
-from services.gateway.grpc_api import INFERENCE
-from services.gateway.grpc_server import GrpcServer
-from services.gateway.http_server import HttpServer
-from services.gateway.records import Journal
+from services.gateway import server
+from services.gateway.api.grpc import strangers as grpc_strangers
+from services.gateway.api.grpc.inference import INFERENCE
+from services.gateway.api.grpc.server import GrpcServer
+from services.gateway.connections import http_server
+from services.gateway.connections.http_server import HttpServer
+from services.gateway.runs.records import Journal
 from services.gateway.server import GatewayService
 from tests.support.gateway_parts import gateway_parts, identity
 from tests.support.waiting import until

@@ -30,12 +30,13 @@ from services.common.errors import PenstockError, invalid
 from services.common.link import End
 from services.common.logs import JsonLines
 from services.common.metrics import BoundedNames
-from services.gateway import metrics, pipeline
-from services.gateway import prompt as prompt_module
+from services.gateway import metrics
 from services.gateway.intake import Place
-from services.gateway.pipeline import serve
-from services.gateway.prompt import Answer, Prompt
-from services.gateway.store_files import Unready
+from services.gateway.runs import pipeline
+from services.gateway.runs import prompt as prompt_module
+from services.gateway.runs.pipeline import serve
+from services.gateway.runs.prompt import Answer, Prompt
+from services.gateway.stores.store_files import Unready
 from tests.support.gateway_parts import MODEL, Opened, Tokenizers, gateway_parts, identity
 from tests.support.waiting import until
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
-from services.gateway.generation_schema import ChatCompletionRequest, CompletionRequest
-from services.gateway.schema import parse, validated
+from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.schema import parse, validated
 
 USER = {"role": "user", "content": "Hi"}
 

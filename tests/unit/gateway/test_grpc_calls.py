@@ -20,9 +20,10 @@ from protos.retrieval_pb2 import EmbedReply, SearchReply, Vector
 from protos.tokenizer_pb2 import PromptPlan, TextDelta, TokenIds
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
-from services.gateway import grpc_api, metrics
-from services.gateway.grpc_api import Inference
-from services.gateway.http import CLIENT_GONE
+from services.gateway import metrics
+from services.gateway.api.grpc import inference as grpc_api
+from services.gateway.api.grpc.inference import Inference
+from services.gateway.api.rest.http import CLIENT_GONE
 from tests.support.gateway_parts import (
     EMBEDDING_MODEL,
     MODEL,

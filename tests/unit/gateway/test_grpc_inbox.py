@@ -15,8 +15,8 @@ from protos.tokenizer_pb2 import TokenIds
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.shares import Shares
-from services.gateway import grpc_inbox
-from services.gateway.grpc_inbox import Inbox
+from services.gateway.api.grpc import inbox as grpc_inbox
+from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.intake import Place
 from tests.support.waiting import until
 

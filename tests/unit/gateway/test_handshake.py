@@ -9,9 +9,9 @@ import pytest
 
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
-from services.gateway.door import Door
-from services.gateway.handshake import Handshakes
-from services.gateway.listener import Listener
+from services.gateway.connections.door import Door
+from services.gateway.connections.handshake import Handshakes
+from services.gateway.connections.listener import Listener
 from tests.support.authority import Authority
 from tests.support.waiting import leaving_no_task, until
 

@@ -8,13 +8,13 @@ import pytest
 from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.telemetry import Telemetry
-from services.gateway.files import Files
+from services.gateway.identity.keys import KeyStore
 from services.gateway.ids import FILE, KEY, REQUEST, STORE, IdKind
-from services.gateway.indexing import Indexing
-from services.gateway.keys import KeyStore
-from services.gateway.retrieval_client import RetrievalClient
-from services.gateway.store_files import StoreFiles
-from services.gateway.vector_stores import VectorStores
+from services.gateway.stores.files import Files
+from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.retrieval_client import RetrievalClient
+from services.gateway.stores.store_files import StoreFiles
+from services.gateway.stores.vector_stores import VectorStores
 
 KINDS = (FILE, STORE, REQUEST, KEY)
 

@@ -10,8 +10,8 @@ import pytest
 
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
-from services.gateway import indexing
-from services.gateway.store_files import AttachedFile
+from services.gateway.stores import indexing
+from services.gateway.stores.store_files import AttachedFile
 from tests.support.stores_rig import CALLER, RIVAL, StoresRig
 from tests.support.waiting import until
 

@@ -12,8 +12,8 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.gateway import metrics
-from services.gateway.auth import Authenticator
-from services.gateway.keys import KEY_PATTERN, KeyStore, key_hash
+from services.gateway.identity.auth import Authenticator
+from services.gateway.identity.keys import KEY_PATTERN, KeyStore, key_hash
 
 
 @pytest.fixture
@@ -72,7 +72,8 @@ async def test_bad_fields_are_refused(store):
 
 async def test_keys_are_listed_oldest_first(store, monkeypatch):
     clock = SimpleNamespace(now=2000.0)
-    monkeypatch.setattr("services.gateway.keys.time", SimpleNamespace(time=lambda: clock.now))
+    now = SimpleNamespace(time=lambda: clock.now)
+    monkeypatch.setattr("services.gateway.identity.keys.time", now)
     made = []
     for clock.now in (3000.5, 1000.5, 2000.5, 2000.5):
         made.append((await store.create("acme"))[1])
@@ -84,7 +85,8 @@ async def test_keys_are_listed_oldest_first(store, monkeypatch):
 
 async def test_a_revocation_keeps_its_first_time_and_is_told_each_time(store, redis, monkeypatch):
     clock = SimpleNamespace(now=1000.5)
-    monkeypatch.setattr("services.gateway.keys.time", SimpleNamespace(time=lambda: clock.now))
+    now = SimpleNamespace(time=lambda: clock.now)
+    monkeypatch.setattr("services.gateway.identity.keys.time", now)
     key, record = await store.create("acme")
     _, other = await store.create("acme")
     async with redis.pubsub() as news:
@@ -237,7 +239,7 @@ async def test_the_times_of_a_known_key(redis, namespace, monkeypatch):
     """Trusted for 30 s, then looked up again; while Redis is away, until 600 s after that."""
     clock = SimpleNamespace(now=1000.0)
     monotonic = SimpleNamespace(monotonic=lambda: clock.now)
-    monkeypatch.setattr("services.gateway.auth.time", monotonic)
+    monkeypatch.setattr("services.gateway.identity.auth.time", monotonic)
     store = Away(redis, namespace)
     key, _ = await store.create("acme")
     other, _ = await store.create("other")
@@ -281,8 +283,8 @@ async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
 ):
     clock = SimpleNamespace(now=1000.5)
     times = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
-    monkeypatch.setattr("services.gateway.auth.time", times)
-    monkeypatch.setattr("services.gateway.keys.time", times)
+    monkeypatch.setattr("services.gateway.identity.auth.time", times)
+    monkeypatch.setattr("services.gateway.identity.keys.time", times)
     store = Away(redis, namespace)
     key, record = await store.create("acme", expires_in_s=100)
     assert record.expires == 1100
@@ -306,7 +308,7 @@ async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
 
 
 async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespace, monkeypatch):
-    monkeypatch.setattr("services.gateway.auth._CACHED_KEYS", 2)
+    monkeypatch.setattr("services.gateway.identity.auth._CACHED_KEYS", 2)
     store = Away(redis, namespace)
     keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
     authenticator = auth(store)
@@ -377,7 +379,7 @@ async def test_a_key_looked_up_while_a_recheck_asks_is_looked_up_again(redis, na
 
 
 async def test_a_key_that_is_looked_up_anew_is_the_latest(redis, namespace, monkeypatch):
-    monkeypatch.setattr("services.gateway.auth._CACHED_KEYS", 2)
+    monkeypatch.setattr("services.gateway.identity.auth._CACHED_KEYS", 2)
     store = Away(redis, namespace)
     keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
     authenticator = auth(store, cache_s=0)

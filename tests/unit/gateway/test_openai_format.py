@@ -8,14 +8,14 @@ import pytest
 
 from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, Usage
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta, TokenIds
-from services.gateway import prompt as prompt_module
-from services.gateway.openai_format import (
+from services.gateway.api.rest.openai_format import (
     Chunks,
     chat_completion,
     event,
     text_completion,
 )
-from services.gateway.prompt import Answer, Prompt, total_usage
+from services.gateway.runs import prompt as prompt_module
+from services.gateway.runs.prompt import Answer, Prompt, total_usage
 
 PASSAGES = [
     Passage(title="a.md", text="x", score=0.123456, source_id="file-1"),

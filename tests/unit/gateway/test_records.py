@@ -10,8 +10,8 @@ import pytest
 from protos.common_pb2 import Record, Span
 from services.common.discovery import new_replica_id
 from services.common.telemetry import decision
-from services.gateway.auth import Identity
-from services.gateway.records import Journal, Records
+from services.gateway.identity.auth import Identity
+from services.gateway.runs.records import Journal, Records
 from tests.support.inside import check, leaks
 
 # In a process of its own, as what is measured is the process.
@@ -20,7 +20,7 @@ import json
 from protos.common_pb2 import Record, Span
 from services.common.give_back import resident_bytes
 from services.common.telemetry import decision
-from services.gateway.records import Journal
+from services.gateway.runs.records import Journal
 
 def ended():
     journal = Journal("req_1", "chat")
@@ -102,7 +102,7 @@ def test_the_waterfall_goes_by_start_in_milliseconds_from_the_first():
 def test_what_a_record_counts(monkeypatch):
     clock = SimpleNamespace(now=100.0)
     ticking = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1_700_000_000.9)
-    monkeypatch.setattr("services.gateway.records.time", ticking)
+    monkeypatch.setattr("services.gateway.runs.records.time", ticking)
     journal = Journal("req_1", "chat")
     journal.close(Record())
     assert journal.as_json()["time_to_first_token_ms"] is None

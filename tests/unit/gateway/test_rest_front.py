@@ -9,8 +9,8 @@ import pytest
 from protos.common_pb2 import FINISH_STOP, Usage
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
-from services.gateway.prompt import Answer
-from services.gateway.rest_generation import RestFront
+from services.gateway.api.rest.generation import RestFront
+from services.gateway.runs.prompt import Answer
 
 
 class Exchange:

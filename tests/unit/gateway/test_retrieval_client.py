@@ -18,8 +18,8 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.common.service import Host
 from services.common.telemetry import Telemetry
-from services.gateway import retrieval_client as module
-from services.gateway.retrieval_client import RetrievalClient, is_outage
+from services.gateway.stores import retrieval_client as module
+from services.gateway.stores.retrieval_client import RetrievalClient, is_outage
 from tests.support.gateway_rig import EMBEDDING_MODEL, SmallRetrieval
 from tests.support.waiting import until
 

@@ -10,9 +10,9 @@ from services.common.config import GatewaySettings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, ResponseError, connect
-from services.gateway.auth import Authenticator
-from services.gateway.keys import KeyRecord, KeyStore, key_hash
-from services.gateway.revocations import Revocations
+from services.gateway.identity.auth import Authenticator
+from services.gateway.identity.keys import KeyRecord, KeyStore, key_hash
+from services.gateway.identity.revocations import Revocations
 from tests.support.waiting import until
 
 
@@ -205,7 +205,7 @@ class OddRedis:
 
 
 async def test_whatever_redis_answers_it_listens_on(monkeypatch):
-    monkeypatch.setattr("services.gateway.revocations._RETRY_S", 0)
+    monkeypatch.setattr("services.gateway.identity.revocations._RETRY_S", 0)
     redis = OddRedis([ConnectionError(), ResponseError("NOPERM"), TimeoutError()])
     happened = []
 

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway.api.rest.routes import application
 from services.gateway.ids import REQUEST
-from services.gateway.records import Journal
-from services.gateway.routes import application
+from services.gateway.runs.records import Journal
 from tests.support.gateway_parts import EMBEDDING_MODEL, MODEL, gateway_parts, identity
 
 

@@ -11,11 +11,11 @@ import pytest
 from protos.common_pb2 import Record, Span
 from services.common.config import GatewaySettings
 from services.common.redis import Redis
-from services.gateway import shared_records
-from services.gateway.auth import Identity
-from services.gateway.records import Journal, Records
-from services.gateway.shared_records import SharedRecords
-from services.gateway.storage_room import StorageRoom
+from services.gateway.identity.auth import Identity
+from services.gateway.runs import shared_records
+from services.gateway.runs.records import Journal, Records
+from services.gateway.runs.shared_records import SharedRecords
+from services.gateway.stores.storage_room import StorageRoom
 from tests.support.waiting import leaving_no_task, until
 
 Make = Callable[..., SharedRecords]

@@ -12,11 +12,11 @@ from protos.common_pb2 import Passage, Record
 from services.common.errors import PenstockError
 from services.common.shares import Shares
 from services.gateway import metrics
-from services.gateway.citations import annotations
+from services.gateway.api.rest.pages import PageQuery, page, page_query
 from services.gateway.ids import FILE
 from services.gateway.intake import Intake
-from services.gateway.pages import PageQuery, page, page_query
-from services.gateway.records import Journal, Records, client_context
+from services.gateway.runs.citations import annotations
+from services.gateway.runs.records import Journal, Records, client_context
 
 
 def test_marks_become_annotations_of_the_passages_that_exist():

@@ -11,11 +11,11 @@ from services.common.config import GatewaySettings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
-from services.gateway import storage_room
-from services.gateway.files import Files
-from services.gateway.records import Journal
-from services.gateway.shared_records import SharedRecords
-from services.gateway.storage_room import StorageRoom
+from services.gateway.runs.records import Journal
+from services.gateway.runs.shared_records import SharedRecords
+from services.gateway.stores import storage_room
+from services.gateway.stores.files import Files
+from services.gateway.stores.storage_room import StorageRoom
 from tests.support.stores_rig import CALLER, StoresRig
 from tests.support.waiting import until
 

@@ -10,7 +10,7 @@ import pytest
 from services.common.errors import PenstockError, invalid
 from services.common.redis import connect
 from services.gateway.ids import FILE, STORE
-from services.gateway.store_files import AttachedFile, StoreFiles, Unready
+from services.gateway.stores.store_files import AttachedFile, StoreFiles, Unready
 
 
 @pytest.fixture

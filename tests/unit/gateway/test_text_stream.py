@@ -12,7 +12,7 @@ from protos.common_pb2 import FINISH_STOP, Record, Span, Status, Usage
 from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
 from services.common.errors import PenstockError
 from services.common.link import End
-from services.gateway.text_stream import MAX_LOSSES, MAX_UNREAD_BYTES, TextStream
+from services.gateway.runs.text_stream import MAX_LOSSES, MAX_UNREAD_BYTES, TextStream
 from tests.support import gateway_parts
 from tests.support.gateway_parts import Opened
 

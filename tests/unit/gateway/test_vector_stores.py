@@ -9,9 +9,9 @@ import pytest
 
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import RedisAway, connect
-from services.gateway import indexing
 from services.gateway.ids import FILE, STORE
-from services.gateway.store_files import Unready
+from services.gateway.stores import indexing
+from services.gateway.stores.store_files import Unready
 from tests.support.stores_rig import CALLER, RIVAL, StoresRig
 
 AWAY = unavailable("retrieval is away", stage="retrieval", reason="no_replica")

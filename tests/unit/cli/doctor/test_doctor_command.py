@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import doctor
-from services.cli.doctor import findings
-from services.cli.doctor.findings import Finding, aside, bounded, failed, ok, warning
+from services.cli.commands import doctor
+from services.cli.commands.doctor import findings
+from services.cli.commands.doctor.findings import Finding, aside, bounded, failed, ok, warning
 from services.cli.main import main
 from tests.support.findings import about
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import models
-from services.cli.doctor import certificates, checkpoints, data, host
-from services.cli.doctor.findings import Finding
-from services.cli.doctor.installation import Installation
-from services.cli.local_ground import LocalGround
-from services.cli.up import local_models
+from services.cli.commands.doctor import certificates, checkpoints, data, host
+from services.cli.commands.doctor.findings import Finding
+from services.cli.commands.doctor.installation import Installation
+from services.cli.commands.up import local_models
+from services.cli.ground.local import LocalGround
 from services.common.certificates import dns_name
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import SERVICES, Replica, machine_id

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import redis as client
 
-from services.cli.doctor import redis
-from services.cli.doctor.findings import Finding
-from services.cli.doctor.installation import Installation
+from services.cli.commands.doctor import redis
+from services.cli.commands.doctor.findings import Finding
+from services.cli.commands.doctor.installation import Installation
 from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.embedded_redis import EmbeddedRedis, binary
-from services.gateway.keys import KeyStore
+from services.gateway.identity.keys import KeyStore
 from tests.support.findings import about, state
 from tests.support.laptop import free_port
 

@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from services.cli.doctor import door, qdrant, replicas
-from services.cli.doctor.findings import Finding
-from services.cli.doctor.installation import Installation
-from services.cli.wanted_models import WantedModels
+from services.cli.commands.doctor import door, qdrant, replicas
+from services.cli.commands.doctor.findings import Finding
+from services.cli.commands.doctor.installation import Installation
+from services.cli.stack.wanted_models import WantedModels
 from services.common.certificates import CertificateFiles
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica

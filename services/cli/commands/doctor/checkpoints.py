@@ -1,0 +1,54 @@
+"""The models that the settings name, and the policy: whether they could be read."""
+
+from pathlib import Path
+
+from services.cli.commands.doctor.findings import Finding, aside, failed, ok
+from services.cli.commands.doctor.installation import Installation
+from services.cli.commands.up import local_models
+from services.cli.stack.checkpoints import check_embeddings, check_engines, check_local
+from services.common.checkpoint import digest, is_hub_id
+from services.common.config import ModelSpec, Settings
+from services.tokenizer.policy import load_policy
+
+
+async def check(it: Installation) -> list[Finding]:
+    models = it.settings.models or local_models([])  # as `penstock up` does
+    return [
+        *[await aside(_check, model, it.settings) for model in models],
+        await aside(_embeddings, it.settings),
+        await aside(_policy, it.settings),
+    ]
+
+
+def _check(model: ModelSpec, settings: Settings) -> Finding:
+    about, folder = f"model {model.name}", Path(model.path).expanduser()
+    if not folder.is_dir():
+        if is_hub_id(model.path):
+            return ok(about, f"{model.path} is downloaded from the hub at the start")
+        return failed(about, f"there is no folder {model.path}", "correct PENSTOCK_MODELS")
+    try:
+        check_local(model, folder, weights=True)
+    except (RuntimeError, OSError, ValueError) as error:
+        return failed(about, str(error), "put a whole checkpoint there that is supported")
+    try:
+        check_engines(model, folder, settings)
+    except RuntimeError as error:
+        return failed(about, str(error), "correct that setting")
+    return ok(about, f"{folder} can be read, {digest(folder)}")
+
+
+def _embeddings(settings: Settings) -> Finding:
+    about, name = "embedding model", settings.retrieval.embedding_model
+    try:
+        check_embeddings(name)
+    except RuntimeError as error:
+        return failed(about, str(error), "correct PENSTOCK_RETRIEVAL__EMBEDDING_MODEL")
+    return ok(about, name or "the one that is built in")
+
+
+def _policy(settings: Settings) -> Finding:
+    try:
+        load_policy(settings.tokenizer)
+    except ValueError as error:
+        return failed("policy", str(error), "correct PENSTOCK_TOKENIZER__POLICY_FILE, _RULES")
+    return ok("policy", "its rules can be read")

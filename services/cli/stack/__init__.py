@@ -1,0 +1,1 @@
+"""All of Penstock, started, tended and ended as one."""

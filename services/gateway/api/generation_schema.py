@@ -1,0 +1,265 @@
+"""Bodies of POST /v1/chat/completions and /v1/completions."""
+
+import secrets
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, FailFast, Field, model_validator
+
+from protos.common_pb2 import Message, Passage, Sampling
+from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
+from services.common.config import GatewaySettings
+from services.gateway.api.schema import UNSUPPORTED, Body, Metadata, at_most, bad_value, refuse
+from services.gateway.runs.prompt import Prompt
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_STOPS = 4
+MAX_DOCUMENTS = 64
+MAX_STORES = 10
+MAX_PARTS = 256  # of one message's content
+_COUNT_MAX = 2**31 - 1
+_SEED_RANGE = 2**64
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Tag = Annotated[str, Field(max_length=512)]
+
+
+def as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    list[TextPart], Field(min_length=1, max_length=MAX_PARTS), BeforeValidator(_as_parts)
+]
+
+
+class ChatMessage(Body):
+    # An answer may be sent back as it came: what an assistant message carries beside its content
+    # says nothing to the model.
+    NEUTRAL: ClassVar = {"refusal": (), "tool_calls": ([],), "function_call": (), "audio": ()}
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: Annotated[str, Field(max_length=64)] | None = None
+    annotations: list[Any] | None = Field(None, description="of an earlier answer; no effect")
+
+    @model_validator(mode="after")
+    def _annotations_only_on_answers(self) -> "ChatMessage":
+        if self.annotations is not None and self.role != "assistant":
+            raise refuse("annotations", "only an assistant message has annotations", UNSUPPORTED)
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
+
+
+class FileSearch(Body):
+    NEUTRAL: ClassVar = {"filters": (), "ranking_options": ({},)}
+
+    type: Literal["file_search"]
+    vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_STORES)]
+    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+
+
+class Document(Body):
+    """Extension: a passage that the client brings itself."""
+
+    title: Annotated[str, Field(max_length=500)] = ""
+    text: Annotated[str, Field(min_length=1)]
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class StreamOptions(Body):
+    NEUTRAL: ClassVar = {"include_obfuscation": (False,)}
+
+    include_usage: bool | None = None
+
+
+class Generation(Body):
+    """What chat and plain completions share. None means OpenAI's default."""
+
+    model: Name
+    max_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=_COUNT_MAX)] | None = Field(
+        None, description="extension; 0: off"
+    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=_SEED_RANGE)] | None = None
+    stop: Annotated[
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=MAX_STOPS)
+        ]
+        | None,
+        BeforeValidator(as_list),
+    ] = None
+    ignore_eos: bool | None = Field(None, description="extension: run to max_tokens")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Tag | None = Field(None, description="shown in the request's record")
+    metadata: Metadata | None = Field(None, description="shown in the request's record")
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> "Generation":
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options", "only allowed when 'stream' is true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        seed = secrets.randbits(64) if self.seed is None else self.seed % _SEED_RANGE
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+            seed=seed,
+            max_tokens=max_tokens,
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+    def tags(self) -> dict[str, str]:
+        return {**(self.metadata or {}), **({"user": self.user} if self.user else {})}
+
+
+class ChatCompletionRequest(Generation):
+    NEUTRAL: ClassVar = {
+        "n": (1,),
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "store": (False,),
+        "modalities": (["text"],),
+        "service_tier": ("auto", "default"),
+        "parallel_tool_calls": (),
+        "functions": (),
+        "function_call": ("none",),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast(), at_most("max_messages")]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
+    response_format: TextFormat | None = None
+    tools: Annotated[list[FileSearch], Field(max_length=1)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    documents: Annotated[list[Document], Field(max_length=MAX_DOCUMENTS)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatCompletionRequest":
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise refuse("max_tokens", "contradicts 'max_completion_tokens'")
+        if self.tool_choice is not None and not self.tools:
+            raise refuse("tool_choice", "only allowed when 'tools' is given")
+        if self.tools and not self.question.strip():
+            raise refuse("tools", "file_search needs a user message to search for")
+        return self
+
+    @property
+    def question(self) -> str:
+        """The last user message."""
+        return next((m.text for m in reversed(self.messages) if m.role == "user"), "")
+
+    def prompt(self, default_passages: int) -> Prompt:
+        """The request for the pipeline; `default_passages` are searched when it does not say."""
+        messages = [Message(role=m.role, content=m.text, name=m.name or "") for m in self.messages]
+        documents = [Passage(title=d.title, text=d.text) for d in self.documents or ()]
+        # No limit given: as many tokens as the window leaves.
+        limit = self.max_completion_tokens or self.max_tokens or 0
+        request = PromptRequest(
+            model=self.model,
+            chat=Chat(messages=messages, passages=documents),
+            sampling=self.sampling(limit),
+            stop=self.stop or (),
+        )
+        prompt = Prompt(request, tags=self.tags())
+        if self.tools and self.tool_choice != "none":
+            prompt.stores = tuple(dict.fromkeys(self.tools[0].vector_store_ids))
+            prompt.max_passages = self.tools[0].max_num_results or default_passages
+            prompt.question = self.question
+        return prompt
+
+
+def _as_prompts(value: Any) -> list[Any]:
+    """OpenAI's four forms of `prompt` (a text, token ids, a list of either) as a list.
+
+    What is in it is looked at in `CompletionRequest.prompts`, which knows how much there may be.
+    """
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        return value
+    return [value]
+
+
+class CompletionRequest(Generation):
+    NEUTRAL: ClassVar = {
+        "n": (1,),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "logprobs": (),
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+    }
+
+    given: Annotated[list[Any], BeforeValidator(_as_prompts)] = Field(alias="prompt")
+
+    def prompts(self, limits: GatewaySettings) -> list[Prompt]:
+        """The requests for the pipeline. Raises INVALID_ARGUMENT for more prompts, or more token
+        ids in all, than the limits allow, unseen.
+        """
+        if len(self.given) > limits.max_prompts:
+            raise bad_value("prompt", f"a list must hold at most {limits.max_prompts} prompts")
+        ids = sum(len(given) for given in self.given if isinstance(given, list))
+        if ids > limits.max_prompt_tokens:
+            raise bad_value("prompt", f"at most {limits.max_prompt_tokens} token ids are taken")
+        if len(self.given) == 1:
+            return [self._prompt(self.given[0], "prompt")]
+        prompts = []
+        for index, given in enumerate(self.given):
+            prompts.append(self._prompt(given, f"prompt[{index}]"))
+            prompts[-1].param = f"prompt[{index}]"
+        return prompts
+
+    def _prompt(self, given: Any, param: str) -> Prompt:
+        request = PromptRequest(
+            model=self.model,
+            sampling=self.sampling(self.max_tokens or COMPLETION_MAX_TOKENS),
+            stop=self.stop or (),
+        )
+        if not isinstance(given, str | list):
+            raise bad_value(param, "must be a string or a list of token ids")
+        if not given:
+            raise bad_value(param, "must not be empty")
+        if isinstance(given, str):
+            request.text = given
+        else:
+            request.token_ids.CopyFrom(TokenIds(ids=token_ids(given, param)))
+        return Prompt(request, tags=self.tags())
+
+
+def token_ids(given: list[Any], param: str) -> list[int]:
+    """Ids as they come from a client: integers that fit 32 bits, or INVALID_ARGUMENT."""
+    if {*map(type, given)} == {int} and min(given) >= 0 and max(given) < 2**32:
+        return given
+    raise bad_value(param, "a list must hold token ids, integers of 32 bits")

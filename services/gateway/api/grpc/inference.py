@@ -1,0 +1,254 @@
+"""The public gRPC service: the pipeline of REST behind another front."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import grpc
+
+from protos.gateway_pb2 import (
+    ChatRequest,
+    CompleteRequest,
+    GenerateEvent,
+    PublicEmbedReply,
+    PublicEmbedRequest,
+    PublicListModelsReply,
+    SamplingOptions,
+)
+from protos.tokenizer_pb2 import ModelInfo, TextDelta
+from services.common.errors import PenstockError, invalid
+from services.gateway import metrics
+from services.gateway.api.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
+from services.gateway.api.generation_schema import (
+    MAX_DOCUMENTS,
+    MAX_STOPS,
+    MAX_STORES,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from services.gateway.api.grpc.inbox import Inbox
+from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
+from services.gateway.api.schema import validated
+from services.gateway.ids import REQUEST
+from services.gateway.intake import Place
+from services.gateway.runs.pipeline import Gateway, serve
+from services.gateway.runs.prompt import Answer, Prompt
+from services.gateway.runs.text_stream import client_too_slow
+
+log = logging.getLogger(__name__)
+
+Context = Any  # grpc.aio.ServicerContext, which has no type stubs
+Reply = TypeVar("Reply")
+
+INFERENCE = "penstock.v1.Inference"
+_LAST_WORD_S = 2.0  # for a client that does not read to take its error
+
+# The rules are those of REST; what they are called here.
+_PARAMS = (
+    ("tools[0].vector_store_ids", "vector_store_ids"),
+    ("tools", "vector_store_ids"),
+    ("input", "texts"),
+    *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
+)
+
+
+class GrpcFront:
+    """A generation over gRPC (pipeline.Front)."""
+
+    def __init__(self, gateway: Gateway, inbox: Inbox, context: Context, id: str, route: str):
+        metadata = dict(context.invocation_metadata() or ())
+        self.request_id = id
+        self.route = route
+        self.authorization = metadata.get("authorization")
+        self.traceparent = metadata.get("traceparent")
+        self._settings = gateway.settings
+        self._inbox = inbox
+        self._context = context
+        self._began = False
+
+    async def read(self, place: Place) -> list[Prompt]:
+        message = await self._inbox.take(place, self._context)
+        # In a thread, as a large HTTP body.
+        return await asyncio.to_thread(self._understand, message)
+
+    def _understand(self, message: bytes) -> list[Prompt]:
+        limits = self._settings.gateway
+        if self.route == "Chat":
+            fields = _chat_fields(self._inbox.parse(ChatRequest, message), limits.max_messages)
+            chat = validated(ChatCompletionRequest, fields, limits)
+            return [chat.prompt(self._settings.retrieval.top_k)]
+        fields = _completion_fields(
+            self._inbox.parse(CompleteRequest, message), limits.max_prompt_tokens
+        )
+        return validated(CompletionRequest, fields).prompts(limits)
+
+    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        """One event for all that is ready."""
+        event = GenerateEvent(text="".join([delta.text for delta in deltas]))
+        if not self._began:
+            self._began = True
+            event.plan.CopyFrom(answer.plan)
+            event.passages.extend(answer.passages_used)
+            event.warning = answer.warning
+        if event.text or event.HasField("plan"):
+            await self._send(event)
+
+    async def finish(self, answers: list[Answer]) -> None:
+        (answer,) = answers  # a call has one prompt
+        await self._send(GenerateEvent(finish=answer.finish, usage=answer.usage))
+
+    async def _send(self, event: GenerateEvent) -> None:
+        try:
+            async with asyncio.timeout(self._settings.gateway.write_timeout_s):
+                await self._context.write(event)
+        except TimeoutError:
+            raise client_too_slow() from None
+
+
+def _sampling(options: SamplingOptions) -> dict[str, Any]:
+    fields = {field.name: value for field, value in options.ListFields()}
+    return {**fields, **({"stop": list(options.stop[: MAX_STOPS + 1])} if options.stop else {})}
+
+
+def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
+    """The request in REST's shape, to be validated by REST's rules. Of what is too many, one more
+    than may be: that is enough to be refused.
+    """
+    documents = request.documents[: MAX_DOCUMENTS + 1]
+    stores = list(request.vector_store_ids[: MAX_STORES + 1])
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "messages": [
+            {"role": m.role, "content": m.content, "name": m.name or None}
+            for m in request.messages[: max_messages + 1]
+        ],
+        "documents": [{"title": d.title, "text": d.text} for d in documents],
+        **_sampling(request.sampling),
+    }
+    for index, document in enumerate(documents):
+        if document.score or document.source_id or document.position:
+            raise invalid("A client's own document has a title and a text.", f"documents[{index}]")
+    if stores:
+        fields["tools"] = [{"type": "file_search", "vector_store_ids": stores}]
+    return fields
+
+
+def _completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]:
+    fields = {"model": request.model, **_sampling(request.sampling)}
+    if request.HasField("token_ids"):
+        one_more = max_ids + 1  # is enough to be refused
+        return {**fields, "prompt": list(request.token_ids.ids[:one_more])}
+    return {**fields, "prompt": request.text}
+
+
+class Inference:
+    """penstock.v1.Inference."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._inbox = Inbox(gateway.settings.gateway)
+
+    async def chat(self, _: object, context: Context) -> None:
+        await self._generate("Chat", context)
+
+    async def complete(self, _: object, context: Context) -> None:
+        await self._generate("Complete", context)
+
+    async def embed(self, _: object, context: Context) -> PublicEmbedReply | None:
+        async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
+            identity = await self._gateway.auth.identify(metadata.get("authorization"))
+            trace = metadata.get("traceparent")
+            with self._gateway.intake.slot(identity.tenant) as place:
+                message = await self._inbox.take(place, context)
+                body = await asyncio.to_thread(self._understand, message)
+                limit = self._gateway.settings.gateway.body_limit_bytes
+                texts = await body.texts(self._gateway.threads, identity.tenant, limit)
+                reply = await embed(self._gateway, identity, id, trace, body.model, texts)
+            return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
+
+        return await _answered("Embed", context, answer)
+
+    def _understand(self, message: bytes) -> EmbeddingsRequest:
+        request = self._inbox.parse(PublicEmbedRequest, message)
+        one_more = MAX_TEXTS + 1  # is enough to be refused
+        fields = {"model": request.model, "input": list(request.texts[:one_more])}
+        return validated(EmbeddingsRequest, fields)
+
+    async def list_models(self, _: object, context: Context) -> PublicListModelsReply | None:
+        async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
+            identity = await self._gateway.auth.identify(metadata.get("authorization"))
+            models = await self._gateway.models.all()
+            if embedding := self._gateway.retrieval.embedding_model:
+                models.append(ModelInfo(name=embedding))
+            usable = [m for m in models if identity.models is None or m.name in identity.models]
+            return PublicListModelsReply(models=usable)
+
+        return await _answered("ListModels", context, answer)
+
+    async def _generate(self, route: str, context: Context) -> None:
+        async def answer(id: str, metadata: dict[str, str]) -> None:
+            await serve(self._gateway, GrpcFront(self._gateway, self._inbox, context, id, route))
+
+        await _answered(route, context, answer)
+
+
+def inference(gateway: Gateway) -> Any:
+    """The service's handlers, all of them for streams of requests: so gRPC leaves a call's message
+    unread until it is asked for it. On the wire one request is a stream of one."""
+    service = Inference(gateway)
+    events = GenerateEvent.SerializeToString
+    streaming, single = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+    embedding, models = PublicEmbedReply.SerializeToString, PublicListModelsReply.SerializeToString
+    methods = {
+        "Chat": streaming(service.chat, response_serializer=events),
+        "Complete": streaming(service.complete, response_serializer=events),
+        "Embed": single(service.embed, response_serializer=embedding),
+        "ListModels": single(service.list_models, response_serializer=models),
+    }
+    return grpc.method_handlers_generic_handler(INFERENCE, methods)
+
+
+async def _answered(
+    route: str, context: Context, answer: Callable[[str, dict[str, str]], Awaitable[Reply]]
+) -> Reply | None:
+    """Runs a call with a request id; errors end it with gateway.proto's trailing metadata."""
+    id = REQUEST.new()
+    status = 200
+    began = time.monotonic()
+    context.set_trailing_metadata((("x-request-id", id),))
+    try:
+        return await answer(id, dict(context.invocation_metadata() or ()))
+    except PenstockError as error:
+        failure, status = error, http_status(error)
+    except asyncio.CancelledError:
+        status = CLIENT_GONE
+        raise
+    except Exception:
+        log.exception("%s failed", route)
+        failure, status = internal(), 500
+    finally:
+        metrics.requests.labels(route, status).inc()
+        metrics.duration.labels(route).observe(time.monotonic() - began)
+    with contextlib.suppress(TimeoutError):  # the client reads nothing; what is said waits for it
+        async with asyncio.timeout(_LAST_WORD_S):
+            await context.abort(failure.code, failure.message, tuple(_trailers(id, failure)))
+    return None
+
+
+def _trailers(id: str, error: PenstockError) -> Iterable[tuple[str, str]]:
+    yield "x-request-id", id
+    if error.param:
+        yield "x-param", _param(error.param)
+    if error.retry_after_s > 0:
+        yield "retry-after", str(math.ceil(error.retry_after_s))
+
+
+def _param(rest: str) -> str:
+    for theirs, ours in _PARAMS:
+        if rest == theirs or rest.startswith((theirs + "[", theirs + ".")):
+            return ours + rest[len(theirs) :]
+    return rest

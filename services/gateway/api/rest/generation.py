@@ -1,0 +1,88 @@
+"""POST /v1/chat/completions and /v1/completions, streamed or whole."""
+
+import asyncio
+
+from protos.tokenizer_pb2 import TextDelta
+from services.common.config import Settings
+from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.openai_format import Chunks, chat_completion, text_completion
+from services.gateway.api.schema import parse, read_aside
+from services.gateway.intake import Place
+from services.gateway.runs.pipeline import Gateway, serve
+from services.gateway.runs.prompt import Answer, Prompt
+
+
+class RestFront:
+    """A generation over HTTP (pipeline.Front)."""
+
+    def __init__(self, exchange: Exchange, settings: Settings, *, chat: bool) -> None:
+        self.request_id = exchange.request_id
+        self.route = exchange.route
+        self.authorization = exchange.headers.get("authorization")
+        self.traceparent = exchange.headers.get("traceparent")
+        self._exchange = exchange
+        self._settings = settings
+        self._chat = chat
+        self._stream = False
+        self._include_usage = False
+        self._chunks: dict[int, Chunks] = {}  # by the answer's index
+        self._writing = asyncio.Lock()  # answers come side by side, events one after the other
+
+    async def read(self, place: Place) -> list[Prompt]:
+        self._exchange.place = place
+        body = await self._exchange.json_body()
+        prompts = await read_aside(body, lambda: self._understand(body))
+        self._exchange.watch_client()
+        return prompts
+
+    def _understand(self, body: bytes) -> list[Prompt]:
+        request: ChatCompletionRequest | CompletionRequest
+        if self._chat:
+            request = parse(ChatCompletionRequest, body, self._settings.gateway)
+            prompts = [request.prompt(self._settings.retrieval.top_k)]
+        else:
+            request = parse(CompletionRequest, body)
+            prompts = request.prompts(self._settings.gateway)
+        self._stream = bool(request.stream)
+        self._include_usage = request.include_usage
+        return prompts
+
+    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        """All events that are ready leave in one write, still one event for each delta.
+
+        The answer begins with the first delta, so what fails before it has its own HTTP status.
+        """
+        if not self._stream:
+            return
+        async with self._writing:
+            chunks = self._chunks.get(answer.index) or await self._open(answer)
+            events = b"".join([chunks.text(delta.text) for delta in deltas if delta.text])
+            if events:
+                await self._exchange.write(events)
+
+    async def finish(self, answers: list[Answer]) -> None:
+        if self._stream:
+            chunks = [self._chunks.get(a.index) or await self._open(a) for a in answers]
+            events = b"".join([of_one.closing() for of_one in chunks])
+            await self._exchange.end_events(events + chunks[0].ending(answers))
+        else:
+            whole = chat_completion(*answers) if self._chat else text_completion(answers)
+            await self._exchange.reply_json(whole)
+
+    async def _open(self, answer: Answer) -> Chunks:
+        chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)
+        if not self._chunks:
+            await self._exchange.start_events()
+        self._chunks[answer.index] = chunks
+        if self._chat:
+            await self._exchange.write(chunks.opening())
+        return chunks
+
+
+async def chat_completions(gateway: Gateway, exchange: Exchange) -> None:
+    await serve(gateway, RestFront(exchange, gateway.settings, chat=True))
+
+
+async def completions(gateway: Gateway, exchange: Exchange) -> None:
+    await serve(gateway, RestFront(exchange, gateway.settings, chat=False))

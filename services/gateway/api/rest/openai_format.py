@@ -1,0 +1,176 @@
+"""Answers in the shapes of OpenAI's API, and what Penstock adds to them.
+
+"penstock": {
+  "request_id": "req_…",                          for GET /v1/requests/{id}
+  "plan": {"window": …, "system": …, …},          tokens per part of the prompt; of several
+                                                  prompts "plans", a list
+  "passages": [{"index", "file_id", "filename", "title", "score"}, …],   in the prompt, as cited
+  "warning": "…"                                  only if something asked for was left out
+}
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from protos.common_pb2 import FINISH_LENGTH
+from services.gateway.runs.citations import annotations, filename
+from services.gateway.runs.prompt import Answer, total_usage
+
+DONE = b"data: [DONE]\n\n"
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
+_PLAN = (
+    "window",
+    "system",
+    "history",
+    "passages",
+    "user",
+    "template",
+    "reserved_output",
+    "passages_used",
+    "passages_dropped",
+    "messages_dropped",
+)
+
+
+def event(content: dict[str, Any]) -> bytes:
+    """A server-sent event. ASCII only: some clients also split lines at U+2028 and its like."""
+    return b"data: " + _compact(content).encode() + b"\n\n"
+
+
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    used = total_usage(answers)
+    return {
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
+    }
+
+
+def finish_reason(answer: Answer) -> str:
+    return "length" if answer.finish == FINISH_LENGTH else "stop"
+
+
+def extension(answer: Answer) -> dict[str, Any]:
+    """The "penstock" object."""
+    told = {
+        "request_id": answer.request_id,
+        "plan": _plan(answer),
+        "passages": [
+            {
+                "index": index,
+                "file_id": passage.source_id or None,
+                "filename": filename(passage),
+                "title": passage.title,
+                "score": round(passage.score, 4),
+            }
+            for index, passage in enumerate(answer.passages_used, 1)
+        ],
+    }
+    return {**told, "warning": answer.warning} if answer.warning else told
+
+
+def _plan(answer: Answer) -> dict[str, int]:
+    return {name: getattr(answer.plan, name) for name in _PLAN}
+
+
+def chat_completion(answer: Answer) -> dict[str, Any]:
+    text = answer.text
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    message["annotations"] = annotations(text, answer.passages_used)
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": finish_reason(answer),
+    }
+    return {
+        "id": "chatcmpl-" + answer.request_id.removeprefix("req_"),
+        "object": "chat.completion",
+        "created": answer.created,
+        "model": answer.model,
+        "choices": [choice],
+        "usage": usage([answer]),
+        "penstock": extension(answer),
+    }
+
+
+def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": answer.index,
+            "text": answer.text,
+            "logprobs": None,
+            "finish_reason": finish_reason(answer),
+        }
+        for answer in answers
+    ]
+    first = answers[0]
+    told = {"request_id": first.request_id, "plans": [_plan(answer) for answer in answers]}
+    return {
+        "id": "cmpl-" + first.request_id.removeprefix("req_"),
+        "object": "text_completion",
+        "created": first.created,
+        "model": first.model,
+        "choices": choices,
+        "usage": usage(answers),
+        "penstock": told if len(answers) > 1 else extension(first),
+    }
+
+
+class Chunks:
+    """The events of one streamed answer, which may be one of several in the stream. All but the
+    text is made once for the whole stream.
+    """
+
+    def __init__(self, answer: Answer, *, chat: bool, include_usage: bool) -> None:
+        self._answer = answer
+        self._chat = chat
+        self._include_usage = include_usage
+        id = answer.request_id.removeprefix("req_")
+        self._head: dict[str, Any] = {
+            "id": f"chatcmpl-{id}" if chat else f"cmpl-{id}",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": answer.created,
+            "model": answer.model,
+        }
+        before, after = self._chunk("\0", None).split(rb'"\u0000"')
+        self._before, self._after = before, after
+
+    def opening(self) -> bytes:
+        """Before a chat's first text: who speaks."""
+        return self._event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+
+    def text(self, text: str) -> bytes:
+        """One delta's event; the only work per token."""
+        return self._before + json.dumps(text).encode() + self._after
+
+    def closing(self) -> bytes:
+        """After the last text: why it ended, and sources."""
+        answer = self._answer
+        ended: dict[str, Any] = {"finish_reason": finish_reason(answer)}
+        if self._chat:
+            ended["delta"] = {}
+            if cited := annotations(answer.text, answer.passages_used):
+                ended["delta"] = {"annotations": cited}
+        else:
+            ended["text"] = ""
+        return self._event(ended, penstock=extension(answer))
+
+    def ending(self, answers: Sequence[Answer]) -> bytes:
+        """After the last event of all answers: usage if asked for, the end mark."""
+        if not self._include_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": usage(answers)}) + DONE
+
+    def _chunk(self, text: str, finish: str | None) -> bytes:
+        said: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
+        return self._event({**said, "finish_reason": finish})
+
+    def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
+        if self._include_usage:
+            more["usage"] = None  # as OpenAI does on all chunks but the last
+        choice = {"index": self._answer.index, **choice, "logprobs": None}
+        return event({**self._head, "choices": [choice], **more})

@@ -1,0 +1,183 @@
+"""The HTTP interface: every path, its methods, and who answers them."""
+
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+from typing import Any
+
+import grpc
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.common.errors import PenstockError
+from services.common.redis import RedisAway
+from services.gateway.api.embeddings import embeddings
+from services.gateway.api.rest import stores
+from services.gateway.api.rest.generation import chat_completions, completions
+from services.gateway.api.rest.http import Endpoint, Exchange, Handler
+from services.gateway.identity.auth import Identity
+from services.gateway.ids import REQUEST, not_found
+from services.gateway.models import model_not_found
+from services.gateway.runs.pipeline import Gateway
+from services.gateway.stores.vector_stores import storage_away
+
+Plain = Callable[[Gateway, Exchange], Awaitable[None]]
+Signed = Callable[[Gateway, Exchange, Identity], Awaitable[None]]
+
+
+def application(gateway: Gateway) -> ASGIApp:
+    """The ASGI application."""
+
+    def plain(handler: Plain) -> Handler:
+        """Needs no API key, or asks for it by itself: a generation does, inside its trace."""
+
+        async def run(exchange: Exchange) -> None:
+            await handler(gateway, exchange)
+
+        return run
+
+    def signed(handler: Signed) -> Handler:
+        """Behind an API key."""
+
+        async def run(exchange: Exchange) -> None:
+            identity = await gateway.auth.identify(exchange.headers.get("authorization"))
+            enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
+            try:
+                with enter(identity.tenant) as exchange.place:
+                    await handler(gateway, exchange, identity)
+            except RedisAway:
+                raise storage_away() from None
+
+        return run
+
+    table: dict[str, dict[str, Handler]] = {
+        "/v1/chat/completions": {"POST": plain(chat_completions)},
+        "/v1/completions": {"POST": plain(completions)},
+        "/v1/embeddings": {"POST": signed(embeddings)},
+        "/v1/models": {"GET": signed(list_models)},
+        "/v1/models/{model:path}": {"GET": signed(get_model)},
+        "/v1/requests/{request}": {"GET": signed(get_request)},
+        "/v1/files": {"GET": signed(stores.list_files), "POST": signed(stores.create_file)},
+        "/v1/files/{file}": {
+            "GET": signed(stores.get_file),
+            "DELETE": signed(stores.delete_file),
+        },
+        "/v1/files/{file}/content": {"GET": signed(stores.get_content)},
+        "/v1/vector_stores": {
+            "GET": signed(stores.list_stores),
+            "POST": signed(stores.create_store),
+        },
+        "/v1/vector_stores/{store}": {
+            "GET": signed(stores.get_store),
+            "DELETE": signed(stores.delete_store),
+        },
+        "/v1/vector_stores/{store}/search": {"POST": signed(stores.search_store)},
+        "/v1/vector_stores/{store}/files": {
+            "GET": signed(stores.list_attached),
+            "POST": signed(stores.attach_file),
+        },
+        "/v1/vector_stores/{store}/files/{file}": {
+            "GET": signed(stores.get_attached),
+            "DELETE": signed(stores.detach_file),
+        },
+        "/healthz": {"GET": plain(healthz)},
+        "/readyz": {"GET": plain(readyz)},
+        "/health": {"GET": plain(readyz)},  # what other servers call it
+        "/version": {"GET": plain(version)},
+    }
+    own = gateway.settings.gateway
+    routes = [Route(path, Endpoint(path, methods, own)) for path, methods in table.items()]
+    unknown = Endpoint("unknown", {}, own, otherwise=plain(no_such_path))
+
+    async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":  # nothing else is spoken here
+            await unknown(scope, receive, send)
+
+    router = Router(routes, default=otherwise, redirect_slashes=False)
+    if not own.cors_origins:
+        return router
+    return CORSMiddleware(
+        router,
+        allow_origins=own.cors_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),  # browsers' OpenAI clients send a dozen of their own
+        expose_headers=("x-request-id", "retry-after", "openai-poll-after-ms"),
+    )
+
+
+async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:
+    raise PenstockError(
+        grpc.StatusCode.NOT_FOUND,
+        f"Unknown request URL: {exchange.method} {exchange.target[:200]}.",
+        stage="gateway",
+        reason="unknown_url",
+    )
+
+
+async def list_models(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    await exchange.reply_json({"object": "list", "data": await _models(gateway, identity)})
+
+
+async def get_model(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    name = exchange.path["model"]
+    if name != gateway.retrieval.embedding_model:
+        await gateway.models.find(name)  # which looks anew for one that is not known
+    for model in await _models(gateway, identity):
+        if model["id"] == name:
+            return await exchange.reply_json(model)
+    raise model_not_found(name)
+
+
+async def _models(gateway: Gateway, identity: Identity) -> list[dict[str, Any]]:
+    """Those that the key may use; `context_window` (tokens) is Penstock's addition."""
+    models = [
+        {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "penstock",
+            "context_window": model.window,
+        }
+        for model in await gateway.models.all()
+    ]
+    if embedding := gateway.retrieval.embedding_model:
+        models.append({"id": embedding, "object": "model", "created": 0, "owned_by": "penstock"})
+    return [m for m in models if identity.models is None or m["id"] in identity.models]
+
+
+async def get_request(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    """The record of one of the tenant's last requests, whichever gateway served it."""
+    id = REQUEST.checked(exchange.path["request"])
+    journal = await gateway.records.look_up(id, identity.tenant)
+    if journal is None:
+        raise not_found("request", id)
+    await exchange.reply_json(journal.as_json())
+
+
+async def healthz(gateway: Gateway, exchange: Exchange) -> None:
+    """The process and its event loop live."""
+    await exchange.reply_json({"status": "ok"})
+
+
+async def readyz(gateway: Gateway, exchange: Exchange) -> None:
+    """Whether a request sent here now has a way; names what is missing.
+
+    While Redis is away, requests of known keys have one: not a 503, which would turn them away too.
+    """
+    missing, limited = [], []
+    if gateway.intake.leaving:
+        missing.append("this gateway is shutting down")
+    if not gateway.tokenizers.ready():
+        missing.append("no tokenizer is linked")
+    if not gateway.tokenizers.redis_reachable:
+        if gateway.auth.knows_keys:
+            limited.append("Redis is away: only known keys, no files, no vector stores")
+        else:
+            missing.append("Redis is away and no API key is known")
+    status = "unavailable" if missing else "degraded" if limited else "ok"
+    body = {"status": status, "missing": [*missing, *limited]}
+    await exchange.reply_json(body, 503 if missing else 200)
+
+
+async def version(gateway: Gateway, exchange: Exchange) -> None:
+    await exchange.reply_json({"version": metadata.version("penstock")})

@@ -1,0 +1,230 @@
+"""/v1/files and /v1/vector_stores, as OpenAI has them, in simple form."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from protos.common_pb2 import Record
+from protos.retrieval_pb2 import SearchRequest
+from services.common.errors import invalid
+from services.gateway.api.generation_schema import Name, as_list
+from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.pages import PageQuery, page, page_query
+from services.gateway.api.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
+from services.gateway.identity.auth import Identity
+from services.gateway.runs.citations import filename
+from services.gateway.runs.pipeline import Gateway
+from services.gateway.stores.files import PURPOSE
+
+_AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}
+_UTF_8 = (b"utf-8", b"utf8")
+_POLL_AFTER_MS = "100"  # what OpenAI's client waits between two looks at a file's status
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+class FileList(PageQuery):
+    purpose: str | None = None
+
+
+async def create_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    name, content = await _upload(exchange)
+    record = await gateway.files.create(identity.tenant, name, content)
+    await exchange.reply_json(record.as_json())
+
+
+async def list_files(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    query = page_query(exchange.query, FileList)
+    records = await gateway.files.all(identity.tenant)
+    shown = records if query.purpose in (None, PURPOSE) else []
+    await exchange.reply_json(page((record.as_json() for record in shown), query))
+
+
+async def get_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    record = await gateway.files.get(identity.tenant, exchange.path["file"])
+    await exchange.reply_json(record.as_json())
+
+
+async def get_content(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    record = await gateway.files.get(identity.tenant, exchange.path["file"])
+    exchange.place.hold(record.bytes)
+    text = await gateway.files.content(identity.tenant, record.id)
+    await exchange.reply(text.encode(), "application/octet-stream")
+
+
+async def delete_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    id = exchange.path["file"]
+    await gateway.files.get(identity.tenant, id)
+    await gateway.stores.forget_file(identity.caller(exchange.request_id), id)
+    await gateway.files.delete(identity.tenant, id)
+    await exchange.reply_json({"id": id, "object": "file", "deleted": True})
+
+
+async def _upload(exchange: Exchange) -> tuple[str, bytes]:
+    """The file of a multipart form, and nothing else in it but its purpose."""
+    kind = exchange.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        raise invalid("Send the file as multipart/form-data.", "", reason="unsupported_media_type")
+    # The parser would take any codec of Python's, of which some need quadratic time and some fail.
+    if parse_options_header(kind)[1].get(b"charset", b"utf-8").lower() not in _UTF_8:
+        raise invalid("The form must be in UTF-8.", "", reason="unsupported_media_type")
+    parser = MultiPartParser(
+        exchange.headers, exchange.body.pieces(exchange.place), max_files=1, max_fields=8
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, FormParserError):
+        raise invalid("The form cannot be read.", "", reason="invalid_form") from None
+    try:
+        for name in form:
+            if name not in ("file", "purpose"):
+                raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], reason=UNKNOWN)
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            raise invalid("Missing required parameter: 'file'.", "file")
+        if purpose != PURPOSE:
+            raise invalid(f"Only '{PURPOSE}' is supported.", "purpose", reason=UNSUPPORTED)
+        return file.filename or "", await file.read()
+    finally:
+        await form.close()
+
+
+# ---- vector stores ------------------------------------------------------------------------------
+
+
+class CreateStore(Body):
+    NEUTRAL: ClassVar = {**_AUTO_CHUNKING, "expires_after": (), "description": ()}
+
+    name: Annotated[str, Field(max_length=256)] | None = None
+    file_ids: Annotated[list[Name], Field(max_length=100)] | None = None
+    metadata: Metadata | None = None
+
+
+async def create_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    body = await parse_body(CreateStore, await exchange.json_body())
+    store = await gateway.stores.create(
+        identity.caller(exchange.request_id),
+        body.name or "",
+        body.metadata or {},
+        list(dict.fromkeys(body.file_ids or ())),
+    )
+    await exchange.reply_json(store)
+
+
+async def list_stores(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    query = page_query(exchange.query)
+    listed = page(({"id": id} for id in await gateway.stores.ids(identity.tenant)), query)
+    shown = await gateway.stores.some(identity.tenant, (one["id"] for one in listed["data"]))
+    await exchange.reply_json({**listed, "data": shown})
+
+
+async def get_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    await exchange.reply_json(await gateway.stores.get(identity.tenant, exchange.path["store"]))
+
+
+async def delete_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    id = exchange.path["store"]
+    await gateway.stores.delete(identity.caller(exchange.request_id), id)
+    await exchange.reply_json({"id": id, "object": "vector_store.deleted", "deleted": True})
+
+
+# ---- files in a store ---------------------------------------------------------------------------
+
+
+class AttachFile(Body):
+    NEUTRAL: ClassVar = {**_AUTO_CHUNKING, "attributes": ({},)}
+
+    file_id: Name
+
+
+class AttachedList(PageQuery):
+    filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
+
+
+async def attach_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    body = await parse_body(AttachFile, await exchange.json_body())
+    caller = identity.caller(exchange.request_id)
+    attached = await gateway.stores.attach(caller, exchange.path["store"], body.file_id)
+    await exchange.reply_json(attached.as_json())
+
+
+async def list_attached(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    query = page_query(exchange.query, AttachedList)
+    store = exchange.path["store"]
+    await gateway.stores.get(identity.tenant, store)
+    files = await gateway.stores.files(identity.tenant, store)
+    shown = (f.as_json() for f in files if query.filter in (None, f.status))
+    await exchange.reply_json(page(shown, query))
+
+
+async def get_attached(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    store, file = exchange.path["store"], exchange.path["file"]
+    attached = await gateway.stores.file(identity.tenant, store, file)
+    await exchange.reply_json(attached.as_json(), headers={"openai-poll-after-ms": _POLL_AFTER_MS})
+
+
+async def detach_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    store, file = exchange.path["store"], exchange.path["file"]
+    await gateway.stores.detach(identity.caller(exchange.request_id), store, file)
+    await exchange.reply_json({"id": file, "object": "vector_store.file.deleted", "deleted": True})
+
+
+# ---- search -------------------------------------------------------------------------------------
+
+
+class RankingOptions(Body):
+    NEUTRAL: ClassVar = {"ranker": ("none", "auto")}
+
+    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class SearchStore(Body):
+    NEUTRAL: ClassVar = {"filters": (), "rewrite_query": (False,)}
+
+    query: Annotated[
+        list[Annotated[str, Field(pattern=r"\S")]],
+        Field(min_length=1, max_length=1),
+        BeforeValidator(as_list),
+    ]
+    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+    ranking_options: RankingOptions | None = None
+
+
+async def search_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+    body = await parse_body(SearchStore, await exchange.json_body())
+    store = exchange.path["store"]
+    unready = await gateway.stores.unready(identity.tenant, store)
+    threshold = body.ranking_options.score_threshold if body.ranking_options else None
+    request = SearchRequest(
+        caller=identity.caller(exchange.request_id),
+        collections=[store],
+        query=body.query[0],
+        limit=body.max_num_results or 10,
+        score_threshold=threshold or 0.0,
+    )
+    with gateway.telemetry.lone_span("search", request_id=exchange.request_id) as span:
+        reply = await gateway.retrieval.search(request, span, Record())
+    found: list[dict[str, Any]] = [
+        {
+            "file_id": passage.source_id,
+            "filename": filename(passage),
+            "score": passage.score,
+            "attributes": {"title": passage.title},
+            "content": [{"type": "text", "text": passage.text}],
+        }
+        for passage in reply.passages
+    ]
+    await exchange.reply_json(
+        {
+            "object": "vector_store.search_results.page",
+            "search_query": body.query,
+            "data": found,
+            "has_more": False,
+            "next_page": None,
+            "penstock": {"warning": warning} if (warning := unready.warning()) else {},
+        }
+    )

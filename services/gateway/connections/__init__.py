@@ -1,0 +1,1 @@
+"""How clients connect: accepted, counted and bounded before a byte of HTTP is read."""

@@ -1,0 +1,1 @@
+"""Who asks: API keys, and their end."""

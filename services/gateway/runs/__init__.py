@@ -1,0 +1,1 @@
+"""A generation's way through the gateway, and the record of it."""

@@ -1,0 +1,291 @@
+"""A generation's way through the gateway, the same for REST and gRPC."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+from opentelemetry import trace
+
+from protos.common_pb2 import Caller, Passage
+from protos.retrieval_pb2 import SearchRequest
+from protos.tokenizer_pb2 import TextDelta
+from services.common.config import Settings
+from services.common.errors import PenstockError
+from services.common.fair_threads import FairThreads
+from services.common.metrics import BoundedNames
+from services.common.peers import Peers
+from services.common.telemetry import Telemetry, traceparent
+from services.gateway import metrics
+from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
+from services.gateway.identity.auth import Authenticator, Identity
+from services.gateway.identity.revocations import Revocations
+from services.gateway.intake import Intake, Place
+from services.gateway.models import ModelCatalog
+from services.gateway.runs.prompt import Answer, Prompt, total_usage
+from services.gateway.runs.records import Journal, Records, client_context
+from services.gateway.runs.text_stream import TextStream
+from services.gateway.stores.files import Files
+from services.gateway.stores.retrieval_client import RetrievalClient, is_outage
+from services.gateway.stores.vector_stores import VectorStores
+
+log = logging.getLogger(__name__)
+
+_LAST_WORD_S = 1.0  # after the deadline, for the downstream's own account of it
+
+
+@dataclass
+class Gateway:
+    """The gateway's parts."""
+
+    settings: Settings
+    telemetry: Telemetry
+    auth: Authenticator
+    revocations: Revocations
+    tokenizers: Peers
+    models: ModelCatalog
+    retrieval: RetrievalClient
+    files: Files
+    stores: VectorStores
+    records: Records
+    intake: Intake
+    threads: FairThreads  # for what may take seconds
+    tenants_told: BoundedNames  # in metrics
+
+
+class Front(Protocol):
+    """One request as its protocol has it: where it comes from, and where its answer goes."""
+
+    request_id: str
+    route: str
+    authorization: str | None
+    traceparent: str | None
+
+    async def read(self, place: Place) -> list[Prompt]:
+        """Takes the request in, at its tenant's `place`, and validates it: one prompt, or several
+        of a completion. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room.
+        """
+
+    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        """Passes deltas on, which `answer` holds already; waits for a client that is slow. The
+        answers of several prompts call this at the same time.
+        """
+
+    async def finish(self, answers: list[Answer]) -> None:
+        """Ends complete answers, in the order of their prompts."""
+
+
+async def generate(
+    gateway: Gateway, front: Front, identity: Identity, place: Place, journal: Journal
+) -> None:
+    """Validation and passages on the way in; text, usage and sources on the way out."""
+    span = gateway.telemetry.span
+    deadline = time.monotonic() + gateway.settings.gateway.request_timeout_s
+    caller = identity.caller(front.request_id)
+
+    with span("validate"):
+        prompts = await front.read(place)
+        model = journal.model = prompts[0].request.model
+        journal.tags = prompts[0].tags
+        identity.authorize(model)
+        await gateway.models.find(model)
+        journal.served = model
+        unready = [await gateway.stores.require(identity.tenant, p.stores) for p in prompts]
+
+    answers = [Answer(front.request_id, model, [], index) for index in range(len(prompts))]
+    for prompt, answer, files in zip(prompts, answers, unready, strict=True):
+        if warning := files.warning():
+            answer.warnings.append(warning)
+        if prompt.stores:
+            await _retrieve(gateway, caller, prompt, answer, journal)
+        answer.passages = list(prompt.request.chat.passages)
+        prompt.request.caller.CopyFrom(caller)
+
+    with span("generate") as generating:
+        way = _Way(deadline, traceparent(generating), journal)
+        await _all_at_once(
+            _answer(gateway, front, way, prompt, answer)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        )
+        if gateway.settings.log_prompts:
+            generating.set_attribute("prompt", "\n".join(prompt.text for prompt in prompts))
+            generating.set_attribute("answer", "\n".join(answer.text for answer in answers))
+        await front.finish(answers)
+        journal.usage = total_usage(answers)
+
+
+class _Way(NamedTuple):
+    """What the answers of one request share."""
+
+    deadline: float  # monotonic seconds
+    traceparent: str
+    journal: Journal
+
+
+async def _answer(
+    gateway: Gateway, front: Front, way: _Way, prompt: Prompt, answer: Answer
+) -> None:
+    """One prompt's answer, from a tokenizer to the front."""
+    stream = TextStream(
+        gateway.tokenizers,
+        prompt.request,
+        patience_s=gateway.settings.gateway.tokenizer_patience_s,
+        deadline=way.deadline,
+        traceparent=way.traceparent,
+    )
+    try:
+        async with aclosing(stream.batches()) as batches:
+            async for deltas in batches:
+                _measure(way.journal, answer, deltas)
+                await front.write(answer, deltas)
+    finally:
+        stream.cancel()
+        way.journal.below.MergeFrom(stream.record)
+    if len(stream.attempts) > 1:
+        lost = ", ".join(stream.attempts[:-1])
+        way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
+    if stream.finished:
+        if (rate := answer.tokens_per_s) is not None:
+            metrics.rate.labels(way.journal.served).observe(rate)
+        return
+    if stream.end.status.code:
+        error = PenstockError.from_status(stream.end.status)
+        if prompt.param and error.param.startswith("prompt"):
+            error.param = prompt.param + error.param.removeprefix("prompt")
+        raise error
+    raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
+
+
+async def _all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Returns when all are done; the first that fails ends the others, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def _retrieve(
+    gateway: Gateway, caller: Caller, prompt: Prompt, answer: Answer, journal: Journal
+) -> None:
+    """Adds passages to the prompt, or says in the answer why there are none."""
+    found: list[Passage] = []
+    with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
+        request = SearchRequest(
+            caller=caller,
+            collections=prompt.stores,
+            query=prompt.question,
+            limit=prompt.max_passages,
+        )
+        try:
+            found.extend(
+                (
+                    await gateway.retrieval.search_for_chat(request, searching, journal.below)
+                ).passages
+            )
+        except PenstockError as error:
+            if not is_outage(error):
+                raise
+            cause = error.reason or error.code.name.lower()
+            metrics.retrieval_skipped.labels(error.code.name.lower()).inc()
+            journal.decide("retrieval", "skipped", cause=cause, message=error.message)
+            answer.warnings.append(f"answered without the vector stores: {error.message}")
+            return
+        searching.set_attribute("passages", len(found))
+    best = found[0].score if found else 0.0
+    journal.decide("retrieval", "searched", passages=len(found), best_score=best)
+    prompt.request.chat.passages.extend(found)
+
+
+def _measure(journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
+    tokens, gap_s = answer.add(deltas)
+    if journal.arrived(tokens):
+        metrics.ttft.labels(journal.served).observe(journal.first_text_s)
+    if tokens and gap_s:
+        metrics.itl.labels(journal.served).observe(gap_s / tokens)
+
+
+def _outcome(error: PenstockError | None) -> str:
+    """Whose fault it was: see `metrics.generations`."""
+    status = 200 if error is None else http_status(error)
+    told = {200: "ok", 429: "limited", CLIENT_GONE: "cancelled"}
+    return told.get(status, "failed" if status >= 500 else "refused")
+
+
+async def serve(gateway: Gateway, front: Front) -> None:
+    """Who asks, and whether there is a place; then runs `generate` within its bounds and keeps its
+    record, however it ends. Of a stranger's or a refused request nothing is kept.
+
+    Raises PenstockError; and CancelledError when the client has gone, after cancelling downstream.
+    """
+    journal = Journal(front.request_id, front.route)
+    root = place = None
+    span = gateway.telemetry.span
+    told = {"route": front.route, "request_id": front.request_id}
+    try:
+        with span("request", client_context(front.traceparent), **told) as root:
+            with span("authenticate"):
+                identity = journal.identity = await gateway.auth.identify(front.authorization)
+            with gateway.intake.slot(identity.tenant) as place:
+                async with asyncio.timeout(
+                    gateway.settings.gateway.request_timeout_s + _LAST_WORD_S
+                ):
+                    await generate(gateway, front, identity, place, journal)
+    except PenstockError as error:
+        journal.fail(error)
+        raise
+    except TimeoutError:
+        late = PenstockError(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "the request did not end in time",
+            stage="gateway",
+            reason="deadline",
+        )
+        journal.fail(late)
+        raise late from None
+    except asyncio.CancelledError:
+        gone = "the client went away"
+        journal.fail(
+            PenstockError(grpc.StatusCode.CANCELLED, gone, stage="client", reason="cancelled")
+        )
+        raise
+    except Exception:
+        journal.fail(internal())
+        raise
+    finally:
+        if root is not None:
+            journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
+            if place is not None:
+                gateway.records.keep(journal)
+                with trace.use_span(root):  # which has ended: for the line in the log
+                    _account(gateway, journal)
+
+
+def _account(gateway: Gateway, journal: Journal) -> None:
+    model = journal.served or metrics.UNKNOWN
+    metrics.generations.labels(model, _outcome(journal.error)).inc()
+    spent = {"completion": journal.tokens}  # what has come, of an answer that is not whole
+    if (used := journal.usage) is not None:
+        spent = {
+            "prompt": used.prompt_tokens,
+            "cached": used.cached_tokens,
+            "completion": used.completion_tokens,
+        }
+    assert journal.identity is not None, "only who has a place is accounted for"
+    tenant = gateway.tenants_told.of(journal.identity.tenant)
+    for kind, count in spent.items():
+        metrics.tokens.labels(model, kind).inc(count)
+        metrics.tenant_tokens.labels(tenant, kind).inc(count)
+    log.info(
+        "%s %s: %s in %.0f ms, %d tokens",
+        journal.request_id,
+        journal.route,
+        (journal.error.reason or journal.error.code.name.lower()) if journal.error else "ok",
+        journal.duration_s * 1000,
+        journal.tokens,
+    )

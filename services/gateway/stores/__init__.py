@@ -1,0 +1,1 @@
+"""What tenants keep: files, and vector stores made of them."""
