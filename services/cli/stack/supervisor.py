@@ -142,6 +142,7 @@ def _watch(
     grace_s, deadline, told = 0.0, float("inf"), 0
     while True:
         now = time.monotonic()
+        asks = len(asked)  # first: whoever saw it up and asked it to end, asked one that is up
         code = _reaped(pid)
         with suppress(BlockingIOError):
             if said := leash.recv(4096).decode():
@@ -149,7 +150,7 @@ def _watch(
                 grace_s, up_at = float(grace_text), now
         if code is not None:
             return code, None if up_at is None else _Up(now - up_at, logs)
-        if len(asked) > told:
+        if asks > told:
             told += 1
             patient = told == 1 and up_at is not None
             os.kill(pid, signal.SIGTERM if patient else signal.SIGKILL)

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
+from services.cli import supervisor
 from services.common.children import dying_with_parent
 from tests.support.waiting import until
 
@@ -138,6 +141,29 @@ async def test_before_it_is_up_it_is_ended_at_once(start, number) -> None:
     stack.process.send_signal(number)
     assert await stack.ended() == 128 + number
     assert "stopped" in stack.said
+
+
+def test_one_that_comes_up_in_the_moment_it_is_asked_to_stop_drains(monkeypatch) -> None:
+    asked: list[int] = []
+    kills: list[int] = []
+    looks = 0
+
+    def recv(size: int) -> bytes:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            return b"0.5 the logs"
+        if looks == 1:  # behind this look it comes up, and somebody who sees that asks
+            asked.append(signal.SIGTERM)
+        raise BlockingIOError
+
+    leash = cast(Any, SimpleNamespace(setblocking=lambda blocking: None, recv=recv))
+    monkeypatch.setattr(supervisor, "_reaped", lambda pid: 0 if kills else None)
+    monkeypatch.setattr(supervisor.os, "kill", lambda pid, number: kills.append(number))
+    code, up = supervisor._watch(1, leash, asked, print)
+    assert (code, kills) == (0, [signal.SIGTERM])
+    assert up is not None
+    assert up.logs == "the logs"
 
 
 async def test_what_does_not_end_is_killed(start) -> None:
