@@ -9,6 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,10 @@ from services.common.redis import Redis, Script, connect
 from tests.support.transport import SECRET
 
 os.environ["PENSTOCK_INTERNAL_SECRET"] = SECRET
+
+# A job in the background of a shell is deaf to it, and so is whatever it starts: tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test may depend on how fast a busy machine is, generated inputs included.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

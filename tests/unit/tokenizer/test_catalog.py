@@ -73,7 +73,8 @@ async def test_models_come_and_go_with_their_workers(
     redis: Redis, settings: Settings, catalog: Catalog, tmp_path: Path
 ) -> None:
     assert await missing(catalog, "first")
-    first = await listing(redis, settings, checkpoint(tmp_path, "first"))
+    long = settings.model_copy(update={"model_memory_s": 3600.0})
+    first = await listing(redis, long, checkpoint(tmp_path, "first"))
     assert await names(catalog) == {"first"}, "as the registry is now"
     second = await listing(redis, settings, checkpoint(tmp_path, "second", window=64))
     found = await catalog.find("second")
@@ -83,7 +84,11 @@ async def test_models_come_and_go_with_their_workers(
     await first.stop()
     assert await ServedModels(redis, settings).has("first"), "it may be back"
     assert not await missing(catalog, "first")
-    await until(lambda: missing(catalog, "first"), 10, "its memory is over")
+    brief = await listing(redis, settings, checkpoint(tmp_path, "brief"))
+    await catalog.find("brief")
+    await brief.stop()
+    await until(lambda: missing(catalog, "brief"), 10, "its memory is over")
+    assert not await missing(catalog, "first"), "its own is not"
     assert not await missing(catalog, "second"), "its worker renews it"
     await second.stop()
     await served_models.forget(redis, settings, "second".__eq__)
