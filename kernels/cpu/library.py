@@ -49,6 +49,11 @@ class Library:
         )
 
     @property
+    def name(self) -> str:
+        """Another one for each source: what one of them has packed is no other's."""
+        return path_of(self.instruction_set).stem
+
+    @property
     def has_dot(self) -> bool:
         """It multiplies pairs of bf16 and sums them in float: twice as fast as float alone."""
         return self.instruction_set == "avx512_bf16"

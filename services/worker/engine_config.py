@@ -1,11 +1,15 @@
 """The engine's settings, of a worker's."""
 
-from services.common.config import WorkerSettings
+from services.common.config import Settings
 from services.worker.engine.config import EngineConfig
 
 
-def engine_config(own: WorkerSettings, folder: str) -> EngineConfig:
+def engine_config(settings: Settings, folder: str) -> EngineConfig:
     """`folder`: of the checkpoint. Raises ValueError on values that cannot work."""
+    own = settings.worker
+    packed_dir: str | None = own.packed_dir or None
+    if packed_dir == "auto":
+        packed_dir = str(settings.data_dir.resolve() / "packed")
     return EngineConfig(
         model=folder,
         dtype=own.dtype,
@@ -18,4 +22,5 @@ def engine_config(own: WorkerSettings, folder: str) -> EngineConfig:
         target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
         threads=own.threads,
+        packed_dir=packed_dir,
     )

@@ -67,7 +67,7 @@ class WorkerService(Service):
         folder = await asyncio.to_thread(locate, self._model)
         self._checkpoint = await asyncio.to_thread(_checkpoint, self._model, folder)
         self._engine = EngineClient(
-            engine_config(self.settings.worker, str(folder)),
+            engine_config(self.settings, str(folder)),
             on_step=self._on_step,
             on_long_step=self._on_long_step,
         )

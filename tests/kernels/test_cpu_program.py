@@ -15,7 +15,9 @@ from torch import Tensor
 
 from kernels.cpu import build
 from kernels.cpu.library import Library, Unavailable, supported
-from kernels.cpu.program import Format, Geometry, Limits, Matrix, Program, Recorder, Rows
+from kernels.cpu.matrix import Matrix, packed
+from kernels.cpu.program import Format, Geometry, Limits, Program
+from kernels.cpu.recorder import Recorder, Rows
 from kernels.sampling import SAMPLING
 from tests.support.programs import compute
 
@@ -104,10 +106,10 @@ def compiled(
         return tensor.bfloat16().view(torch.uint16).numpy()
 
     def matrix(name: str, bias: Tensor | None = None) -> Matrix:
-        return Matrix(library, of_format(weights[name]), None if bias is None else bias.numpy())
+        return packed(library, of_format(weights[name]), None if bias is None else bias.numpy())
 
     recorder = Recorder()
-    x = recorder.embed(of_format(weights["embed"]))
+    x = recorder.embed(matrix("embed"))
     for layer in range(model.layers):
         normed = recorder.norm(x, weights[f"norm1.{layer}"].numpy(), EPSILON)
         qkv = recorder.linear(normed, matrix(f"qkv.{layer}", weights[f"bias.{layer}"]))
@@ -301,9 +303,9 @@ def test_a_model_that_does_not_fit_is_refused(
 ) -> None:
     library = Library(supported()[0])
     recorder = Recorder()
-    x = recorder.embed(np.zeros((10, 24), np.float32))
+    x = recorder.embed(packed(library, np.zeros((10, 24), np.float32)))
     with pytest.raises(ValueError, match=message):
-        wrong(recorder, x, Matrix(library, np.zeros((24, 24), np.float32)))
+        wrong(recorder, x, packed(library, np.zeros((24, 24), np.float32)))
 
 
 @each_format

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from kernels.cpu.library import Library, supported
-from kernels.cpu.program import Geometry, Limits, Matrix, Program, Recorder
+from kernels.cpu.matrix import packed
+from kernels.cpu.program import Geometry, Limits, Program
+from kernels.cpu.recorder import Recorder
 from kernels.sampling import SAMPLING
 from services.worker.engine.messages import Sampling
 from services.worker.engine.sampler import SamplingBatch, sample
@@ -22,8 +24,8 @@ class Rig:
 
     def __init__(self, instruction_set: str, logits: torch.Tensor) -> None:
         library, recorder = Library(instruction_set), Recorder()
-        x = recorder.sampled(recorder.embed(np.eye(ROWS, dtype=np.float32)))
-        head = recorder.linear(x, Matrix(library, logits.T.contiguous().numpy()))
+        x = recorder.sampled(recorder.embed(packed(library, np.eye(ROWS, dtype=np.float32))))
+        head = recorder.linear(x, packed(library, logits.T.contiguous().numpy()))
         angles = np.zeros((64, 8), np.float32)
         self.program = Program(
             library,
@@ -137,10 +139,10 @@ def test_logits_that_are_not_finite_are_told(
 
 def _sample_with(instruction_set: str, place: int, value: float, temperature: float) -> list[int]:
     library, recorder = Library(instruction_set), Recorder()
-    x = recorder.sampled(recorder.embed(np.ones((4, 16), np.float32)))
+    x = recorder.sampled(recorder.embed(packed(library, np.ones((4, 16), np.float32))))
     bias = np.zeros(VOCAB, np.float32)
     bias[place] = value
-    head = recorder.linear(x, Matrix(library, np.ones((VOCAB, 16), np.float32), bias))
+    head = recorder.linear(x, packed(library, np.ones((VOCAB, 16), np.float32), bias))
     angles = np.zeros((64, 8), np.float32)
     program = Program(
         library,

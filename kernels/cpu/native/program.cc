@@ -102,7 +102,7 @@ struct Kernels {
       switch (op->kind) {
         case EMBED:
           for (int t = thread; t < rows; t += team_size(run->team))
-            embed((const typename L::Weight*)op->table, s->token_ids[t], target->data + t * target->width, target->width);
+            embed<L>(&op->matrix, s->token_ids[t], target->data + t * target->width);
           break;
         case LINEAR: linear(run, op, thread, rows, &run->tasks[i]); break;
         case ROTARY: rotary(run, op, thread); break;

@@ -1,4 +1,4 @@
-// What Python lays out (kernels/cpu/program.py has the same structures) and the kernels read.
+// What Python lays out (kernels/cpu/structures.py has the same structures) and the kernels read.
 #pragma once
 #include <stdint.h>
 
@@ -14,8 +14,7 @@ struct Op {
   int sampled;         // 1: its rows are the sampled ones, 0: all tokens
   float epsilon;       // NORM
   const float* norm;   // NORM: [k]
-  Matrix matrix;       // LINEAR
-  const void* table;   // EMBED: [vocab, k] of the weights' type
+  Matrix matrix;       // LINEAR; EMBED: [vocab, width]
 };
 
 struct Buffer {  // [rows, width] floats

@@ -41,7 +41,7 @@ def check_local(model: ModelSpec, folder: Path, *, weights: bool) -> None:
 def check_engines(model: ModelSpec, folder: Path, settings: Settings) -> None:
     """Raises RuntimeError when its workers' settings do not fit the checkpoint."""
     for role in model.pools:
-        own = settings.of_worker(model, role).worker
+        own = settings.of_worker(model, role)
         try:
             _check_engine(engine_config(own, str(folder)), read_config(folder))
         except ValueError as error:

@@ -39,6 +39,12 @@ class WorkerSettings(ServiceSettings):
     )
     max_running: int = Field(32, gt=0, description="sequences in one engine step")
     max_model_len: int = Field(0, ge=0, description="tokens; 0: the checkpoint's own limit")
+    packed_dir: str = Field(
+        "auto",
+        description="folder in which weights, packed for the processor, are kept for all workers "
+        "of the host: as much disk as the checkpoint; auto: `packed` in the data directory; "
+        "empty: each worker packs its own, in memory",
+    )
     threads: int = Field(1, gt=0, description="CPU threads of the engine process")
     transfer: Literal["auto", "grpc"] = Field(
         "auto", description="KV transport: shared memory when both workers share a host, or gRPC"

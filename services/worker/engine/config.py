@@ -39,6 +39,9 @@ class EngineConfig:
     prefix_caching: bool = True
     threads: int | None = None
     """CPU threads. None: as many as the process may run on."""
+    packed_dir: str | None = None
+    """Where weights packed for the processor are kept for all engines of the host. None: each
+    packs its own."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_batched_tokens", "max_running"):

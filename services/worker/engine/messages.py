@@ -245,8 +245,16 @@ class ModelInfo:
     device: str
     kernels: str
     """Which implementation runs: an instruction set of kernels/cpu, or "reference"."""
+    threads: int
+    """Of a CPU: that compute a step."""
     num_parameters: int
     parameter_bytes: int
+    weights: str
+    """Where they lie: in the file that engines of the host share, in "memory", or on the device."""
+    huge_bytes: int
+    """Of the weights: in huge pages."""
+    workspace_bytes: int | None
+    """Of memory besides weights and KV blocks, which does not grow; None: taken as it is needed."""
     num_blocks: int
     block_size: int
     kv_bytes_per_block: int
@@ -256,3 +264,8 @@ class ModelInfo:
     kv_format: str
     """Element type of the blocks, and the order of a head's tokens and dims: KV of another format
     is not this engine's."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of all blocks. On a CPU their memory is taken as they are first written."""
+        return self.num_blocks * self.kv_bytes_per_block

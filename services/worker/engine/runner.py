@@ -44,13 +44,34 @@ def make_runner(config: EngineConfig) -> Runner:
     """Loads the model. Raises UnsupportedModel, and ValueError on settings that do not fit."""
     model = read_config(config.model)
     library = _library(config, model)
+    runner: Runner
     if library is not None:
         from services.worker.engine.cpu_runner import CpuRunner
 
-        return CpuRunner(config, model, library)
-    from services.worker.engine.torch_runner import TorchRunner
+        runner = CpuRunner(config, model, library)
+    else:
+        from services.worker.engine.torch_runner import TorchRunner
 
-    return TorchRunner(config, model)
+        runner = TorchRunner(config, model)
+    log.info("%s", in_words(runner.info))
+    return runner
+
+
+def in_words(info: ModelInfo) -> str:
+    """What runs, and what it takes, on one line."""
+    kernels = f"kernels {info.kernels}, {info.dtype}, on {info.device}"
+    threads = f" in {info.threads} threads" if info.device == "cpu" else ""
+    pages = f", {_mib(info.huge_bytes)} in huge pages" if info.huge_bytes else ""
+    workspace = "as needed" if info.workspace_bytes is None else _mib(info.workspace_bytes)
+    return (
+        f"{info.architecture} of {info.num_parameters:,} parameters: {kernels}{threads}; "
+        f"weights {_mib(info.parameter_bytes)} in {info.weights}{pages}; "
+        f"KV blocks {_mib(info.kv_bytes)} at most; workspace {workspace}"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
 
 
 def _library(config: EngineConfig, model: ModelConfig) -> Library | None:
@@ -115,8 +136,12 @@ def describe(
     dtype: Dtype,
     kernels: str,
     kv_order: Literal["rows", "panels"],
+    threads: int,
     num_parameters: int,
     parameter_bytes: int,
+    weights: str,
+    huge_bytes: int,
+    workspace_bytes: int | None,
 ) -> ModelInfo:
     """Raises ValueError on settings that do not fit."""
     blocks = num_blocks(config, model, dtype)
@@ -128,8 +153,12 @@ def describe(
         dtype=dtype,
         device=config.device,
         kernels=kernels,
+        threads=threads,
         num_parameters=num_parameters,
         parameter_bytes=parameter_bytes,
+        weights=weights,
+        huge_bytes=huge_bytes,
+        workspace_bytes=workspace_bytes,
         num_blocks=blocks,
         block_size=config.block_size,
         kv_bytes_per_block=block_bytes(model, config.block_size, ELEMENT_BYTES[dtype]),

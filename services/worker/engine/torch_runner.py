@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels import reference
 from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch, tiles_of
-from services.worker.engine.checkpoint import Stored, read_tensors
+from services.worker.engine.checkpoint import Stored, open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
@@ -34,16 +34,22 @@ class TorchRunner:
         self._device = torch.device(config.device)
         name = choose_dtype(config.dtype, model, self._device.type, has_dot=False)
         dtype = DTYPES[name]
-        weights = TorchWeights(read_tensors(config.model, model), dtype, self._device)
-        self._model = build_model(model, weights)
+        with open_checkpoint(config.model, model) as checkpoint:
+            weights = TorchWeights(checkpoint.tensors, dtype, self._device)
+            self._model = build_model(model, weights)
+            checkpoint.check_unchanged()
         self.info = describe(
             config,
             model,
             dtype=name,
             kernels="reference",
             kv_order="rows",
+            threads=torch.get_num_threads(),
             num_parameters=weights.num_parameters,
             parameter_bytes=weights.num_parameters * dtype.itemsize,
+            weights="memory" if self._device.type == "cpu" else str(self._device),
+            huge_bytes=0,
+            workspace_bytes=None,
         )
         shape = (self.info.num_blocks, *block_shape(model, config.block_size))
         self.cache = TorchCache(shape, dtype, self._device)
@@ -210,7 +216,7 @@ class TorchWeights:
 
     def _moved(self, name: str) -> Tensor:
         stored = self._tensors[name]
-        values = torch.from_numpy(np.array(stored.values))
+        values = torch.from_numpy(stored.values())
         if stored.dtype == "BF16":
             values = values.view(torch.bfloat16)
         return values.to(device=self._device, dtype=self._dtype)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaForCausalLM
 
-from services.worker.engine.checkpoint import read_tensors
+from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.model_config import ARCHITECTURES, UnsupportedModel, read_config
 from services.worker.engine.models.registry import FAMILIES
 from services.worker.engine.rope import build_rope
@@ -122,8 +122,8 @@ def test_tensors_must_fit_the_config(
     tensors = load_file(checkpoint() / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match=words):
-        read_tensors(folder, read_config(folder))
+    with pytest.raises(UnsupportedModel, match=words), open_checkpoint(folder, read_config(folder)):
+        pass
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -222,11 +222,17 @@ def test_broken_folders(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="is not JSON"):
         read_config(tmp_path)
     config = read_config(edited(checkpoint(), tmp_path))
-    with pytest.raises(UnsupportedModel, match=r"neither model\.safetensors nor"):
-        read_tensors(tmp_path, config)
+    with (
+        pytest.raises(UnsupportedModel, match=r"neither model\.safetensors nor"),
+        open_checkpoint(tmp_path, config),
+    ):
+        pass
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(UnsupportedModel, match=r"model\.safetensors: "):
-        read_tensors(tmp_path, config)
+    with (
+        pytest.raises(UnsupportedModel, match=r"model\.safetensors: "),
+        open_checkpoint(tmp_path, config),
+    ):
+        pass
 
 
 def test_an_engine_on_the_cpu_kernels_imports_no_torch(checkpoint: Checkpoint) -> None:

@@ -32,8 +32,11 @@ from tests.support.waiting import until
 
 LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0, 1.0)
 INFO = ModelInfo(
-    "Llama", 10, 64, (1,), "float32", "cpu", "none", 1, 4, 9, 16, 64, (1, 2, 1, 16, 1), "f"
-)
+    architecture="Llama", vocab_size=10, max_model_len=64, eos_token_ids=(1,),
+    dtype="float32", device="cpu", kernels="none", threads=1, num_parameters=1, parameter_bytes=4,
+    weights="memory", huge_bytes=0, workspace_bytes=None, num_blocks=9, block_size=16,
+    kv_bytes_per_block=64, kv_shape_per_block=(1, 2, 1, 16, 1), kv_format="f",
+)  # fmt: skip
 
 
 class Process:

@@ -19,8 +19,9 @@ LOAD = Load(
 
 INFO = ModelInfo(
     architecture="LlamaForCausalLM", vocab_size=10, max_model_len=64, eos_token_ids=(1,),
-    dtype="float32", device="cpu", kernels="reference", num_parameters=1, parameter_bytes=4,
-    num_blocks=9, block_size=16, kv_bytes_per_block=64, kv_shape_per_block=(1, 2, 1, 16, 1),
+    dtype="float32", device="cpu", kernels="reference", threads=1, num_parameters=1,
+    parameter_bytes=4, weights="memory", huge_bytes=0, workspace_bytes=None, num_blocks=9,
+    block_size=16, kv_bytes_per_block=64, kv_shape_per_block=(1, 2, 1, 16, 1),
     kv_format="float32 rows",
 )  # fmt: skip
 

@@ -70,6 +70,8 @@ in place instead of a new cluster of pods.
 {{- include "penstock.qdrant.environment" . | trim | nindent 0 }}
 - name: HF_HUB_OFFLINE  # checkpoints come with the image or by the download Job
   value: "1"
+- name: PENSTOCK_WORKER__PACKED_DIR  # no folder is shared with another worker: it packs in memory
+  value: ""
 - name: TRITON_CACHE_DIR
   value: /var/cache/penstock/triton
 - name: TORCHINDUCTOR_CACHE_DIR

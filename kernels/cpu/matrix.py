@@ -1,0 +1,36 @@
+"""Weights as the kernels read them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.cpu.library import Library
+from kernels.cpu.memory import zeros
+
+PANEL = 16
+"""Rows of a matrix that lie together, and tokens of a KV block that do."""
+
+
+class Matrix:
+    """Weights [n, k] in panels (native/tile.h): of float32, or uint16 that are bfloat16's bits."""
+
+    def __init__(
+        self, panels: NDArray[np.generic], n: int, k: int, bias: NDArray[np.float32] | None = None
+    ) -> None:
+        """`panels`: [elements_of(n, k)]; `bias`: [n]."""
+        assert len(panels) == elements_of(n, k)
+        self.panels, self.n, self.k, self.bias = panels, n, k, bias
+
+
+def elements_of(n: int, k: int) -> int:
+    """Of a matrix in panels; the last panel is whole, its missing rows are zeros."""
+    return -(-n // PANEL) * PANEL * k
+
+
+def packed(
+    library: Library, weights: NDArray[np.generic], bias: NDArray[np.float32] | None = None
+) -> Matrix:
+    """`weights`: [n, k], k even."""
+    n, k = weights.shape
+    panels = zeros(elements_of(n, k), weights.dtype)
+    library.pack(np.ascontiguousarray(weights), panels)
+    return Matrix(panels, n, k, bias)

@@ -1,0 +1,83 @@
+"""What Python lays out and the kernels read, as native/program.h and native/linear.h have it."""
+
+import ctypes
+
+EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE = range(6)
+PLAIN, NORM, SILU_MUL = range(3)
+PUT, ADD = range(2)
+OPERAND_PAD = 32
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_int),
+        ("k", ctypes.c_int),
+    ]
+
+
+class Op(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("prelude", ctypes.c_int),
+        ("epilogue", ctypes.c_int),
+        ("layer", ctypes.c_int),
+        ("source", ctypes.c_int),
+        ("target", ctypes.c_int),
+        ("sampled", ctypes.c_int),
+        ("epsilon", ctypes.c_float),
+        ("norm", ctypes.c_void_p),
+        ("matrix", Matrix),
+    ]
+
+
+class Buffer(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("width", ctypes.c_long)]
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("heads", "kv_heads", "dim", "layers")),
+        ("block_tokens", ctypes.c_int),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class Program(ctypes.Structure):
+    _fields_ = [
+        ("ops", ctypes.POINTER(Op)),
+        ("num_ops", ctypes.c_int),
+        ("buffers", ctypes.POINTER(Buffer)),
+        ("shape", Shape),
+        ("arena", ctypes.c_void_p),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("operand", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_bytes", ctypes.c_long),
+        ("tiles", ctypes.c_void_p),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("tokens", "sequences", "sampled", "table_width")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("token_ids", "positions", "starts", "lengths", "block_tables", "rows")
+        ),
+        ("samplings", ctypes.c_void_p),
+        ("sampled_ids", ctypes.c_void_p),
+    ]
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("step", Step),
+        ("token_ids", ctypes.c_void_p),
+        ("num_awaited", ctypes.c_int),
+        ("awaited", ctypes.c_void_p),
+        ("before", ctypes.c_void_p),
+        ("failed", ctypes.c_int),
+    ]

@@ -1,0 +1,171 @@
+"""A file that one process of a host makes and all of them map.
+
+It has its name only once it is whole, and is never written again: what a process has mapped stays
+as it is, whatever becomes of the file. While it is made it has another name, and is locked; who
+comes meanwhile waits, or takes its place if it dies. Its last bytes say what it is.
+
+Beside it lie others. Before one is made, those go that no process has mapped and none has opened
+for `KEEP_S`; if there is no room, the others that no process has mapped, too, the oldest first.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEEP_S = 7 * 24 * 3600.0
+SPARE_BYTES = 256 * 2**20
+"""The disk's free bytes are not taken below this."""
+PATIENCE_S = 30.0
+"""One that is being made grows within this time, or is not waited for any longer."""
+_LOOK_EVERY_S = 0.02
+_MAGIC = b"penstock weights"
+_ENDING, _PART_ENDING = ".packed", ".part"
+_POPULATE_READ, _COLLAPSE = 22, 25  # MADV_..., which Python has no names for
+
+
+def mapped(
+    folder: Path, key: str, size: int, write: Callable[[int], None]
+) -> tuple[Path, NDArray[np.uint8]]:
+    """The file of this key, mapped for reading: [size].
+
+    If it is not there, it is made: `write` fills a descriptor's first `size` bytes. `key` stands
+    for all that the content follows from. Raises OSError where that cannot be: a folder that is
+    read-only, a full disk, another process that makes it and does not get on.
+    """
+    path, end = folder / f"{key}{_ENDING}", _MAGIC + key.encode()
+    part = path.with_suffix(_PART_ENDING)
+    if (found := _open(path, size, end)) is not None:
+        return path, found
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _sole_writer(part) as file:
+        try:
+            if (found := _open(path, size, end)) is None:
+                _make_room(folder, size)
+                _fill(file, size, end, write)
+                part.rename(path)
+                found = _open(path, size, end)
+        finally:
+            part.unlink(missing_ok=True)
+    if found is None:
+        raise OSError(errno.EIO, "what was written is not what is read", str(path))
+    return path, found
+
+
+def _fill(file: int, size: int, end: bytes, write: Callable[[int], None]) -> None:
+    os.ftruncate(file, 0)  # of one who died
+    write(file)
+    os.pwrite(file, end, size)
+    os.fchmod(file, 0o400)
+    os.fsync(file)  # else the name may outlive a crash, and the content not
+
+
+def _open(path: Path, size: int, end: bytes) -> NDArray[np.uint8] | None:
+    """None where there is none, or one that is not whole, of something else, or that another user
+    can have written."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    about = os.fstat(file)
+    ours = about.st_uid in (0, os.geteuid()) and not about.st_mode & 0o022
+    whole = about.st_size == size + len(end) and os.pread(file, len(end), size) == end
+    if not (ours and whole):
+        os.close(file)
+        return None
+    # Held, like the descriptor, until this process ends: it says that the file is used.
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    with contextlib.suppress(OSError):
+        os.utime(file)
+    pages = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    _ask_for_huge_pages(pages)
+    return np.frombuffer(pages, np.uint8)
+
+
+def _ask_for_huge_pages(pages: mmap.mmap) -> None:
+    """Reads the file, in huge pages where the kernel can: new ones have them by the first advice,
+    on file systems with large folios; others may by the last."""
+    for advice in (mmap.MADV_HUGEPAGE, _POPULATE_READ, _COLLAPSE):
+        with contextlib.suppress(OSError):
+            pages.madvise(advice)
+
+
+@contextlib.contextmanager
+def _sole_writer(part: Path) -> Iterator[int]:
+    """Its descriptor, locked. Raises TimeoutError, see PATIENCE_S."""
+    seen, since = None, time.monotonic()
+    while True:
+        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            about = os.fstat(file)
+            os.close(file)
+            now = (about.st_ino, about.st_size, about.st_mtime_ns)
+            if now != seen:
+                seen, since = now, time.monotonic()
+            if time.monotonic() - since > PATIENCE_S:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process makes it and does not get on", str(part)
+                ) from None
+            time.sleep(_LOOK_EVERY_S)
+            continue
+        except BaseException:
+            os.close(file)
+            raise
+        try:
+            if _is(file, part):
+                yield file
+                return
+        finally:
+            os.close(file)
+
+
+def _is(file: int, path: Path) -> bool:
+    """Whether that is still its name: it may have been locked by one who finished or gave up."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _make_room(folder: Path, size: int) -> None:
+    """Raises OSError where that cannot be."""
+    for path in folder.glob(f"*{_PART_ENDING}"):
+        _remove_unused(path, before=time.time() - KEEP_S)
+    others = sorted(folder.glob(f"*{_ENDING}"), key=_last_use)
+    for path in others:
+        _remove_unused(path, before=time.time() - KEEP_S)
+    for path in others:
+        if shutil.disk_usage(folder).free >= size + SPARE_BYTES:
+            break
+        _remove_unused(path)
+    if shutil.disk_usage(folder).free < size + SPARE_BYTES:
+        raise OSError(errno.ENOSPC, f"no room for {size / 2**20:.0f} MiB", str(folder))
+
+
+def _last_use(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0
+
+
+def _remove_unused(path: Path, before: float = float("inf")) -> None:
+    with contextlib.suppress(OSError):  # another one was quicker, or it is used
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_mtime < before:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        finally:
+            os.close(file)
