@@ -26,35 +26,44 @@ static int lay_tiles(const Program* p, const Step* s) {
   return count;
 }
 
-// Scores: y = rows x panels, `width` columns of them.
-template <class P>
+template <int ROWS, int PANELS>
+static inline void store_panels(const Lanes (&sums)[ROWS][PANELS], float* y, long y_stride, int width) {
+#pragma GCC unroll 4
+  for (int p = 0; p < PANELS; p++) {
+    if (p * PANEL >= width) return;
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) store(y + r * y_stride + p * PANEL, sums[r][p]);
+  }
+}
+
+// Scores: y = rows x panels of keys.
+template <class P, int PANELS>
 struct Scores {
   const typename P::Row* x;
   long x_stride;
-  const typename P::Weight* panels[TILE_PANELS];
+  const typename P::Weight* panels[PANELS];
   float* y;
   long y_stride;
   int k, width, row;
 
   template <int ROWS>
   void run() {
-    Lanes sums[ROWS][TILE_PANELS];
+    Lanes sums[ROWS][PANELS];
     clear(sums);
     accumulate<P, false>(sums, x + row * x_stride, x_stride, panels, k, 0);
-    for (int r = 0; r < ROWS; r++)
-      for (int p = 0; p < TILE_PANELS && p * PANEL < width; p++) store(y + (row + r) * y_stride + p * PANEL, sums[r][p]);
+    store_panels(sums, y + row * y_stride, y_stride, width);
   }
 };
 
 // The weighted sum of values, times each row's factor: k runs over a sequence's pieces, sixteen
 // tokens each.
-template <class P>
+template <class P, int PANELS>
 struct WeightedSum {
   const typename P::Row* x;
   long x_stride;
   const typename P::Weight* const* pieces;
   int num_pieces;
-  long offsets[TILE_PANELS];  // of the panels in a piece
+  long offsets[PANELS];  // of the panels in a piece
   float* y;
   long y_stride;
   const float* factors;
@@ -62,39 +71,43 @@ struct WeightedSum {
 
   template <int ROWS>
   void run() {
-    Lanes sums[ROWS][TILE_PANELS];
+    Lanes sums[ROWS][PANELS];
     clear(sums);
     for (int i = 0; i < num_pieces; i++) {
-      const typename P::Weight* panels[TILE_PANELS];
-      for (int p = 0; p < TILE_PANELS; p++) panels[p] = pieces[i] + offsets[p];
+      const typename P::Weight* panels[PANELS];
+      for (int p = 0; p < PANELS; p++) panels[p] = pieces[i] + offsets[p];
       accumulate<P, false>(sums, x + row * x_stride + (long)i * PANEL, x_stride, panels, PANEL, 0);
     }
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
-      for (int p = 0; p < TILE_PANELS && p * PANEL < width; p++)
-        store(y + (row + r) * y_stride + p * PANEL, mul(sums[r][p], all(factors[row + r])));
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) sums[r][p] = mul(sums[r][p], all(factors[row + r]));
+    store_panels(sums, y + row * y_stride, y_stride, width);
   }
 };
 
-// Runs a product over a tile's rows, at most MAX_ROWS at a time.
-template <class F>
+// Runs a product of PANELS panels over a tile's rows.
+template <int PANELS, class F>
 static inline void over_rows(F& f, int rows) {
-  int tiles = tiles_of(rows);
+  int tiles = tiles_of<PANELS>(rows);
   for (int i = 0; i < tiles; i++) {
     f.row = rows * i / tiles;
-    for_rows<MAX_ROWS>(rows * (i + 1) / tiles - f.row, f);
+    for_rows<most_rows<PANELS>()>(rows * (i + 1) / tiles - f.row, f);
   }
 }
 
 // Scores of `length` tokens to weights e^(scale * (score - best)), zero beyond; returns 1 / sum.
 template <class Row>
-static float soften(float* scores, Row* weights, int length, int padded, float scale) {
-  Lanes best = all(-__builtin_inff());
-  for (int i = 0; i < length; i += PANEL) best = max(best, first(length - i, load(scores + i), all(-__builtin_inff())));
-  Lanes shift = all(largest(best) * scale);
-  Lanes total = zero();
+static float soften(const float* scores, Row* weights, int length, int padded, float scale) {
+  const Lanes lowest = all(-__builtin_inff());
+  int whole = length / PANEL * PANEL, left = length - whole;
+  Lanes best = left ? first(left, load(scores + whole), lowest) : lowest;
+  for (int i = 0; i < whole; i += PANEL) best = max(best, load(scores + i));
+  Lanes factor = all(scale), shift = all(-largest(best) * scale), total = zero();
   for (int i = 0; i < padded; i += PANEL) {
     Lanes weight = zero();
-    if (i < length) weight = first(length - i, exponential(sub(mul(load(scores + i), all(scale)), shift)), zero());
+    if (i < length) weight = exponential(fma(load(scores + i), factor, shift));
+    if (i == whole) weight = first(left, weight, zero());
     total = add(total, weight);
     put_row(weights, i, weight);
   }
@@ -103,8 +116,11 @@ static float soften(float* scores, Row* weights, int length, int padded, float s
 
 static long round_up(long x, long to) { return (x + to - 1) / to * to; }
 
-template <class P>
-static void attend(const Program* p, const Step* s, const Op* op, const Tile* tile, int head, int group_first, int group, char* scratch) {
+// `first`: of its sequence's tiles and heads, so that its keys and values are still in memory.
+template <class P, int PANELS>
+static void attend(
+    const Program* p, const Step* s, const Op* op, const Tile* tile, bool first, int head, int group_first, int group,
+    char* scratch) {
   typedef typename P::Row Row;
   typedef typename P::Weight Weight;
   Cache<Weight> cache(p);
@@ -120,7 +136,8 @@ static void attend(const Program* p, const Step* s, const Op* op, const Tile* ti
   Row* queries = (Row*)scratch;
   float* scores = (float*)(scratch + round_up((long)TILE_ROWS * dim * sizeof(Row), 64));
   Row* weights = (Row*)(scores + TILE_ROWS * row_stride);
-  const Weight** values = (const Weight**)round_up((long)(weights + TILE_ROWS * row_stride), 64);
+  const Weight** keys = (const Weight**)round_up((long)(weights + TILE_ROWS * row_stride), 64);
+  const Weight** values = keys + pieces;
   Weight* last = (Weight*)round_up((long)(values + pieces), 64);
   float* result = (float*)(last + (long)PANEL * dim);
   float factors[TILE_ROWS];
@@ -129,17 +146,23 @@ static void attend(const Program* p, const Step* s, const Op* op, const Tile* ti
     int token = tile->token + r / group, h = head * (heads / cache.kv_heads) + group_first + r % group;
     plain_row(qkv->data + token * qkv->width + (long)h * dim, queries + (long)r * dim, dim);
   }
+  for (int i = 0; i < pieces; i++) {
+    int block = table[i * PANEL / cache.block_tokens], token = i * PANEL % cache.block_tokens;
+    keys[i] = cache.piece(block, op->layer, 0, head, token);
+    values[i] = cache.piece(block, op->layer, 1, head, token);
+  }
 
-  Scores<P> product;
+  Scores<P, PANELS> product;
   product.x = queries, product.x_stride = dim, product.k = dim, product.y_stride = row_stride;
-  for (int i = 0; i < pieces; i += TILE_PANELS) {
-    for (int j = 0; j < TILE_PANELS; j++) {
-      int token = (i + j < pieces ? i + j : i) * PANEL;
-      product.panels[j] = cache.piece(table[token / cache.block_tokens], op->layer, 0, head, token % cache.block_tokens);
+  for (int i = 0; i < pieces; i += PANELS) {
+    for (int j = i; first && j < i + PANELS && j < pieces; j++) {
+      if (j + PANELS < pieces) cache.fetch(keys[j + PANELS]);
+      cache.fetch(values[j]);
     }
+    for (int j = 0; j < PANELS; j++) product.panels[j] = keys[i + j < pieces ? i + j : i];
     product.y = scores + (long)i * PANEL;
     product.width = (pieces - i) * PANEL;
-    over_rows(product, rows);
+    over_rows<PANELS>(product, rows);
   }
 
   for (int r = 0; r < rows; r++) {
@@ -147,29 +170,19 @@ static void attend(const Program* p, const Step* s, const Op* op, const Tile* ti
     factors[r] = soften(scores + r * row_stride, weights + r * row_stride, row_length, padded, p->shape.scale);
   }
 
-  for (int i = 0; i < pieces; i++) {
-    int token = i * PANEL;
-    values[i] = cache.piece(table[token / cache.block_tokens], op->layer, 1, head, token % cache.block_tokens);
-  }
   int valid = s->lengths[tile->sequence] - (pieces - 1) * PANEL;
   if (valid < PANEL) {  // what lies beyond may be NaN, which a weight of zero would not silence
-    const Weight* from = values[pieces - 1];
-    for (int t = 0; t < PANEL; t++)
-      for (int d = 0; d < dim; d++) {
-        long at = cache.value_at(t, d);
-        last[at] = t < valid ? from[at] : 0;
-      }
+    cache.copy_values(values[pieces - 1], valid, last);
     values[pieces - 1] = last;
   }
-
-  WeightedSum<P> sum;
+  WeightedSum<P, PANELS> sum;
   sum.x = weights, sum.x_stride = row_stride, sum.pieces = values, sum.num_pieces = pieces, sum.factors = factors;
   sum.y_stride = dim;
-  for (int d = 0; d < dim; d += TILE_PANELS * PANEL) {
+  for (int d = 0; d < dim; d += PANELS * PANEL) {
     sum.width = dim - d;
-    for (int j = 0; j < TILE_PANELS; j++) sum.offsets[j] = (long)(d + j * PANEL < dim ? d + j * PANEL : d) * PANEL;
+    for (int j = 0; j < PANELS; j++) sum.offsets[j] = (long)(d + j * PANEL < dim ? d + j * PANEL : d) * PANEL;
     sum.y = result + d;
-    over_rows(sum, rows);
+    over_rows<PANELS>(sum, rows);
   }
   for (int r = 0; r < rows; r++) {
     int token = tile->token + r / group, h = head * (heads / cache.kv_heads) + group_first + r % group;

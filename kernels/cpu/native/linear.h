@@ -59,9 +59,6 @@ struct Columns {
   }
 };
 
-// Rows in tiles of at most MAX_ROWS and of nearly equal height: no last tile of one row.
-static inline int tiles_of(int rows) { return (rows + MAX_ROWS - 1) / MAX_ROWS; }
-
 // Panels [panel, + PANELS) of all rows, while [next, + PANELS) come from memory; beyond the last panel there is
 // nothing to do.
 template <class P, int PANELS>
@@ -79,10 +76,10 @@ static void linear_columns(
   columns.y = y + panel * PANEL, columns.y_stride = y_stride;
   columns.k = w->k, columns.width = w->n - panel * PANEL, columns.epilogue = epilogue;
   columns.ahead = 0;
-  int tiles = tiles_of(rows);
+  int tiles = tiles_of<PANELS>(rows);
   for (int tile = 0; tile < tiles; tile++) {
     if (tile == tiles - 1 && next <= last) columns.ahead = (const char*)(all + next * size);
     columns.row = (long)rows * tile / tiles;
-    for_rows<PANELS == TILE_PANELS ? MAX_ROWS : FEW_ROWS>((int)((long)rows * (tile + 1) / tiles) - columns.row, columns);
+    for_rows<most_rows<PANELS>()>((int)((long)rows * (tile + 1) / tiles) - columns.row, columns);
   }
 }

@@ -77,10 +77,11 @@ struct Kernels {
       while (end < run->num_tiles && tiles[end].sequence == any->sequence) end++;
       int count = end - any->first, local = i - any->first * kv_heads;
       const Tile* tile = &tiles[any->first + local % count];
-      for (int g = 0; g < group; g += TILE_ROWS)
-        attend<A>(
-            p, run->step, op, tile, local / count, g, group - g < TILE_ROWS ? group - g : TILE_ROWS,
-            p->scratch + thread * p->scratch_bytes);
+      for (int g = 0; g < group; g += TILE_ROWS) {
+        int heads = group - g < TILE_ROWS ? group - g : TILE_ROWS;
+        auto of_height = heads * tile->count <= FEW_ROWS ? attend<A, FEW_PANELS> : attend<A, TILE_PANELS>;
+        of_height(p, run->step, op, tile, local % count + g == 0, local / count, g, heads, p->scratch + thread * p->scratch_bytes);
+      }
     }
   }
 
@@ -143,7 +144,7 @@ extern "C" {
 // Bytes that a thread needs: for attention over `tokens` tokens, or to sample one of `vocab`.
 EXPORT long penstock_scratch_bytes(int dim, int tokens, int vocab) {
   long row = round_up(tokens, PANEL) + PANEL;
-  long attention = (long)TILE_ROWS * dim * 8 + TILE_ROWS * row * 8 + (row / PANEL) * 8 + (long)PANEL * dim * 4 + 1024;
+  long attention = (long)TILE_ROWS * dim * 8 + TILE_ROWS * row * 8 + (row / PANEL) * 16 + (long)PANEL * dim * 4 + 1024;
   return attention > sampler_bytes(vocab) ? attention : sampler_bytes(vocab);
 }
 

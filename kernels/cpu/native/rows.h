@@ -55,15 +55,17 @@ static void silu_mul_row(const float* x, Row* to, int width) {
 
 // Turns the pairs (x[i], x[i + dim / 2]) by a position's angles.
 static void turn(float* x, const float* cos, const float* sin, int dim) {
-  int half = dim / 2;
-  for (int i = 0; i < half; i += PANEL) {
-    int count = half - i < PANEL ? half - i : PANEL;
-    float a[PANEL], b[PANEL];
-    for (int j = 0; j < count; j++) {
-      a[j] = x[i + j] * cos[i + j] - x[half + i + j] * sin[i + j];
-      b[j] = x[half + i + j] * cos[i + j] + x[i + j] * sin[i + j];
-    }
-    for (int j = 0; j < count; j++) x[i + j] = a[j], x[half + i + j] = b[j];
+  float* y = x + dim / 2;
+  int i = 0;
+  for (; i + PANEL <= dim / 2; i += PANEL) {
+    Lanes a = load(x + i), b = load(y + i), c = load(cos + i), s = load(sin + i);
+    store(x + i, sub(mul(a, c), mul(b, s)));
+    store(y + i, fma(b, c, mul(a, s)));
+  }
+  for (; i < dim / 2; i++) {
+    float a = x[i], b = y[i];
+    x[i] = a * cos[i] - b * sin[i];
+    y[i] = b * cos[i] + a * sin[i];
   }
 }
 
@@ -90,6 +92,17 @@ struct Cache {
     token %= PANEL;
     return (((long)(d / PANEL) * (PANEL / STEP) + token / STEP) * PANEL + d % PANEL) * STEP + token % STEP;
   }
+
+  // A piece of values, zeros beyond the first `valid` tokens.
+  void copy_values(const T* piece, int valid, T* to) const {
+    const int size = PANEL * STEP;  // sixteen dims of STEP tokens
+    for (int i = 0; i < dim; i += STEP, piece += size, to += size)
+      for (int j = 0; j < size; j++) to[j] = i % PANEL + j % STEP < valid ? piece[j] : (T)0;
+  }
+
+  void fetch(const T* piece) const {
+    for (int i = 0; i < dim * PANEL; i += LINE / sizeof(T)) prefetch_far(piece + i);
+  }
 };
 
 // One token's queries, keys and values, [heads + 2 kv_heads, dim]: turns the first two and stores
@@ -107,7 +120,12 @@ static void rotate_and_store(const Program* p, int layer, float* qkv, int positi
     const float* v = k + (long)cache.kv_heads * dim;
     T* keys = cache.piece(block, layer, 0, head, token);
     T* values = cache.piece(block, layer, 1, head, token);
-    for (int d = 0; d < dim; d++) put_one(keys + cache.key_at(token, d), k[d]);
-    for (int d = 0; d < dim; d++) put_one(values + cache.value_at(token, d), v[d]);
+    for (int d = 0; d < dim; d += PANEL) {
+      T row[2][PANEL];
+      put_row(row[0], 0, load(k + d));
+      put_row(row[1], 0, load(v + d));
+      for (int i = 0; i < PANEL; i++) keys[cache.key_at(token, d + i)] = row[0][i];
+      for (int i = 0; i < PANEL; i++) values[cache.value_at(token, d + i)] = row[1][i];
+    }
   }
 }

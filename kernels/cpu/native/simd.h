@@ -55,14 +55,14 @@ static inline Lanes first(int count, Lanes a, Lanes rest) {
   return {_mm512_mask_blend_ps(mask, rest.v, a.v)};
 }
 
-// 2^round(x), and x - round(x).
-static inline Lanes split_power(Lanes x, Lanes* rest) {
-  __m512 whole = _mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  rest->v = _mm512_sub_ps(x.v, whole);
-  __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23);
-  return {_mm512_castsi512_ps(bits)};
+static inline Lanes nearest(Lanes x) {  // whole number
+  return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+static inline Lanes scaled(Lanes x, Lanes power) { return {_mm512_scalef_ps(x.v, power.v)}; }  // x * 2^power, a whole one
 
+#ifdef __AVX512BF16__
+static inline void store_bf16(bf16* p, Lanes a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
+#else
 static inline void store_bf16(bf16* p, Lanes a) {
   __m512i bits = _mm512_castps_si512(a.v);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -71,6 +71,7 @@ static inline void store_bf16(bf16* p, Lanes a) {
   rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
 }
+#endif
 
 static inline Lanes load_bf16(const bf16* p) {
   __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
@@ -176,13 +177,13 @@ static inline Lanes first(int count, Lanes x, Lanes rest) {
           _mm256_blendv_ps(rest.b, x.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, high)))};
 }
 
-static inline __m256 half_power(__m256 x, __m256* rest) {
-  __m256 whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  *rest = _mm256_sub_ps(x, whole);
-  __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
-  return _mm256_castsi256_ps(bits);
+static inline __m256 half_nearest(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline Lanes nearest(Lanes x) { return {half_nearest(x.a), half_nearest(x.b)}; }
+static inline __m256 half_scaled(__m256 x, __m256 power) {
+  __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(x, _mm256_castsi256_ps(bits));
 }
-static inline Lanes split_power(Lanes x, Lanes* rest) { return {half_power(x.a, &rest->a), half_power(x.b, &rest->b)}; }
+static inline Lanes scaled(Lanes x, Lanes power) { return {half_scaled(x.a, power.a), half_scaled(x.b, power.b)}; }
 
 static inline __m128i half_bf16(__m256 x) {
   __m256i bits = _mm256_castps_si256(x);
@@ -271,8 +272,8 @@ static inline Words chosen(Words which, int number, Words x, Words y) {
 // and a rest of half at most, for which six terms of 2^r = e^(r ln 2) do.
 static inline Lanes exponential(Lanes x) {
   x = max(all(-87.0f), x);  // in this order NaN stays
-  Lanes r;
-  Lanes power = split_power(mul(x, all(1.44269504088896341f)), &r);
+  x = mul(x, all(1.44269504088896341f));
+  Lanes power = nearest(x), r = sub(x, power);
   Lanes y = all(1.546144472480851e-4f);
   y = fma(y, r, all(1.340042817771194e-3f));
   y = fma(y, r, all(9.618056678432040e-3f));
@@ -280,7 +281,7 @@ static inline Lanes exponential(Lanes x) {
   y = fma(y, r, all(2.402265092228955e-1f));
   y = fma(y, r, all(6.931472067028329e-1f));
   y = fma(y, r, all(1.0f));
-  return mul(y, power);
+  return scaled(y, power);
 }
 
 // The natural logarithm of a normal x > 0: e ln 2 + log m, and log m = 2 artanh((m - 1) / (m + 1)).

@@ -72,3 +72,13 @@ static inline void for_rows(int rows, F& f) {
   }
   f.template run<ROWS>();
 }
+
+// Tiles of PANELS panels and nearly equal height that `rows` are cut into: no last one of a single row.
+template <int PANELS>
+constexpr int most_rows() {
+  return PANELS == TILE_PANELS ? MAX_ROWS : FEW_ROWS;
+}
+template <int PANELS>
+static inline int tiles_of(int rows) {
+  return (rows + most_rows<PANELS>() - 1) / most_rows<PANELS>();
+}
