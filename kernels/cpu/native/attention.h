@@ -142,14 +142,15 @@ static void attend(
   float* result = (float*)(last + (long)PANEL * dim);
   float factors[TILE_ROWS];
 
-  for (int r = 0; r < rows; r++) {
-    int token = tile->token + r / group, h = head * (heads / cache.kv_heads) + group_first + r % group;
-    plain_row(qkv->data + token * qkv->width + (long)h * dim, queries + (long)r * dim, dim);
-  }
   for (int i = 0; i < pieces; i++) {
     int block = table[i * PANEL / cache.block_tokens], token = i * PANEL % cache.block_tokens;
     keys[i] = cache.piece(block, op->layer, 0, head, token);
     values[i] = cache.piece(block, op->layer, 1, head, token);
+  }
+  for (int i = 0; first && i < PANELS && i < pieces; i++) cache.fetch(keys[i]);
+  for (int r = 0; r < rows; r++) {
+    int token = tile->token + r / group, h = head * (heads / cache.kv_heads) + group_first + r % group;
+    plain_row(qkv->data + token * qkv->width + (long)h * dim, queries + (long)r * dim, dim);
   }
 
   Scores<P, PANELS> product;

@@ -51,6 +51,7 @@ static inline void accumulate(
   // Three rows from each pointer: there are no registers for twelve, but p + stride and p + 2 stride are addresses.
   const typename P::Row* threes[(ROWS + 2) / 3];
   for (int i = 0; i < (ROWS + 2) / 3; i++) threes[i] = rows + 3 * i * stride;
+#pragma GCC unroll 1
   for (int k = 0; k < count; k += P::STEP) {
     if (AHEAD) {
 #pragma GCC unroll 4
