@@ -232,7 +232,8 @@ def _cached(ask: Ask, worker: Worker) -> tuple[int, int]:
 
 def _prefill_s(ask: Ask, worker: Worker, rates: Rates) -> float:
     queued = worker.load.queued_prefill_tokens + sum(s.prefill_tokens for s in worker.unseen)
-    return (queued + _cached(ask, worker)[1]) / rates.prefill_tokens_per_s
+    share = worker.load.prompt_share or 1.0  # the rest of the time is for those that decode there
+    return (queued + _cached(ask, worker)[1]) / (rates.prefill_tokens_per_s * share)
 
 
 def _decode_s(ask: Ask, worker: Worker, rates: Rates) -> float:

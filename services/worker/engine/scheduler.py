@@ -110,8 +110,8 @@ class Scheduler:
         self.max_running = max_running
         self.prefix_caching = prefix_caching
         self.target_itl_s = target_itl_s
-        self.prompt_share = 1.0
-        """Of the time of a step, what prompts may take: as of the last one."""
+        self._prompt_share = 1.0
+        """As of the last step."""
         self.sequences: dict[str, Sequence] = {}
         """All unfinished ones, by id."""
         self._waiting = Waiting()
@@ -142,7 +142,13 @@ class Scheduler:
         begun = (s.num_remaining for s in self._running)
         return self._waiting.num_tokens + sum(count for count in begun if count > 1)
 
+    @property
+    def prompt_share(self) -> float:
+        """Of the time, what prompts get beside those that decode."""
+        return self._prompt_share if self._running else 1.0
+
     def add(self, sequence: Sequence) -> None:
+        """Queues a sequence, and settles its place in the order."""
         sequence.queued_tokens = self._tokens_to_compute(sequence)
         due = self._computed + _DUE_AFTER * sequence.queued_tokens
         sequence.order = (sequence.request.priority, due, sequence.arrival)
@@ -154,7 +160,7 @@ class Scheduler:
         decodes = self._decodes(step)
         context = sum(chunk.start + 1 for chunk in decodes)
         decoding = StepShape(decodes=len(decodes), decode_context=context)
-        seconds, self.prompt_share = time_for_prompts(
+        seconds, self._prompt_share = time_for_prompts(
             self.cost, decoding, min(self.num_pending, self.max_running), self.target_itl_s
         )
         room = PromptRoom(self.cost, self.max_batched_tokens - len(decodes), seconds)

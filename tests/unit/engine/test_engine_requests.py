@@ -465,6 +465,32 @@ def test_a_step_lies_as_the_kernels_are_promised(
     assert all(0 <= block < 20 for block in plan.block_tables.flatten().tolist())
 
 
+@pytest.mark.parametrize("target_itl_ms", [0, -1.0, math.inf, math.nan])
+def test_a_target_that_is_no_time_is_refused(checkpoint: Checkpoint, target_itl_ms: float) -> None:
+    with pytest.raises(ValueError, match="target_itl_ms must be positive"):
+        make_engine(checkpoint(), target_itl_ms=target_itl_ms)
+
+
+def test_the_target_is_the_schedulers_in_seconds(checkpoint: Checkpoint) -> None:
+    assert make_engine(checkpoint(), target_itl_ms=25.0).scheduler.target_itl_s == 0.025
+    assert make_engine(checkpoint()).scheduler.target_itl_s is None
+
+
+def test_a_step_that_failed_says_nothing_of_the_engines_speed(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts were run one by one."""
+    engine = make_engine(checkpoint())
+    before = list(engine._cost._costs)
+    fail_when(lambda plan: 5 in plan.token_ids, engine, "collect", monkeypatch)
+    engine.add(Request("bad", [5] * 20, greedy(1)))
+    engine.add(Request("good", [6] * 20, greedy(1)))
+    engine.step()
+    assert engine._cost._costs == before
+    drive(engine, [Request("next", [6] * 20, greedy(1))])
+    assert engine._cost._costs != before
+
+
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
 def test_a_prompt_that_goes_on_samples_nothing(checkpoint: Checkpoint, kernels: str) -> None:
     engine = make_engine(checkpoint(), max_batched_tokens=16, kernels=kernels)

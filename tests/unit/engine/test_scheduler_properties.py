@@ -5,7 +5,7 @@ salt, was computed there. A chunk may only be computed when all slots before it 
 own prefix; so a block that is reused too early, shared wrongly or published half-written is caught.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from services.worker.engine import FinishReason, Request, Sampling
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.cost_model import CostModel
+from services.worker.engine.prompt_room import time_for_prompts
 from services.worker.engine.scheduler import Chunk, Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
+from tests.unit.engine.synthetic import decodes, prompt
 
 EOS = 0
 
@@ -55,6 +57,18 @@ arrivals = st.builds(
 )
 
 
+def cost_of(prompt_token: float, decode: float) -> CostModel:
+    """Of an engine whose tokens take so long."""
+    cost = CostModel()
+    for shape in [prompt(1), prompt(8), decodes(1, 8), decodes(5, 8)] * 10:
+        cost.learn(shape, prompt_token * shape.prompt_tokens + decode * shape.decodes)
+    return cost
+
+
+costs = st.sampled_from([CostModel(), cost_of(0.01, 0.02), cost_of(1.0, 0.001)])
+"""Nothing is known; a few tokens of a prompt fit beside a decode; not one does."""
+
+
 class Memory:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -79,9 +93,11 @@ class Memory:
 class World:
     """Drives the scheduler as the engine does, without tensors, and checks each step."""
 
-    def __init__(self, num_blocks: int, block_size: int, budget: int, max_running: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, budget: int, max_running: int, cost: CostModel
+    ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
-        self.scheduler = Scheduler(self.pool, CostModel(), max(budget, max_running), max_running)
+        self.scheduler = Scheduler(self.pool, cost, max(budget, max_running), max_running)
         self.memory = Memory(block_size)
         self.max_len = num_blocks * block_size
         self.now = 0
@@ -193,9 +209,19 @@ class World:
             if sequence.status is Status.RUNNING and sequence.num_remaining == 1:
                 # Decode first: no running decode is left out of a step.
                 assert sequence.id in decoding or sequence.num_computed < sequence.num_prompt
+        self._check_time(step)
         for victim in step.preempted:
             assert victim.id not in names
             assert victim.status is Status.WAITING
+
+    def _check_time(self, step: Step) -> None:
+        """Beside decodes, prompts add no more to the step than they may, but for a token."""
+        cost, shape = self.scheduler.cost, step.shape
+        alone = replace(shape, prompt_tokens=0, prompt_context=0)
+        present = min(len(self.scheduler.sequences), self.scheduler.max_running)
+        seconds, _ = time_for_prompts(cost, alone, present, None)
+        if shape.prompt_tokens > 1:
+            assert cost.step_s(shape) - cost.step_s(alone) <= seconds * 1.001
 
 
 @settings(max_examples=200, deadline=None)
@@ -205,11 +231,17 @@ class World:
     block_size=st.sampled_from([1, 2, 4]),
     budget=st.integers(1, 16),
     max_running=st.integers(1, 5),
+    cost=costs,
 )
 def test_every_request_ends_and_no_block_is_lost(
-    plan: list[Arrival], num_blocks: int, block_size: int, budget: int, max_running: int
+    plan: list[Arrival],
+    num_blocks: int,
+    block_size: int,
+    budget: int,
+    max_running: int,
+    cost: CostModel,
 ) -> None:
-    world = World(num_blocks, block_size, budget, max_running)
+    world = World(num_blocks, block_size, budget, max_running, cost)
     plan = sorted(plan, key=lambda arrival: arrival.at_step)
     limit = 31 + sum(len(a.prompt) + a.max_tokens * 21 + a.remote_delay + 10 for a in plan)
     pending = list(plan)
@@ -231,11 +263,12 @@ def test_every_request_ends_and_no_block_is_lost(
     plan=st.lists(arrivals, min_size=2, max_size=12),
     num_blocks=st.integers(3, 8),
     budget=st.integers(1, 8),
+    cost=costs,
 )
-def test_first_come_first_served_within_a_priority(
-    plan: list[Arrival], num_blocks: int, budget: int
+def test_those_that_came_together_are_first_scheduled_in_order(
+    plan: list[Arrival], num_blocks: int, budget: int, cost: CostModel
 ) -> None:
-    world = World(num_blocks, 4, budget, 3)
+    world = World(num_blocks, 4, budget, 3, cost)
     for arrival in plan:
         arrival.cancel_at, arrival.at_step = None, 0
         world.add(arrival)

@@ -269,6 +269,22 @@ def test_the_figures_of_an_unsplit_plan():
     assert unknown.itl_s == pytest.approx(0.03 / OPTIMISM * (1 + 0.5 / 32))
 
 
+def test_a_prompt_takes_longer_where_others_decode():
+    """By the share of the time that it gets there; how long they stand still for it, it does not
+    change."""
+    alone, shared = (
+        place(ASK, [worker(0, running=3, prompt_share=share)], now=0).plan for share in (1, 0.25)
+    )
+    assert alone.ttft_s == pytest.approx(0.5)
+    assert shared.ttft_s == pytest.approx(4 * alone.ttft_s)
+    assert shared.cost_s - alone.cost_s == pytest.approx(3 * alone.ttft_s)
+    queued = worker(0, running=3, prompt_share=0.5, queued_prefill_tokens=600)
+    queued.sent(400)
+    assert place(ASK, [queued], now=0).plan.ttft_s == pytest.approx(2.0)
+    calm, busy = worker(0, running=1), worker(1, running=1, prompt_share=0.5)
+    assert place(ASK, [busy, calm]).plan.decode is calm
+
+
 @pytest.mark.parametrize(("host", "tokens_per_s"), [("host", 1e6), ("other", 1e5)])
 def test_the_figures_of_a_split_plan(host: str, tokens_per_s: float):
     """The prompt is the first worker's, moved is what the second one lacks, the rest is its."""

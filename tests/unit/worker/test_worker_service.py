@@ -55,6 +55,7 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
         "kv_cache_bytes": 12345,
         "max_model_len": 77,
         "max_batched_tokens": 99,
+        "target_itl_ms": 12.5,
         "max_running": 5,
         "threads": 3,
     }
@@ -82,6 +83,7 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
 
 async def test_without_a_limit_the_checkpoints_own_holds(worker: Worker) -> None:
     assert worker.engine.config.max_model_len is None
+    assert worker.engine.config.target_itl_ms is None
 
 
 async def test_tokens_and_usage_come_as_the_engine_made_them(worker: Worker) -> None:
