@@ -153,6 +153,13 @@ def test_a_loopback_is_known_by_its_address(host: str, is_one: bool) -> None:
     assert is_loopback(host) == is_one
 
 
+@pytest.mark.parametrize("target", ["-1", "nan", "inf", "60001", "soon"])
+def test_a_target_between_tokens_is_a_time(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_WORKER__TARGET_ITL_MS", target)
+    with pytest.raises(ValidationError, match="target_itl_ms"):
+        Settings()
+
+
 def test_a_device_is_the_processor_or_a_gpu_by_its_number() -> None:
     for device in ("cpu", "cuda", "cuda:0", "cuda:12"):
         assert WorkerSettings(device=device).device == device
