@@ -473,7 +473,7 @@ def test_a_target_that_is_no_time_is_refused(checkpoint: Checkpoint, target_itl_
 
 def test_the_target_is_the_schedulers_in_seconds(checkpoint: Checkpoint) -> None:
     assert make_engine(checkpoint(), target_itl_ms=25.0).scheduler.target_itl_s == 0.025
-    assert make_engine(checkpoint()).scheduler.target_itl_s is None
+    assert make_engine(checkpoint(), target_itl_ms=None).scheduler.target_itl_s is None
 
 
 def test_a_step_that_failed_says_nothing_of_the_engines_speed(
