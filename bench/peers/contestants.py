@@ -58,6 +58,7 @@ def _penstock(checkpoint: Path, place: Place) -> Contestant:
 def _vllm(checkpoint: Path, place: Place) -> Contestant:
     arguments = [str(checkpoint), place.arithmetic, str(place.threads)]
     contestant = _contestant("vllm", _python(place, "vllm"), "run_vllm", arguments, place)
+    contestant.environment["VLLM_CACHE_ROOT"] = str(place.folder / "vllm" / "cache")
     contestant.environment["LD_PRELOAD"] = ":".join(map(str, vllm_preloads(place)))
     return contestant
 
