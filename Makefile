@@ -5,7 +5,7 @@ READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 PEERS ?= .peers
 
-.PHONY: help demo run test chaos nodes sanitize lint docs protos bench bench-peers model mutants dev image-test clean
+.PHONY: help demo run test chaos nodes sanitize lint docs protos bench bench-peers plots model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
@@ -62,6 +62,9 @@ bench: $(READY)         ## the engine alone on a small workload, then the links
 # ARGS="--models S --repetitions 1" and more: `python -m bench.peers --help`.
 bench-peers: $(READY)   ## the engine beside vLLM, OpenVINO and llama.cpp in one run: bench/results/peers-DATE.md
 	$(BIN)/python -m bench.peers --folder $(PEERS) $(ARGS)
+
+plots: $(READY)         ## draw docs/plots: cost of a token by batch and context, planning by waiting requests
+	$(BIN)/python -m bench.sweep --model $(PEERS)/models/S-bf16 --plots docs/plots
 
 # The allocator keeps its memory between steps: a tenth faster on a CPU.
 model: $(READY)         ## remake the demonstration model from its seed (an hour on two cores)

@@ -69,6 +69,8 @@ def _openvino(home: Path) -> None:
     _pip(home, "install", TORCH)
     # With PyTorch named again, pip refuses what would replace it instead of taking it.
     _pip(home, "install", TORCH, PINNED["openvino"], EXPORTER)
+    # Brought by the exporter, built for another PyTorch, and in the way of transformers' import.
+    _pip(home, "uninstall", "--yes", "torchvision")
 
 
 def _llama_cpp(home: Path) -> None:
