@@ -33,11 +33,11 @@ class Starting:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def wait_for(self, words: str, timeout_s: float = 120.0) -> None:
+    def wait_for(self, words: str, timeout_s: float = 300.0) -> None:
         with self._heard:
             assert self._heard.wait_for(lambda: words in self.said, timeout_s), self.said
 
-    def ended(self, timeout_s: float = 120.0) -> int:
+    def ended(self, timeout_s: float = 300.0) -> int:
         """Its exit status, once it ended by itself."""
         status = self.process.wait(timeout_s)
         self._reader.join(10)

@@ -12,6 +12,7 @@ from services.common.config import (
     is_loopback,
     unknown_names,
 )
+from services.common.config.complaints import complaints
 
 
 def test_sections_and_lists_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +56,26 @@ def test_two_replicas_of_retrieval_need_a_store_that_both_reach() -> None:
     with pytest.raises(ValidationError, match="QDRANT_URL"):
         Settings(retrieval=two)
     assert Settings(retrieval=two, qdrant_url="http://qdrant:6333").retrieval.replicas == 2
+
+
+def test_a_chunk_repeats_less_than_it_has() -> None:
+    for overlap in (96, 97):
+        with pytest.raises(ValidationError, match=f"overlap_tokens {overlap} must be below"):
+            RetrievalSettings(chunk_tokens=96, chunk_overlap_tokens=overlap)
+    assert RetrievalSettings(chunk_tokens=96, chunk_overlap_tokens=95)
+
+
+@pytest.mark.parametrize("set_too", [False, True])
+def test_a_wrong_setting_is_named_as_it_was_set(
+    set_too: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "nonsense")
+    if set_too:
+        monkeypatch.setenv("PENSTOCK_REDIS_URL", "more nonsense")
+    with pytest.raises(ValidationError) as told:
+        Settings()
+    (said,) = complaints(told.value)
+    assert said.startswith(f"setting {'PENSTOCK_' if set_too else ''}REDIS_URL: ")
 
 
 def test_urls_and_secrets_are_checked() -> None:

@@ -64,8 +64,9 @@ async def test_a_host_serves_health_reflection_and_metrics_and_registers(
     assert view.replicas == {replica.id: replica}
     async with TRANSPORT.dial(replica.address, "echo") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service="penstock.v1.Router"))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        for name in ("penstock.v1.Router", ""):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING, name
         listing = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
             iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         )

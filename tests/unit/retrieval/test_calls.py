@@ -1,17 +1,18 @@
 """A call's deadline, its end and its account, whatever it does; and settings that do not fit."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
-from services.common.config import RetrievalSettings
+from services.common.config import RetrievalSettings, Settings
 from services.common.errors import invalid
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, pipeline
-from services.retrieval.server import Servicer, _refuse_large_chunks
+from services.retrieval.server import RetrievalService, Servicer, _refuse_large_chunks
 
 METHODS = ["Embed", "Search", "Index", "Remove"]
 SETTINGS = RetrievalSettings(timeout_s=20.0, index_timeout_s=400.0)
@@ -147,3 +148,15 @@ def test_chunks_that_do_not_fit_the_model_are_refused_at_the_start() -> None:
     _refuse_large_chunks(254, model)
     with pytest.raises(ValueError, match="RETRIEVAL__CHUNK_TOKENS"):
         _refuse_large_chunks(255, model)
+
+
+def test_it_fails_its_check_as_its_embedder_does(tmp_path: Path) -> None:
+    def stuck() -> None:
+        raise RuntimeError("the embedder is stuck")
+
+    settings = Settings(data_dir=tmp_path)
+    service = RetrievalService(settings, None, Telemetry("retrieval", "r-1"), "r-1")  # type: ignore[arg-type]
+    service.check()  # it only starts
+    service.parts = SimpleNamespace(embedder=SimpleNamespace(check=stuck))  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="is stuck"):
+        service.check()

@@ -208,15 +208,18 @@ async def test_certificates_that_no_peer_would_take_are_told(
     authority.identities(folder, *IDENTITIES)
     authority.issue(folder / "router", dns_name("worker"))
     authority.issue(folder / "worker", dns_name("worker"), authorities=Authority().pem)
+    authority.issue(folder / "retrieval")
     shutil.copy(folder / "gateway" / "tls.key", folder / "cli" / "tls.key")
     (folder / "tokenizer" / "tls.crt").write_text("no certificate")
     found = await of(settings(tls_dir=folder))
     assert "not for router.penstock.internal" in about(found, "certificate router").told
     assert "has not signed it" in about(found, "certificate worker").told
     assert "is not the key of" in about(found, "certificate cli").told
-    for identity in ("router", "worker", "cli", "tokenizer"):
+    named = "is for no name, not for retrieval.penstock.internal"
+    assert named in about(found, "certificate retrieval").told
+    for identity in ("router", "worker", "cli", "tokenizer", "retrieval"):
         assert state(found, f"certificate {identity}") == "failed"
-    assert state(found, "certificate retrieval") != "failed"
+    assert state(found, "certificate gateway") != "failed"
 
 
 async def test_a_key_that_everyone_may_read_is_told(tmp_path: Path, settings: Make) -> None:
@@ -327,6 +330,7 @@ async def test_too_few_open_files_are_told(settings: Make, monkeypatch: pytest.M
     monkeypatch.setattr(host.resource, "getrlimit", lambda _: (1024, 4096))
     found = await host.check(Installation(settings()))
     assert state(found, "open files") == "warning"
+    assert "PENSTOCK_GATEWAY__MAX_CONNECTIONS" in about(found, "open files").advice
     few = settings(gateway={"max_connections": 100})
     assert state(await host.check(Installation(few)), "open files") == "ok"
 
