@@ -12,9 +12,7 @@ from protos.common_pb2 import Decision, Record
 from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
 from services.common.link import client as link_client
-from tests.support.transport import TRANSPORT
-from tests.support.waiting import until
-from tests.unit.common.link_peers import (
+from tests.support.link_peers import (
     METHOD,
     QUICK,
     STILL,
@@ -25,6 +23,8 @@ from tests.unit.common.link_peers import (
     linked,
     soon,
 )
+from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]

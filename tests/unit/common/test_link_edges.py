@@ -10,24 +10,23 @@ import pytest
 from protos.common_pb2 import Hello, LinkDown, LinkUp
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
 from services.common.link import client as module
-from tests.support.transport import TRANSPORT
-from tests.support.waiting import until
-from tests.unit.common.link_peers import (
+from tests.support.link_peers import (
     METHOD,
     QUICK,
     STILL,
     Context,
     Seen,
-    client,
     greet,
     grpc_server,
     ignore,
     linked,
+    linked_to,
     next_open,
     raw_client,
-    raw_server,
     soon,
 )
+from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 
@@ -81,7 +80,7 @@ async def test_an_end_that_does_not_come_is_not_waited_for_long(
             cancels.extend(LinkUp.FromString(await context.read()).cancel)
 
     monkeypatch.setattr(module, "STOP_TIMEOUT_S", 0.05)
-    async with grpc_server(raw_server(behave)) as address, client(address, None, STILL) as link:
+    async with linked_to(behave, None, STILL) as link:
         request = link.open(b"", deadline=soon(600), on_item=ignore)
         getattr(request, how)()
         async with asyncio.timeout(10):
@@ -112,10 +111,7 @@ async def test_a_peer_that_drains_at_its_hello_takes_no_request() -> None:
         await asyncio.Event().wait()
 
     seen = Seen()
-    async with (
-        grpc_server(raw_server(behave)) as address,
-        client(address, seen, STILL, ready=False) as link,
-    ):
+    async with linked_to(behave, seen, STILL, ready=False) as link:
         await until(lambda: link.state is LinkState.DRAINING)
         end = await link.open(b"", deadline=soon(), on_item=ignore).ended()
         assert end.status.reason == "draining"
@@ -148,7 +144,7 @@ async def test_late_frames_of_one_connection_hit_no_request_of_the_next() -> Non
             await context.write(late.SerializeToString())
             await asyncio.Event().wait()
 
-    async with grpc_server(raw_server(behave)) as address, client(address) as link:
+    async with linked_to(behave) as link:
         first = link.open(b"", deadline=soon(), on_item=ignore)
         assert (await first.ended()).status.reason == "peer_lost"
         await link.wait_ready(10)
@@ -201,7 +197,7 @@ async def test_time_without_a_step_is_counted_anew_on_each_connection() -> None:
             await context.write(LinkDown(pong=1).SerializeToString())
 
     options = replace(QUICK, heartbeat_timeout_s=5.0, stall_timeout_s=patience * QUICK.heartbeat_s)
-    async with grpc_server(raw_server(behave)) as address, client(address, None, options) as link:
+    async with linked_to(behave, None, options) as link:
         for connection in range(1, 4):
             await until(lambda n=connection: link.counters.connects >= n)
             await link.wait_ready(10)

@@ -22,9 +22,7 @@ from protos.common_pb2 import (
 )
 from services.common.children import dying_with_parent
 from services.common.link import LinkCall, LinkOptions, LinkServer, LinkState, Vitals
-from tests.support.transport import TRANSPORT
-from tests.support.waiting import until
-from tests.unit.common.link_peers import (
+from tests.support.link_peers import (
     METHOD,
     QUICK,
     STILL,
@@ -35,11 +33,13 @@ from tests.unit.common.link_peers import (
     grpc_server,
     ignore,
     linked,
+    linked_to,
     next_open,
     raw_client,
-    raw_server,
     soon,
 )
+from tests.support.transport import TRANSPORT
+from tests.support.waiting import until
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
@@ -111,10 +111,7 @@ async def test_a_peer_that_accepts_but_never_answers_is_not_ready() -> None:
         await asyncio.Event().wait()
 
     options = LinkOptions(connect_timeout_s=0.1, backoff_s=0.01)
-    async with (
-        grpc_server(raw_server(behave)) as address,
-        client(address, None, options, ready=False) as link,
-    ):
+    async with linked_to(behave, None, options, ready=False) as link:
         await until(lambda: link.state is LinkState.DEAD)
         with pytest.raises(TimeoutError):
             await link.wait_ready(0.2)
@@ -147,7 +144,7 @@ async def test_a_peer_that_falls_silent_is_lost_and_reconnected() -> None:
         await greet(context)
         await asyncio.Event().wait()  # reads no ping, sends no pong
 
-    async with grpc_server(raw_server(behave)) as address, client(address) as link:
+    async with linked_to(behave) as link:
         end = await link.open(b"", deadline=soon(), on_item=ignore).ended()
         assert (end.status.code, end.status.reason) == (UNAVAILABLE, "peer_lost")
         await link.wait_ready(10)
@@ -196,7 +193,7 @@ async def test_a_stalled_peer_is_not_ready_again_by_reconnecting() -> None:
             await asyncio.sleep(0.01)
 
     seen = Seen()
-    async with grpc_server(raw_server(behave)) as address, client(address, seen) as link:
+    async with linked_to(behave, seen) as link:
         await until(lambda: attaches >= 3)
         assert seen.states == [LinkState.READY, LinkState.DEAD]
         moved.set()
@@ -244,7 +241,7 @@ async def test_unknown_ids_and_double_ends_are_counted_and_harm_nobody() -> None
         )
         await asyncio.Event().wait()
 
-    async with grpc_server(raw_server(behave)) as address, client(address, None, STILL) as link:
+    async with linked_to(behave, None, STILL) as link:
         items: list[bytes] = []
         request = link.open(b"", deadline=soon(), on_item=items.append)
         assert (await request.ended()).status.code == 0
@@ -261,7 +258,7 @@ async def test_items_after_the_end_do_not_arrive() -> None:
         await context.write(LinkDown(items=[Item(id=id, payload=b"late")]).SerializeToString())
         await asyncio.Event().wait()
 
-    async with grpc_server(raw_server(behave)) as address, client(address, None, STILL) as link:
+    async with linked_to(behave, None, STILL) as link:
         items: list[bytes] = []
         await link.open(b"", deadline=soon(), on_item=items.append).ended()
         await until(lambda: link.counters.strays == 1)
@@ -280,7 +277,7 @@ async def test_garbage_from_the_peer_ends_the_link_and_its_requests(garbage: byt
         await context.write(bytes(64 * 2**20 + 1) if garbage is None else garbage)
         await asyncio.Event().wait()
 
-    async with grpc_server(raw_server(behave)) as address, client(address, None, STILL) as link:
+    async with linked_to(behave, None, STILL) as link:
         end = await link.open(b"", deadline=soon(), on_item=ignore).ended()
         assert (end.status.code, end.status.reason) == (UNAVAILABLE, "peer_lost")
         await link.wait_ready(10)
@@ -291,7 +288,7 @@ async def test_a_peer_that_ends_the_stream_without_ends_is_lost() -> None:
         await greet(context)
         await next_open(context)
 
-    async with grpc_server(raw_server(behave)) as address, client(address) as link:
+    async with linked_to(behave) as link:
         end = await link.open(b"", deadline=soon(), on_item=ignore).ended()
         assert (end.status.code, end.status.reason) == (UNAVAILABLE, "peer_lost")
 
@@ -303,7 +300,7 @@ async def test_a_peer_that_never_ends_a_request_meets_its_deadline() -> None:
             await context.read()
             await context.write(LinkDown().SerializeToString())
 
-    async with grpc_server(raw_server(behave)) as address, client(address) as link:
+    async with linked_to(behave) as link:
         end = await link.open(b"", deadline=soon(0.2), on_item=ignore).ended()
         assert end.status.reason == "deadline"
         assert link.state is LinkState.READY
@@ -315,7 +312,7 @@ async def test_opens_are_refused_while_a_peer_does_not_read() -> None:
         await asyncio.Event().wait()
 
     options = LinkOptions(heartbeat_s=60, heartbeat_timeout_s=120, max_pending_bytes=4 * 2**20)
-    async with grpc_server(raw_server(behave)) as address, client(address, None, options) as link:
+    async with linked_to(behave, None, options) as link:
         opened = 0
         while link.running == opened:
             assert opened < 1000

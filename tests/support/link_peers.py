@@ -118,6 +118,21 @@ async def client(
 
 
 @asynccontextmanager
+async def linked_to(
+    behaviour: Behaviour,
+    seen: Seen | None = None,
+    options: LinkOptions = QUICK,
+    ready: bool = True,
+) -> AsyncIterator[LinkClient]:
+    """A client of a serving end that does as `behaviour` likes."""
+    async with (
+        grpc_server(raw_server(behaviour)) as address,
+        client(address, seen, options, ready) as link,
+    ):
+        yield link
+
+
+@asynccontextmanager
 async def linked(
     server: LinkServer, seen: Seen | None = None, options: LinkOptions = QUICK
 ) -> AsyncIterator[LinkClient]:
