@@ -83,7 +83,7 @@ class Program:
         ops = [self._op(op, places) for op in recorder.ops]
         ops.append(c.Op(kind=c.SAMPLE, source=places[logits], sampled=1))
         self._ops = (c.Op * len(ops))(*ops)
-        self._tasks = (ctypes.c_int * len(ops))()
+        self._tasks = (ctypes.c_int * (len(ops) * threads))()
         scratch = _up(library.scratch_bytes(g.dim, limits.context, logits.width), LINE)
         widest = max(op["matrix"].k for op in recorder.ops if op["kind"] == c.LINEAR)
         self._program = c.Program(

@@ -9,9 +9,13 @@ struct Run {
   Team* team;
   const Program* program;
   const Step* step;
-  int* tasks;  // next one, of each operation
+  int* tasks;  // next one, of each operation and thread's part of it
   int num_tiles;
 };
+
+enum { PART_ROWS = 48 };  // with fewer a thread would wait for the weights, which each one reads then
+
+static int part_of(int rows, int part, int parts) { return (long)rows * part / parts; }  // where it begins
 
 static int take(int* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 
@@ -29,27 +33,31 @@ struct Kernels {
     }
   }
 
-  static void linear(const Run* run, const Op* op, int thread, int rows, int* task) {
+  // Of few rows threads take columns. Many are divided among them: a row stays with its thread from one operation to
+  // the next, since another core's cache is far. Who has done his part helps the others.
+  static void linear(const Run* run, const Op* op, int thread, int rows, int* tasks) {
     const Program* p = run->program;
     const Buffer* y = &p->buffers[op->target];
     long stride = op->matrix.k + OPERAND_PAD;
     Row* operand = (Row*)p->operand;
-    for (int row = thread; row < rows; row += team_size(run->team))
+    int size = team_size(run->team), parts = rows < PART_ROWS * size ? 1 : size;
+    for (int row = part_of(rows, thread, size); row < part_of(rows, thread + 1, size); row++)
       prepare(op, &p->buffers[op->source], row, operand + row * stride);
     team_meet(run->team);
-    if (rows <= FEW_ROWS)
-      columns<FEW_PANELS>(operand, op, y, rows, task);
-    else
-      columns<TILE_PANELS>(operand, op, y, rows, task);
+    for (int i = 0; i < parts; i++) {
+      int part = (thread + i) % parts, first = part_of(rows, part, parts), count = part_of(rows, part + 1, parts) - first;
+      auto of_height = rows <= FEW_ROWS ? columns<FEW_PANELS> : columns<TILE_PANELS>;
+      of_height(operand + first * stride, op, y->data + first * y->width, y->width, count, &tasks[part]);
+    }
   }
 
   template <int PANELS>
-  static void columns(const Row* operand, const Op* op, const Buffer* y, int rows, int* task) {
+  static void columns(const Row* operand, const Op* op, float* y, long y_stride, int rows, int* task) {
     int panels = (op->matrix.n + PANEL - 1) / PANEL;
     for (int panel = take(task) * PANELS, next; panel < panels; panel = next) {
       next = take(task) * PANELS;  // already now, to have it in the cache by then
       linear_columns<L, PANELS>(
-          operand, op->matrix.k + OPERAND_PAD, &op->matrix, y->data, y->width, rows, panel, next, (Epilogue)op->epilogue);
+          operand, op->matrix.k + OPERAND_PAD, &op->matrix, y, y_stride, rows, panel, next, (Epilogue)op->epilogue);
     }
   }
 
@@ -59,7 +67,7 @@ struct Kernels {
     const Buffer* qkv = &p->buffers[op->source];
     for (int i = 0; i < s->sequences; i++)
       for (int t = s->starts[i]; t < s->starts[i + 1]; t++) {
-        if (t % team_size(run->team) != thread) continue;
+        if ((long)t * team_size(run->team) / s->tokens != thread) continue;
         int position = s->positions[t];
         int block = s->block_tables[(long)i * s->table_width + position / p->shape.block_tokens];
         rotate_and_store<typename A::Weight>(p, op->layer, qkv->data + t * qkv->width, position, block);
@@ -96,32 +104,35 @@ struct Kernels {
     const Run* run = (const Run*)argument;
     const Program* p = run->program;
     const Step* s = run->step;
+    int size = team_size(run->team);
     for (int i = 0; i < p->num_ops; i++) {
       const Op* op = &p->ops[i];
+      int* tasks = run->tasks + i * size;
       int rows = op->sampled ? s->sampled : s->tokens;
       const Buffer* target = &p->buffers[op->target];
       switch (op->kind) {
         case EMBED:
-          for (int t = thread; t < rows; t += team_size(run->team))
+          for (int t = part_of(rows, thread, size); t < part_of(rows, thread + 1, size); t++)
             embed<L>(&op->matrix, s->token_ids[t], target->data + t * target->width);
           break;
-        case LINEAR: linear(run, op, thread, rows, &run->tasks[i]); break;
+        case LINEAR: linear(run, op, thread, rows, tasks); break;
         case ROTARY: rotary(run, op, thread); break;
-        case ATTENTION: attention(run, op, thread, &run->tasks[i]); break;
+        case ATTENTION: attention(run, op, thread, tasks); break;
         case GATHER: {
           const Buffer* source = &p->buffers[op->source];
           for (int r = thread; r < s->sampled; r += team_size(run->team))
             plain_row(source->data + s->rows[r] * source->width, target->data + r * target->width, target->width);
           break;
         }
-        case SAMPLE: sample_rows(run, op, thread, &run->tasks[i]);
+        case SAMPLE: sample_rows(run, op, thread, tasks);
       }
       team_meet(run->team);
     }
   }
 };
 
-// `format`: 0: all is float; 1: weights are bf16, 2: and the cache; 3: and the rows that meet them. `tasks` are zeros, one for each operation, and zeros again when it returns.
+// `format`: 0: all is float; 1: weights are bf16, 2: and the cache; 3: and the rows that meet them. `tasks` are zeros, for each operation as many as
+// threads, and zeros again when it returns.
 int run_step(Team* team, const Program* program, const Step* step, int* tasks, int format) {
   Run run = {team, program, step, tasks, lay_tiles(program, step)};
   switch (format) {
@@ -133,7 +144,7 @@ int run_step(Team* team, const Program* program, const Step* step, int* tasks, i
 #endif
     default: return -1;
   }
-  __builtin_memset(tasks, 0, sizeof(int) * program->num_ops);
+  __builtin_memset(tasks, 0, sizeof(int) * program->num_ops * team_size(team));
   return 0;
 }
 
