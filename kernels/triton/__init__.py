@@ -3,6 +3,7 @@
     attend.py        the inner loop of attention: pages, softmax as it goes
     prefill.py       attention of many new tokens of a sequence
     decode.py        attention of one, the sequence cut in splits; merge.py puts these together
+    embed.py         rows of the embedding, by ids that the device may know alone
     norm.py          root mean square norm, alone or with the addition before it
     rotary.py        turned queries; turned keys and values into the cache
     activation.py    silu(gate) * up

@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from kernels.kv_layer import KvLayer, QkNorm
 from kernels.paged_batch import PagedBatch
-from kernels.triton import activation, decode, norm, prefill, rotary, sampling
+from kernels.triton import activation, decode, embed, norm, prefill, rotary, sampling
 
 CAPABILITY = 90
 _TYPES = {
@@ -95,7 +95,7 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
     width = (case.heads + 2 * case.kv_heads) * case.dim
     qk_norm = QkNorm(head, head, 1e-6) if case.qk_norm else None
     splits = decode.Splits.of(16, case.heads, case.dim, context, device)
-    x = room(tokens, case.hidden)
+    x = embed.embed(ints(tokens), ints(16), room(case.vocab, case.hidden))
     norm.rms_norm(x, weight, 1e-5)
     norm.add_rms_norm(x, x, weight, 1e-5)
     activation.silu_and_mul(room(tokens, 2 * case.inner))

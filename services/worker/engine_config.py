@@ -14,6 +14,7 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         model=folder,
         dtype=own.dtype,
         kernels=own.kernels,
+        kv_dtype=own.kv_dtype,
         device=own.device,
         block_size=own.block_size,
         kv_cache_bytes=own.kv_cache_bytes,

@@ -20,9 +20,14 @@ class WorkerSettings(ServiceSettings):
         description="auto: the checkpoint's own where the device computes in it; "
         "float32 on a CPU without bfloat16's dot product",
     )
-    kernels: Literal["auto", "reference", "avx2", "avx512", "avx512_bf16"] = Field(
+    kernels: Literal["auto", "reference", "triton", "avx2", "avx512", "avx512_bf16"] = Field(
         "auto",
-        description="on a CPU: an instruction set, or `reference` for PyTorch; auto: the best",
+        description="on a CPU: an instruction set; on a GPU: `triton`; on any: `reference`, which "
+        "is PyTorch; auto: the best",
+    )
+    kv_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="of the KV cache; `fp8`: half the bytes, on a GPU of compute capability 8.9",
     )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="`cpu`, `cuda` or `cuda:1`"

@@ -5,7 +5,8 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-KERNELS = ("auto", "reference", "avx2", "avx512", "avx512_bf16")
+CPU_KERNELS = ("avx2", "avx512", "avx512_bf16")
+KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,11 @@ class EngineConfig:
     """auto: the checkpoint's own where the device computes in it, or float32 for float16, whose
     values it holds all. On a CPU without bfloat16's dot product: float32."""
     kernels: str = "auto"
-    """On a CPU: an instruction set of kernels/cpu, or "reference" for PyTorch. auto: the best."""
+    """On a CPU: an instruction set of kernels/cpu; on an NVIDIA GPU: "triton"; on any: "reference",
+    which is PyTorch. auto: the best."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """Of keys and values in the cache. auto: that in which the model computes; fp8: e4m3 with a
+    scale for each token and head, half the bytes, on a GPU of compute capability 8.9 or more."""
     device: str = "cpu"
     """A torch device."""
     block_size: int = 16
@@ -60,5 +65,9 @@ class EngineConfig:
             )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, is {self.kernels!r}")
+        if self.kernels in CPU_KERNELS and self.device != "cpu":
+            raise ValueError(f"kernels {self.kernels!r} are a CPU's, device is {self.device!r}")
+        if self.kv_dtype not in ("auto", "fp8"):
+            raise ValueError(f"kv_dtype must be auto or fp8, is {self.kv_dtype!r}")
         if not os.path.isdir(self.model):
             raise ValueError(f"model: {self.model!r} is not a directory")

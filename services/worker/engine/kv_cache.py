@@ -30,7 +30,9 @@ def block_shape(config: ModelConfig, block_size: int) -> Shape:
     return config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim
 
 
-def block_bytes(config: ModelConfig, block_size: int, element_bytes: int) -> int:
-    """2 x layers x kv_heads x head_dim x tokens x bytes of an element."""
+def block_bytes(
+    config: ModelConfig, block_size: int, element_bytes: int, scale_bytes: int = 0
+) -> int:
+    """2 x layers x kv_heads x tokens x (head_dim x bytes of an element, and of a token's scale)."""
     layers, sides, heads, tokens, dim = block_shape(config, block_size)
-    return layers * sides * heads * tokens * dim * element_bytes
+    return layers * sides * heads * tokens * (dim * element_bytes + scale_bytes)

@@ -43,6 +43,13 @@ class Runner(Protocol):
 def make_runner(config: EngineConfig) -> Runner:
     """Loads the model. Raises UnsupportedModel, and ValueError on settings that do not fit."""
     model = read_config(config.model)
+    on_gpu = config.device.startswith("cuda")
+    if config.kernels == "triton" or (config.kernels == "auto" and on_gpu):
+        from services.worker.engine.triton_runner import TritonRunner
+
+        return TritonRunner(config, model)
+    if config.kv_dtype != "auto":
+        raise ValueError(f"kv_dtype {config.kv_dtype!r} needs the GPU kernels (kernels 'triton')")
     library = _library(config, model)
     runner: Runner
     if library is not None:
@@ -105,11 +112,18 @@ def choose_dtype(wanted: str, config: ModelConfig, device: str, has_dot: bool) -
 
 def num_blocks(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
     """KV blocks, as many as the settings make room for. Raises ValueError if that is none."""
-    size = block_bytes(model, config.block_size, ELEMENT_BYTES[dtype])
+    size = kv_bytes_per_block(config, model, dtype)
     found = config.num_blocks or config.kv_cache_bytes // size
     if found < 1:
         raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes} is less than one block ({size})")
     return found
+
+
+def kv_bytes_per_block(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
+    """`dtype`: in which the model computes."""
+    if config.kv_dtype == "fp8":
+        return block_bytes(model, config.block_size, 1, scale_bytes=4)
+    return block_bytes(model, config.block_size, ELEMENT_BYTES[dtype])
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig, blocks: int) -> int:
@@ -161,7 +175,7 @@ def describe(
         workspace_bytes=workspace_bytes,
         num_blocks=blocks,
         block_size=config.block_size,
-        kv_bytes_per_block=block_bytes(model, config.block_size, ELEMENT_BYTES[dtype]),
+        kv_bytes_per_block=kv_bytes_per_block(config, model, dtype),
         kv_shape_per_block=block_shape(model, config.block_size),
-        kv_format=f"{dtype} {kv_order}",
+        kv_format=f"{dtype if config.kv_dtype == 'auto' else config.kv_dtype} {kv_order}",
     )

@@ -1,6 +1,4 @@
-"""A model on torch tensors: on a GPU, and on a processor that the C++ kernels are not for."""
-
-from collections.abc import Mapping
+"""A model on torch tensors, operation by operation: on a device that has no kernels of ours."""
 
 import numpy as np
 import torch
@@ -8,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import reference
-from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch, tiles_of
-from services.worker.engine.checkpoint import Stored, open_checkpoint
+from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
@@ -19,10 +16,8 @@ from services.worker.engine.plan import Result, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.sampler import SamplingBatch, sample
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Linear = tuple[Tensor, Tensor | None]
-"""Weights [n, k] and bias [n]."""
+from services.worker.engine.torch_cache import TorchCache
+from services.worker.engine.torch_weights import DTYPES, Linear, TorchWeights
 
 
 class TorchRunner:
@@ -51,8 +46,8 @@ class TorchRunner:
             huge_bytes=0,
             workspace_bytes=None,
         )
-        shape = (self.info.num_blocks, *block_shape(model, config.block_size))
-        self.cache = TorchCache(shape, dtype, self._device)
+        shape = block_shape(model, config.block_size)
+        self.cache = TorchCache(self.info.num_blocks, shape, dtype, self._device)
         cos, sin = build_rope(model.rope).tables(np.arange(self.info.max_model_len))
         self.angles = (self.tensor(cos), self.tensor(sin))
         self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
@@ -60,7 +55,7 @@ class TorchRunner:
         self.head_dim = model.head_dim
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> "_Launched":
+    def launch(self, plan: StepPlan) -> "Launched":
         token_ids = self.tensor(plan.token_ids)
         if len(plan.awaited):
             places, rows = self.tensor(plan.awaited).unbind(1)
@@ -73,9 +68,9 @@ class TorchRunner:
             tokens = sample(logits, SamplingBatch.of(plan.samplings, self._device))
             finite = torch.isfinite(logits.amax(dim=-1))
             self._sampled = torch.where(finite, tokens, -1).to(torch.int32)
-        return _Launched(plan, self._sampled)
+        return Launched(plan, self._sampled)
 
-    def collect(self, ticket: "_Launched") -> list[Result]:
+    def collect(self, ticket: "Launched") -> list[Result]:
         return ticket.plan.results(ticket.wait())
 
     def _batch(self, plan: StepPlan) -> PagedBatch:
@@ -93,12 +88,13 @@ class TorchRunner:
         return torch.from_numpy(values).to(self._device)
 
 
-class _Launched:
+class Launched:
     """A step whose operations are in the device's queue; on a CPU they are done."""
 
     def __init__(self, plan: StepPlan, sampled: Tensor) -> None:
         self.plan = plan
-        self._ids = sampled.to("cpu", non_blocking=True)
+        self._ids = torch.empty(len(sampled), dtype=sampled.dtype, pin_memory=sampled.is_cuda)
+        self._ids.copy_(sampled, non_blocking=True)
         self._copied = torch.cuda.Event() if sampled.is_cuda else None
         if self._copied:
             self._copied.record()
@@ -151,72 +147,3 @@ class _Step:
 
     def sampled(self, x: Tensor) -> Tensor:
         return x[self._rows]
-
-
-class TorchCache:
-    """See `KvCache`; of a head its tokens lie in order, and of a token its dims."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        if device.type == "cpu":
-            # torch.zeros would write every page; numpy takes zeroed ones from the kernel.
-            memory = np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)
-            self._data = torch.from_numpy(memory).view(dtype).view(shape)
-        else:
-            self._data = torch.zeros(shape, dtype=dtype, device=device)
-
-    def layer(self, index: int) -> KvLayer:
-        return KvLayer(self._data[:, index])
-
-    def read(self, blocks: list[int]) -> memoryview:
-        content = self._data[torch.tensor(blocks, device=self._data.device)].cpu()
-        return content.view(torch.uint8).numpy().reshape(-1).data
-
-    def write(self, blocks: list[int], data: bytes | bytearray | memoryview) -> None:
-        # torch wants memory that it could write to.
-        writable = bytearray(data) if memoryview(data).readonly else data
-        source = torch.frombuffer(writable, dtype=self._data.dtype)
-        self._data[torch.tensor(blocks, device=self._data.device)] = source.view(
-            len(blocks), *self._data.shape[1:]
-        ).to(self._data.device)
-
-
-class TorchWeights:
-    """A checkpoint's tensors on a device, as `Weights`."""
-
-    def __init__(
-        self, tensors: Mapping[str, Stored], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._tensors, self._dtype, self._device = tensors, dtype, device
-        self._made: dict[str, Tensor] = {}
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self._made.values())
-
-    def table(self, name: str, rows: int, width: int) -> Tensor:
-        return self._tensor(f"{name}.weight")
-
-    def vector(self, name: str, size: int) -> Tensor:
-        return self._tensor(f"{name}.weight")
-
-    def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Linear:
-        weights = self._stacked([f"{name}.weight" for name in layers])
-        return weights, self._stacked([f"{name}.bias" for name in layers]) if bias else None
-
-    def _stacked(self, names: list[str]) -> Tensor:
-        if len(names) == 1:
-            return self._tensor(names[0])
-        self._made["+".join(names)] = stacked = torch.cat([self._moved(name) for name in names])
-        return stacked
-
-    def _tensor(self, name: str) -> Tensor:
-        if name not in self._made:  # tied ones are one
-            self._made[name] = self._moved(name)
-        return self._made[name]
-
-    def _moved(self, name: str) -> Tensor:
-        stored = self._tensors[name]
-        values = torch.from_numpy(stored.values())
-        if stored.dtype == "BF16":
-            values = values.view(torch.bfloat16)
-        return values.to(device=self._device, dtype=self._dtype)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 KERNELS = {
-    *("norm_kernel", "silu_mul_kernel", "rotary_kernel"),
+    *("embed_kernel", "norm_kernel", "silu_mul_kernel", "rotary_kernel"),
     *("decode_kernel", "merge_kernel", "prefill_kernel"),
     *("best_kernel", "border_kernel", "draw_kernel", "pick_kernel"),
 }

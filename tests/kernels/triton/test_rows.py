@@ -8,7 +8,7 @@ import torch
 
 from kernels import reference
 from kernels.kv_layer import QkNorm
-from kernels.triton import activation, norm, rotary
+from kernels.triton import activation, embed, norm, rotary
 from tests.support.paged import paged
 
 torch.set_num_threads(1)
@@ -19,6 +19,14 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     tolerance = TOLERANCE[found.dtype]
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@each_dtype
+def test_embed_takes_ids_that_only_the_device_knows(dtype: torch.dtype) -> None:
+    table = torch.randn(11, 96).to(dtype)
+    ids = torch.tensor([3, -1, 10, -3, -2, 0], dtype=torch.int32)
+    last = torch.tensor([7, -1, 9], dtype=torch.int32)  # the second was not finite
+    assert torch.equal(embed.embed(ids, last, table), table[[3, 7, 10, 9, 0, 0]])
 
 
 @each_dtype

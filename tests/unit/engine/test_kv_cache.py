@@ -9,7 +9,7 @@ import torch
 from kernels.cpu.library import supported
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.model_config import read_config
-from services.worker.engine.torch_runner import TorchCache
+from services.worker.engine.torch_cache import TorchCache
 from tests.unit.engine.driving import make_engine
 
 Checkpoint = Callable[..., Path]
@@ -51,7 +51,7 @@ def test_the_reference_keeps_a_heads_tokens_in_order(
 ) -> None:
     """[layers, 2 (K, V), kv_heads, block_size, head_dim] of each block, block after block."""
     shape = block_shape(read_config(checkpoint()), 4)
-    cache = TorchCache((6, *shape), dtype, torch.device("cpu"))
+    cache = TorchCache(6, shape, dtype, torch.device("cpu"))
     for layer in range(shape[0]):
         for side, part in enumerate(cache.layer(layer).values.transpose(2, 3).unbind(1)):
             assert part.shape == (6, 4, shape[2], shape[4])

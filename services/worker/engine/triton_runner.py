@@ -1,0 +1,137 @@
+"""A model on an NVIDIA GPU. Steps are queued on the device and nothing here waits but `collect`:
+what a step samples stays there for the next one, and comes back behind it.
+
+Steps of decodes alone are replayed from graphs, the others are launched kernel by kernel. Never run
+on a GPU as yet (docs/performance.md): tests run it in Triton's interpreter.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.triton.decode import Splits
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.prefill import queries_per_tile
+from kernels.triton.sampling import SamplerRoom, sample
+from services.worker.engine.checkpoint import open_checkpoint
+from services.worker.engine.config import EngineConfig
+from services.worker.engine.decode_graphs import DecodeGraphs
+from services.worker.engine.kv_cache import block_shape
+from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.models.registry import build_model
+from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.rope import build_rope
+from services.worker.engine.runner import choose_dtype, describe
+from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
+from services.worker.engine.torch_cache import TorchCache
+from services.worker.engine.torch_runner import Launched
+from services.worker.engine.torch_weights import DTYPES, TorchWeights
+from services.worker.engine.triton_ops import Memory, TritonOps
+
+FP8_SINCE = (8, 9)
+"""Compute capability of the first GPUs with numbers of 8 bits."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    launched: Launched
+    rows: NDArray[np.int32]
+    """Of each row that samples, its place among the tokens that came back."""
+
+
+class TritonRunner:
+    """See `Runner`."""
+
+    def __init__(self, config: EngineConfig, model: ModelConfig) -> None:
+        self._device = _device(config)
+        name = choose_dtype(config.dtype, model, "cuda", has_dot=False)
+        with open_checkpoint(config.model, model) as checkpoint:
+            weights = TorchWeights(checkpoint.tensors, DTYPES[name], self._device)
+            self._model = build_model(model, weights)
+            checkpoint.check_unchanged()
+        self.info = describe(
+            config,
+            model,
+            dtype=name,
+            kernels="triton",
+            kv_order="rows",
+            threads=torch.get_num_threads(),
+            num_parameters=weights.num_parameters,
+            parameter_bytes=weights.num_parameters * DTYPES[name].itemsize,
+            weights=str(self._device),
+            huge_bytes=0,
+            workspace_bytes=None,
+        )
+        blocks, context, rows = self.info.num_blocks, self.info.max_model_len, config.max_running
+        self._inputs = StepInputs(
+            Capacity(
+                tokens=config.max_batched_tokens,
+                sequences=rows,
+                blocks=-(-context // config.block_size),
+                block_size=config.block_size,
+                scratch=blocks,
+                queries=queries_per_tile(model.num_heads // model.num_kv_heads),
+            ),
+            self._device,
+        )
+        stored = torch.float8_e4m3fn if config.kv_dtype == "fp8" else DTYPES[name]
+        shape = block_shape(model, config.block_size)
+        self.cache = TorchCache(blocks + 1, shape, stored, self._device)
+        cos, sin = build_rope(model.rope).tables(np.arange(context))
+        self._memory = Memory(
+            layers=[self.cache.layer(index) for index in range(model.num_layers)],
+            angles=(
+                torch.from_numpy(cos).to(self._device),
+                torch.from_numpy(sin).to(self._device),
+            ),
+            splits=Splits.of(rows, model.num_heads, model.head_dim, context, self._device),
+            tokens=torch.zeros(rows, dtype=torch.int32, device=self._device),
+        )
+        self._room = SamplerRoom.of(rows, model.vocab_size, self._device)
+        self._before = np.zeros(0, np.int32)
+        """Of the step launched last, `Ticket.rows`."""
+        self._graphs = DecodeGraphs(rows, self._decode, self._device)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Ticket:
+        if plan.num_decodes == len(plan.lengths):
+            size = self._graphs.size(plan.num_decodes)
+            self._inputs.load_decodes(plan, self._before, size)
+            self._graphs.run(size)
+            rows = plan.sampled
+        else:
+            self._compute(self._inputs.load(plan, self._before), every_row=False)
+            rows = np.arange(len(plan.sampled), dtype=np.int32)
+        self._before = rows
+        return Ticket(Launched(plan, self._memory.tokens), rows)
+
+    def collect(self, ticket: Ticket) -> list[Result]:
+        tokens = np.array(ticket.launched.wait())
+        return ticket.launched.plan.results(tokens[ticket.rows].tolist())
+
+    @torch.inference_mode()
+    def _decode(self, rows: int) -> None:
+        self._compute(self._inputs.decodes(rows), every_row=True)
+
+    def _compute(self, step: DeviceStep, every_row: bool) -> None:
+        logits = self._model.forward(TritonOps(step, self._memory, every_row))
+        if len(step.rows):
+            sample(self._memory.tokens[: len(step.rows)], logits, step.samplings, self._room)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    """Raises ValueError where the kernels cannot run."""
+    device = torch.device(config.device)
+    if INTERPRETED and device.type == "cpu":
+        return device
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise ValueError(f"device {config.device!r}: the kernels 'triton' need an NVIDIA GPU")
+    capability = torch.cuda.get_device_capability(device)
+    if config.kv_dtype == "fp8" and capability < FP8_SINCE:
+        raise ValueError(
+            f"kv_dtype 'fp8' needs a GPU of compute capability 8.9 or more, {config.device!r} has "
+            f"{capability[0]}.{capability[1]}"
+        )
+    return device

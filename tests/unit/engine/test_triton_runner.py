@@ -1,0 +1,230 @@
+"""The runner for GPUs, on a CPU: its kernels run in Triton's interpreter, its graphs are calls."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.sampling import SAMPLING
+from services.worker.engine import EngineConfig, Request, Sampling, triton_runner
+from services.worker.engine.decode_graphs import DecodeGraphs, batch_sizes
+from services.worker.engine.plan import StepPlan
+from services.worker.engine.runner import Runner, make_runner
+from services.worker.engine.step_inputs import Capacity, StepInputs
+from services.worker.engine.triton_runner import TritonRunner
+from tests.unit.engine.driving import SMALL, drive, make_engine, make_prompts
+
+Checkpoint = Callable[..., Path]
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, at infinities
+BLOCK_SIZE = 16
+
+
+def runner(folder: Path, kernels: str, **settings: object) -> Runner:
+    config = SMALL | {"max_running": 4, "num_blocks": 12, "kernels": kernels} | settings
+    return make_runner(EngineConfig(model=str(folder), **config))
+
+
+def plan(
+    pieces: list[tuple[list[int], int, list[int]]],
+    sampled: list[int],
+    awaited: list[tuple[int, int]] | None = None,
+    **sampling: float,
+) -> StepPlan:
+    """Of each sequence (its new tokens, how many it had, its blocks)."""
+    counts = [len(tokens) for tokens, _, _ in pieces]
+    lengths = [had + len(tokens) for tokens, had, _ in pieces]
+    tables = np.zeros((len(pieces), max(len(blocks) for _, _, blocks in pieces)), np.int32)
+    for row, (_, _, blocks) in enumerate(pieces):
+        tables[row, : len(blocks)] = blocks
+    samplings = np.zeros(len(sampled), SAMPLING)
+    samplings["top_p"] = 1
+    for name, value in sampling.items():
+        samplings[name] = value
+    samplings["position"] = [lengths[row] for row in sampled]
+    return StepPlan(
+        token_ids=np.array([token for tokens, _, _ in pieces for token in tokens], np.int32),
+        awaited=np.array(awaited or [], np.int32).reshape(-1, 2),
+        positions=np.concatenate(
+            [np.arange(had, had + len(tokens), dtype=np.int32) for tokens, had, _ in pieces]
+        ),
+        starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        lengths=np.array(lengths, np.int32),
+        block_tables=tables,
+        num_decodes=counts.count(1),
+        sampled=np.array(sampled, np.int32),
+        samplings=samplings,
+    )
+
+
+def test_tokens_equal_the_references(checkpoint: Checkpoint) -> None:
+    """Prompts in pieces beside decodes, greedy and drawn, batches of several sizes."""
+    prompts = make_prompts(5, 40)
+    settings: list[Sampling] = [
+        Sampling(4, temperature=0, ignore_eos=True),
+        Sampling(6, temperature=0.9, seed=7, top_p=0.8, ignore_eos=True),
+        Sampling(2, temperature=1.1, seed=2**63 + 5, top_k=9, ignore_eos=True),
+        Sampling(3, temperature=0.7, seed=1, ignore_eos=True),
+        Sampling(5, temperature=0, ignore_eos=True),
+    ]
+    requests = [Request(str(row), prompts[row], settings[row]) for row in range(5)]
+    tokens = []
+    for kernels in ("reference", "triton"):
+        engine = make_engine(
+            checkpoint(), kernels=kernels, max_running=5, max_batched_tokens=24, num_blocks=40
+        )
+        assert engine.info.kernels == kernels
+        tokens.append(drive(engine, requests).tokens)
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_take_what_those_before_sampled(checkpoint: Checkpoint, temperature: float) -> None:
+    """Four steps are in the queue before the first is collected."""
+    one, other, third = [5, 9, 200, 31, 8], [77, 3, 12], [90, 91, 92, 93, 94, 95]
+    drawn = {"temperature": temperature, "seed": 3}
+    plans = [
+        plan([(one, 0, [4]), (other, 0, [2])], [0, 1], **drawn),
+        plan([([0], 5, [4]), ([0], 3, [2])], [1], [(0, 0), (1, 1)], **drawn),
+        plan([([0], 4, [2])], [0], [(0, 0)], **drawn),
+        plan([([0], 5, [2]), (third, 0, [7])], [0, 1], [(0, 0)], **drawn),
+    ]
+    found = []
+    for kernels in ("reference", "triton"):
+        ran = runner(checkpoint(), kernels)
+        tickets = [ran.launch(each) for each in plans]
+        found.append([[r.tokens for r in ran.collect(ticket)] for ticket in tickets])
+    assert found[0] == found[1]
+    assert [[len(tokens) for tokens in step] for step in found[1]] == [
+        [1, 1],
+        [0, 1],
+        [1],
+        [1, 1],
+    ]
+
+
+def test_a_prompts_piece_samples_nothing(checkpoint: Checkpoint) -> None:
+    ran = runner(checkpoint(), "triton")
+    (result,) = ran.collect(ran.launch(plan([([5, 6, 7], 0, [1])], [])))
+    assert result.tokens == []
+    assert result.error is None
+
+
+def test_what_fills_a_batch_up_writes_to_no_block(checkpoint: Checkpoint) -> None:
+    ran = runner(checkpoint(), "triton")
+    assert isinstance(ran, TritonRunner)
+    size = ran.info.kv_bytes_per_block
+    marks = b"\xab" * size
+    others = [block for block in range(ran.info.num_blocks) if block not in (1, 3, 5)]
+    ran.cache.write(others, marks * len(others))
+    decodes = plan([([9], 4, [1]), ([8], 2, [5]), ([7], 20, [3, 3])], [0, 1, 2])
+    assert ran._graphs.size(3) == 4
+    ran.collect(ran.launch(decodes))
+    assert ran.cache.read(others) == marks * len(others)
+    assert ran.cache.read([ran.info.num_blocks]) != bytes(size), "nothing was filled up"
+
+
+def test_decodes_are_filled_up() -> None:
+    of = Capacity(tokens=8, sequences=4, blocks=3, block_size=4, scratch=6, queries=16)
+    inputs = StepInputs(of, torch.device("cpu"))
+    crowded = plan([([1], 9, [1, 2, 3])] * 4, [0, 1, 2, 3], temperature=1, seed=9)
+    inputs.load_decodes(crowded, np.zeros(0, np.int32), 4)
+    before = np.array([2, 0], np.int32)
+    alone = plan([([1], 4, [5, 2]), ([0], 1, [4])], [1], [(1, 0)], temperature=0.5, seed=2)
+    inputs.load_decodes(alone, before, 4)
+    step = inputs.decodes(4)
+    assert step.token_ids.tolist() == [1, -3, 0, 0]
+    assert step.batch.positions.tolist() == [4, 1, 0, 0]
+    assert step.batch.lengths.tolist() == [5, 2, 0, 0]
+    assert step.batch.slots.tolist() == [2 * 4, 4 * 4 + 1, 6 * 4, 6 * 4]
+    assert step.batch.block_tables[:2, :2].tolist() == [[5, 2], [4, 0]]
+    rows = step.samplings.numpy().reshape(-1).view(SAMPLING)
+    assert rows["temperature"].tolist() == [0, 0.5, 0, 0]
+    assert rows["position"].tolist() == [0, 2, 0, 0]
+    assert [part.data_ptr() % 8 for part in (step.samplings, step.batch.lengths)] == [0, 0]
+
+
+def test_batch_sizes() -> None:
+    for most in (1, 2, 3, 8, 33, 64, 250, 256, 300, 1000):
+        sizes = batch_sizes(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == most
+        pairs = zip([0, *sizes], sizes, strict=False)
+        assert all(size - smaller <= max(8, size / 4) for smaller, size in pairs)
+        assert len(sizes) <= 64
+    called: list[int] = []
+    graphs = DecodeGraphs(20, called.append, torch.device("cpu"))
+    assert [graphs.size(rows) for rows in (1, 3, 4, 9, 17, 20)] == [1, 4, 4, 16, 20, 20]
+    graphs.run(16)
+    assert called == [16]
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_blocks_are_read_and_written(checkpoint: Checkpoint, kv_dtype: str) -> None:
+    """With their scales, where there are some: a sequence goes on from blocks that came over."""
+    prompt = [5, 9, 200, 31, 8, 17, 40]
+    first, second = (runner(checkpoint(), "triton", kv_dtype=kv_dtype) for _ in range(2))
+    assert first.info.kv_format == ("fp8 rows" if kv_dtype == "fp8" else "float32 rows")
+    shape = first.info.kv_shape_per_block
+    each = 1 + 4 / shape[-1] if kv_dtype == "fp8" else 4
+    assert first.info.kv_bytes_per_block == math.prod(shape) * each
+    first.collect(first.launch(plan([(prompt, 0, [3])], [0])))
+    content = first.cache.read([3])
+    assert len(content) == first.info.kv_bytes_per_block
+    second.cache.write([8], content)
+    assert second.cache.read([8]) == content
+    results = []
+    for ran, block in ((first, 3), (second, 8)):
+        results.append(ran.collect(ran.launch(plan([([44], 7, [block])], [0]))))
+    assert results[0] == results[1]
+
+
+def test_keys_and_values_of_eight_bits_are_nearly_the_same(checkpoint: Checkpoint) -> None:
+    """Read with its scales, the cache holds what was computed, to 1 in 16 of a head's largest."""
+    steps = plan([([5, 9, 200, 31, 8, 17, 40], 0, [3])], [0])
+    exact, narrow = (runner(checkpoint(), "triton", kv_dtype=name) for name in ("auto", "fp8"))
+    for ran in (exact, narrow):
+        ran.collect(ran.launch(steps))
+    assert isinstance(exact, TritonRunner)
+    assert isinstance(narrow, TritonRunner)
+    wanted, layer = exact.cache.layer(0), narrow.cache.layer(0)
+    assert layer.scales is not None
+    found = layer.values[3].float() * layer.scales[3][..., None]
+    wanted_block = wanted.values[3]
+    largest = wanted_block.abs().amax(-1, keepdim=True)
+    assert ((found - wanted_block).abs() <= largest / 16).all()
+    assert found.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernels": "triton"}, "device 'cpu': the kernels 'triton' need an NVIDIA GPU"),
+        ({"kernels": "auto", "device": "cuda"}, "'cuda': the kernels 'triton' need an NVIDIA GPU"),
+        ({"kernels": "reference", "kv_dtype": "fp8"}, "kv_dtype 'fp8' needs the GPU kernels"),
+        ({"kernels": "auto", "kv_dtype": "fp8"}, "kv_dtype 'fp8' needs the GPU kernels"),
+        ({"kernels": "avx2", "device": "cuda"}, "kernels 'avx2' are a CPU's, device is 'cuda'"),
+        ({"kv_dtype": "fp4"}, "kv_dtype must be auto or fp8, is 'fp4'"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    checkpoint: Checkpoint,
+    settings: dict[str, object],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton_runner, "INTERPRETED", False)
+    with pytest.raises(ValueError, match=message):
+        runner(checkpoint(), **({"kernels": "auto"} | settings))
+
+
+def test_eight_bits_are_refused_on_a_gpu_without_them(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_runner, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(ValueError, match=r"kv_dtype 'fp8' needs .* 8.9 or more, 'cuda:0' has 8.6"):
+        runner(checkpoint(), "triton", device="cuda:0", kv_dtype="fp8")
