@@ -61,19 +61,17 @@ def plan(
 
 def test_tokens_equal_the_references(checkpoint: Checkpoint) -> None:
     """Prompts in pieces beside decodes, greedy and drawn, batches of several sizes."""
-    prompts = make_prompts(5, 40)
+    prompts = make_prompts(3, 30)
     settings: list[Sampling] = [
-        Sampling(4, temperature=0, ignore_eos=True),
-        Sampling(6, temperature=0.9, seed=7, top_p=0.8, ignore_eos=True),
+        Sampling(3, temperature=0, ignore_eos=True),
+        Sampling(4, temperature=0.9, seed=7, top_p=0.8, ignore_eos=True),
         Sampling(2, temperature=1.1, seed=2**63 + 5, top_k=9, ignore_eos=True),
-        Sampling(3, temperature=0.7, seed=1, ignore_eos=True),
-        Sampling(5, temperature=0, ignore_eos=True),
     ]
-    requests = [Request(str(row), prompts[row], settings[row]) for row in range(5)]
+    requests = [Request(str(row), prompts[row], settings[row]) for row in range(3)]
     tokens = []
     for kernels in ("reference", "triton"):
         engine = make_engine(
-            checkpoint(), kernels=kernels, max_running=5, max_batched_tokens=24, num_blocks=40
+            checkpoint(), kernels=kernels, max_running=3, max_batched_tokens=16, num_blocks=40
         )
         assert engine.info.kernels == kernels
         tokens.append(drive(engine, requests).tokens)
