@@ -4,6 +4,7 @@ compiling the CPU kernels."""
 import runpy
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 kernels = runpy.run_path("kernels/cpu/build.py")
@@ -18,8 +19,19 @@ class Build(build_py):
         super().run()
 
 
+class Wheel(bdist_wheel):
+    """For this platform alone, whose machine code is in it, and for any Python: none is linked."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 # Where the machine has no C++ compiler, a wheel brings one for the time of the build.
 setup(
-    cmdclass={"build_py": Build},
+    cmdclass={"build_py": Build, "bdist_wheel": Wheel},
     setup_requires=["ziglang>=0.14"] if kernels["needs_wheel"]() else [],
 )

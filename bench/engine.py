@@ -7,6 +7,7 @@ so this rate, against what the machine can stream, says how near to the floor de
 
 import argparse
 import json
+import resource
 import sys
 import time
 from dataclasses import dataclass, field
@@ -44,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--max-batched-tokens", type=int, default=512)
     parser.add_argument("--max-running", type=int, default=64)
+    parser.add_argument(
+        "--packed-dir",
+        default=None,
+        help="of packed weights, as a worker has it; default: none",
+    )
     parser.add_argument("--threads", type=int, default=None, help="default: all that it may use")
     parser.add_argument(
         "--no-prefix-caching", dest="prefix_caching", action="store_false", default=True
@@ -72,6 +78,7 @@ def main(args: argparse.Namespace) -> int:
                 max_running=args.max_running,
                 prefix_caching=args.prefix_caching,
                 threads=args.threads,
+                packed_dir=args.packed_dir,
             )
         )
         requests = _to_requests(lines, Path(args.model))
@@ -169,6 +176,7 @@ class _Run:
         self._steps = 0
         self._preempted = 0
         self._computed = 0
+        self._held_peak = 0
 
     def run(self) -> dict[str, Any]:
         start = reported = time.perf_counter()
@@ -192,6 +200,9 @@ class _Run:
         self._steps += 1
         self._preempted += len(step.preempted)
         self._computed += step.prefill_tokens
+        # Blocks that sequences hold; what is cached besides goes first when room is short.
+        held = self._engine.info.num_blocks - step.load.free_blocks
+        self._held_peak = max(self._held_peak, held)
         for output in step.outputs:
             record = self._records[output.request_id]
             record.token_ids += output.new_token_ids
@@ -200,7 +211,6 @@ class _Run:
                 record.last = output
         if step.decode_tokens and not step.prefill_tokens:
             info = self._engine.info
-            held = info.num_blocks - step.load.free_blocks
             self._decode_bytes += info.parameter_bytes + held * info.kv_bytes_per_block
             self._decode_only_s += step.duration_ns / 1e9
 
@@ -244,9 +254,19 @@ class _Run:
             "block_size": info.block_size,
             "max_batched_tokens": self._engine.config.max_batched_tokens,
             "max_running": self._engine.config.max_running,
-            "threads": self._engine.config.threads,
+            "threads": info.threads,
+            "kernels": info.kernels,
         }
-        return {"totals": totals, "engine": engine, "requests": details}
+        memory = {
+            "parameter_bytes": info.parameter_bytes,
+            "weights": info.weights,
+            "huge_bytes": info.huge_bytes,
+            "workspace_bytes": info.workspace_bytes,
+            "kv_cache_bytes": info.kv_bytes,
+            "kv_used_peak_bytes": self._held_peak * info.kv_bytes_per_block,
+            "rss_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+        return {"totals": totals, "engine": engine, "memory": memory, "requests": details}
 
 
 def _summary(ordered: list[float]) -> dict[str, float] | None:

@@ -1,7 +1,9 @@
 """The engine's settings, of a worker's."""
 
-from services.common.config import Settings
+from services.common.checkpoint import chosen
+from services.common.config import Settings, is_loopback
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.cores import usable_cores
 
 
 def engine_config(settings: Settings, folder: str) -> EngineConfig:
@@ -22,6 +24,15 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         max_batched_tokens=own.max_batched_tokens,
         target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
-        threads=own.threads,
+        threads=own.threads or _share(settings),
         packed_dir=packed_dir,
     )
+
+
+def _share(settings: Settings) -> int:
+    """Of the cores that this process may use. Workers of a model that listen on the loopback are
+    all on this host, and compute at once: two teams on the same cores wait for each other. Others
+    are one to a host or a pod, whose cores are theirs."""
+    model = chosen(settings, settings.worker.model)
+    here = sum(pool.replicas for pool in model.pools.values())
+    return max(1, usable_cores() // (here if is_loopback(settings.bind_host) else 1))

@@ -50,7 +50,12 @@ class WorkerSettings(ServiceSettings):
         "of the host: as much disk as the checkpoint; auto: `packed` in the data directory; "
         "empty: each worker packs its own, in memory",
     )
-    threads: int = Field(1, gt=0, description="CPU threads of the engine process")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="CPU threads of the engine process; 0: as many as it may use (affinity, "
+        "cgroup quota), on a loopback divided among the model's workers",
+    )
     transfer: Literal["auto", "grpc"] = Field(
         "auto", description="KV transport: shared memory when both workers share a host, or gRPC"
     )

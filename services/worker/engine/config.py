@@ -43,7 +43,7 @@ class EngineConfig:
     """Sequences in one step at most."""
     prefix_caching: bool = True
     threads: int | None = None
-    """CPU threads. None: as many as the process may run on."""
+    """CPU threads. None: as many as the process may use (cores.py)."""
     packed_dir: str | None = None
     """Where weights packed for the processor are kept for all engines of the host. None: each
     packs its own."""

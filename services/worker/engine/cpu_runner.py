@@ -1,7 +1,5 @@
 """A model on the C++ kernels: recorded once, run in one call a step. Imports no torch."""
 
-import os
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +8,7 @@ from kernels.cpu.matrix import PANEL
 from kernels.cpu.program import Geometry, Launched, Limits, Program
 from kernels.cpu.recorder import Recorder
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.cores import usable_cores
 from services.worker.engine.cpu_weights import CpuWeights
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
@@ -40,7 +39,7 @@ class CpuRunner:
 
     def __init__(self, config: EngineConfig, model: ModelConfig, library: Library) -> None:
         dtype = choose_dtype(config.dtype, model, "cpu", library.has_dot)
-        threads = config.threads or len(os.sched_getaffinity(0))
+        threads = config.threads or usable_cores()
         weights = CpuWeights(library, config.model, model, dtype, config.packed_dir, threads)
         blocks = num_blocks(config, model, dtype)
         context = max_model_len(config, model, blocks)

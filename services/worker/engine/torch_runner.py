@@ -9,6 +9,7 @@ from kernels import reference
 from kernels.paged_batch import PagedBatch, tiles_of
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.cores import usable_cores
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
@@ -24,8 +25,7 @@ class TorchRunner:
     """See `Runner`."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig) -> None:
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads or usable_cores())
         self._device = torch.device(config.device)
         name = choose_dtype(config.dtype, model, self._device.type, has_dot=False)
         dtype = DTYPES[name]

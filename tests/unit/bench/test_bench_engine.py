@@ -98,6 +98,11 @@ def test_a_run_reports_every_request(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (totals["requests"], totals["failed"], totals["output_tokens"]) == (4, 1, 12)
     assert totals["output_tok_per_s"] > 0
     assert totals["wall_s"] > 0.05
+    memory = result["memory"]
+    assert memory["parameter_bytes"] > 0
+    assert 0 < memory["kv_used_peak_bytes"] <= memory["kv_cache_bytes"]
+    assert memory["rss_peak_bytes"] > memory["parameter_bytes"] + memory["kv_used_peak_bytes"]
+    assert result["engine"]["threads"] >= 1
     assert "loading" in capsys.readouterr().err
 
 

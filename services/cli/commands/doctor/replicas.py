@@ -87,7 +87,10 @@ def _no_answer(about: str, address: str, error: grpc.aio.AioRpcError) -> Finding
 def _facts(replica: Replica) -> str:
     facts = replica.facts
     told = [facts[name] for name in ("role", "model", "device") if name in facts]
-    told += [f"kernels: {facts['kernels']}"] if "kernels" in facts else []
+    for name in ("kernels", "dtype", "threads", "weights"):
+        told += [f"{name}: {facts[name]}"] if name in facts else []
+    if huge := int(facts.get("huge_bytes", 0)):
+        told.append(f"{huge / 2**20:.0f} MiB in huge pages")
     return f" ({', '.join(told)})" if told else ""
 
 

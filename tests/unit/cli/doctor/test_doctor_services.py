@@ -32,7 +32,15 @@ _WELL = health_pb2.HealthCheckResponse.SERVING
 _ILL = health_pb2.HealthCheckResponse.NOT_SERVING
 FACTS = {
     "tokenizer": {"models": "demo"},
-    "worker": {"role": "both", "model": "demo", "digest": "abc", "kernels": "reference"},
+    "worker": {
+        "role": "both",
+        "model": "demo",
+        "digest": "abc",
+        "kernels": "reference",
+        "threads": "3",
+        "weights": "/data/packed/x",
+        "huge_bytes": str(5 * 2**20),
+    },
     "gateway": {"url": "http://127.0.0.1:1", "grpc": "127.0.0.1:1"},
 }
 ALL = ("gateway", "retrieval", "tokenizer", "router", "worker")
@@ -103,7 +111,8 @@ Examine = Callable[..., "asyncio.Future[list[Finding]]"]
 async def test_a_whole_platform_is_well(examine: Examine, well: list[Replica]) -> None:
     found = await examine(well)
     assert {finding.state for finding in found} == {"ok"}
-    assert "kernels: reference" in about(found, "worker-00000001").told
+    told = about(found, "worker-00000001").told
+    assert "kernels: reference, threads: 3, weights: /data/packed/x, 5 MiB in huge pages" in told
     assert SECRET not in repr(found)
 
 

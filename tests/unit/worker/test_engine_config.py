@@ -1,0 +1,51 @@
+"""What a worker's settings make of the engine's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.config import ModelSpec, Settings
+from services.worker import engine_config as module
+from services.worker.engine_config import engine_config
+
+SPLIT = {"prefill": {"replicas": 1}, "decode": {"replicas": 2}}
+
+
+@pytest.fixture(autouse=True)
+def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+
+
+def threads(folder: Path, host: str, **changes: Any) -> int | None:
+    spec = ModelSpec(name="m", path=str(folder), **changes)
+    settings = Settings(models=[spec], bind_host=host)
+    own = settings.of_worker(spec, next(iter(spec.pools)))
+    return engine_config(own, str(folder)).threads
+
+
+def test_threads_are_what_the_process_may_use_divided_among_the_hosts_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert threads(tmp_path, "127.0.0.1") == 4  # one prefills, one decodes
+    assert threads(tmp_path, "127.0.0.1", decode={}) == 8
+    assert threads(tmp_path, "127.0.0.1", **SPLIT) == 2
+    assert threads(tmp_path, "10.0.0.7", **SPLIT) == 8  # one to a host, or a pod
+    assert threads(tmp_path, "127.0.0.1", worker={"threads": 5}, **SPLIT) == 5
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    assert threads(tmp_path, "127.0.0.1", **SPLIT) == 1
+
+
+def test_packed_weights_lie_in_the_data_directory_or_as_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def place(**told: Any) -> str | None:
+        spec = ModelSpec(name="m", path=str(tmp_path))
+        settings = Settings(models=[spec], data_dir=Path("data"), worker=told)
+        return engine_config(settings, str(tmp_path)).packed_dir
+
+    assert place() == str(tmp_path / "data" / "packed")
+    assert place(packed_dir="/elsewhere") == "/elsewhere"
+    assert place(packed_dir="") is None
