@@ -61,23 +61,26 @@ def test_it_learns_what_runs(machine: Machine, within: float) -> None:
 
 
 def test_a_long_spell_of_decodes_does_not_wash_away_what_prompts_take() -> None:
+    """So that the first prompt after it does not settle it alone, held up as it may be."""
     cost = warmed(additive)
     mixed_traffic(cost, additive)
-    for step in range(30_000):
-        shape = decodes(8, 300 + step % 1000)
-        cost.learn(shape, noisy(additive, step)(shape))
-    assert cost.chunk_s(0, 512) == pytest.approx(additive(prompt(512)) - 5e-3, rel=0.1)
+    for step in range(500):
+        shape = decodes(8, 300 + step)
+        cost.learn(shape, additive(shape))
+    cost.learn(prompt(512), 10 * additive(prompt(512)))
+    assert cost.step_s(prompt(512)) == pytest.approx(additive(prompt(512)), rel=0.1)
 
 
 def test_what_has_not_been_seen_for_long_does_not_get_out_of_hand() -> None:
     """What is left of it in memory is next to nothing, and is not divided by."""
     cost = warmed(additive)
     mixed_traffic(cost, additive)
+    cost._decodes = type(cost._decodes)()  # a prefill worker's: what it knows came beside prompts
     before = cost.step_s(decodes(8, 300))
-    for _ in range(20_000):
+    for step in range(15_500):
         cost.learn(prompt(100), additive(prompt(100)))
-    cost.learn(decodes(8, 300), additive(decodes(8, 300)))
-    assert cost.step_s(decodes(8, 300)) == pytest.approx(before, rel=0.1)
+        if step % 50 == 0:
+            assert cost.step_s(decodes(8, 300)) == pytest.approx(before, rel=0.1)
 
 
 def test_one_step_that_was_held_up_is_no_slow_engine() -> None:
