@@ -335,7 +335,9 @@ def test_a_command_that_is_ended_says_by_what(number: signal.Signals, tmp_path: 
             text=True,
         ) as process:
             silent.settimeout(60)
-            with silent.accept()[0]:  # it waits for an answer now
+            with silent.accept()[0] as asked:
+                asked.settimeout(60)
+                assert asked.recv(1)  # it waits for an answer now
                 process.send_signal(number)
                 said = process.communicate(timeout=60)[1]
     assert (process.returncode, said) == (128 + number, "")
