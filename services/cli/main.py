@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import FrameType
 
 from services.cli.command_line import parser
 from services.cli.failures import told
@@ -13,8 +14,13 @@ from services.cli.failures import told
 Command = Callable[[argparse.Namespace], int]
 
 
-def _interrupt(number: int, _: object) -> None:
-    raise KeyboardInterrupt(number)
+def _as_ctrl_c(frame: FrameType | None) -> None:
+    """Ends a command as Ctrl-C does: a loop that runs ends its task. Raised here, it would end
+    whatever callback of the loop it met."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(interrupt):  # ignored, as in a shell's background
+        raise KeyboardInterrupt
+    interrupt(signal.SIGINT, frame)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,12 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     128 + the number of the signal that ended it before it was done."""
     given = parser().parse_args(argv)
     logging.basicConfig(level=logging.ERROR, format="penstock: %(message)s")
-    signal.signal(signal.SIGTERM, _interrupt)  # ends a command as Ctrl-C does
+    ended_by: int = signal.SIGINT
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal ended_by
+        ended_by = number
+        _as_ctrl_c(frame)
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         command: Command = import_module(given.module).main
         return command(given)
-    except KeyboardInterrupt as asked:
-        return 128 + (asked.args[0] if asked.args else signal.SIGINT)
+    except KeyboardInterrupt:
+        return 128 + ended_by
     except Exception as error:
         lines, code = told(error)
         if not lines:
