@@ -7,6 +7,7 @@ import pytest
 from services.worker.engine import FinishReason, Request, Sampling
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.prompt_room import time_for_prompts
 from services.worker.engine.scheduler import Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
 from tests.unit.engine.synthetic import additive, decodes, prompt, warmed
@@ -416,6 +417,7 @@ def test_whoever_ends_while_it_waits_is_passed_over() -> None:
     for sequence in waiting[:2]:
         bench.scheduler.finish(sequence)
     assert bench.scheduler.num_waiting == 1
+    assert bench.scheduler.queued_prefill_tokens == 4
     bench.scheduler.finish(bench.scheduler.sequences["runs"])
     assert [c.sequence.id for c in bench.step().chunks] == ["w2"]
 
@@ -527,6 +529,14 @@ def test_of_many_prompts_at_once_a_step_takes_as_many_as_if_all_decoded() -> Non
     step = bench.step()
     all_of_them = additive(decodes(32, step.shape.decode_context // 4))
     assert additive(step.shape) == pytest.approx(2 * all_of_them, rel=0.15)
+
+
+def test_each_of_them_is_taken_to_look_back_as_far_as_those_that_decode() -> None:
+    cost = CostModel()
+    cost._costs = [0.0, 0.0, 0.0, 0.0, 0.01 / 1000]  # nothing but what is looked back on
+    seconds, share = time_for_prompts(cost, decodes(2, 1000), 8, None)
+    assert seconds == pytest.approx(2 * 0.08 - 0.02)
+    assert share == pytest.approx(1 - 0.02 / 0.16)
 
 
 def test_a_step_aims_at_the_duration_that_was_set() -> None:
