@@ -78,6 +78,7 @@ def _streams(count: int) -> list[Asked]:
 def _both(model: Path, folder: Path) -> Iterator[tuple[Contestant, Running]]:
     """The engine in-process, stopped, and a running platform."""
     driver = [sys.executable, "-m", "bench.peers.drivers.run_penstock", str(model), str(THREADS)]
+    driver.append(str(folder / "data" / "packed"))
     environment = {"PYTHONPATH": str(ROOT)}
     ours = Contestant(OURS, driver, folder / "engine.log", environment)
     with _platform(model, folder) as running:

@@ -51,7 +51,7 @@ def version(name: str) -> str:
 
 
 def _penstock(checkpoint: Path, place: Place) -> Contestant:
-    arguments = [str(checkpoint), str(place.threads)]
+    arguments = [str(checkpoint), str(place.threads), str(place.folder / "packed")]
     return _contestant(OURS, sys.executable, "run_penstock", arguments, place)
 
 

@@ -1,10 +1,10 @@
-"""Penstock's engine in-process: run_penstock CHECKPOINT THREADS."""
+"""Penstock's engine in-process: run_penstock CHECKPOINT THREADS PACKED_DIR."""
 
 import sys
 
 from bench.peers.drivers.line import Answer, Request, Run, Stamps, serve
 
-MODEL, THREADS = sys.argv[1], int(sys.argv[2])
+MODEL, THREADS, PACKED_DIR = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 
 def load() -> Run:
@@ -12,7 +12,10 @@ def load() -> Run:
     from services.worker.engine import Request as Asked
     from services.worker.engine.engine import Engine
 
-    engine = Engine(EngineConfig(MODEL, kv_cache_bytes=2**31, max_running=32, threads=THREADS))
+    config = EngineConfig(
+        MODEL, kv_cache_bytes=2**31, max_running=32, threads=THREADS, packed_dir=PACKED_DIR
+    )
+    engine = Engine(config)
 
     def run(requests: list[Request]) -> Answer:
         stamps = Stamps(requests)
