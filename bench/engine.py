@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="of packed weights, as a worker has it; default: none",
     )
+    parser.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="plan the next step while one runs; default: on a GPU",
+    )
     parser.add_argument("--threads", type=int, default=None, help="default: all that it may use")
     parser.add_argument(
         "--no-prefix-caching", dest="prefix_caching", action="store_false", default=True
@@ -77,6 +83,7 @@ def main(args: argparse.Namespace) -> int:
                 max_batched_tokens=args.max_batched_tokens,
                 max_running=args.max_running,
                 prefix_caching=args.prefix_caching,
+                overlap=args.overlap,
                 threads=args.threads,
                 packed_dir=args.packed_dir,
             )
@@ -256,6 +263,7 @@ class _Run:
             "max_running": self._engine.config.max_running,
             "threads": info.threads,
             "kernels": info.kernels,
+            "overlap": self._engine.config.overlaps,
         }
         memory = {
             "parameter_bytes": info.parameter_bytes,

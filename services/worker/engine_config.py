@@ -24,6 +24,7 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         max_batched_tokens=own.max_batched_tokens,
         target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
+        overlap=own.overlap,
         threads=own.threads or _share(settings),
         packed_dir=packed_dir,
     )

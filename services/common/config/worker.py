@@ -56,6 +56,11 @@ class WorkerSettings(ServiceSettings):
         description="CPU threads of the engine process; 0: as many as it may use (affinity, "
         "cgroup quota), on a loopback divided among the model's workers",
     )
+    overlap: bool | None = Field(
+        None,
+        description="the next engine step is planned while one runs; unset: on a GPU. On a CPU it "
+        "may pay where the engine leaves processors free, and a new request waits a step longer",
+    )
     transfer: Literal["auto", "grpc"] = Field(
         "auto", description="KV transport: shared memory when both workers share a host, or gRPC"
     )

@@ -42,11 +42,17 @@ class EngineConfig:
     max_running: int = 64
     """Sequences in one step at most."""
     prefix_caching: bool = True
+    overlap: bool | None = None
+    """Plan and launch the next step while one runs. None: on a GPU (decision 0027)."""
     threads: int | None = None
     """CPU threads. None: as many as the process may use (cores.py)."""
     packed_dir: str | None = None
     """Where weights packed for the processor are kept for all engines of the host. None: each
     packs its own."""
+
+    @property
+    def overlaps(self) -> bool:
+        return self.device != "cpu" if self.overlap is None else self.overlap
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_batched_tokens", "max_running"):

@@ -7,7 +7,7 @@ from services.worker.engine import kv_payload
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.cost_model import CostModel
+from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.limits import find_error
 from services.worker.engine.load_meter import LoadMeter
 from services.worker.engine.messages import (
@@ -28,7 +28,7 @@ from services.worker.engine.plan import Result
 from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Chunk, Scheduler, Step
 from services.worker.engine.sequence import Sequence, Status
-from services.worker.engine.steps import Steps
+from services.worker.engine.steps import Running, Steps
 from services.worker.engine.warm_up import warm_up
 
 LONG_STEP_S = 1.0
@@ -71,6 +71,8 @@ class Engine:
         self.on_long_step: Callable[[float], None] = lambda expected_s: None
         """Called before a step that is expected to take LONG_STEP_S or more."""
         self._steps = Steps(self._runner, self.info.block_size)
+        self._running: Running | None = None
+        """Where steps overlap: the one that was launched behind the last one collected."""
         self._step_count = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
         """The output in the making: it gathers what happens from one step's end to the next."""
@@ -78,7 +80,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """`step` would compute or report something, unless all blocks are held for others."""
-        return bool(self.scheduler.num_pending or self._now.outputs)
+        return bool(self.scheduler.num_pending or self._now.outputs or self._running)
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises ValueError if an unfinished one has its id."""
@@ -133,24 +135,54 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Computes one step, if there is anything to compute, and reports all since the last.
-        Raises EngineBroken."""
-        output, started = self._now, now_ns()
+        Where steps overlap, the next one is launched before this one is waited for.
+
+        Raises EngineBroken.
+        """
+        if running := self._running:
+            self._announce(running.shape)
+        else:
+            running = self._launch()
+        self._running = self._launch_behind(running) if self.config.overlaps else None
+        return self._collect(running, self._running)
+
+    def _launch(self, before: Running | None = None) -> Running:
+        started = now_ns()
         step = self.scheduler.schedule()
         self._report_schedule(step, started)
-        self._announce(step)
-        running = self._steps.launch(step.chunks, started)
-        results = self._steps.collect(running)
+        if not before:
+            self._announce(step.shape)
+        running = Running(step.chunks, step.shape, started)
+        self._steps.launch(running, before)
+        return running
+
+    def _launch_behind(self, running: Running) -> Running | None:
+        """The next step, while one runs; None if nothing can be computed before that has ended."""
+        if running.failed or not running.chunks:
+            return None
+        behind = self._launch(running)
+        return behind if behind.chunks else None
+
+    def _collect(self, running: Running, behind: Running | None) -> StepOutput:
+        output, chunks = self._now, running.chunks
+        results = self._steps.collect(running, behind)
         ended = now_ns()
-        for chunk, result in zip(step.chunks, results, strict=True):
-            self._complete(chunk, result, PrefillChunk(started, ended, chunk.count))
+        for chunk, result in zip(chunks, results, strict=True):
+            self._complete(chunk, result, PrefillChunk(running.started_ns, ended, chunk.count))
+        if behind:
+            behind.started_ns = max(behind.started_ns, ended)
+        if behind and behind.in_vain:
+            for chunk in behind.chunks:
+                self.scheduler.drop(chunk)
+            self._running = None
 
         self._step_count += 1
-        output.step, output.started_ns = self._step_count, started
-        output.duration_ns = ended - started
-        output.prefill_tokens = sum(c.count for c in step.chunks if not c.is_decode)
-        output.decode_tokens = sum(c.count for c in step.chunks if c.is_decode)
+        output.step, output.started_ns = self._step_count, running.started_ns
+        output.duration_ns = ended - running.started_ns
+        output.prefill_tokens = sum(c.count for c in chunks if not c.is_decode)
+        output.decode_tokens = sum(c.count for c in chunks if c.is_decode)
         if not any(result.error for result in results):
-            self._meter.add(step.shape, output.duration_ns / 1e9)
+            self._meter.add(running.shape, output.duration_ns / 1e9)
         output.kv_events = self.pool.take_events()
         output.pending = self.scheduler.num_pending
         output.load = self.load()
@@ -180,8 +212,8 @@ class Engine:
         """Raises IntegrityError if a block leaked. For idle moments: it looks at every block."""
         self.scheduler.check()
 
-    def _announce(self, step: Step) -> None:
-        expected_s = self._cost.step_s(step.shape)
+    def _announce(self, shape: StepShape) -> None:
+        expected_s = self._cost.step_s(shape)
         if expected_s >= LONG_STEP_S:
             self.on_long_step(expected_s)
 
@@ -195,7 +227,9 @@ class Engine:
     def _complete(self, chunk: Chunk, result: Result, computed: PrefillChunk) -> None:
         sequence, tokens = chunk.sequence, result.tokens
         if result.error is not None:
-            self._fail(sequence, result.error)
+            self.scheduler.drop(chunk)
+            if sequence.status is not Status.FINISHED:
+                self._fail(sequence, result.error)
             return
         if not chunk.is_decode:
             sequence.chunks.append(computed)

@@ -32,11 +32,16 @@ one block. Sequences that wait for the other side of a split are never victims: 
 was computed elsewhere, or has not been handed over yet.
 
 Order of effects
-- `schedule` changes block tables and statuses. `num_computed`, tokens and visible hashes change in
-  `complete` only, chunk by chunk: whatever chunk failed to run is simply not completed. The caller
-  then aborts its sequence, or leaves it and the next `schedule` gives the same chunk again.
-- Between `schedule` and the last `complete` of its step, nothing else may be called but `abort`.
-- A finished sequence's blocks are freed by `finish`, and by nothing else.
+- `schedule` changes block tables and statuses, and says of each chunk that it gives that it was
+  launched. The chunk comes back once, in order: by `complete`, which alone changes `num_computed`,
+  tokens and visible hashes, or by `drop` if it failed to run, or what ran before it did. What was
+  dropped is given again by the next `schedule`, unless the caller aborts the sequence.
+- `schedule` may be called while one step runs: a sequence goes on after the token that the step
+  will sample. Should that prove to be its last, its chunk was for nothing: `complete` keeps nothing
+  of it. A step for which somebody must be preempted is not scheduled while another runs.
+- A finished sequence's blocks are freed by `finish` or, as long as a step that runs writes to them,
+  when its last chunk comes back; and by nothing else. So whatever is free, a step that runs neither
+  reads nor writes.
 """
 
 from bisect import insort
@@ -64,13 +69,13 @@ class Chunk:
     start: int
     count: int
     samples: bool
-    """It ends with the sequence's last token, so that the next one can be sampled."""
+    """It ended with the sequence's last token when it was made: the next one is sampled."""
 
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> "Chunk":
-        """The next `count` tokens of those not computed yet."""
-        start = sequence.num_computed
-        return cls(sequence, start, count, start + count == len(sequence.tokens))
+        """The next `count` tokens of those not launched yet."""
+        start = sequence.num_launched
+        return cls(sequence, start, count, start + count == sequence.length)
 
     @property
     def end(self) -> int:
@@ -120,6 +125,10 @@ class Scheduler:
         self._num_reserved = 0
         self._computed = 0
         """Tokens of all steps so far."""
+        self._in_flight = 0
+        """Chunks that have not come back."""
+        self._leaving: list[Sequence] = []
+        """Finished, with chunks that have not come back: they still hold their blocks."""
         self._coming: dict[bytes, Sequence] = {}
         """Hashes of full blocks that are to be published, by who computes them."""
 
@@ -156,7 +165,11 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def schedule(self) -> Step:
+        """The next step, to be launched at once. While another runs there may be none, although
+        there will be one when that has been collected."""
         step = Step()
+        if self._in_flight and not self._all_can_grow():
+            return step
         decodes = self._decodes(step)
         context = sum(chunk.start + 1 for chunk in decodes)
         decoding = StepShape(decodes=len(decodes), decode_context=context)
@@ -165,7 +178,7 @@ class Scheduler:
         )
         room = PromptRoom(self.cost, self.max_batched_tokens - len(decodes), seconds)
         prompts = [
-            Chunk.of(sequence, room.take(sequence.num_computed, sequence.num_remaining))
+            Chunk.of(sequence, room.take(sequence.num_launched, sequence.num_remaining))
             for sequence in self._prompts(step, room)
         ]
         tokens = sum(chunk.count for chunk in prompts)
@@ -176,33 +189,44 @@ class Scheduler:
             prompt_tokens=tokens,
             prompt_context=sum(looked_back(chunk.start, chunk.count) for chunk in prompts),
         )
+        for chunk in step.chunks:
+            chunk.sequence.launch(chunk.end, chunk.samples)
+        self._in_flight += len(step.chunks)
         return step
 
     def complete(self, chunk: Chunk, tokens: list[int]) -> FinishReason | None:
-        """Records that `chunk` ran, and what it sampled: tokens after the sequence's last one, of
-        which those beyond its end are taken off the list.
+        """Records that `chunk` ran, and what it sampled: tokens after the chunk's last one. Those
+        beyond the sequence's end are taken off the list, and all of them if the sequence has ended
+        or gone on meanwhile.
 
         Returns why the sequence is at its end, if it is; the caller then reads what it needs and
         calls `finish`.
         """
         sequence = chunk.sequence
-        sequence.num_computed = chunk.start + chunk.count
-        self._publish(sequence)
-        if not tokens:
+        if self._has_left(sequence):
+            tokens.clear()
             return None
+        sequence.num_computed = chunk.end
+        sequence.num_launched = max(sequence.num_launched, chunk.end)
+        self._publish(sequence)
+        if chunk.end != len(sequence.tokens):
+            tokens.clear()
         for index, token in enumerate(tokens):
             if reason := sequence.append(token):
                 del tokens[index + 1 :]
-                break
-        if sequence.request.prefill_only and reason is None:
-            return FinishReason.PREFILL_DONE
-        return reason
+                return reason
+        return FinishReason.PREFILL_DONE if tokens and sequence.request.prefill_only else None
+
+    def drop(self, chunk: Chunk) -> None:
+        """Takes back a chunk that did not run, or that ran after one that did not."""
+        if not self._has_left(chunk.sequence):
+            chunk.sequence.forget()
 
     def start_decode(self, sequence: Sequence, token: int) -> FinishReason | None:
         """Makes a reserved sequence, whose prompt has arrived, a running one; `token` is its first.
         Returns as `complete` does."""
         sequence.remote = False
-        sequence.num_computed = sequence.num_prompt
+        sequence.num_computed = sequence.num_launched = sequence.num_prompt
         self._publish(sequence)
         self._num_reserved -= 1
         sequence.status = Status.RUNNING
@@ -218,9 +242,13 @@ class Scheduler:
                 self._num_reserved -= 1
             case Status.WAITING:
                 self._waiting.leave(sequence)
-        self._release(sequence)
         sequence.status = Status.FINISHED
         del self.sequences[sequence.id]
+        self._publishes_no_more(sequence)
+        if sequence.in_flight:
+            self._leaving.append(sequence)
+        else:
+            self._release(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Like `finish`, for a sequence whose KV may be bad: nobody shall find it."""
@@ -229,7 +257,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises IntegrityError if a block is lost or held twice."""
-        self.pool.check(sequence.blocks for sequence in self.sequences.values())
+        self.pool.check(s.blocks for s in (*self.sequences.values(), *self._leaving))
         if not self.sequences and self._coming:
             raise IntegrityError("blocks are awaited that nobody computes")
 
@@ -238,8 +266,8 @@ class Scheduler:
         chunks: dict[str, Chunk] = {}
         for sequence in tuple(self._running):
             # One earlier in the list may have preempted this one.
-            decodes = sequence.status is Status.RUNNING and sequence.num_remaining == 1
-            if decodes and self._grow(sequence, step):
+            runs = sequence.status is Status.RUNNING and sequence.num_remaining
+            if runs and self._grow(sequence, step) and sequence.num_remaining == 1:
                 chunks[sequence.id] = Chunk.of(sequence, 1)
         for victim in step.preempted:
             chunks.pop(victim.id, None)
@@ -296,7 +324,7 @@ class Scheduler:
             self._num_reserved += 1
         else:
             sequence.status = Status.RUNNING
-            sequence.num_computed = num_cached
+            sequence.num_computed = sequence.num_launched = num_cached
             for block_hash in self._full_hashes(sequence)[len(cached) :]:
                 self._coming.setdefault(block_hash, sequence)
             insort(self._running, sequence, key=lambda other: other.order)
@@ -320,15 +348,14 @@ class Scheduler:
         return sequence.hash_blocks(len(sequence.tokens) // self.pool.block_size)
 
     def _grow(self, sequence: Sequence, step: Step) -> bool:
-        """Makes room for the sequence's last token. False: it was preempted itself."""
-        if len(sequence.blocks) >= sequence.blocks_needed:
-            return True
-        while self.pool.num_free == 0:
-            victim = min(self._victims(sequence), key=self._cost_of_preempting)
-            self._preempt(victim, step)
-            if victim is sequence:
-                return False
-        sequence.hold(self.pool.allocate(1))
+        """Makes room for the sequence's last tokens. False: it was preempted itself."""
+        while len(sequence.blocks) < sequence.blocks_needed:
+            while self.pool.num_free == 0:
+                victim = min(self._victims(sequence), key=self._cost_of_preempting)
+                self._preempt(victim, step)
+                if victim is sequence:
+                    return False
+            sequence.hold(self.pool.allocate(1))
         return True
 
     def _victims(self, sequence: Sequence) -> Iterator[Sequence]:
@@ -347,6 +374,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
         self._running.remove(sequence)
+        self._publishes_no_more(sequence)
         self._release(sequence)
         sequence.status = Status.WAITING
         sequence.queued_tokens = self._tokens_to_compute(sequence)
@@ -354,11 +382,31 @@ class Scheduler:
         step.preempted.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        for block_hash in sequence.hashes:
-            self._arrived(block_hash, sequence)
         self.pool.free(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = sequence.num_published = 0
+        sequence.forget()
+
+    def _has_left(self, sequence: Sequence) -> bool:
+        """Counts a chunk that comes back. Whether its sequence ended meanwhile; with the last one
+        its blocks are free."""
+        self._in_flight -= 1
+        sequence.in_flight -= 1
+        if sequence.status is not Status.FINISHED:
+            return False
+        if not sequence.in_flight:
+            self._leaving.remove(sequence)
+            self._release(sequence)
+        return True
+
+    def _all_can_grow(self) -> bool:
+        """Whether there is a block for every token that the next step may compute."""
+        growing = sum(
+            max(0, sequence.blocks_needed - len(sequence.blocks))
+            for sequence in self._running
+            if sequence.num_remaining
+        )
+        return growing <= self.pool.num_free
 
     def _publish(self, sequence: Sequence) -> None:
         """Makes the sequence's newly completed blocks findable."""
@@ -370,6 +418,10 @@ class Scheduler:
             self.pool.publish(sequence.blocks[index], hashes[index])
             self._arrived(hashes[index], sequence)
         sequence.num_published = complete
+
+    def _publishes_no_more(self, sequence: Sequence) -> None:
+        for block_hash in sequence.hashes:
+            self._arrived(block_hash, sequence)
 
     def _arrived(self, block_hash: bytes, sequence: Sequence) -> None:
         """It is published, or will not be."""

@@ -23,7 +23,9 @@ class Sequence:
     """State of a request: the scheduler changes it, others read.
 
     tokens          prompt and output; a token's index is its position
+    length          of `tokens`, once all that runs has been collected
     num_computed    leading tokens whose KV is in `blocks`
+    num_launched    the same, once all that runs has been collected
     blocks          the block table: position p lies in blocks[p // block_size]
     table           the same as an int32 array
     hashes          hashes of the leading full blocks of `tokens`, as far as needed yet
@@ -54,7 +56,10 @@ class Sequence:
 
         self.tokens = list(request.prompt_token_ids)
         self.num_prompt = len(self.tokens)
-        self.num_computed = 0
+        self.length = self.num_prompt
+        self.num_computed = self.num_launched = 0
+        self.in_flight = 0
+        """Chunks that were launched and have not come back."""
         self.blocks: list[int] = []
         self._table = np.empty(8, np.int32)
         self.hashes: list[bytes] = []
@@ -94,13 +99,17 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return len(self.tokens) - self.num_computed
+        """Tokens to launch before the next one can be sampled; 0 where there will be no next one,
+        which is known before that which comes before it: all but a stop token."""
+        last = self.length >= self._max_len or self.request.prefill_only
+        if last and self.length > len(self.tokens):
+            return 0
+        return self.length - self.num_launched
 
     @property
     def blocks_needed(self) -> int:
         """Length of a block table that holds all tokens."""
-        return -(-len(self.tokens) // self._block_size)
+        return -(-self.length // self._block_size)
 
     def hash_blocks(self, count: int) -> list[bytes]:
         """Hashes of the first `count` blocks, which must be full."""
@@ -113,11 +122,22 @@ class Sequence:
     def append(self, token: int) -> FinishReason | None:
         """Adds an output token; says whether it is the last one, and why."""
         self.tokens.append(token)
+        self.length = max(self.length, len(self.tokens))
         if token in self._stop_ids:
             return FinishReason.STOP
         if len(self.tokens) >= self._max_len:
             return FinishReason.LENGTH
         return None
+
+    def launch(self, end: int, samples: bool) -> None:
+        """The tokens before `end` will be computed, and one sampled there."""
+        self.num_launched = end
+        self.length = end + 1 if samples else self.length
+        self.in_flight += 1
+
+    def forget(self) -> None:
+        """What was launched and has not come back is worth nothing."""
+        self.num_launched, self.length = self.num_computed, len(self.tokens)
 
     def usage(self) -> Usage:
         prompt = self.num_prompt - self.request.generated_prefix

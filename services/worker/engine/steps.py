@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.worker.engine.clock import now_ns
+from services.worker.engine.cost_model import StepShape
 from services.worker.engine.messages import RequestError
-from services.worker.engine.plan import Result, plan_step
+from services.worker.engine.plan import Result, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
 from services.worker.engine.scheduler import Chunk
+from services.worker.engine.sequence import Status
 
 log = logging.getLogger(__name__)
 
@@ -26,37 +27,40 @@ class Running:
     one before ends if that is later: the times of steps do not overlap."""
 
     chunks: list[Chunk]
-    started_ns: int
+    shape: StepShape = field(default_factory=StepShape)
+    started_ns: int = 0
     ticket: Ticket = None
     failed: Exception | None = None
     """It could not be launched."""
+    in_vain: bool = False
+    """The step that it was launched behind failed."""
 
 
 class Steps:
-    """One at a time, as yet."""
+    """One that runs and, at most, one behind it."""
 
     def __init__(self, runner: Runner, block_size: int) -> None:
         self._runner = runner
         self._block_size = block_size
         self._failed = 0
 
-    def launch(self, chunks: list[Chunk], started_ns: int) -> Running:
-        """Has the chunks computed together."""
-        running = Running(chunks, started_ns)
-        if chunks:
-            try:
-                running.ticket = self._runner.launch(plan_step(chunks, self._block_size, {}))
-            except Exception as error:
-                running.failed = error
-        return running
+    def launch(self, running: Running, before: Running | None = None) -> None:
+        """Has the chunks computed together, behind `before`, whose tokens they may go on after."""
+        rows = sampling_rows(before.chunks) if before else {}
+        try:
+            if chunks := running.chunks:
+                running.ticket = self._runner.launch(plan_step(chunks, self._block_size, rows))
+        except Exception as error:
+            running.failed = error
 
-    def collect(self, running: Running) -> list[Result]:
-        """Waits for the step's end; one result for each chunk. Raises EngineBroken."""
-        results = self._results(running)
+    def collect(self, running: Running, behind: Running | None = None) -> list[Result]:
+        """Waits for the step's end; one result for each chunk. `behind`: what was launched since,
+        which is in vain if the step fails. Raises EngineBroken."""
+        results = self._results(running, behind)
         self._raise_if_broken(results)
         return results
 
-    def _results(self, running: Running) -> list[Result]:
+    def _results(self, running: Running, behind: Running | None = None) -> list[Result]:
         chunks = running.chunks
         if not chunks:
             return []
@@ -65,12 +69,30 @@ class Steps:
                 raise running.failed
             return self._runner.collect(running.ticket)
         except Exception as error:
+            if behind:
+                self._abandon(behind)
             if len(chunks) > 1:
                 log.exception("a step of %d sequences failed; running them singly", len(chunks))
-                return [self._results(self.launch([chunk], now_ns()))[0] for chunk in chunks]
+                return [self._alone(chunk) for chunk in chunks]
             log.exception("request %s failed", chunks[0].sequence.id)
             message = f"The model failed: {type(error).__name__}"
             return [Result([], RequestError("internal", message))]
+
+    def _alone(self, chunk: Chunk) -> Result:
+        if chunk.sequence.status is Status.FINISHED:
+            return Result([])
+        running = Running([chunk])
+        self.launch(running)
+        return self._results(running)[0]
+
+    def _abandon(self, running: Running) -> None:
+        """Waits until the step writes no more: what failed before it is to be run again."""
+        running.in_vain = True
+        if not running.failed:
+            try:
+                self._runner.collect(running.ticket)
+            except Exception:
+                log.info("a step behind one that failed failed, too", exc_info=True)
 
     def _raise_if_broken(self, results: Seq[Result]) -> None:
         """A request that fails ends alone, but some errors of a device stay until its process ends.

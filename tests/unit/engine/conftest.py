@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.engine import checkpoints
+from tests.unit.engine import checkpoints, driving
 
 torch.set_num_threads(1)
 
@@ -22,3 +22,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[variant]
 
     return get
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
+def both_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """The test runs with both of the engine's loops; which one it is."""
+    monkeypatch.setitem(driving.SMALL, "overlap", request.param)
+    overlap: bool = request.param
+    return overlap

@@ -93,11 +93,12 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
-    outputs = generate(make_engine(checkpoint()), prompts, greedy(TOKENS))
+    outputs = generate(make_engine(checkpoint(), overlap=False), prompts, greedy(TOKENS))
     check_against_transformers(checkpoint(), prompts, outputs)
     return outputs
 
 
+@pytest.mark.usefixtures("both_loops")
 @pytest.mark.parametrize(
     ("settings", "preempts"),
     [
@@ -124,6 +125,7 @@ def test_greedy_tokens_do_not_depend_on_scheduling(
     assert {output.finish_reason for output in run.last.values()} == {"length"}
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_greedy_tokens_do_not_depend_on_cache_hits(
     checkpoint: Checkpoint, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
@@ -137,6 +139,7 @@ def test_greedy_tokens_do_not_depend_on_cache_hits(
         assert cached == (len(prompt) - 1) // 16 * 16
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_shared_prefixes_and_extensions_hit_and_stay_right(checkpoint: Checkpoint) -> None:
     base = make_prompts(1, seed=3)[0] + list(range(3, 90))
     tails = make_prompts(6, longest=20, seed=4)
@@ -149,6 +152,7 @@ def test_shared_prefixes_and_extensions_hit_and_stay_right(checkpoint: Checkpoin
     assert all(run.last[str(i)].num_cached_tokens >= len(base) // 16 * 16 for i in range(6))
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_seeded_tokens_do_not_depend_on_scheduling(
     checkpoint: Checkpoint, prompts: list[list[int]]
 ) -> None:
@@ -164,7 +168,9 @@ def test_seeded_tokens_do_not_depend_on_scheduling(
             for i in order
         ]
 
-    alone = drive(make_engine(checkpoint(), max_running=1), requests(list(range(24))))
+    alone = drive(
+        make_engine(checkpoint(), max_running=1, overlap=False), requests(list(range(24)))
+    )
     order = rng.sample(range(24), 24)
     together = drive(make_engine(checkpoint(), num_blocks=16), requests(order))
     assert together.num_preempted > 0

@@ -30,6 +30,7 @@ Checkpoint = Callable[..., Path]
 PROMPT = list(range(3, 43))
 
 
+@pytest.mark.usefixtures("both_loops")
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [
@@ -82,6 +83,7 @@ def test_an_id_in_use_is_refused_at_once(checkpoint: Checkpoint) -> None:
     drive(engine, [Request("a", PROMPT, greedy(4))])
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_stops_at_end_of_text_and_stop_tokens(checkpoint: Checkpoint) -> None:
     free = generate(make_engine(checkpoint()), [PROMPT], greedy(32))[0]
     stop = free[10]
@@ -98,6 +100,7 @@ def test_stops_at_end_of_text_and_stop_tokens(checkpoint: Checkpoint) -> None:
     assert run.tokens["b"] == free
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_ends_where_the_context_ends(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint(), max_model_len=50)
     run = drive(engine, [Request("a", PROMPT, greedy(1000))])
@@ -105,6 +108,7 @@ def test_ends_where_the_context_ends(checkpoint: Checkpoint) -> None:
     assert run.last["a"].finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_context_shrinks_to_what_the_cache_holds(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint(), num_blocks=4)
     assert engine.info.max_model_len == 64
@@ -127,6 +131,7 @@ def test_cancel_frees_at_once_and_is_reported(checkpoint: Checkpoint) -> None:
     assert not engine.has_work
 
 
+@pytest.mark.usefixtures("both_loops")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_continuation_goes_on_as_the_undisturbed_run(
     checkpoint: Checkpoint, temperature: float
@@ -140,6 +145,7 @@ def test_continuation_goes_on_as_the_undisturbed_run(
     assert run.last["a"].usage == whole.last["a"].usage == Usage(40, 0, 30)
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_salts_keep_tenants_apart(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint())
     cached = [
@@ -149,6 +155,7 @@ def test_salts_keep_tenants_apart(checkpoint: Checkpoint) -> None:
     assert cached == [0, 0, 32]
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_events_mirror_the_cache(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint(), num_blocks=20)
     requests = [Request(str(i), p, greedy(20)) for i, p in enumerate(make_prompts(24))]
@@ -181,6 +188,7 @@ def test_step_figures(checkpoint: Checkpoint) -> None:
     assert (last.pending, last.load.waiting, last.load.running) == (0, 0, 0)
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_lower_priority_waits_and_is_preempted_first(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint(), num_blocks=9, max_running=3)
     prompts = make_prompts(3, longest=30, seed=2)
@@ -194,6 +202,7 @@ def test_lower_priority_waits_and_is_preempted_first(checkpoint: Checkpoint) -> 
     assert run.num_preempted > 0
 
 
+@pytest.mark.usefixtures("both_loops")
 @pytest.mark.parametrize("at", ["launch", "collect"])
 def test_one_failing_request_leaves_the_others_alone(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, at: FailsAt
@@ -209,6 +218,7 @@ def test_one_failing_request_leaves_the_others_alone(
     assert [run.tokens[str(i)] for i in (0, 1, 2, 4, 5)] == [expected[i] for i in (0, 1, 2, 4, 5)]
 
 
+@pytest.mark.usefixtures("both_loops")
 @pytest.mark.parametrize("at", ["launch", "collect"])
 def test_an_engine_that_fails_every_request_ends(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, at: FailsAt
@@ -230,6 +240,7 @@ def test_an_engine_that_fails_every_request_ends(
         fail_steps(MAX_FAILED_STEPS)
 
 
+@pytest.mark.usefixtures("both_loops")
 @pytest.mark.parametrize("at", ["launch", "collect"])
 def test_an_engine_that_answers_some_goes_on(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, at: FailsAt
@@ -245,6 +256,7 @@ def test_an_engine_that_answers_some_goes_on(
         assert told["works"].new_token_ids
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_nan_ends_its_request_alone_and_is_not_cached(checkpoint: Checkpoint) -> None:
     """A sequence whose KV turned bad neither poisons its batch nor whoever gets its blocks."""
     prompts = make_prompts(4, seed=8)
@@ -327,6 +339,7 @@ def test_a_preempted_request_was_scheduled_when_it_first_was(checkpoint: Checkpo
         assert sum(chunk.tokens for chunk in timeline.chunks) == 40 - int(name)
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_a_long_step_is_told_before_it_begins(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,6 +426,7 @@ def test_a_setting_of_nothing_is_refused_by_name(
         make_engine(checkpoint(), **settings)
 
 
+@pytest.mark.usefixtures("both_loops")
 def test_settings_at_their_limits_work(checkpoint: Checkpoint) -> None:
     engine = make_engine(
         checkpoint(), max_model_len=48, num_blocks=3, max_batched_tokens=2, max_running=2
@@ -491,6 +505,7 @@ def test_a_step_that_failed_says_nothing_of_the_engines_speed(
     assert engine._cost._costs != before
 
 
+@pytest.mark.usefixtures("both_loops")
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
 def test_a_prompt_that_goes_on_samples_nothing(checkpoint: Checkpoint, kernels: str) -> None:
     engine = make_engine(checkpoint(), max_batched_tokens=16, kernels=kernels)

@@ -21,6 +21,7 @@ from services.worker.engine.engine import Engine
 from tests.unit.engine.driving import Run, drive, greedy, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("both_loops")
 
 
 @pytest.fixture(autouse=True)

@@ -166,6 +166,7 @@ class World:
     def _run(self, chunk: Chunk) -> None:
         sequence = chunk.sequence
         if self.arrivals[sequence.id].fails:
+            self.scheduler.drop(chunk)
             self.scheduler.abort(sequence)
             self.ended[sequence.id] = "failed"
             return
@@ -204,11 +205,10 @@ class World:
             assert chunk.start == sequence.num_computed
             assert chunk.start + chunk.count <= len(sequence.tokens)
             assert len(sequence.blocks) * self.pool.block_size >= chunk.start + chunk.count
-        decoding = {c.sequence.id for c in step.chunks if c.is_decode}
         for sequence in self.scheduler.sequences.values():
-            if sequence.status is Status.RUNNING and sequence.num_remaining == 1:
+            if sequence.status is Status.RUNNING and sequence.id not in names:
                 # Decode first: no running decode is left out of a step.
-                assert sequence.id in decoding or sequence.num_computed < sequence.num_prompt
+                assert sequence.num_remaining > 1
         self._check_time(step)
         for victim in step.preempted:
             assert victim.id not in names

@@ -1,0 +1,272 @@
+"""Both loops of the engine, on a model of memory, under random arrivals, cancels, preemptions,
+splits and failures, with one token a step or several: whoever ends, ends with the tokens that he
+would have alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.engine import (
+    EngineConfig,
+    FinishReason,
+    KvBlocks,
+    ModelInfo,
+    Request,
+    Sampling,
+    StepOutput,
+)
+from services.worker.engine import engine as engine_module
+from services.worker.engine.engine import Engine
+from services.worker.engine.plan import StepPlan
+from tests.unit.engine.memory_runner import EOS, VOCAB, Content, MemoryRunner, answer, next_token
+
+BAD = 9
+"""A token at which the model fails."""
+MOST_BAD = 2  # requests: of three steps in a row that fail wholly, the engine ends
+
+
+@dataclass
+class Arrival:
+    at_step: int
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+    kind: str
+    cancel_at: int | None
+    """Steps after arrival."""
+    remote_delay: int
+    """Steps between reservation and `start_decode`."""
+    bad: bool
+
+
+arrivals = st.builds(
+    Arrival,
+    at_step=st.integers(0, 20),
+    # Few distinct tokens and short steps: shared prefixes are common.
+    prompt=st.lists(st.integers(1, 2), min_size=1, max_size=16),
+    max_tokens=st.integers(1, 12),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    kind=st.sampled_from(["plain", "plain", "plain", "prefill", "remote"]),
+    cancel_at=st.sampled_from([None, None, None, 0, 1, 2, 5]),
+    remote_delay=st.integers(0, 4),
+    bad=st.sampled_from([False] * 9 + [True]),
+)
+
+
+class World:
+    def __init__(self, engine: Engine, runner: MemoryRunner) -> None:
+        self.engine = engine
+        self.runner = runner
+        self.now = 0
+        self.arrivals: dict[str, Arrival] = {}
+        self.answers_at: dict[str, int] = {}
+        """Remote ones, by the step at which the other side of the split answers."""
+        self.tokens: dict[str, list[int]] = {}
+        self.exported: dict[str, list[KvBlocks]] = {}
+        self.ended: dict[str, FinishReason] = {}
+
+    def add(self, arrival: Arrival) -> None:
+        name, arrival = str(len(self.arrivals)), replace(arrival)
+        arrival.prompt = arrival.prompt[: self.engine.info.max_model_len - 1]
+        if sum(other.bad for other in self.arrivals.values()) == MOST_BAD:
+            arrival.bad = False
+        if arrival.bad and arrival.kind != "remote":
+            arrival.prompt[-1] = BAD
+        self.arrivals[name] = arrival
+        self.tokens[name], self.exported[name] = [], []
+        self.engine.add(
+            Request(
+                name,
+                arrival.prompt,
+                Sampling(arrival.max_tokens),
+                priority=arrival.priority,
+                prefill_only=arrival.kind == "prefill",
+                export_kv="inline" if arrival.kind == "prefill" else None,
+                remote_prefill=arrival.kind == "remote",
+            )
+        )
+
+    def command(self) -> None:
+        for name, arrival in self.arrivals.items():
+            if name in self.ended:
+                continue
+            if arrival.cancel_at is not None and self.now >= arrival.at_step + arrival.cancel_at:
+                self.engine.cancel(name)
+            elif self.answers_at.get(name, self.now + 1) <= self.now:
+                del self.answers_at[name]
+                self._answer(name, arrival.prompt)
+            self.check()
+
+    def _answer(self, name: str, prompt: list[int]) -> None:
+        """A prompt that another engine computed."""
+        size = self.engine.info.block_size
+        count = -(-len(prompt) // size)
+        contents = [tuple(prompt[: place + 1]) for place in range(len(prompt))]
+        contents += [()] * (count * size - len(prompt))
+        data = b"".join(self.runner.encode(content) for content in contents)
+        self.engine.write_kv(KvBlocks(name, 0, count, data))
+        first = next_token(tuple(prompt))
+        self.tokens[name].append(first)
+        self.engine.start_decode(name, first)
+
+    def step(self) -> None:
+        output = self.engine.step()
+        for reserved in output.kv_reserved:
+            delay = self.arrivals[reserved.request_id].remote_delay
+            self.answers_at[reserved.request_id] = self.now + delay
+        for export in output.kv_exports:
+            self.exported[export.request_id].append(export)
+        self._take(output)
+        self.check()
+        self.now += 1
+
+    def _take(self, output: StepOutput) -> None:
+        for one in output.outputs:
+            assert one.request_id not in self.ended, "output after the end"
+            self.tokens[one.request_id] += one.new_token_ids
+            if one.finish_reason:
+                self.ended[one.request_id] = one.finish_reason
+
+    def check(self) -> None:
+        """What a step that runs uses is nobody's to take."""
+        self.engine.check()
+        pool = self.engine.pool
+        assert all(pool.ref_count(block) for block in self.runner.used())
+
+    def check_answers(self) -> None:
+        for name, arrival in self.arrivals.items():
+            whole = answer(arrival.prompt, arrival.max_tokens, self.engine.info.max_model_len)
+            got, reason = self.tokens[name], self.ended[name]
+            assert got == whole[: len(got)]
+            match reason:
+                case FinishReason.ERROR:
+                    assert BAD in arrival.prompt
+                case FinishReason.CANCELLED:
+                    assert arrival.cancel_at is not None
+                case FinishReason.PREFILL_DONE:
+                    assert got
+                    self._check_exports(name, arrival.prompt)
+                case FinishReason.STOP:
+                    assert got == whole
+                    assert got[-1] == EOS
+                case FinishReason.LENGTH:
+                    assert got == whole
+
+    def _check_exports(self, name: str, prompt: list[int]) -> None:
+        size = self.engine.info.block_size
+        exports = self.exported[name]
+        assert [e.first_block for e in exports] == list(range(-(-len(prompt) // size)))
+        contents = [content for e in exports for content in self.runner.decode(e.data)]
+        assert contents[: len(prompt)] == [tuple(prompt[: i + 1]) for i in range(len(prompt))]
+
+
+@contextmanager
+def engine_on_memory(
+    overlap: bool,
+    num_blocks: int,
+    block_size: int,
+    budget: int,
+    max_running: int,
+    late: Iterator[bool],
+    fails: Iterator[bool],
+    more: Iterator[int],
+) -> Iterator[World]:
+    def trouble(plan: StepPlan, contents: list[Content]) -> bool:
+        # By itself a step fails only if it can be taken apart to find whose fault it was.
+        by_itself = next(fails, False) and len(contents) > 1
+        return by_itself or any(BAD in content for content in contents)
+
+    info = ModelInfo(
+        architecture="memory",
+        vocab_size=VOCAB,
+        max_model_len=num_blocks * block_size,
+        eos_token_ids=(EOS,),
+        dtype="float32",
+        device="cpu",
+        kernels="none",
+        threads=1,
+        weights="none",
+        huge_bytes=0,
+        workspace_bytes=0,
+        num_parameters=1,
+        parameter_bytes=1,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_bytes_per_block=8 * block_size,
+        kv_shape_per_block=(1, 1, 1, block_size, 2),
+        kv_format="none",
+    )
+    runner = MemoryRunner(info, lambda: next(late, True), trouble, lambda: next(more, 0))
+    with (
+        mock.patch.object(engine_module, "make_runner", return_value=runner),
+        mock.patch.object(engine_module, "warm_up"),
+        mock.patch.object(engine_module, "PIECE_BYTES", 1),
+    ):
+        config = EngineConfig(
+            model="/",
+            overlap=overlap,
+            max_batched_tokens=max(budget, max_running),
+            max_running=max_running,
+        )
+        yield World(Engine(config), runner)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@settings(max_examples=200, deadline=None)
+@given(
+    plan=st.lists(arrivals, min_size=1, max_size=10),
+    num_blocks=st.integers(3, 12),
+    block_size=st.sampled_from([1, 2, 4]),
+    budget=st.integers(1, 16),
+    max_running=st.integers(1, 5),
+    late=st.lists(st.booleans(), max_size=40),
+    fails=st.lists(st.sampled_from([False] * 7 + [True]), max_size=40),
+    more=st.lists(st.sampled_from([0, 0, 1, 2]), max_size=40),
+)
+def test_everybody_gets_what_he_would_get_alone(
+    overlap: bool,
+    plan: list[Arrival],
+    num_blocks: int,
+    block_size: int,
+    budget: int,
+    max_running: int,
+    late: list[bool],
+    fails: list[bool],
+    more: list[int],
+) -> None:
+    pending = sorted(plan, key=lambda arrival: arrival.at_step)
+    limit = 31 + sum(len(a.prompt) + a.max_tokens * 21 + a.remote_delay + 10 for a in plan) * 2
+    with engine_on_memory(
+        overlap,
+        num_blocks,
+        block_size,
+        budget,
+        max_running,
+        iter(late),
+        iter(fails),
+        iter(more),
+    ) as world:
+        engine = world.engine
+        while pending or engine.scheduler.sequences or engine.has_work:
+            while pending and pending[0].at_step <= world.now:
+                world.add(pending.pop(0))
+            world.command()
+            world.step()
+            assert world.now < limit, "somebody starves"
+        assert len(world.ended) == len(plan)
+        world.check_answers()
+        assert not world.runner.queue
+        assert engine.pool.num_free == num_blocks
+        # What is left in the cache under a prefix is that prefix.
+        for arrival in plan:
+            prompt = [token for token in arrival.prompt if token != BAD] or [1]
+            world.add(Arrival(world.now, prompt, 3, 0, "plain", None, 0, bad=False))
+            while engine.has_work:
+                world.step()
+        assert len(world.ended) == 2 * len(plan)
+        world.check_answers()
