@@ -1,7 +1,7 @@
 """Attention of one new token a sequence, which is a matter of reading the cache once, by as many
 multiprocessors as there are.
 
-A sequence is cut in splits of one length, whatever the batch (decision 0025), and programs share
+A sequence is cut in splits of one length, whatever the batch (decision 0028), and programs share
 them out; each leaves its share of the result and how much that weighs, for `merge`. So a row's
 result does not depend on its batch. The query heads of a key-value head are rows of one product.
 """
