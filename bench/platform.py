@@ -3,9 +3,10 @@ worker, against the same engine in-process, in turn.
 
     python -m bench.platform [--model DIR] [--workload w1 | --streams 1 8 32] [--repetitions 3]
 
-Starts `penstock up` with a data directory of its own and sends the workload's token ids to
-/v1/completions, all streams at once, from a client on the same cores: what that takes counts as
-the platform's loss. The engine in-process stands still meanwhile.
+Starts `penstock up` with a data directory and one worker of its own and sends the workload's token
+ids to /v1/completions, all streams at once, from a client on the same cores: what that takes counts
+as the platform's loss. The engine in-process stands still meanwhile. Tells the processor time of
+each of the platform's processes, too.
 """
 
 import argparse
@@ -18,12 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 
 from bench import workload
 from bench.openai_stream import Outcome, perform
@@ -40,6 +42,8 @@ ROOT = Path(__file__).resolve().parents[1]
 THREADS = len(os.sched_getaffinity(0))
 PLATFORM = "platform"
 START_S, LIMIT_S = 240.0, 600.0
+MOST = 8
+"""Processes whose time is told."""
 STREAM_PROMPT, STREAM_OUTPUT = 64, 256
 SAME = {"KV_CACHE_BYTES": str(2**31), "MAX_RUNNING": "32", "THREADS": str(THREADS)}
 """Of the worker, as bench/peers/drivers/run_penstock.py has them."""
@@ -97,6 +101,8 @@ def _platform(model: Path, folder: Path) -> Iterator[Running]:
     environment = {f"PENSTOCK_WORKER__{name}": value for name, value in SAME.items()}
     environment |= {"PENSTOCK_DATA_DIR": str(data), "PENSTOCK_GATEWAY__GRPC_PORT": "0"}
     command = [sys.executable, "-m", "services.cli", "up", "--port", "0", "--model", str(model)]
+    # One engine, which does prompts and decodes, as the one in-process.
+    command += ["--prefill", "0", "--decode", "1"]
     log = folder / "up.log"
     with log.open("wb") as output:
         up = subprocess.Popen(
@@ -133,11 +139,30 @@ def _measure(
                 answer = ours.run(path)
                 ours.freeze()
             else:
+                before = _cpu_s(running)
                 answer = asyncio.run(_replay(running, workload.load(path)))
+                used = {
+                    process: s - before.get(process, 0) for process, s in _cpu_s(running).items()
+                }
             found = Repetition.of(who, "", name, answer, 0.0)
             print(f"{name} {who}: {found.output_tok_per_s:.0f} tok/s", file=sys.stderr, flush=True)
+            if who == PLATFORM:
+                most = sorted(used.items(), key=lambda item: -item[1])[:MOST]
+                told = ", ".join(f"{words} {seconds:.2f}" for (_, words), seconds in most)
+                print(f"  processor seconds: {told}", file=sys.stderr, flush=True)
             if turn:
                 yield found
+
+
+def _cpu_s(running: Running) -> dict[tuple[int, str], float]:
+    """Processor seconds of the client and of each of the platform's processes, so far."""
+    found = {(os.getpid(), "client"): sum(os.times()[:2])}
+    up = psutil.Process(running.pid)
+    for process in [up, *up.children(recursive=True)]:
+        with suppress(psutil.Error):
+            times, words = process.cpu_times(), " ".join(process.cmdline()).strip()
+            found[process.pid, words[-40:]] = times.user + times.system
+    return found
 
 
 async def _replay(running: Running, requests: list[workload.WorkloadRequest]) -> Answer:
@@ -152,12 +177,17 @@ async def _replay(running: Running, requests: list[workload.WorkloadRequest]) ->
         start = time.perf_counter()
         sent = (perform(http, request, model, start, LIMIT_S) for request in requests)
         outcomes = await asyncio.gather(*sent)
-        wall = time.perf_counter() - start
+    return _answer(requests, outcomes, time.perf_counter() - start)
+
+
+def _answer(
+    requests: list[workload.WorkloadRequest], outcomes: list[Outcome], wall_s: float
+) -> Answer:
     for request, outcome in zip(requests, outcomes, strict=True):
         if outcome.error or outcome.completion_tokens != request.max_tokens:
             came = f"{outcome.completion_tokens} of {request.max_tokens} tokens came"
             raise RuntimeError(f"request {request.id}: {outcome.error or came}")
-    return {"wall_s": wall, "requests": [_times(outcome) for outcome in outcomes]}
+    return {"wall_s": wall_s, "requests": [_times(outcome) for outcome in outcomes]}
 
 
 def _times(outcome: Outcome) -> dict[str, Any]:
@@ -168,17 +198,14 @@ def _times(outcome: Outcome) -> dict[str, Any]:
 
 
 def _table(found: list[Repetition], names: list[str]) -> Iterator[str]:
-    yield "| | in-process tok/s | through the platform | share | between tokens | and there |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    yield "| | in-process tok/s | through the platform | share |"
+    yield "| --- | ---: | ---: | ---: |"
     comparison = Comparison(found)
     for name in names:
-        rate, itl = (
-            [comparison.median(who, "", name, figure) or 0.0 for who in (OURS, PLATFORM)]
-            for figure in ("output_tok_per_s", "itl_s")
+        ours, through = (
+            comparison.median(who, "", name, "output_tok_per_s") or 0.0 for who in (OURS, PLATFORM)
         )
-        share = f"{rate[1] / rate[0]:.1%}"
-        times = f"{itl[0] * 1e3:.2f} ms | {itl[1] * 1e3:.2f} ms"
-        yield f"| {name} | {rate[0]:.0f} | {rate[1]:.0f} | {share} | {times} |"
+        yield f"| {name} | {ours:.0f} | {through:.0f} | {through / ours:.1%} |"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -277,8 +278,12 @@ def test_a_contestant_answers_and_stands_still_in_between(started: Any, tmp_path
     assert contestant.start_s > 0
     (process,) = contestant._tree()
     contestant.freeze()
-    while process.status() != psutil.STATUS_STOPPED:
-        pass
+    for _ in range(1000):
+        if process.status() == psutil.STATUS_STOPPED:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("it goes on")
     contestant.thaw()
     answer = contestant.run(write_workload(tmp_path))
     assert [len(request["itl_s"]) for request in answer["requests"]] == [2, 1]
