@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ PASS_S = 0.25
 """Of steps at one point, whose median counts."""
 RUNNING = 32
 PLANNED_STEPS = 100
+_MS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 BLOCK = 16
 
 Points = list[dict[str, float]]
@@ -132,21 +133,21 @@ def waiting(model: Path) -> Iterator[dict[str, float]]:
         # Past the prompts, whose steps are long: all that may run decodes.
         while engine.step().prefill_tokens:
             pass
-        planned, whole = time.thread_time(), time.perf_counter()
-        for _ in range(PLANNED_STEPS):
-            engine.step()
-        planned, whole = time.thread_time() - planned, time.perf_counter() - whole
+        planned, whole = zip(*(_step_s(engine) for _ in range(PLANNED_STEPS)), strict=True)
         load = engine.load()
         assert (load.running, load.waiting) == (RUNNING, count), "the sweep's own steps are off"
-        yield {
-            "waiting": count,
-            "planning_s": planned / PLANNED_STEPS,
-            "step_s": whole / PLANNED_STEPS,
-        }
+        yield {"waiting": count, "planning_s": median(planned), "step_s": median(whole)}
         for number in range(RUNNING + count):
             engine.cancel(str(number))
         while engine.has_work:
             engine.step()
+
+
+def _step_s(engine: "Engine") -> tuple[float, float]:
+    """Processor seconds of this thread, and seconds."""
+    thread, wall = time.thread_time(), time.perf_counter()
+    engine.step()
+    return time.thread_time() - thread, time.perf_counter() - wall
 
 
 def _add(engine: "Engine", count: int) -> None:
@@ -177,17 +178,18 @@ def _lines(points: Points, across: str, line: str, path: Path) -> None:
         costs_ms = [1e3 * point["step_s"] / point["batch"] for point in own]
         axes.plot([p[across] for p in own], costs_ms, marker="o", label=f"{line} {value:g}")
     axes.set(xscale="log", yscale="log", ylabel="ms per token")
-    _ticks(axes, sorted({point[across] for point in points}))
+    _ticks(axes.xaxis, sorted({point[across] for point in points}))
+    _ticks(axes.yaxis, _MS)
     _save(figure, axes, path)
 
 
 def _planning(points: Points, path: Path) -> None:
     figure, axes = _axes("requests waiting")
     shares = [100 * point["planning_s"] / point["step_s"] for point in points]
-    axes.plot([point["waiting"] for point in points], shares, marker="o", label="planning")
+    axes.plot(range(len(points)), shares, marker="o", label="planning")
     axes.axhline(2, linestyle="--", color="gray", label="the limit")
-    axes.set(xscale="symlog", ylabel="% of a step of 32 sequences", ylim=(0, max(3, *shares)))
-    _ticks(axes, [point["waiting"] for point in points])
+    axes.set(ylabel="% of a step of 32 sequences", ylim=(0, max(3, *shares) * 1.1))
+    axes.set_xticks(range(len(points)), labels=[f"{point['waiting']:g}" for point in points])
     _save(figure, axes, path)
 
 
@@ -201,9 +203,12 @@ def _axes(across: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _ticks(axes: Any, values: list[float]) -> None:
-    axes.set_xticks(values, labels=[f"{value:g}" for value in values])
-    axes.minorticks_off()
+def _ticks(axis: Any, values: Sequence[float]) -> None:
+    """These and no others, of those that lie in view."""
+    least, most = axis.get_view_interval()
+    shown = [value for value in values if least <= value <= most]
+    axis.set_ticks(shown, labels=[f"{value:g}" for value in shown])
+    axis.minorticks_off()
 
 
 def _save(figure: Any, axes: Any, path: Path) -> None:
