@@ -1,0 +1,91 @@
+"""Fresh random inputs of kernels, on the device."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.kv_layer import KvLayer
+from kernels.paged_batch import PagedBatch, tiles_of
+from kernels.sampling import SAMPLING
+from kernels.triton.prefill import queries_per_tile
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Heads:
+    queries: int
+    keys: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    q: Tensor
+    layer: KvLayer
+    batch: PagedBatch
+
+
+def attention(
+    query_lens: list[int],
+    lengths: list[int],
+    heads: Heads,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    eight_bits: bool = False,
+) -> Attention:
+    """Sequences on scattered blocks; those of one new token first. Places that are no sequence's
+    are NaN."""
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    num_blocks = sum(counts) + 1
+    shape = (num_blocks, 2, heads.keys, BLOCK_SIZE)
+    values = torch.randn(*shape, heads.dim, device=device, dtype=dtype)
+    order = torch.randperm(num_blocks - 1, device="cpu").int()
+    tables = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+    begin = 0
+    for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        tables[row, :count] = own = order[begin : begin + count]
+        values[int(own[-1]), :, :, (length - 1) % BLOCK_SIZE + 1 :] = torch.nan
+        begin += count
+    values[num_blocks - 1] = torch.nan
+    starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
+    decodes = query_lens.count(1)
+    queries = queries_per_tile(heads.queries // heads.keys)
+    positions = np.concatenate(
+        [np.arange(n - count, n) for count, n in zip(query_lens, lengths, strict=True)]
+    )
+    rows = np.repeat(np.arange(len(lengths)), query_lens)
+    blocks = tables.numpy()[rows, positions // BLOCK_SIZE]
+
+    def ints(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int32)).to(device)
+
+    batch = PagedBatch(
+        positions=ints(positions),
+        slots=ints(blocks * BLOCK_SIZE + positions % BLOCK_SIZE),
+        starts=ints(starts),
+        lengths=ints(np.array(lengths)),
+        block_tables=tables.to(device),
+        tiles=ints(tiles_of(starts, decodes, queries)),
+        num_decodes=decodes,
+    )
+    q = torch.randn(int(starts[-1]), heads.queries, heads.dim, device=device, dtype=dtype)
+    if not eight_bits:
+        return Attention(q, KvLayer(values), batch)
+    scales = torch.rand(shape, device=device) / 100
+    stored = (values.float().clamp(-4, 4) * 100).to(torch.float8_e4m3fn)
+    return Attention(q, KvLayer(stored, scales), batch)
+
+
+def samplings(rows: int, device: torch.device, **fields: float) -> tuple[np.ndarray, Tensor]:
+    """Rows of SAMPLING with seeds and positions of their own, here and on the device."""
+    found = np.zeros(rows, SAMPLING)
+    found["top_p"] = 1
+    for name, value in fields.items():
+        found[name] = value
+    generator = np.random.default_rng()
+    found["seed"] = generator.integers(0, 2**64, rows, np.uint64)
+    found["position"] = generator.integers(0, 2**31 - 1, rows)
+    return found, torch.from_numpy(found.view(np.int32).reshape(rows, -1)).to(device)

@@ -1,0 +1,130 @@
+"""Kernels at the sizes of Llama 3.1 8B, against the floors that bytes and operations set."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from bench.gpu.device import Device, seconds
+from bench.gpu.inputs import Attention, Heads, attention, samplings
+from kernels.triton import activation, norm, rotary
+from kernels.triton.decode import Splits, decode
+from kernels.triton.prefill import prefill
+from kernels.triton.sampling import SamplerRoom, sample
+
+
+@dataclass(frozen=True)
+class Measured:
+    name: str
+    seconds: float
+    floor_s: float
+    """The larger of the time for its bytes and the time for its operations."""
+
+    @property
+    def of_floor(self) -> float:
+        return self.floor_s / self.seconds
+
+
+def run(device: Device) -> Iterator[Callable[[], Measured]]:
+    """One measurement each, so that whoever takes them may stop between two."""
+    dry = device.is_dry
+    heads = Heads(4, 2, 64) if dry else Heads(32, 8, 128)
+    shapes = [(2, 70)] if dry else [(256, 512), (64, 4096), (8, 32768), (1, 131072)]
+    for eight_bits in (False, True):
+        for rows, length in shapes:
+            yield lambda r=rows, n=length, e=eight_bits: _decode(device, heads, r, n, e)
+    for rows, length in [(1, 70)] if dry else [(1, 8192), (4, 2048), (16, 512)]:
+        yield lambda r=rows, n=length: _prefill(device, heads, r, n)
+    for tokens in [3] if dry else [256, 8192]:
+        yield lambda t=tokens: _add_norm(device, t, 64 if dry else 4096)
+        yield lambda t=tokens: _silu_mul(device, t, 64 if dry else 14336)
+        yield lambda t=tokens: _rotary(device, t, heads)
+    kinds: list[dict[str, float]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 1.0, "top_k": 50},
+    ]
+    for fields in kinds[:1] if dry else kinds:
+        for rows in [2] if dry else [1, 256]:
+            yield lambda r=rows, f=fields: _sampling(device, r, 1100 if dry else 128256, f)
+
+
+def _timed(
+    device: Device, name: str, run: Callable[[], object], moved: float, operations: float = 0
+) -> Measured:
+    floor = max(moved / device.bytes_per_s, operations / device.flops_per_s)
+    return Measured(name, seconds(run, device.torch), floor)
+
+
+def _decode(device: Device, heads: Heads, rows: int, length: int, eight_bits: bool) -> Measured:
+    case = attention([1] * rows, [length] * rows, heads, device.torch, eight_bits=eight_bits)
+    splits = Splits.of(rows, heads.queries, heads.dim, length, device.torch)
+    out = torch.empty_like(case.q)
+    return _timed(
+        device,
+        f"decode attention, {rows} x {length}{', fp8' * eight_bits}",
+        lambda: decode(out, case.q, case.layer, case.batch, 0.1, 0, splits),
+        _cache_bytes(case),
+    )
+
+
+def _cache_bytes(case: Attention) -> float:
+    """Read once: keys, values and scales."""
+    values, scales = case.layer.values, case.layer.scales
+    return values.nbytes + (0 if scales is None else scales.nbytes)
+
+
+def _prefill(device: Device, heads: Heads, rows: int, length: int) -> Measured:
+    case = attention([length] * rows, [length] * rows, heads, device.torch)
+    out = torch.empty_like(case.q)
+    products = rows * length * (length + 1) / 2
+    return _timed(
+        device,
+        f"prefill attention, {rows} x {length}",
+        lambda: prefill(out, case.q, case.layer, case.batch, 0.1, 0),
+        2 * case.q.nbytes + _cache_bytes(case),
+        4 * heads.queries * heads.dim * products,
+    )
+
+
+def _add_norm(device: Device, tokens: int, width: int) -> Measured:
+    x, y = (torch.randn(tokens, width, device=device.torch).bfloat16() for _ in range(2))
+    weight = torch.zeros(width, device=device.torch).bfloat16() + 1
+    name = f"add and norm, {tokens} x {width}"
+    return _timed(device, name, lambda: norm.add_rms_norm(x, y, weight, 1e-5), 4 * x.nbytes)
+
+
+def _silu_mul(device: Device, tokens: int, width: int) -> Measured:
+    x = torch.randn(tokens, 2 * width, device=device.torch).bfloat16()
+    name = f"silu and mul, {tokens} x {width}"
+    return _timed(device, name, lambda: activation.silu_and_mul(x), 1.5 * x.nbytes)
+
+
+def _rotary(device: Device, tokens: int, heads: Heads) -> Measured:
+    case = attention([tokens], [tokens], heads, device.torch)
+    width = (heads.queries + 2 * heads.keys) * heads.dim
+    qkv = torch.randn(tokens, width, device=device.torch).bfloat16()
+    angles = torch.rand(tokens, heads.dim // 2, device=device.torch)
+    tables = angles.cos(), angles.sin()
+    return _timed(
+        device,
+        f"rotary and KV write, {tokens} tokens",
+        lambda: rotary.rotary_store(
+            qkv, tables, case.batch.positions, case.batch.slots, case.layer
+        ),
+        2 * qkv.nbytes,
+    )
+
+
+def _sampling(device: Device, rows: int, vocab: int, fields: dict[str, float]) -> Measured:
+    logits = torch.randn(rows, vocab, device=device.torch).bfloat16() * 3
+    _, there = samplings(rows, device.torch, **fields)
+    room = SamplerRoom.of(rows, vocab, device.torch)
+    tokens = torch.empty(rows, dtype=torch.int32, device=device.torch)
+    return _timed(
+        device,
+        f"sampling {fields}, {rows} x {vocab}",
+        lambda: sample(tokens, logits, there, room),
+        logits.nbytes,
+    )
