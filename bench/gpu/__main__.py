@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def _measure(run: Run, on: Any) -> None:
                 loads = [engine.MIXED] if shape is engine.QWEN3_600M else engine.LOADS
                 for load in [engine.SMALL] if on.is_dry else loads:
                     name = f"{load.name}, KV {kv_dtype}"
-                    run.attempt(name, "engine", lambda m=made, w=load: engine.measure(m, w, on))
+                    run.attempt(name, "engine", partial(engine.measure, made, load, on))
                 del made
 
 

@@ -104,11 +104,16 @@ def checkpoint(shape: dict[str, int], device: Device) -> Iterator[Path]:
 
 
 def engine(folder: Path, device: Device, **settings: Any) -> Engine:
-    size = {"kv_cache_bytes": 2**20, "max_running": 2, "max_batched_tokens": 16}
+    size: dict[str, Any] = {"kv_cache_bytes": 2**20, "max_running": 2, "max_batched_tokens": 16}
     if not device.is_dry:
         free, _ = torch.cuda.mem_get_info()
-        size = {"kv_cache_bytes": free // 2, "max_running": 256, "max_batched_tokens": 8192}
-    config = {"kernels": "triton", "device": device.torch.type, "prefix_caching": False}
+        size = {
+            "kv_cache_bytes": free // 2,
+            "max_running": 256,
+            "max_batched_tokens": 8192,
+        }
+    config: dict[str, Any] = {"kernels": "triton", "device": device.torch.type}
+    config["prefix_caching"] = False  # each load computes all of its prompts
     return Engine(EngineConfig(model=str(folder), **(config | size | settings)))
 
 

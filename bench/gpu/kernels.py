@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -32,13 +33,13 @@ def run(device: Device) -> Iterator[Callable[[], Measured]]:
     shapes = [(2, 70)] if dry else [(256, 512), (64, 4096), (8, 32768), (1, 131072)]
     for eight_bits in (False, True):
         for rows, length in shapes:
-            yield lambda r=rows, n=length, e=eight_bits: _decode(device, heads, r, n, e)
+            yield partial(_decode, device, heads, rows, length, eight_bits)
     for rows, length in [(1, 70)] if dry else [(1, 8192), (4, 2048), (16, 512)]:
-        yield lambda r=rows, n=length: _prefill(device, heads, r, n)
+        yield partial(_prefill, device, heads, rows, length)
     for tokens in [3] if dry else [256, 8192]:
-        yield lambda t=tokens: _add_norm(device, t, 64 if dry else 4096)
-        yield lambda t=tokens: _silu_mul(device, t, 64 if dry else 14336)
-        yield lambda t=tokens: _rotary(device, t, heads)
+        yield partial(_add_norm, device, tokens, 64 if dry else 4096)
+        yield partial(_silu_mul, device, tokens, 64 if dry else 14336)
+        yield partial(_rotary, device, tokens, heads)
     kinds: list[dict[str, float]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -47,7 +48,7 @@ def run(device: Device) -> Iterator[Callable[[], Measured]]:
     ]
     for fields in kinds[:1] if dry else kinds:
         for rows in [2] if dry else [1, 256]:
-            yield lambda r=rows, f=fields: _sampling(device, r, 1100 if dry else 128256, f)
+            yield partial(_sampling, device, rows, 1100 if dry else 128256, fields)
 
 
 def _timed(

@@ -54,7 +54,7 @@ def paged(
     memory = memory.to(torch.float8_e4m3fn if eight_bits else dtype)
     scales = torch.full(shape, torch.nan)
     layer = KvLayer(memory[:, LAYER], scales[:, LAYER] if eight_bits else None)
-    free = torch.randperm(num_blocks).tolist()
+    free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0, where a bad load looks, is NaN
     tables, slots, positions, content = [], [], [], []
     for count, length in zip(query_lens, seq_lens, strict=True):
         table = [free.pop() for _ in range(-(-length // block_size))]

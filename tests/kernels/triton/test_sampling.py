@@ -66,6 +66,17 @@ def test_the_same_tokens_as_in_torch(turn: int) -> None:
     assert drawn(logits, samplings, positions) == expected(logits, samplings, positions)
 
 
+def test_top_p_is_of_what_top_k_leaves() -> None:
+    """Of 1 and 0.74 together seven tenths need both; of the first alone they would not."""
+    logits = torch.tensor([[0.0, -0.3, -0.4]]).expand(ROWS, -1)
+    samplings = [
+        Sampling(1, temperature=1.0, top_k=2, top_p=0.7, seed=seed) for seed in range(ROWS)
+    ]
+    found = drawn(logits, samplings, [3] * ROWS)
+    assert found == expected(logits, samplings, [3] * ROWS)
+    assert set(found) == {0, 1}
+
+
 def test_greedy_and_drawn_rows_together_and_of_bfloat16() -> None:
     logits = rows_of_logits().bfloat16()
     greedy = [Sampling(1, temperature=0.0), Sampling(1, temperature=1.0, top_k=1, seed=9)]
