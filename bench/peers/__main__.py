@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -68,22 +69,13 @@ class _Run:
         self._given = given
         self._place = place
         self._comparison = comparison
-        _say("measuring the machine's floors")
-        quiet = wait_for_quiet(given.quiet_wait)
-        self._about = About(
-            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            processor=_processor(),
-            cores=place.threads,
-            arithmetic=place.arithmetic,
-            machine=floors.measure(place.threads, place.folder),
-            versions={},
-            notes=[] if quiet else ["The machine was not quiet when its floors were measured."],
-        )
+        self._looks: list[floors.Machine] = []
+        self._versions: dict[str, str] = {}
 
     def model(self, model: str) -> None:
         """Measures one model with all contestants, whose processes live as long as this takes."""
         checkpoint = checkpoints.write(model, self._place.folder / "models")
-        self._set_floor(model)
+        self._look_at_machine(model)
         with ExitStack() as ends:
             running: dict[str, Contestant] = {}
             for name in [OURS, *self._given.peers]:
@@ -93,11 +85,15 @@ class _Run:
                 self._workload(workload, model, running)
                 self._write()
 
-    def _set_floor(self, model: str) -> None:
-        bandwidth = self._about.machine.best_bytes_per_s
+    def _look_at_machine(self, model: str) -> None:
+        """Its rates at this moment, and the floor from all looks so far."""
+        wait_for_quiet(self._given.quiet_wait)
+        self._looks.append(floors.measure(self._place.threads, self._place.folder))
+        machine = floors.typical(self._looks)
+        bandwidth = machine.best_bytes_per_s
         if bandwidth is None:
             return
-        shape, flop = checkpoints.SHAPES[model], self._about.machine.best_flop_per_s
+        shape, flop = checkpoints.SHAPES[model], machine.best_flop_per_s
         w1, w2, w3 = (workloads.make(name) for name in workloads.WORKLOADS)
         prompt, answer = len(w2[0].prompt), w2[0].output
         kept = sum(len(asked.prompt) + asked.output for asked in w1) * shape.kv_bytes_per_token
@@ -128,7 +124,7 @@ class _Run:
             return None
         contestant.freeze()
         self._comparison.start_s[name, model] = contestant.start_s
-        self._about.versions[name] = contestants.version(name)
+        self._versions[name] = contestants.version(name)
         return contestant
 
     def _workload(self, workload: str, model: str, running: dict[str, Contestant]) -> None:
@@ -136,6 +132,8 @@ class _Run:
         for repetition, name in figures.turns(list(running), self._given.repetitions):
             if name not in running:
                 continue
+            if name == next(iter(running)):
+                self._look_at_machine(model)
             path = self._place.folder / "workloads" / f"{workload}-{repetition}.jsonl"
             workloads.write(workloads.turned(asked, repetition + 1), path)
             try:
@@ -166,9 +164,17 @@ class _Run:
         self._comparison.failed[name, model] = str(error)
 
     def _write(self) -> None:
+        about = About(
+            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            processor=_processor(),
+            cores=self._place.threads,
+            arithmetic=self._place.arithmetic,
+            machine=floors.typical(self._looks),
+            versions=self._versions,
+        )
         stem: Path = self._given.out
-        stem.with_name(stem.name + ".md").write_text(page(self._comparison, self._about))
-        whole = {"about": vars(self._about) | {"machine": vars(self._about.machine)}}
+        stem.with_name(stem.name + ".md").write_text(page(self._comparison, about))
+        whole = {"about": asdict(about) | {"looks": [asdict(look) for look in self._looks]}}
         text = json.dumps(whole | self._comparison.as_json(), indent=1)
         stem.with_name(stem.name + ".json").write_text(text + "\n")
         _say(f"wrote {stem}.md and .json")

@@ -4,8 +4,10 @@ product, bytes at the rate of a plain read."""
 import json
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from bench.peers.checkpoints import Shape
 from bench.peers.workloads import Asked
@@ -33,6 +35,15 @@ class Machine:
     @property
     def best_bytes_per_s(self) -> float | None:
         return max(self.bytes_per_s.values(), default=None)
+
+
+def typical(looks: Sequence[Machine]) -> Machine:
+    """The median of each rate: on a shared host they differ from minute to minute."""
+    first = looks[0]
+    return Machine(
+        {name: median(look.flop_per_s[name] for look in looks) for name in first.flop_per_s},
+        {name: median(look.bytes_per_s[name] for look in looks) for name in first.bytes_per_s},
+    )
 
 
 def measure(threads: int, folder: Path) -> Machine:

@@ -22,7 +22,6 @@ class About:
     machine: Machine
     versions: dict[str, str]
     """By contestant."""
-    notes: list[str]
 
 
 def page(comparison: Comparison, about: About) -> str:
@@ -46,10 +45,9 @@ def _head(about: About) -> str:
         "stopped meanwhile).",
         "",
         f"- Machine: {about.processor}, {about.cores} cores; peers compute in {about.arithmetic}.",
-        f"- In this run: PyTorch's best product {flop}; a plain read of memory "
-        f"{' and '.join(read) or 'not measured: no compiler'}.",
+        f"- In this run, the medians of looks before each round: PyTorch's best product {flop}; "
+        f"a plain read of memory {' and '.join(read) or 'not measured: no compiler'}.",
         f"- Versions: {versions}.",
-        *(f"- {note}" for note in about.notes),
     ]
     return "\n".join(lines)
 

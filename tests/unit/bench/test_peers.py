@@ -28,7 +28,6 @@ ABOUT = About(
     arithmetic="bf16",
     machine=Machine({"float32": 1e11, "bfloat16": 4e11}, {"pages_4k": 2e10, "pages_2m": 3e10}),
     versions={OURS: "abc", "vllm": "1"},
-    notes=["A note."],
 )
 
 
@@ -162,7 +161,6 @@ def test_the_page_tells_figures_targets_and_noise() -> None:
     assert "| 0.10 |" in text
     assert "400 GFLOP/s in bfloat16" in text
     assert "30.0 GB/s on pages of 2 MiB" in text
-    assert "- A note." in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("| S: ")}
     assert widths == {6}
 
@@ -211,6 +209,13 @@ def test_floors_of_a_shape_that_can_be_counted_by_hand() -> None:
     assert floors.floor_s(shape, answering, flop_per_s=1, bytes_per_s=1e9) == first + step
     read = 2 * (shape.layer_weights + output) + shape.kv_bytes_per_token * 4
     assert floors.floor_s(shape, answering, flop_per_s=1e9, bytes_per_s=1) == read
+
+
+def test_a_machine_is_the_median_of_its_looks() -> None:
+    looks = [Machine({"float32": x}, {"pages_2m": 2 * x}) for x in (1.0, 9.0, 2.0)]
+    assert floors.typical(looks) == Machine({"float32": 2.0}, {"pages_2m": 4.0})
+    without = [Machine({"float32": 1.0}, {})]
+    assert floors.typical(without).best_bytes_per_s is None
 
 
 def test_a_checkpoint_is_one_that_the_engine_reads(
