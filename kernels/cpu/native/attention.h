@@ -50,7 +50,7 @@ struct Scores {
   void run() {
     Lanes sums[ROWS][PANELS];
     clear(sums);
-    accumulate<P, false>(sums, x + row * x_stride, x_stride, panels, k, 0);
+    accumulate<P, 0>(sums, x + row * x_stride, x_stride, panels, k, 0);
     store_panels(sums, y + row * y_stride, y_stride, width);
   }
 };
@@ -76,7 +76,7 @@ struct WeightedSum {
     for (int i = 0; i < num_pieces; i++) {
       const typename P::Weight* panels[PANELS];
       for (int p = 0; p < PANELS; p++) panels[p] = pieces[i] + offsets[p];
-      accumulate<P, false>(sums, x + row * x_stride + (long)i * PANEL, x_stride, panels, PANEL, 0);
+      accumulate<P, 0>(sums, x + row * x_stride + (long)i * PANEL, x_stride, panels, PANEL, 0);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)

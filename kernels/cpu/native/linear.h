@@ -16,7 +16,8 @@ struct Columns {
   const typename P::Row* x;
   long x_stride;
   const typename P::Weight* panels[PANELS];
-  const char* ahead;  // what is read after them, or null
+  const char* ahead;  // what is read after them, from where this tile fetches it, or null
+  bool whole;         // it fetches all of that: there is no other tile
   const float* bias;
   float* y;
   long y_stride;
@@ -31,10 +32,12 @@ struct Columns {
     clear(sums);
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) prefetch_to_write(to + r * y_stride + p * PANEL);
-    if (ahead)
-      accumulate<P, true>(sums, from, x_stride, panels, k, ahead);
+    if (!ahead)
+      accumulate<P, 0>(sums, from, x_stride, panels, k, ahead);
+    else if (whole)
+      accumulate<P, PANELS>(sums, from, x_stride, panels, k, ahead);
     else
-      accumulate<P, false>(sums, from, x_stride, panels, k, ahead);
+      accumulate<P, (PANELS + 1) / 2>(sums, from, x_stride, panels, k, ahead);
     if (width < PANELS * PANEL) return put_edge(sums, to);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
@@ -75,10 +78,13 @@ static void linear_columns(
   columns.bias = w->bias ? w->bias + panel * PANEL : 0;
   columns.y = y + panel * PANEL, columns.y_stride = y_stride;
   columns.k = w->k, columns.width = w->n - panel * PANEL, columns.epilogue = epilogue;
-  columns.ahead = 0;
   int tiles = tiles_of<PANELS>(rows);
+  // The last two tiles fetch half of it each: one alone would wait for memory.
+  int fetching = tiles == 1 || PANELS == 1 ? 1 : 2;
+  columns.whole = fetching == 1;
   for (int tile = 0; tile < tiles; tile++) {
-    if (tile == tiles - 1 && next <= last) columns.ahead = (const char*)(all + next * size);
+    int half = tile - (tiles - fetching);
+    columns.ahead = half >= 0 && next <= last ? (const char*)(all + next * size + half * (PANELS / 2) * size) : 0;
     columns.row = (long)rows * tile / tiles;
     for_rows<most_rows<PANELS>()>((int)((long)rows * (tile + 1) / tiles) - columns.row, columns);
   }

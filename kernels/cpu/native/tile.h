@@ -42,9 +42,9 @@ static inline void clear(Lanes (&sums)[ROWS][PANELS]) {
     for (int p = 0; p < PANELS; p++) sums[r][p] = zero();
 }
 
-// sums[r][p] += rows r (a stride apart) times panels p, over `count` k's. AHEAD: as many panels, which lie one after
-// the other from `ahead` on, come into the second cache meanwhile.
-template <class P, bool AHEAD, int ROWS, int PANELS>
+// sums[r][p] += rows r (a stride apart) times panels p, over `count` k's. AHEAD lines a step, from `ahead` on, come into
+// the second cache meanwhile: a panel's step is one line.
+template <class P, int AHEAD, int ROWS, int PANELS>
 static inline void accumulate(
     Lanes (&sums)[ROWS][PANELS], const typename P::Row* rows, long stride, const typename P::Weight* const* panels,
     int count, const char* ahead) {
@@ -53,10 +53,8 @@ static inline void accumulate(
   for (int i = 0; i < (ROWS + 2) / 3; i++) threes[i] = rows + 3 * i * stride;
 #pragma GCC unroll 1
   for (int k = 0; k < count; k += P::STEP) {
-    if (AHEAD) {
 #pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++, ahead += LINE) prefetch_far(ahead);
-    }
+    for (int i = 0; i < AHEAD; i++, ahead += LINE) prefetch_far(ahead);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
