@@ -15,13 +15,16 @@ HUGE = 2 * 2**20
 
 
 def zeros(count: int, dtype: Any) -> NDArray[Any]:
-    """[count], of which a page costs memory once it is written."""
+    """[count], of which a page costs memory once it is written. Raises MemoryError."""
     size = count * np.dtype(dtype).itemsize
     if size < HUGE:
         memory = np.zeros(size + LINE, np.uint8)
         return _from(memory, LINE, size).view(dtype)
     # Not numpy's own: what it takes from the kernel need not begin with a huge page.
-    pages = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"Unable to allocate {size} bytes: {error.strerror}") from error
     with contextlib.suppress(OSError):  # a kernel without them
         pages.madvise(mmap.MADV_HUGEPAGE)
     return _from(np.frombuffer(pages, np.uint8), HUGE, size).view(dtype)

@@ -65,6 +65,9 @@ class Clients:
         }
         turn = number
         while not self._over:
+            if not self.ready:  # for a moment, on a machine that is busy
+                await asyncio.sleep(LOOK_EVERY_S)
+                continue
             turn += 1
             url = sorted(self.ready)[turn % len(self.ready)]
             try:
