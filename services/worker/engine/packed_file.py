@@ -5,12 +5,15 @@ as it is, whatever becomes of the file. While it is made it has another name, an
 comes meanwhile waits, or takes its place if it dies. Its last bytes say what it is.
 
 Beside it lie others. Before one is made, those go that no process has mapped and none has opened
-for `KEEP_S`; if there is no room, the others that no process has mapped, too, the oldest first.
+for `KEEP_S`; if there is no room, the others that no process has mapped, too, the oldest first. Who
+maps one holds a shared lock on it for as long. Its last use is the time of an empty file beside it:
+the file itself is never touched, since an overlay would copy it for that, from an image's layer.
 """
 
 import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import shutil
@@ -21,14 +24,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+log = logging.getLogger(__name__)
+
 KEEP_S = 7 * 24 * 3600.0
+_NOTED_EVERY_S = 24 * 3600.0
 SPARE_BYTES = 256 * 2**20
 """The disk's free bytes are not taken below this."""
 PATIENCE_S = 30.0
 """One that is being made grows within this time, or is not waited for any longer."""
-_LOOK_EVERY_S = 0.02
+SLOW_DISK = 20 * 2**20
+"""Bytes per second. One that is whole is being synchronized, and does not grow: it is waited for as
+long as so slow a disk takes, too."""
+_LOOK_EVERY_S, _LOOKS_FOR_A_LOCK = 0.02, 50
 _MAGIC = b"penstock weights"
-_ENDING, _PART_ENDING = ".packed", ".part"
+_ENDING, _PART_ENDING, _USED_ENDING = ".packed", ".part", ".used"
 _POPULATE_READ, _COLLAPSE = 22, 25  # MADV_..., which Python has no names for
 
 
@@ -46,15 +55,16 @@ def mapped(
     if (found := _open(path, size, end)) is not None:
         return path, found
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _sole_writer(part) as file:
+    with _sole_writer(part, size + len(end)) as file:
         try:
             if (found := _open(path, size, end)) is None:
                 _make_room(folder, size)
                 _fill(file, size, end, write)
                 part.rename(path)
-                found = _open(path, size, end)
+                found = _map(file, path, size, end)  # while it is locked for the writer alone
         finally:
-            part.unlink(missing_ok=True)
+            if _is(file, part):  # and not another's, that came since it was renamed
+                part.unlink(missing_ok=True)
     if found is None:
         raise OSError(errno.EIO, "what was written is not what is read", str(path))
     return path, found
@@ -64,31 +74,50 @@ def _fill(file: int, size: int, end: bytes, write: Callable[[int], None]) -> Non
     os.ftruncate(file, 0)  # of one who died
     write(file)
     os.pwrite(file, end, size)
-    os.fchmod(file, 0o400)
     os.fsync(file)  # else the name may outlive a crash, and the content not
 
 
 def _open(path: Path, size: int, end: bytes) -> NDArray[np.uint8] | None:
-    """None where there is none, or one that is not whole, of something else, or that another user
-    can have written."""
+    """None where there is none, or as `_map`."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    try:
+        found = _map(file, path, size, end)
+    finally:
+        os.close(file)
+    if found is not None and time.time() - _last_use(path) > _NOTED_EVERY_S:
+        _note_use(path)
+    return found
+
+
+def _map(file: int, path: Path, size: int, end: bytes) -> NDArray[np.uint8] | None:
+    """None where it is not whole, of something else, or another user can have written it."""
     about = os.fstat(file)
     ours = about.st_uid in (0, os.geteuid()) and not about.st_mode & 0o022
     whole = about.st_size == size + len(end) and os.pread(file, len(end), size) == end
     if not (ours and whole):
-        os.close(file)
         return None
-    # Held, like the descriptor, until this process ends: it says that the file is used.
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    with contextlib.suppress(OSError):
-        os.utime(file)
+    # The lock is the open file's, of which the mapping keeps a descriptor of its own.
     pages = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    _hold(file, path)
     _ask_for_huge_pages(pages)
     return np.frombuffer(pages, np.uint8)
+
+
+def _hold(file: int, path: Path) -> None:
+    """Says that it is used. A lock for one alone, its writer's or that of one who would remove it,
+    lasts a moment only."""
+    for _ in range(_LOOKS_FOR_A_LOCK):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            why = error
+            if not isinstance(error, BlockingIOError):
+                break
+        time.sleep(_LOOK_EVERY_S)
+    log.warning("%s cannot be locked, and may be removed while it is used: %s", path, why)
 
 
 def _ask_for_huge_pages(pages: mmap.mmap) -> None:
@@ -100,8 +129,9 @@ def _ask_for_huge_pages(pages: mmap.mmap) -> None:
 
 
 @contextlib.contextmanager
-def _sole_writer(part: Path) -> Iterator[int]:
-    """Its descriptor, locked. Raises TimeoutError, see PATIENCE_S."""
+def _sole_writer(part: Path, size: int) -> Iterator[int]:
+    """Its descriptor, locked. `size`: of a whole one. Raises TimeoutError, see PATIENCE_S and
+    SLOW_DISK."""
     seen, since = None, time.monotonic()
     while True:
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -113,7 +143,8 @@ def _sole_writer(part: Path) -> Iterator[int]:
             now = (about.st_ino, about.st_size, about.st_mtime_ns)
             if now != seen:
                 seen, since = now, time.monotonic()
-            if time.monotonic() - since > PATIENCE_S:
+            patience = PATIENCE_S + (size / SLOW_DISK if about.st_size >= size else 0)
+            if time.monotonic() - since > patience:
                 raise TimeoutError(
                     errno.ETIMEDOUT, "another process makes it and does not get on", str(part)
                 ) from None
@@ -154,18 +185,62 @@ def _make_room(folder: Path, size: int) -> None:
 
 
 def _last_use(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0
+    """Or when it was made, whichever is later."""
+    last = 0.0
+    for noted in (path, _use_of(path)):
+        with contextlib.suppress(FileNotFoundError):
+            last = max(last, noted.stat().st_mtime)
+    return last
+
+
+def _use_of(path: Path) -> Path:
+    return path.with_name(path.name + _USED_ENDING)
+
+
+def _note_use(path: Path) -> None:
+    with contextlib.suppress(OSError):  # a folder that is read-only loses nothing
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(_use_of(path), flags, 0o600)
+        try:
+            os.utime(file)
+        finally:
+            os.close(file)
 
 
 def _remove_unused(path: Path, before: float = float("inf")) -> None:
-    with contextlib.suppress(OSError):  # another one was quicker, or it is used
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if os.fstat(file).st_mtime < before:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-        finally:
-            os.close(file)
+    if _last_use(path) >= before:
+        return
+    try:
+        file = _locked(path)
+    except (BlockingIOError, FileNotFoundError):  # it is used, or another one was quicker
+        return
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
+        return
+    try:
+        path.unlink(missing_ok=True)
+        _use_of(path).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
+    finally:
+        os.close(file)
+
+
+def _locked(path: Path) -> int:
+    """Its descriptor, locked for this process alone. Raises OSError."""
+    try:
+        return _locked_as(path, os.O_RDONLY)  # an overlay copies what is opened for writing
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+    return _locked_as(path, os.O_RDWR)  # as NFS asks for
+
+
+def _locked_as(path: Path, access: int) -> int:
+    file = os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file

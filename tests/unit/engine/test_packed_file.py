@@ -34,6 +34,16 @@ mapped(Path(sys.argv[1]), "key", {SIZE}, write)
 """
 
 
+_DIES = f"""
+import os, sys
+from pathlib import Path
+from services.worker.engine.packed_file import mapped
+
+os.fsync = lambda file: os._exit(9)
+mapped(Path(sys.argv[1]), "key", {SIZE}, lambda file: os.pwrite(file, b"x", {SIZE - 1}))
+"""
+
+
 class Writer:
     def __init__(self) -> None:
         self.calls = 0
@@ -89,7 +99,7 @@ def test_it_is_made_once_and_mapped_by_all(tmp_path: Path) -> None:
     assert path == again == folder / "key.packed"
     assert names(folder) == ["key.packed"]
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert path.stat().st_mode & 0o777 == 0o400
+    assert path.stat().st_mode & 0o777 == 0o600
     assert not first.flags.writeable
 
 
@@ -261,15 +271,216 @@ def test_others_that_nobody_used_for_long_go_when_one_is_made(tmp_path: Path) ->
     assert names(tmp_path) == ["key.packed", "new.packed", "old-and-used.packed"]
 
 
+def age(path: Path) -> None:
+    """As if nobody had used it for years."""
+    os.utime(path, (0, 0))
+    path.with_suffix(".packed.used").unlink(missing_ok=True)
+
+
 def test_taking_one_is_using_it(tmp_path: Path) -> None:
-    path, memory = mapped(tmp_path, "key", SIZE, Writer())
-    os.utime(path, (0, 0))
-    path, memory = mapped(tmp_path, "key", SIZE, never)
-    assert time.time() - path.stat().st_mtime < 600
-    os.utime(path, (0, 0))
-    take(tmp_path, Writer(), "another")  # while this process has the first one mapped
+    path = mapped(tmp_path, "key", SIZE, Writer())[0]  # and mapped no more
+    age(path)
+    take(tmp_path, never)
+    take(tmp_path, Writer(), "another")
+    assert names(tmp_path) == ["another.packed", "key.packed", "key.packed.used"]
+
+
+def test_its_use_is_noted_beside_it_and_goes_with_it(tmp_path: Path) -> None:
+    """On an overlay a file that is touched is copied whole."""
+    path = mapped(tmp_path, "key", SIZE, Writer())[0]  # and mapped no more
+    age(path)
+    before = path.stat()
+    take(tmp_path, never)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert path.stat().st_ctime_ns == before.st_ctime_ns
+    used = path.with_suffix(".packed.used")
+    noted = time.time() - 600
+    os.utime(used, (noted, noted))
+    take(tmp_path, never)
+    assert used.stat().st_mtime == pytest.approx(noted), "once a day is enough"
+    os.utime(used, (0, 0))
+    take(tmp_path, Writer(), "another")
+    assert names(tmp_path) == ["another.packed"]
+
+
+@pytest.mark.parametrize("made_here", [True, False], ids=["its maker", "another"])
+def test_it_stays_for_as_long_as_it_is_mapped(tmp_path: Path, made_here: bool) -> None:
+    if not made_here:
+        take(tmp_path, Writer())
+    path, memory = mapped(tmp_path, "key", SIZE, Writer() if made_here else never)
+    age(path)
+    take(tmp_path, Writer(), "another")
     assert path.exists()
     assert memory.tobytes() == CONTENT
+    del memory
+    age(path)
+    take(tmp_path, Writer(), "a third")
+    assert not path.exists()
+
+
+def _refusing(error: OSError, operation: int, times: int) -> Callable[[int, int], None]:
+    """A flock that refuses some of an operation's first calls."""
+    flock, left = fcntl.flock, [times]
+
+    def refuse(file: int, asked: int) -> None:
+        if asked & operation and left[0]:
+            left[0] -= 1
+            raise error
+        flock(file, asked)
+
+    return refuse
+
+
+def test_who_is_looked_at_by_a_remover_holds_it_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take(tmp_path, Writer())
+    flock = _refusing(BlockingIOError(), fcntl.LOCK_SH, times=3)
+    monkeypatch.setattr(packed_file.fcntl, "flock", flock)
+    path, memory = mapped(tmp_path, "key", SIZE, never)
+    age(path)
+    take(tmp_path, Writer(), "another")
+    assert path.exists()
+    assert memory.tobytes() == CONTENT
+    assert not caplog.records
+
+
+def test_a_file_system_that_locks_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    flock = _refusing(OSError(37, "No locks available"), fcntl.LOCK_SH, times=1)
+    monkeypatch.setattr(packed_file.fcntl, "flock", flock)
+    assert take(tmp_path, Writer()) == CONTENT
+    assert "key.packed cannot be locked" in caplog.text
+    assert "No locks available" in caplog.text
+
+
+def test_nothing_is_opened_for_writing_that_an_overlay_would_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = os.open, []
+
+    def note(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path.name.endswith(".packed") and flags & os.O_ACCMODE != os.O_RDONLY:
+            opened.append(path.name)
+        return real(path, flags, mode)
+
+    old = put(tmp_path, "old", packed_file.KEEP_S + 60)
+    monkeypatch.setattr(packed_file.os, "open", note)
+    take(tmp_path, Writer())
+    take(tmp_path, never)
+    assert not old.exists()
+    assert opened == []
+
+
+@pytest.mark.parametrize("why", ["not open for writing", "no locks"])
+def test_on_nfs_a_file_is_opened_for_writing_to_be_removed(
+    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = fcntl.flock
+
+    def flock(file: int, operation: int) -> None:
+        writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        old = os.readlink(f"/proc/self/fd/{file}").endswith("old.packed")
+        if operation & fcntl.LOCK_EX and not writes:
+            raise OSError(9, "Bad file descriptor")
+        if operation & fcntl.LOCK_EX and old and why == "no locks":
+            raise OSError(37, "No locks available")
+        real(file, operation)
+
+    put(tmp_path, "old", packed_file.KEEP_S + 60)
+    monkeypatch.setattr(packed_file.fcntl, "flock", flock)
+    take(tmp_path, Writer())
+    if why == "no locks":
+        assert "old.packed cannot be removed" in caplog.text
+        assert "No locks available" in caplog.text
+    else:
+        assert names(tmp_path) == ["key.packed"]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_one_that_is_synchronized_is_waited_for_as_a_slow_disk_needs(
+    tmp_path: Path, waits: threading.Event, monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    now, fsync, whole = [0.0], os.fsync, SIZE + len(b"penstock weightskey")
+    monkeypatch.setattr(packed_file.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(packed_file, "SLOW_DISK", 1)
+    got: list[bytes | type[OSError]] = []
+
+    def come() -> None:
+        try:
+            got.append(take(tmp_path, never))
+        except OSError as error:
+            got.append(type(error))
+
+    other = threading.Thread(target=come)
+
+    def slow(file: int) -> None:
+        other.start()
+        for _ in range(2):  # it has looked, and then at the clock
+            waits.clear()
+            assert waits.wait(30)
+        now[0] += whole + packed_file.PATIENCE_S + (-1 if patient else 1)
+        if patient:
+            for _ in range(2):
+                waits.clear()
+                assert waits.wait(30)
+        else:
+            other.join(30)
+        fsync(file)
+
+    monkeypatch.setattr(packed_file.os, "fsync", slow)
+    assert take(tmp_path, Writer()) == CONTENT
+    other.join(30)
+    assert got == [CONTENT if patient else TimeoutError]
+
+
+def test_one_that_dies_while_it_synchronizes_is_followed_by_any_of_its_user(
+    tmp_path: Path,
+) -> None:
+    """Also by one who is not root, whom no mode stops."""
+    command = [sys.executable, "-c", _DIES, str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == 9
+    (part,) = tmp_path.iterdir()
+    assert part.name == "key.part"
+    assert part.stat().st_mode & 0o600 == 0o600
+    write = Writer()
+    assert take(tmp_path, write) == CONTENT
+    assert write.calls == 1
+
+
+def test_nothing_is_left_of_what_a_dead_one_wrote(tmp_path: Path) -> None:
+    (tmp_path / "key.part").write_bytes(b"x" * 2 * SIZE)
+    (tmp_path / "key.part").chmod(0o600)
+
+    def write(file: int) -> None:
+        os.pwrite(file, b"a", SIZE - 1)
+
+    _, few = mapped(tmp_path, "key", SIZE, write)
+    assert few.tobytes() == bytes(SIZE - 1) + b"a"
+
+
+def test_a_lock_on_what_is_no_longer_its_name_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one ends, or gives up, between this one's opening and its locking."""
+    real, part = fcntl.flock, tmp_path / "key.part"
+    asked: list[int] = []
+
+    def flock(file: int, operation: int) -> None:
+        if not asked:
+            part.unlink()
+            part.touch(0o600)  # a third one's
+        asked.append(file)
+        real(file, operation)
+
+    monkeypatch.setattr(packed_file.fcntl, "flock", flock)
+
+    def write(file: int) -> None:
+        assert os.path.samestat(os.fstat(file), part.stat())
+        Writer()(file)
+
+    assert take(tmp_path, write) == CONTENT
 
 
 def test_for_room_the_oldest_go_that_are_not_used(
