@@ -1,6 +1,5 @@
 """The engine's settings, of a worker's."""
 
-from services.common.checkpoint import chosen
 from services.common.config import Settings, is_loopback
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
@@ -31,9 +30,8 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
 
 
 def _share(settings: Settings) -> int:
-    """Of the cores that this process may use. Workers of a model that listen on the loopback are
-    all on this host, and compute at once: two teams on the same cores wait for each other. Others
-    are one to a host or a pod, whose cores are theirs."""
-    model = chosen(settings, settings.worker.model)
-    here = sum(pool.replicas for pool in model.pools.values())
-    return max(1, usable_cores() // (here if is_loopback(settings.bind_host) else 1))
+    """Of the cores that this process may use. Workers that listen on the loopback are all on this
+    host, of whichever model, and compute at once: two teams on the same cores wait for each other.
+    Others are one to a host or a pod, whose cores are theirs."""
+    here = settings.workers_on_cpus if is_loopback(settings.bind_host) else 1
+    return max(1, usable_cores() // max(1, here))

@@ -55,6 +55,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     tokenizer: TokenizerSettings = TokenizerSettings()
     router: RouterSettings = RouterSettings()
     worker: WorkerSettings = WorkerSettings()
+    _on_cpus: int = 1  # set by `of_worker`, which leaves other models out
 
     @field_validator("models")
     @classmethod
@@ -92,7 +93,25 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
         if pool.ray is not None:
             own["ray"] = pool.ray
         worker = self.worker.model_copy(update={**own, "replicas": pool.replicas})
-        return self.model_copy(update={"worker": worker, "models": [model]})
+        found = self.model_copy(update={"worker": worker, "models": [model]})
+        found._on_cpus = self._counted_on_cpus(model)
+        return found
+
+    @property
+    def workers_on_cpus(self) -> int:
+        """Of these settings if they are a worker's: how many workers of all models, it among them,
+        compute on a CPU."""
+        return self._on_cpus
+
+    def _counted_on_cpus(self, model: ModelSpec) -> int:
+        """`model`: in place of that of its name, or beside the others."""
+        others = [other for other in self.models if other.name != model.name]
+        return sum(
+            pool.replicas
+            for spec in (model, *others)
+            for pool in spec.pools.values()
+            if {"device": self.worker.device, **spec.overrides, **pool.overrides}["device"] == "cpu"
+        )
 
     def replicas_of(self, service: str) -> int:
         """How many of a service the Serve graph has; workers are counted by their pools.

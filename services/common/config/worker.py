@@ -54,7 +54,7 @@ class WorkerSettings(ServiceSettings):
         0,
         ge=0,
         description="CPU threads of the engine process; 0: as many as it may use (affinity, "
-        "cgroup quota), on a loopback divided among the model's workers",
+        "cgroup quota), on a loopback divided among all models' workers on CPUs",
     )
     overlap: bool | None = Field(
         None,

@@ -17,9 +17,13 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "usable_cores", lambda: 8)
 
 
-def threads(folder: Path, host: str, **changes: Any) -> int | None:
+def threads(
+    folder: Path, host: str, *others: ModelSpec, device: str = "cpu", **changes: Any
+) -> int | None:
+    """Of the first worker of a model, by settings with others."""
     spec = ModelSpec(name="m", path=str(folder), **changes)
-    settings = Settings(models=[spec], bind_host=host)
+    models = [*others, ModelSpec(name="m", path="as it was before it was made local")]
+    settings = Settings(models=models, bind_host=host, worker={"device": device})
     own = settings.of_worker(spec, next(iter(spec.pools)))
     return engine_config(own, str(folder)).threads
 
@@ -34,6 +38,24 @@ def test_threads_are_what_the_process_may_use_divided_among_the_hosts_workers(
     assert threads(tmp_path, "127.0.0.1", worker={"threads": 5}, **SPLIT) == 5
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
     assert threads(tmp_path, "127.0.0.1", **SPLIT) == 1
+
+
+def test_workers_of_other_models_on_cpus_have_their_share(tmp_path: Path) -> None:
+    def other(name: str, **changes: Any) -> ModelSpec:
+        return ModelSpec(name=name, path="elsewhere", **changes)
+
+    one = {"decode": {}}
+    assert threads(tmp_path, "127.0.0.1", other("a", **one), **one) == 4
+    assert threads(tmp_path, "127.0.0.1", other("a", **SPLIT), **one) == 2
+    assert threads(tmp_path, "127.0.0.1", other("a", **SPLIT), other("b", **SPLIT), **one) == 1
+    assert threads(tmp_path, "10.0.0.7", other("a", **SPLIT), **one) == 8
+    on_gpu = {"worker": {"device": "cuda"}}
+    assert threads(tmp_path, "127.0.0.1", other("a", **one, **on_gpu), **one) == 8
+    pools = {"prefill": on_gpu, "decode": {}}
+    assert threads(tmp_path, "127.0.0.1", other("a", **pools), **one) == 4
+    on_cpu = {"worker": {"device": "cpu"}}
+    here = threads(tmp_path, "127.0.0.1", other("a", **one), device="cuda", **one, **on_cpu)
+    assert here == 8, "the other one has the section's device"
 
 
 def test_packed_weights_lie_in_the_data_directory_or_as_told(
