@@ -1,16 +1,15 @@
 """Where a served model's files lie: a folder as given, or a Hugging Face hub id made local."""
 
-import os
 from hashlib import blake2b
 from pathlib import Path
 
 from services.common.config import ModelSpec, Settings
+from services.common.sampled import sampled
 
 _FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
 _TEMPLATES = "additional_chat_templates/*.jinja"
 _WEIGHTS = ["*.safetensors"]
 _HUB_TIMEOUT_S = 4.0
-_PIECES, _PIECE_BYTES = 256, 4096  # of each file of weights
 
 
 def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
@@ -45,15 +44,7 @@ def digest(folder: Path) -> str:
     """
     found = blake2b(text_digest(folder).encode(), digest_size=8)
     for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        found.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            if size <= _PIECES * _PIECE_BYTES:
-                found.update(file.read())
-                continue
-            for piece in range(_PIECES):
-                at = (size - _PIECE_BYTES) * piece // (_PIECES - 1)
-                found.update(os.pread(file.fileno(), _PIECE_BYTES, at))
+        found.update(sampled(path))
     return found.hexdigest()
 
 

@@ -49,7 +49,7 @@ def test_the_engine_runs_without_any_service(folder: str) -> None:
                 top in ENGINE_MAY
                 or top in sys.stdlib_module_names
                 or name.startswith("services.worker.engine")
-                or name.startswith("services.common.block_hash")
+                or name.startswith(("services.common.block_hash", "services.common.sampled"))
                 or name in ("services", "services.worker", "services.common")
             )
             assert allowed, f"{path.relative_to(ROOT)} imports {name}"

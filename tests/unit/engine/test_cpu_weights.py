@@ -43,13 +43,20 @@ def no_packing(*_: object) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["gqa", "mha-tied", "biases"])
 def test_pieces_and_threads_make_no_difference(
-    checkpoint: Checkpoint, variant: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint,
+    variant: str,
+    dtype: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In memory, and in a file."""
     whole = load(checkpoint(variant), dtype=dtype, threads=1)
     for piece in (1000, 4096, 64 * 1024):
         monkeypatch.setattr(cpu_weights, "_PIECE", piece)
-        in_pieces = load(checkpoint(variant), dtype=dtype, threads=3)
-        np.testing.assert_array_equal(in_pieces._memory, whole._memory)
+        for place in (None, tmp_path / str(piece)):
+            in_pieces = load(checkpoint(variant), place, dtype=dtype, threads=3)
+            assert (in_pieces.place == "memory") == (place is None)
+            np.testing.assert_array_equal(in_pieces._memory, whole._memory)
 
 
 def test_each_row_lies_in_its_panel(checkpoint: Checkpoint) -> None:
@@ -144,8 +151,8 @@ def test_another_checkpoint_in_the_same_place_is_packed_anew(
 ) -> None:
     """Told by pieces of its content, and by the time of its last change."""
     folder, packed = tmp_path / "model", tmp_path / "packed"
-    checkpoints.make(folder, "gqa", intermediate_size=1024)
-    assert (folder / "model.safetensors").stat().st_size > 1_000_000
+    checkpoints.make(folder, "gqa", intermediate_size=4096)
+    assert (folder / "model.safetensors").stat().st_size > 4_000_000, "pieces leave gaps"
     before = load(folder, packed)
     kept = before._memory.copy()
     _patch(folder, at_end, keep_times)
