@@ -7,7 +7,12 @@ The five costs are never negative: the least squares of relative errors over the
 ones fading. Errors relative to what was measured, for two reasons: a short step says as much as a
 long one, and one that took far longer than it computes (its processor was taken away) says little.
 Steps with prompts and steps without are remembered apart, so that a long spell of one kind does
-not wash away what is known of the other.
+not soon wash away what is known of the other.
+
+What the steps do not tell apart keeps its proportions: the machine became slower or faster as a
+whole, as far as that explains them. And since a time that is too short would outweigh all others,
+none counts for less than a third of what was expected, and no cost falls by more than a half at
+once.
 """
 
 import math
@@ -19,6 +24,11 @@ from numpy.typing import NDArray
 
 _KEPT = 0.95
 """Of a kind's memory, with each step of that kind: about the last twenty count."""
+_KEPT_BESIDE = 0.998
+"""Likewise, with each step of the other kind: it may not come again for long, and the machine may
+have changed since."""
+_SHORTEST = 1 / 3
+"""Of the time that was expected."""
 _SWEEPS = 3
 """Over the costs, each time one by one to its best; from where they stood, so that what the
 steps do not tell apart stays as it was."""
@@ -56,9 +66,13 @@ class _Memory:
         self.products = np.zeros((5, 5))
         self.sums = np.zeros(5)
 
+    def fade(self, kept: float) -> None:
+        self.products *= kept
+        self.sums *= kept
+
     def add(self, rates: NDArray[np.float64]) -> None:
-        self.products = self.products * _KEPT + rates[:, None] * rates
-        self.sums = self.sums * _KEPT + rates
+        self.products += rates[:, None] * rates
+        self.sums += rates
 
 
 class CostModel:
@@ -93,14 +107,25 @@ class CostModel:
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Takes in a step that ran and computed something."""
-        seconds = max(seconds, 1e-6)
-        memory = self._prompts if shape.prompt_tokens else self._decodes
-        memory.add(np.array(shape.sizes) / seconds)
-        products = (self._prompts.products + self._decodes.products).tolist()
-        sums = (self._prompts.sums + self._decodes.sums).tolist()
-        costs = self._costs
+        seconds = max(seconds, _SHORTEST * self.step_s(shape), 1e-6)
+        kind, other = self._prompts, self._decodes
+        if not shape.prompt_tokens:
+            kind, other = other, kind
+        kind.fade(_KEPT)
+        other.fade(_KEPT_BESIDE)
+        kind.add(np.array(shape.sizes) / seconds)
+        self._fit(kind.products + other.products, kind.sums + other.sums)
+
+    def _fit(self, products: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
+        """All costs by one factor first, then one by one."""
+        before = np.array(self._costs)
+        if (explained := before @ products @ before) > 0:
+            before *= before @ sums / explained
+        costs = self._costs = before.tolist()
+        least = [cost / 2 for cost in costs]
+        rows, wanted = products.tolist(), sums.tolist()
         for _ in range(_SWEEPS):
-            for index, (row, wanted) in enumerate(zip(products, sums, strict=True)):
+            for index, row in enumerate(rows):
                 if row[index] > _NOTHING:
-                    missing = wanted - sum(map(mul, costs, row))
-                    costs[index] = max(0.0, costs[index] + missing / row[index])
+                    missing = wanted[index] - sum(map(mul, costs, row))
+                    costs[index] = max(least[index], costs[index] + missing / row[index])

@@ -20,8 +20,8 @@ class LoadMeter:
         """Takes in a step that ran."""
         if shape.prompt_tokens or shape.decodes:
             self._cost.learn(shape, seconds)
-        if shape.prompt_tokens:
-            self.prefill_tokens_per_s = self._chunk.prompt_tokens / self._cost.step_s(self._chunk)
+        if shape.prompt_tokens and (chunk_s := self._cost.step_s(self._chunk)):
+            self.prefill_tokens_per_s = self._chunk.prompt_tokens / chunk_s
         if shape.decodes:
             alone = StepShape(decodes=shape.decodes, decode_context=shape.decode_context)
             self.decode_step_ms = 1000 * self._cost.step_s(alone)

@@ -28,15 +28,18 @@ class PromptRoom:
         fit = self._cost.chunk_within(self._seconds, start)
         count = max(1, int(min(fit, remaining, self._tokens)))
         self._tokens -= count
-        self._seconds -= self._cost.chunk_s(start, count) if fit > remaining else self._seconds
+        if fit > remaining:
+            self._seconds -= self._cost.chunk_s(start, count)
+        else:
+            self._seconds = 0.0
         return count
 
 
 def time_for_prompts(
-    cost: CostModel, decoding: StepShape, present: int, target_s: float | None
+    cost: CostModel, decoding: StepShape, present: int, tokens: int, target_s: float | None
 ) -> tuple[float, float]:
     """Of a step that decodes as `decoding` says: the seconds that prompts may add to it, and which
-    share of it they are.
+    share of it they are, being no more than `tokens`.
 
     It aims at `target_s`, or else at twice what a step would take if all `present` sequences were
     decoding, each with as much behind it as those that do. So one stream is slowed by a prompt to
@@ -52,4 +55,5 @@ def time_for_prompts(
         target_s = _SLOWED * cost.step_s(all_of_them)
     least_s = alone_s * _LEAST_SHARE / (1 - _LEAST_SHARE)
     prompts_s = max(target_s - alone_s, least_s)
-    return prompts_s, prompts_s / (prompts_s + alone_s)
+    used_s = min(prompts_s, cost.chunk_s(0, tokens) or math.inf)
+    return prompts_s, used_s / (used_s + alone_s)

@@ -173,10 +173,12 @@ class Scheduler:
         decodes = self._decodes(step)
         context = sum(chunk.start + 1 for chunk in decodes)
         decoding = StepShape(decodes=len(decodes), decode_context=context)
+        tokens = self.max_batched_tokens - len(decodes)
+        present = min(self.num_pending, self.max_running)
         seconds, self._prompt_share = time_for_prompts(
-            self.cost, decoding, min(self.num_pending, self.max_running), self.target_itl_s
+            self.cost, decoding, present, tokens, self.target_itl_s
         )
-        room = PromptRoom(self.cost, self.max_batched_tokens - len(decodes), seconds)
+        room = PromptRoom(self.cost, tokens, seconds)
         prompts = [
             Chunk.of(sequence, room.take(sequence.num_launched, sequence.num_remaining))
             for sequence in self._prompts(step, room)
@@ -351,7 +353,7 @@ class Scheduler:
         """Makes room for the sequence's last tokens. False: it was preempted itself."""
         while len(sequence.blocks) < sequence.blocks_needed:
             while self.pool.num_free == 0:
-                victim = min(self._victims(sequence), key=self._cost_of_preempting)
+                victim = min(self._victims(sequence), key=self._waste_of)
                 self._preempt(victim, step)
                 if victim is sequence:
                     return False
@@ -363,7 +365,7 @@ class Scheduler:
             if other is sequence or any(self.pool.ref_count(b) == 1 for b in other.blocks):
                 yield other
 
-    def _cost_of_preempting(self, sequence: Sequence) -> tuple[int, int, int]:
+    def _waste_of(self, sequence: Sequence) -> tuple[int, int, int]:
         size = self.pool.block_size
         waste = sum(
             min(size, max(0, sequence.num_computed - index * size))

@@ -32,6 +32,8 @@ class Running:
     ticket: Ticket = None
     failed: Exception | None = None
     """It could not be launched."""
+    singly: bool = False
+    """It failed, and what came of it was computed in other steps."""
     in_vain: bool = False
     """The step that it was launched behind failed."""
 
@@ -57,7 +59,13 @@ class Steps:
         """Waits for the step's end; one result for each chunk. `behind`: what was launched since,
         which is in vain if the step fails. Raises EngineBroken."""
         results = self._results(running, behind)
-        self._raise_if_broken(results)
+        self._raise_if_broken(
+            [
+                result
+                for chunk, result in zip(running.chunks, results, strict=True)
+                if chunk.sequence.status is not Status.FINISHED
+            ]
+        )
         return results
 
     def _results(self, running: Running, behind: Running | None = None) -> list[Result]:
@@ -69,6 +77,7 @@ class Steps:
                 raise running.failed
             return self._runner.collect(running.ticket)
         except Exception as error:
+            running.singly = True
             if behind:
                 self._abandon(behind)
             if len(chunks) > 1:
@@ -98,7 +107,8 @@ class Steps:
         """A request that fails ends alone, but some errors of a device stay until its process ends.
         An engine that went on would fail its requests faster than others answer theirs, and so
         look idle and draw more. A failed request runs no more, so steps in a row are of different
-        ones; those of the last step end with the engine and can go on elsewhere.
+        ones; those of the last step end with the engine and can go on elsewhere. `results`: of
+        requests that go on; one that ended meanwhile ran or not, and says nothing.
         """
         if results:
             failed = all(result.error for result in results)

@@ -5,6 +5,7 @@ They compute throw-away sequences, whose KV lies in blocks that nobody holds and
 end: nothing of them is scheduled, published or counted.
 """
 
+from collections.abc import Callable
 from time import perf_counter
 
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
@@ -15,45 +16,66 @@ from services.worker.engine.scheduler import Chunk
 from services.worker.engine.sequence import Sequence
 
 ENOUGH_S = 0.1
-"""Of a step: longer prompts are not tried."""
+"""Of a step: longer ones are not tried."""
 LIMIT_S = 1.0
-"""After this, nothing is run again that took long: what was compiled, or brought into memory."""
+"""For decodes, and for prompts, from the end of the first step: after this no other one begins."""
 _FIRST_PROMPT = 16
+_LONG_CONTEXT = 1024
+
+Ran = tuple[StepShape, float]
+"""And how many seconds it took."""
 
 
 def warm_up(runner: Runner, cost: CostModel, max_running: int, max_batched_tokens: int) -> None:
-    """Runs one decode, a full batch of them, and prompts of doubling lengths, up to a whole step or
-    one that takes ENOUGH_S. Raises what the runner raises."""
+    """Runs growing batches of decodes up to a full one, that one again with much to look back on,
+    and prompts of doubling lengths up to a whole step; each up to a step that takes ENOUGH_S, and
+    as long as there is time. Raises what the runner raises."""
     info = runner.info
     used: set[int] = set()
-    started = perf_counter()
 
-    def timed(chunks: list[Chunk], shape: StepShape) -> float:
-        before = perf_counter()
-        runner.collect(runner.launch(plan_step(chunks, info.block_size, {})))
-        now = perf_counter()
-        cost.learn(shape, now - before)
-        if now - before > ENOUGH_S and now - started < LIMIT_S:
-            return timed(chunks, shape)
-        return now - before
-
-    def sequence(number: int, tokens: int) -> Sequence:
+    def sequence(number: int, tokens: int, count: int) -> Sequence:
+        """Its last `count` tokens are to be computed."""
         request = Request(f"warm-up {number}", [0] * tokens, Sampling(max_tokens=1))
         made = Sequence(request, number, info.block_size, frozenset(), info.max_model_len, 0)
         blocks = -(-tokens // info.block_size)
-        made.hold([(number + index) % info.num_blocks for index in range(blocks)])
-        used.update(made.blocks)
+        made.hold([(number * blocks + index) % info.num_blocks for index in range(blocks)])
+        used.update(made.blocks[(tokens - count) // info.block_size :])
+        made.num_computed = made.num_launched = tokens - count
         return made
 
-    for rows in (1, 1, max_running, max_running, max_running):
-        decodes = [Chunk.of(sequence(number, 1), 1) for number in range(rows)]
-        timed(decodes, StepShape(decodes=rows, decode_context=rows))
-    longest = min(max_batched_tokens, info.max_model_len)
-    tokens = min(_FIRST_PROMPT, longest)
-    shape = StepShape(prompt_tokens=tokens, prompt_context=looked_back(0, tokens))
-    while timed([Chunk.of(sequence(0, tokens), tokens)], shape) < ENOUGH_S and tokens < longest:
-        tokens = min(2 * tokens, longest)
+    def decode(rows: int, context: int = 1) -> Ran:
+        chunks = [Chunk.of(sequence(number, context, 1), 1) for number in range(rows)]
+        return run(chunks, StepShape(decodes=rows, decode_context=rows * context))
+
+    def prompt(tokens: int) -> Ran:
         shape = StepShape(prompt_tokens=tokens, prompt_context=looked_back(0, tokens))
+        return run([Chunk.of(sequence(0, tokens, tokens), tokens)], shape)
+
+    def run(chunks: list[Chunk], shape: StepShape) -> Ran:
+        before = perf_counter()
+        runner.collect(runner.launch(plan_step(chunks, info.block_size, {})))
+        return shape, perf_counter() - before
+
+    rows = _grow(cost, decode, 1, 8, max_running)
+    room = info.num_blocks // rows * info.block_size
+    cost.learn(*decode(rows, max(1, min(_LONG_CONTEXT, info.max_model_len, room))))
+    longest = min(max_batched_tokens, info.max_model_len)
+    _grow(cost, prompt, min(_FIRST_PROMPT, longest), 2, longest)
     nothing = bytes(info.kv_bytes_per_block)
     for block in used:
         runner.cache.write([block], nothing)
+
+
+def _grow(cost: CostModel, run: Callable[[int], Ran], size: int, factor: int, most: int) -> int:
+    """Learns from steps of growing sizes; gives the last one's. The first is run twice, and one
+    that took long again: something was compiled, or brought into memory."""
+    run(size)
+    end = perf_counter() + LIMIT_S
+    while True:
+        shape, took = run(size)
+        while took > ENOUGH_S and perf_counter() < end:
+            shape, took = run(size)
+        cost.learn(shape, took)
+        if took > ENOUGH_S or perf_counter() >= end or size == most:
+            return size
+        size = min(factor * size, most)

@@ -92,6 +92,17 @@ def test_one_step_that_was_held_up_is_no_slow_engine() -> None:
         assert cost.step_s(shape) < 1.1 * before
 
 
+def test_one_time_that_is_far_too_short_is_no_fast_engine() -> None:
+    """Nor for long what it seems to be."""
+    for shape in (decodes(8, 300), prompt(64)):
+        cost = warmed(additive)
+        mixed_traffic(cost, additive)
+        cost.learn(shape, 3e-4)
+        assert cost.step_s(shape) > 0.4 * additive(shape)
+        mixed_traffic(cost, additive, steps=60)
+        assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.25)
+
+
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
     cost = warmed(additive)

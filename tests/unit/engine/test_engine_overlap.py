@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.engine import EngineConfig, FinishReason, KvBlocks, Request
+from services.worker.engine.cost_model import CostModel
 from services.worker.engine.plan import Result, StepPlan
 from services.worker.engine.runner import Ticket
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
@@ -58,7 +59,8 @@ def test_it_is_for_gpus_unless_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_stop_token_costs_a_row_whose_keys_nobody_finds(checkpoint: Checkpoint) -> None:
-    """Of 40 tokens and 8 more, the row of the one behind the stop would complete a block."""
+    """Nor counts it. Of 40 tokens and 8 more, the row of the one behind the stop would complete a
+    block."""
     free = generate(make_engine(checkpoint()), [PROMPT], greedy(30))[0]
     cut = next(i for i, token in enumerate(free) if i > 5 and token not in free[:i])
     stop = greedy(30, stop_token_ids=(free[cut],))
@@ -68,7 +70,7 @@ def test_a_stop_token_costs_a_row_whose_keys_nobody_finds(checkpoint: Checkpoint
         run = drive(engine, [Request("a", PROMPT, stop)])
         assert run.tokens["a"] == free[: cut + 1]
         assert run.last["a"].finish_reason is FinishReason.STOP
-        assert sum(step.decode_tokens for step in run.steps) == cut + overlap
+        assert sum(step.decode_tokens for step in run.steps) == cut
         snapshots.append(sorted(engine.snapshot()))
     assert snapshots[0] == snapshots[1]
 
@@ -158,3 +160,40 @@ def test_an_engine_whose_steps_all_fail_ends_with_one_launched_behind(
 
     with pytest.raises(EngineBroken):
         fail_steps()
+
+
+def test_a_time_that_began_late_teaches_nothing(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host stood still when a step ended, so that the next had ended before it was seen."""
+    engine = make_engine(checkpoint(), overlap=True)
+    engine._cost = engine._meter._cost = engine.scheduler.cost = CostModel()
+    now, ended = 0.0, 0.0  # seconds: on the clock, and when the device will have ended
+    late = False
+
+    def launch(plan: StepPlan) -> tuple[StepPlan, float]:
+        nonlocal ended
+        ended = max(now, ended) + 0.02
+        return plan, ended
+
+    def collect(ticket: tuple[StepPlan, float]) -> list[Result]:
+        nonlocal now, late
+        plan, end = ticket
+        now = max(now, end) + 1e-5 + (0.06 if late else 0)
+        late = False
+        return plan.results([5] * len(plan.sampled))
+
+    monkeypatch.setattr(engine._runner, "launch", launch)
+    monkeypatch.setattr(engine._runner, "collect", collect)
+    monkeypatch.setattr("services.worker.engine.engine.now_ns", lambda: int(now * 1e9))
+    engine.add(Request("a", PROMPT, greedy(80)))
+    for _ in range(60):
+        told = engine.step().load.decode_step_ms
+    assert told == pytest.approx(20, rel=0.1)
+    learned: list[float] = []
+    monkeypatch.setattr(engine._cost, "learn", lambda shape, seconds: learned.append(seconds))
+    for step in range(8):
+        late = step == 2
+        engine.step()
+    assert len(learned) == 7
+    assert min(learned) > 0.015

@@ -13,7 +13,7 @@ import pytest
 from services.worker.engine import FinishReason, Request, Sampling, Usage, scheduler
 from services.worker.engine.clock import now_ns
 from services.worker.engine.cost_model import StepShape
-from services.worker.engine.plan import StepPlan
+from services.worker.engine.plan import Result, StepPlan
 from services.worker.engine.runner import Ticket
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
 from tests.unit.engine.driving import (
@@ -238,6 +238,47 @@ def test_an_engine_that_fails_every_request_ends(
         drive(engine, [Request("works", PROMPT, greedy(4))])
     with pytest.raises(EngineBroken):
         fail_steps(MAX_FAILED_STEPS)
+
+
+def test_an_engine_that_fails_every_request_ends_though_some_are_cancelled_meanwhile(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those are not run again singly, and so do not fail, either."""
+    engine = make_engine(checkpoint(), overlap=True)
+    prompts = iter(make_prompts(2 * MAX_FAILED_STEPS))
+
+    def collect(ticket: Ticket) -> list[Result]:
+        raise RuntimeError("device trouble")
+
+    def fail_steps() -> None:
+        for number in range(MAX_FAILED_STEPS):
+            engine.add(Request(f"fails {number}", next(prompts), greedy(4)))
+            engine.add(Request(f"cancelled {number}", next(prompts), greedy(4)))
+            engine._running = engine._launch()
+            engine.cancel(f"cancelled {number}")
+            engine.step()
+
+    monkeypatch.setattr(engine._runner, "collect", collect)
+    with pytest.raises(EngineBroken):
+        fail_steps()
+
+
+def test_a_step_that_failed_and_was_run_singly_teaches_nothing(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(checkpoint())
+    for number, tokens in enumerate(make_prompts(3)):
+        engine.add(Request(str(number), tokens, greedy(20)))
+    while engine.scheduler.num_running < 3 or engine.scheduler.queued_prefill_tokens:
+        engine.step()
+    learned: list[StepShape] = []
+    monkeypatch.setattr(engine._cost, "learn", lambda shape, seconds: learned.append(shape))
+    with monkeypatch.context() as device:
+        fail_when(lambda plan: plan.num_decodes > 1, engine, "collect", device)
+        assert all(output.new_token_ids for output in engine.step().outputs)
+    assert learned == []
+    engine.step()
+    assert [shape.decodes for shape in learned] == [3]
 
 
 @pytest.mark.usefixtures("both_loops")

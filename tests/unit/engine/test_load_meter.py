@@ -1,5 +1,7 @@
 """What an engine says of its speed."""
 
+import random
+
 import pytest
 
 from services.worker.engine.cost_model import StepShape
@@ -78,3 +80,31 @@ def test_a_step_of_nothing_says_nothing() -> None:
     metered.meter.add(StepShape(), 5.0)
     assert metered.rates == before
     assert metered.meter._cost._costs == costs
+
+
+def test_what_seems_to_take_no_time_leaves_the_rate_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metered = Metered()
+    metered.step(prompt(300))
+    before = metered.meter.prefill_tokens_per_s
+    costs = [0.0, 0.0, 0.0, 4e-4, 0.0]  # all of it for decodes
+    cost = metered.meter._cost
+    monkeypatch.setattr(cost, "learn", lambda shape, seconds: setattr(cost, "_costs", costs))
+    metered.step(prompt(8, 0, decodes=4, context=300))
+    assert metered.meter.prefill_tokens_per_s == before
+
+
+def test_a_machine_ten_times_faster_than_its_warm_up_is_not_said_to_be_a_hundred_times() -> None:
+    """All steps have decodes beside a few tokens, and the sooner it is known the better."""
+    for seed in range(10):
+        rng = random.Random(seed)
+        meter = LoadMeter(warmed(lambda shape: 10 * additive(shape)), 512)
+        count, context = rng.randint(1, 40), rng.randint(10, 2000)
+        for _ in range(60):
+            if rng.random() < 0.05:
+                count, context = rng.randint(1, 60), rng.randint(10, 2000)
+            tokens, start = rng.choice([0, 1, 3, 8, 32, 200]), rng.choice([0, 100, 2000])
+            shape = prompt(tokens, start, count, context)
+            meter.add(shape, additive(shape) * rng.uniform(1, 1.3))
+            assert meter.prefill_tokens_per_s < 10 * WHOLE_CHUNKS

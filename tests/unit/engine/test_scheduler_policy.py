@@ -534,7 +534,7 @@ def test_of_many_prompts_at_once_a_step_takes_as_many_as_if_all_decoded() -> Non
 def test_each_of_them_is_taken_to_look_back_as_far_as_those_that_decode() -> None:
     cost = CostModel()
     cost._costs = [0.0, 0.0, 0.0, 0.0, 0.01 / 1000]  # nothing but what is looked back on
-    seconds, share = time_for_prompts(cost, decodes(2, 1000), 8, None)
+    seconds, share = time_for_prompts(cost, decodes(2, 1000), 8, 512, None)
     assert seconds == pytest.approx(2 * 0.08 - 0.02)
     assert share == pytest.approx(1 - 0.02 / 0.16)
 
@@ -582,3 +582,13 @@ def test_it_says_what_share_of_the_time_prompts_get() -> None:
     for name in list(bench.scheduler.sequences):
         bench.scheduler.finish(bench.scheduler.sequences[name])
     assert bench.scheduler.prompt_share == 1, "though no step ran since"
+
+
+def test_that_share_is_no_more_than_the_tokens_of_a_step_take() -> None:
+    bench = decoding(2.0, streams=4)
+    bench.add("long", tokens(900, first=10))
+    shape = bench.step().shape
+    assert shape.prompt_tokens == 512 - 4
+    alone = StepShape(decodes=4, decode_context=shape.decode_context)
+    share = 1 - additive(alone) / additive(shape)
+    assert bench.scheduler.prompt_share == pytest.approx(share, abs=0.05)

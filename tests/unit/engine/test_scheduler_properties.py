@@ -219,7 +219,7 @@ class World:
         cost, shape = self.scheduler.cost, step.shape
         alone = replace(shape, prompt_tokens=0, prompt_context=0)
         present = min(len(self.scheduler.sequences), self.scheduler.max_running)
-        seconds, _ = time_for_prompts(cost, alone, present, None)
+        seconds, _ = time_for_prompts(cost, alone, present, shape.prompt_tokens, None)
         if shape.prompt_tokens > 1:
             assert cost.step_s(shape) - cost.step_s(alone) <= seconds * 1.001
 

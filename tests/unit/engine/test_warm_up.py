@@ -25,13 +25,17 @@ class Timed:
         self.first_s = 0.0
         self.ran: list[tuple[int, int]] = []
         """Decodes, and tokens of a prompt."""
+        self.longest = 0
+        """Context of a decode."""
         monkeypatch.setattr(warm_up, "perf_counter", lambda: self.now)
 
     def launch(self, plan: StepPlan) -> None:
         tokens = len(plan.token_ids) - plan.num_decodes
-        shape = StepShape(tokens, tokens**2 // 2, plan.num_decodes, plan.num_decodes)
+        context = int(plan.lengths[: plan.num_decodes].sum())
+        shape = StepShape(tokens, tokens**2 // 2, plan.num_decodes, context)
         self.now += self._machine(shape) + (0 if self.ran else self.first_s)
         self.ran.append((plan.num_decodes, tokens))
+        self.longest = max(self.longest, int(plan.lengths[0]) if plan.num_decodes else 0)
 
     def collect(self, ticket: None) -> list[Result]:
         return []
@@ -64,8 +68,14 @@ def test_it_runs_one_decode_a_full_batch_and_prompts_up_to_a_whole_step(
 ) -> None:
     timed = Timed(make_engine(checkpoint())._runner, additive, monkeypatch)
     cost = timed.warm_up()
-    assert timed.ran == [(1, 0)] * 2 + [(16, 0)] * 3 + [(0, 16), (0, 32), (0, 64), (0, 128)]
-    for shape in (StepShape(0, 0, 1, 1), StepShape(0, 0, 16, 16), StepShape(128, 128**2 // 2)):
+    decodes = [(1, 0), (1, 0), (8, 0), (16, 0), (16, 0)]
+    assert timed.ran == [*decodes, (0, 16), (0, 16), (0, 32), (0, 64), (0, 128)]
+    for shape in (
+        StepShape(0, 0, 1, 1),
+        StepShape(0, 0, 16, 16),
+        StepShape(0, 0, 16, 16 * timed.longest),
+        StepShape(128, 128**2 // 2),
+    ):
         assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.05)
 
 
@@ -79,6 +89,19 @@ def test_on_a_slow_machine_it_stops_at_a_step_that_takes_long(
     assert timed.now < 10
 
 
+def test_it_ends_soon_though_a_full_batch_would_take_seconds(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(
+        make_engine(checkpoint())._runner,
+        lambda shape: 0.04 + 0.05 * (shape.decodes + shape.prompt_tokens),
+        monkeypatch,
+    )
+    timed.warm_up(max_running=64)
+    assert max(decodes for decodes, _ in timed.ran) == 8
+    assert timed.now < 6
+
+
 def test_what_took_long_the_first_time_is_run_again(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +109,7 @@ def test_what_took_long_the_first_time_is_run_again(
     timed = Timed(make_engine(checkpoint())._runner, additive, monkeypatch)
     timed.first_s = 0.9
     cost = timed.warm_up()
-    assert timed.ran.count((1, 0)) == 3
+    assert timed.ran.count((1, 0)) == 2
     assert (0, 128) in timed.ran
     assert cost.step_s(StepShape(0, 0, 1, 1)) < 2 * additive(StepShape(0, 0, 1, 1))
 
