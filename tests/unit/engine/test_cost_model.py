@@ -99,8 +99,9 @@ def test_one_time_that_is_far_too_short_is_no_fast_engine() -> None:
         mixed_traffic(cost, additive)
         cost.learn(shape, 3e-4)
         assert cost.step_s(shape) > 0.4 * additive(shape)
-        mixed_traffic(cost, additive, steps=60)
-        assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.25)
+        for _ in range(5):
+            mixed_traffic(cost, additive, steps=20)
+        assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.2)
 
 
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
