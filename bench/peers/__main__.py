@@ -96,7 +96,10 @@ class _Run:
         shape, flop = checkpoints.SHAPES[model], machine.best_flop_per_s
         w1, w2, w3 = (workloads.make(name) for name in workloads.WORKLOADS)
         prompt, answer = len(w2[0].prompt), w2[0].output
-        kept = sum(len(asked.prompt) + asked.output for asked in w1) * shape.kv_bytes_per_token
+        given = self._given
+        asked_of_each = [asked for name in given.workloads for asked in workloads.make(name)]
+        tokens = sum(len(asked.prompt) + asked.output for asked in asked_of_each)
+        kept = tokens * given.repetitions * shape.kv_bytes_per_token  # by a prefix cache
         self._comparison.floors[model] = Floor(
             w1_tok_per_s=sum(asked.output for asked in w1)
             / floors.floor_s(shape, w1, flop, bandwidth),

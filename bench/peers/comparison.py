@@ -54,7 +54,7 @@ class Floor:
     w2_itl_s: float
     w3_wall_s: float
     most_rss: float
-    """Bytes: weights times 1.25, keys and values of w1's tokens, 300 MB."""
+    """Bytes: weights times 1.25, keys and values of all tokens of the run, 300 MB."""
 
 
 @dataclass
