@@ -8,6 +8,7 @@ import ctypes
 import os
 import struct
 
+from kernels.cpu import structures as c
 from kernels.cpu.library import Library
 
 _ADDRESS = struct.Struct("P")
@@ -27,33 +28,35 @@ class Driver:
         """Raises MemoryError where no thread can be made."""
         self._library = library
         self._taken, self._launches = os.pipe2(os.O_CLOEXEC)
-        self.ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
-        """Counts the launches that have ended and were not waited for."""
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC)
+        """Grows with each end."""
         self._driver = library.start_driver(
             threads,
             ctypes.addressof(program),
             ctypes.addressof(tasks),
             number_format,
             self._taken,
-            self.ended,
+            self._ended,
         )
         if not self._driver:
-            self._close(self._taken, self._launches, self.ended)
+            self._close(self._taken, self._launches, self._ended)
             raise MemoryError(f"{threads} threads cannot be made")
 
-    def launch(self, launch: ctypes.Structure) -> None:
-        """`launch` must live until it was waited for."""
+    def launch(self, launch: c.Launch) -> None:
+        """`launch` must live until it has ended."""
         os.write(self._launches, _ADDRESS.pack(ctypes.addressof(launch)))
 
-    def wait(self) -> None:
-        """Until the launch has ended that is the first of those not waited for."""
-        os.eventfd_read(self.ended)
+    def wait(self, launch: c.Launch) -> None:
+        """Until it has ended. A signal's handler that raises leaves it before, and harms no other
+        wait: the launch itself says whether it has ended, the eventfd only wakes."""
+        while not launch.ended_ns:
+            os.read(self._ended, 8)
 
     def end(self) -> None:
         """What was launched ends first."""
         self._close(self._launches)
         self._library.end_driver(self._driver)
-        self._close(self._taken, self.ended)
+        self._close(self._taken, self._ended)
 
     @staticmethod
     def _close(*descriptors: int) -> None:

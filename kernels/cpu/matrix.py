@@ -3,9 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cpu.library import Library
-from kernels.cpu.memory import zeros
-
 PANEL = 16
 """Rows of a matrix that lie together, and tokens of a KV block that do."""
 
@@ -24,13 +21,3 @@ class Matrix:
 def elements_of(n: int, k: int) -> int:
     """Of a matrix in panels; the last panel is whole, its missing rows are zeros."""
     return -(-n // PANEL) * PANEL * k
-
-
-def packed(
-    library: Library, weights: NDArray[np.generic], bias: NDArray[np.float32] | None = None
-) -> Matrix:
-    """`weights`: [n, k], k even."""
-    n, k = weights.shape
-    panels = zeros(elements_of(n, k), weights.dtype)
-    library.pack(np.ascontiguousarray(weights), panels)
-    return Matrix(panels, n, k, bias)

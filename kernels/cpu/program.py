@@ -20,7 +20,6 @@ from kernels.sampling import SAMPLING
 
 Ints = NDArray[np.int32]
 Format = Literal["float32", "bfloat16_weights", "bfloat16"]
-NOTHING_AWAITED = np.zeros((0, 2), np.int32)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Program:
         made."""
         self._library = library
         dot = number_format == "bfloat16" and library.has_dot
-        self._format = _DOT if dot else _FORMATS[number_format]
+        self._format = c.BF16_PRODUCTS if dot else _FORMATS[number_format]
         self._rows = logits
         self._keep: list[Any] = []
         """What the structures point at."""
@@ -101,9 +100,9 @@ class Program:
         )
         self._limits = limits
         self._sampled_ids = np.empty(0, np.int32)  # of the step launched last
+        self._running: list[Launched] = []
+        """What may not have ended, collected or given up."""
         self._driver = Driver(library, threads, self._program, self._tasks, self._format)
-        self.ended = self._driver.ended
-        """To be polled: readable while a step has ended that was not collected."""
         self.close = weakref.finalize(self, self._driver.end)
         """Ends the threads, as the program's own end does."""
 
@@ -116,7 +115,7 @@ class Program:
         block_tables: Ints,
         rows: Ints,
         samplings: NDArray[np.void],
-        awaited: Ints = NOTHING_AWAITED,
+        awaited: Ints,
     ) -> "Launched":
         """Has a step computed, after those launched before, of T tokens of S sequences, laid one
         after the other.
@@ -125,7 +124,7 @@ class Program:
         lengths: [S], tokens in the cache, these included; block_tables: [S, width]; rows: [R], of
         the tokens after which one is sampled, and how (SAMPLING). awaited: [A, 2], places in
         token_ids that are not known yet, each with the row that samples it in the step launched
-        before. All arrays are the program's until `collect`.
+        before. All arrays are the program's until the step has ended.
         """
         arrays = (token_ids, positions, starts, lengths, block_tables, rows)
         assert all(a.dtype == np.int32 and a.flags.c_contiguous for a in (*arrays, awaited))
@@ -150,14 +149,16 @@ class Program:
         launch = c.Launch(
             step, step.token_ids, len(awaited), awaited.ctypes.data, before.ctypes.data
         )
+        launched = Launched(launch, sampled_ids, (*arrays, samplings, awaited, before))
+        self._running = [*(one for one in self._running if not one.ended_ns), launched]
         self._sampled_ids = sampled_ids
         self._driver.launch(launch)
-        return Launched(launch, sampled_ids, (*arrays, samplings, awaited, before))
+        return launched
 
     def collect(self, launched: "Launched") -> Ints:
-        """Waits for the step launched first of those not collected. Gives the sampled ids, [R]; -1
-        for a row whose logits are not finite."""
-        self._driver.wait()
+        """Waits for the step. Gives the sampled ids, [R]; -1 for a row whose logits are not finite.
+        Left by an exception of a signal's handler, it may be called again, or never."""
+        self._driver.wait(launched.launch)
         if launched.launch.failed:
             raise RuntimeError(f"{self._library.instruction_set} has no format {self._format}")
         return launched.sampled_ids
@@ -195,8 +196,6 @@ class Program:
             zeros((limits.sampled if sampled else limits.tokens) * width, np.float32)
             for width, sampled in sizes
         ]
-        self.logits: Floats = memory[places[self._rows]].reshape(-1, self._rows.width)
-        """[sampled, vocab], of the last step's rows."""
         buffers = [
             c.Buffer(self._counted(m), width) for m, (width, _) in zip(memory, sizes, strict=True)
         ]
@@ -232,9 +231,24 @@ class Launched:
     sampled_ids: Ints
     arrays: tuple[NDArray[Any], ...]
 
+    @property
+    def started_ns(self) -> int:
+        """When the kernels began, by `time.monotonic_ns`; 0 before."""
+        found: int = self.launch.started_ns
+        return found
 
-_FORMATS: dict[Format, int] = {"float32": 0, "bfloat16_weights": 1, "bfloat16": 2}
-_DOT = 3
+    @property
+    def ended_ns(self) -> int:
+        """When they had written all, so, too; 0 before."""
+        found: int = self.launch.ended_ns
+        return found
+
+
+_FORMATS: dict[Format, int] = {
+    "float32": c.FLOATS,
+    "bfloat16_weights": c.BF16_WEIGHTS,
+    "bfloat16": c.BF16_CACHE,
+}
 
 
 def _up(value: int, to: int) -> int:

@@ -3,6 +3,7 @@
 import ctypes
 
 EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE = range(6)
+FLOATS, BF16_WEIGHTS, BF16_CACHE, BF16_PRODUCTS = range(4)
 PLAIN, NORM, SILU_MUL = range(3)
 PUT, ADD = range(2)
 OPERAND_PAD = 32
@@ -80,4 +81,6 @@ class Launch(ctypes.Structure):
         ("awaited", ctypes.c_void_p),
         ("before", ctypes.c_void_p),
         ("failed", ctypes.c_int),
+        ("started_ns", ctypes.c_int64),
+        ("ended_ns", ctypes.c_int64),
     ]

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from kernels.cpu import build
 from kernels.cpu.library import Library, Unavailable, supported
-from kernels.cpu.matrix import Matrix, packed
+from kernels.cpu.matrix import Matrix
 from kernels.cpu.program import Format, Geometry, Limits, Program
 from kernels.cpu.recorder import Recorder, Rows
 from kernels.sampling import SAMPLING
-from tests.support.programs import compute
+from tests.support.programs import NOTHING_AWAITED, compute, logits_of, packed
 
 EPSILON = 1e-5
 NUM_BLOCKS = 48
@@ -174,7 +174,7 @@ def run(program: Program, parts: list[tuple[Sequence, int]]) -> Tensor:
     arrays = (np.array(values, np.int32) for values in (ids, positions, starts, lengths))
     greedy = np.zeros(len(rows), SAMPLING)
     best = compute(program, *arrays, tables, rows, greedy)
-    logits = torch.from_numpy(program.logits[: len(rows)].copy())
+    logits = torch.from_numpy(logits_of(program)[: len(rows)].copy())
     assert best.tolist() == logits.argmax(-1).tolist()
     return logits
 
@@ -273,7 +273,7 @@ def test_only_what_was_asked_for_is_sampled_and_nothing_beyond_is_read(
         ids = np.array(a.token_ids, np.int32)
         ends = np.array([0, 40], np.int32)
         compute(program, ids, span, ends, ends[1:], tables, rows, np.zeros(3, SAMPLING))
-        got = torch.from_numpy(program.logits[:3])
+        got = torch.from_numpy(logits_of(program)[:3])
         torch.testing.assert_close(got, model.logits(a.token_ids)[rows], rtol=1e-4, atol=1e-4)
 
 
@@ -399,7 +399,7 @@ def test_a_step_launched_behind_another_takes_what_that_samples(instruction_set:
         assert known[0] != known[1]
         for order in ([0, 1], [1, 0]):
             expected = compute(program, *second(order, known[order]))
-            running = program.launch(*first)
+            running = program.launch(*first, NOTHING_AWAITED)
             awaited = np.array([[0, order[0]], [1, order[1]]], np.int32)
             behind = program.launch(*second(order, np.zeros(2, np.int32)), awaited)
             assert program.collect(running).tolist() == known.tolist()
@@ -436,7 +436,7 @@ def test_what_follows_a_token_that_is_none_ends_and_harms_nobody(instruction_set
             return ids[part].copy(), span[part], ends, length, table, row, np.zeros(1, SAMPLING)
 
         # What the cache holds of the tokens before is NaN still.
-        running = program.launch(*step(17, 18))
+        running = program.launch(*step(17, 18), NOTHING_AWAITED)
         behind = program.launch(*step(18, 19), np.zeros((1, 2), np.int32))
         assert program.collect(running).tolist() == [-1]
         assert program.collect(behind).tolist() == [-1]

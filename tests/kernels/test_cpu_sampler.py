@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from kernels.cpu.library import Library, supported
-from kernels.cpu.matrix import packed
 from kernels.cpu.program import Geometry, Limits, Program
 from kernels.cpu.recorder import Recorder
 from kernels.sampling import SAMPLING
 from services.worker.engine.messages import Sampling
 from services.worker.engine.sampler import SamplingBatch, sample
-from tests.support.programs import compute
+from tests.support.programs import compute, packed
 from tests.support.samplings import as_rows
 
 VOCAB, ROWS = 1003, 64

@@ -1,10 +1,36 @@
-"""Steps of the CPU kernels, one at a time."""
+"""Programs of the CPU kernels: their matrices, steps one at a time, and what these computed."""
 
+import ctypes
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.cpu.library import Library
+from kernels.cpu.matrix import Matrix, elements_of
+from kernels.cpu.memory import zeros
 from kernels.cpu.program import Ints, Program
+
+NOTHING_AWAITED = np.zeros((0, 2), np.int32)
+
+
+def packed(
+    library: Library, weights: NDArray[np.generic], bias: NDArray[np.float32] | None = None
+) -> Matrix:
+    """`weights`: [n, k], k even."""
+    n, k = weights.shape
+    panels = zeros(elements_of(n, k), weights.dtype)
+    library.pack(np.ascontiguousarray(weights), panels)
+    return Matrix(panels, n, k, bias)
 
 
 def compute(program: Program, *step: Any) -> Ints:
-    """What `launch` is given, computed: the sampled ids."""
-    return program.collect(program.launch(*step))
+    """What `launch` is given but for what is awaited, computed: the sampled ids."""
+    return program.collect(program.launch(*step, NOTHING_AWAITED))
+
+
+def logits_of(program: Program) -> NDArray[np.float32]:
+    """[sampled, vocab], of the last step's rows."""
+    buffer = program._buffers[program._ops[-1].source]
+    numbers = ctypes.cast(buffer.data, ctypes.POINTER(ctypes.c_float))
+    return np.ctypeslib.as_array(numbers, (program._limits.sampled, buffer.width))

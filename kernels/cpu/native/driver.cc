@@ -1,7 +1,10 @@
 // Runs steps one after the other in a thread of its own: the next one may lie ready while one runs.
+#include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "program.h"
@@ -11,7 +14,7 @@ struct Driver {
   Team* team;
   const Program* program;
   int* tasks;
-  int format;
+  Format format;
   int launched, ended;  // file descriptors
   pthread_t thread;
 };
@@ -25,33 +28,64 @@ static void fill(const Launch* launch) {
   }
 }
 
+static int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+// The next launch; 0 once there will be none.
+static Launch* next(const Driver* driver) {
+  Launch* launch;
+  ssize_t size;
+  do size = read(driver->launched, &launch, sizeof launch);
+  while (size < 0 && errno == EINTR);
+  return size == sizeof launch ? launch : 0;
+}
+
 static void* drive(void* argument) {
   Driver* driver = (Driver*)argument;
-  Launch* launch;
-  while (read(driver->launched, &launch, sizeof launch) == sizeof launch) {
+  while (Launch* launch = next(driver)) {
+    launch->started_ns = now_ns();
     fill(launch);
     launch->failed = run_step(driver->team, driver->program, &launch->step, driver->tasks, driver->format);
-    uint64_t one = 1;
-    if (write(driver->ended, &one, sizeof one) != sizeof one) break;
+    __atomic_store_n(&launch->ended_ns, now_ns(), __ATOMIC_RELEASE);  // from here on it may be freed
+    const uint64_t one = 1;
+    while (write(driver->ended, &one, sizeof one) < 0 && errno == EINTR) {}
   }
   return 0;
+}
+
+// Signals are the interpreter's: its threads take them, those that it knows nothing of do not, but for
+// what a thread's own fault raises. Gives the mask before; new threads inherit the calling one's.
+static sigset_t block_signals() {
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+  for (int number : own) sigdelset(&blocked, number);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  return before;
 }
 
 #define EXPORT __attribute__((visibility("default")))
 
 extern "C" {
 
-// Addresses of launches are read from the pipe `launched`, in whose order they run; of each that has
-// ended one is added to the eventfd `ended`. 0: no thread could be made.
+// Addresses of launches are read from the pipe `launched`, in whose order they run; after each end one
+// is added to the eventfd `ended`. 0: no thread could be made.
 EXPORT Driver* penstock_driver(
     int threads, const Program* program, int* tasks, int format, int launched, int ended) {
   Driver* driver = (Driver*)malloc(sizeof(Driver));
+  sigset_t before = block_signals();  // for all the threads made here
   Team* team = driver ? team_start(threads) : 0;
+  int failed = 1;
   if (team) {
-    *driver = {team, program, tasks, format, launched, ended, 0};
-    if (!pthread_create(&driver->thread, 0, drive, driver)) return driver;
-    team_end(team);
+    *driver = {team, program, tasks, (Format)format, launched, ended, 0};
+    failed = pthread_create(&driver->thread, 0, drive, driver);
+    if (failed) team_end(team);
   }
+  pthread_sigmask(SIG_SETMASK, &before, 0);
+  if (!failed) return driver;
   free(driver);
   return 0;
 }

@@ -65,13 +65,13 @@ struct Kernels {
     const Program* p = run->program;
     const Step* s = run->step;
     const Buffer* qkv = &p->buffers[op->source];
-    for (int i = 0; i < s->sequences; i++)
-      for (int t = s->starts[i]; t < s->starts[i + 1]; t++) {
-        if ((long)t * team_size(run->team) / s->tokens != thread) continue;
-        int position = s->positions[t];
-        int block = s->block_tables[(long)i * s->table_width + position / p->shape.block_tokens];
-        rotate_and_store<typename A::Weight>(p, op->layer, qkv->data + t * qkv->width, position, block);
-      }
+    int size = team_size(run->team), end = part_of(s->tokens, thread + 1, size), sequence = 0;
+    for (int t = part_of(s->tokens, thread, size); t < end; t++) {
+      while (s->starts[sequence + 1] <= t) sequence++;
+      int position = s->positions[t];
+      int block = s->block_tables[(long)sequence * s->table_width + position / p->shape.block_tokens];
+      rotate_and_store<typename A::Weight>(p, op->layer, qkv->data + t * qkv->width, position, block);
+    }
   }
 
   static void attention(const Run* run, const Op* op, int thread, int* task) {
@@ -120,7 +120,7 @@ struct Kernels {
         case ATTENTION: attention(run, op, thread, tasks); break;
         case GATHER: {
           const Buffer* source = &p->buffers[op->source];
-          for (int r = thread; r < s->sampled; r += team_size(run->team))
+          for (int r = part_of(s->sampled, thread, size); r < part_of(s->sampled, thread + 1, size); r++)
             plain_row(source->data + s->rows[r] * source->width, target->data + r * target->width, target->width);
           break;
         }
@@ -131,16 +131,15 @@ struct Kernels {
   }
 };
 
-// `format`: 0: all is float; 1: weights are bf16, 2: and the cache; 3: and the rows that meet them. `tasks` are zeros, for each operation as many as
-// threads, and zeros again when it returns.
-int run_step(Team* team, const Program* program, const Step* step, int* tasks, int format) {
+// `tasks` are zeros, for each operation as many as threads, and zeros again when it returns.
+int run_step(Team* team, const Program* program, const Step* step, int* tasks, Format format) {
   Run run = {team, program, step, tasks, lay_tiles(program, step)};
   switch (format) {
-    case 0: team_run(team, Kernels<FloatPanels, FloatPanels>::work, &run); break;
-    case 1: team_run(team, Kernels<WidePanels, FloatPanels>::work, &run); break;
-    case 2: team_run(team, Kernels<WidePanels, WidePanels>::work, &run); break;
+    case FLOATS: team_run(team, Kernels<FloatPanels, FloatPanels>::work, &run); break;
+    case BF16_WEIGHTS: team_run(team, Kernels<WidePanels, FloatPanels>::work, &run); break;
+    case BF16_CACHE: team_run(team, Kernels<WidePanels, WidePanels>::work, &run); break;
 #ifdef __AVX512BF16__
-    case 3: team_run(team, Kernels<DotPanels, DotPanels>::work, &run); break;
+    case BF16_PRODUCTS: team_run(team, Kernels<DotPanels, DotPanels>::work, &run); break;
 #endif
     default: return -1;
   }

@@ -6,6 +6,12 @@
 #include "sampler.h"
 
 enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4, SAMPLE = 5 };
+enum Format {
+  FLOATS = 0,         // weights and cache are float32
+  BF16_WEIGHTS = 1,
+  BF16_CACHE = 2,     // and the weights
+  BF16_PRODUCTS = 3,  // and the rows that meet them
+};
 enum Prelude { PLAIN = 0, NORM = 1, SILU_MUL = 2 };  // what becomes of a linear's rows before it
 
 struct Op {
@@ -60,10 +66,12 @@ struct Launch {  // a step, on its way (driver.cc)
   const int* awaited;  // [num_awaited][2]: a place in them, and the row of `before` that fills it
   const int* before;   // sampled_ids of the step launched before
   int failed;          // what run_step gave
+  int64_t started_ns;  // of CLOCK_MONOTONIC
+  int64_t ended_ns;    // so, too; 0 until it has ended, written last
 };
 
 struct Team;
-int run_step(Team*, const Program*, const Step*, int* tasks, int format);  // 0, or -1: no such format
+int run_step(Team*, const Program*, const Step*, int* tasks, Format);  // 0, or -1: no such format
 
 // Rows of an operand are this many elements further apart than they are long: a power of two between
 // them would put all rows of a tile into the same few lines of the first cache.

@@ -1,7 +1,8 @@
 """A model on the C++ kernels: recorded once, run in one call a step. Imports no torch."""
 
+from dataclasses import dataclass
+
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable
 from kernels.cpu.matrix import PANEL
@@ -9,6 +10,7 @@ from kernels.cpu.program import Geometry, Launched, Limits, Program
 from kernels.cpu.recorder import Recorder
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
+from services.worker.engine.cpu_cache import CpuCache
 from services.worker.engine.cpu_weights import CpuWeights
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
@@ -32,6 +34,17 @@ def check_fits(config: EngineConfig, model: ModelConfig) -> None:
     ):
         if size % multiple:
             raise Unavailable(f"{name} {size} is no multiple of {multiple}")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTicket:
+    plan: StepPlan
+    launched: Launched
+
+    @property
+    def ended_ns(self) -> int:
+        """When the kernels were done, by `time.monotonic_ns`; once it was collected."""
+        return self.launched.ended_ns
 
 
 class CpuRunner:
@@ -62,7 +75,7 @@ class CpuRunner:
             blocks,
             threads,
         )
-        self.cache = Arena(self._program.arena, blocks)
+        self.cache = CpuCache(self._program.arena, blocks)
         self.info = describe(
             config,
             model,
@@ -77,7 +90,7 @@ class CpuRunner:
             workspace_bytes=self._program.workspace_bytes,
         )
 
-    def launch(self, plan: StepPlan) -> tuple[StepPlan, Launched]:
+    def launch(self, plan: StepPlan) -> CpuTicket:
         launched = self._program.launch(
             plan.token_ids,
             plan.positions,
@@ -88,21 +101,7 @@ class CpuRunner:
             plan.samplings,
             plan.awaited,
         )
-        return plan, launched
+        return CpuTicket(plan, launched)
 
-    def collect(self, ticket: tuple[StepPlan, Launched]) -> list[Result]:
-        plan, launched = ticket
-        return plan.results(self._program.collect(launched).tolist())
-
-
-class Arena:
-    """The program's KV blocks, as `KvCache`."""
-
-    def __init__(self, memory: NDArray[np.uint8], blocks: int) -> None:
-        self._blocks = memory.reshape(blocks, -1)
-
-    def read(self, blocks: list[int]) -> memoryview:
-        return self._blocks[blocks].reshape(-1).data
-
-    def write(self, blocks: list[int], data: bytes | bytearray | memoryview) -> None:
-        self._blocks[blocks] = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
+    def collect(self, ticket: CpuTicket) -> list[Result]:
+        return ticket.plan.results(self._program.collect(ticket.launched).tolist())

@@ -244,7 +244,7 @@ class ModelInfo:
     dtype: Literal["float32", "bfloat16"]
     device: str
     kernels: str
-    """Which implementation runs: an instruction set of kernels/cpu, or "reference"."""
+    """Which implementation runs: an instruction set of kernels/cpu, "triton" or "reference"."""
     threads: int
     """Of a CPU: that compute a step."""
     num_parameters: int

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from kernels.cpu.library import supported
-from kernels.cpu.program import Launched
 from services.worker.engine import Request, Sampling
-from services.worker.engine.cpu_runner import CpuRunner
+from services.worker.engine.cpu_runner import CpuRunner, CpuTicket
 from services.worker.engine.engine import Engine
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.plan import Result
 from services.worker.engine.torch_runner import TorchRunner
+from tests.support.programs import logits_of
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
 
@@ -77,9 +77,9 @@ def watch_logits(engine: Engine, seen: list[torch.Tensor], monkeypatch: pytest.M
     assert isinstance(runner, CpuRunner)
     collect, program = runner.collect, runner._program
 
-    def collect_and_look(ticket: tuple[StepPlan, Launched]) -> list[Result]:
+    def collect_and_look(ticket: CpuTicket) -> list[Result]:
         results = collect(ticket)
-        rows = program.logits[: len(ticket[0].rows)]
+        rows = logits_of(program)[: len(ticket.plan.rows)]
         seen.extend(torch.from_numpy(row.copy())[None] for row in rows)
         return results
 
