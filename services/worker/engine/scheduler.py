@@ -50,6 +50,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from services.worker.engine.block_pool import BlockPool, IntegrityError
+from services.worker.engine.coming import Coming
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.messages import FinishReason
 from services.worker.engine.prompt_room import PromptRoom, time_for_prompts
@@ -129,8 +130,7 @@ class Scheduler:
         """Chunks that have not come back."""
         self._leaving: list[Sequence] = []
         """Finished, with chunks that have not come back: they still hold their blocks."""
-        self._coming: dict[bytes, Sequence] = {}
-        """Hashes of full blocks that are to be published, by who computes them."""
+        self._coming = Coming()
 
     @property
     def num_running(self) -> int:
@@ -246,7 +246,7 @@ class Scheduler:
                 self._waiting.leave(sequence)
         sequence.status = Status.FINISHED
         del self.sequences[sequence.id]
-        self._publishes_no_more(sequence)
+        self._coming.take(sequence.hashes, sequence)
         if sequence.in_flight:
             self._leaving.append(sequence)
         else:
@@ -327,8 +327,9 @@ class Scheduler:
         else:
             sequence.status = Status.RUNNING
             sequence.num_computed = sequence.num_launched = num_cached
-            for block_hash in self._full_hashes(sequence)[len(cached) :]:
-                self._coming.setdefault(block_hash, sequence)
+            if self.prefix_caching:
+                full = len(sequence.tokens) // self.pool.block_size
+                self._coming.add(sequence.hash_blocks(full)[len(cached) :], sequence)
             insort(self._running, sequence, key=lambda other: other.order)
         if not sequence.was_admitted:
             sequence.was_admitted = True
@@ -343,11 +344,6 @@ class Scheduler:
         if not self.prefix_caching or index >= end:
             return False
         return sequence.hash_blocks(index + 1)[index] in self._coming
-
-    def _full_hashes(self, sequence: Sequence) -> list[bytes]:
-        if not self.prefix_caching:
-            return []
-        return sequence.hash_blocks(len(sequence.tokens) // self.pool.block_size)
 
     def _grow(self, sequence: Sequence, step: Step) -> bool:
         """Makes room for the sequence's last tokens. False: it was preempted itself."""
@@ -376,7 +372,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
         self._running.remove(sequence)
-        self._publishes_no_more(sequence)
+        self._coming.take(sequence.hashes, sequence)
         self._release(sequence)
         sequence.status = Status.WAITING
         sequence.queued_tokens = self._tokens_to_compute(sequence)
@@ -418,14 +414,5 @@ class Scheduler:
         hashes = sequence.hash_blocks(complete)
         for index in range(sequence.num_published, complete):
             self.pool.publish(sequence.blocks[index], hashes[index])
-            self._arrived(hashes[index], sequence)
+        self._coming.take(hashes[sequence.num_published :], sequence)
         sequence.num_published = complete
-
-    def _publishes_no_more(self, sequence: Sequence) -> None:
-        for block_hash in sequence.hashes:
-            self._arrived(block_hash, sequence)
-
-    def _arrived(self, block_hash: bytes, sequence: Sequence) -> None:
-        """It is published, or will not be."""
-        if self._coming.get(block_hash) is sequence:
-            del self._coming[block_hash]
