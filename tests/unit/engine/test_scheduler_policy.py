@@ -586,9 +586,10 @@ def test_it_says_what_share_of_the_time_prompts_get() -> None:
 
 def test_that_share_is_no_more_than_the_tokens_of_a_step_take() -> None:
     bench = decoding(2.0, streams=4)
+    bench.scheduler.max_batched_tokens = 20
     bench.add("long", tokens(900, first=10))
     shape = bench.step().shape
-    assert shape.prompt_tokens == 512 - 4
+    assert shape.prompt_tokens == 20 - 4
     alone = StepShape(decodes=4, decode_context=shape.decode_context)
     share = 1 - additive(alone) / additive(shape)
     assert bench.scheduler.prompt_share == pytest.approx(share, abs=0.05)
