@@ -104,6 +104,16 @@ def test_one_time_that_is_far_too_short_is_no_fast_engine() -> None:
         assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.2)
 
 
+def test_what_steps_took_alone_is_forgotten_where_prompts_always_come_beside() -> None:
+    cost = warmed(additive)
+    mixed_traffic(cost, additive)
+    rng = random.Random(1)
+    for _ in range(3000):
+        shape = prompt(rng.randint(1, 64), rng.randint(0, 400), rng.randint(1, 32), 300)
+        cost.learn(shape, 3 * additive(shape))
+    assert cost.step_s(decodes(16, 300)) == pytest.approx(3 * additive(decodes(16, 300)), rel=0.1)
+
+
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
     cost = warmed(additive)
