@@ -114,6 +114,17 @@ def test_what_steps_took_alone_is_forgotten_where_prompts_always_come_beside() -
     assert cost.step_s(decodes(16, 300)) == pytest.approx(3 * additive(decodes(16, 300)), rel=0.1)
 
 
+def test_steps_that_are_alike_change_all_costs_alike() -> None:
+    """They do not tell which it is: the machine was slower for long, and is as fast as before."""
+    cost, rng = warmed(additive), random.Random(2)
+    shape = prompt(90, 0, decodes=16, context=500)
+    for factor, steps in ((1, 100), (3, 1100), (1, 100)):
+        for _ in range(steps):
+            cost.learn(shape, factor * additive(shape) * rng.uniform(1, 1.2))
+    for alone in (decodes(16, 500), prompt(512)):
+        assert additive(alone) / 2 < cost.step_s(alone) < 2 * additive(alone)
+
+
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
     cost = warmed(additive)
