@@ -11,7 +11,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from services.cli import supervisor
+from services.cli.stack import supervisor
 from services.common.children import dying_with_parent
 from tests.support.waiting import until
 
