@@ -146,7 +146,7 @@ def test_pools_have_settings_of_their_own() -> None:
         ({"decode": {"replicas": 0}}, "decode.replicas"),
         ({"decode": {"ray": {"num_cpus": -1}}}, "decode.ray.num_cpus"),
         ({"decode": {"ray": {"resources": {"x": 0}}}}, "decode.ray.resources.x"),
-        ({"decode": {"worker": {"threads": 0}}}, "decode.worker.threads"),
+        ({"decode": {"worker": {"threads": -1}}}, "decode.worker.threads"),
         ({"decode": {"worker": {"thread": 1}}}, "decode.worker.thread"),
         ({"worker": {"role": "both"}}, "role: not set here"),
         ({"worker": {"replicas": 2}}, "replicas: not set here"),
