@@ -41,11 +41,6 @@ class CpuTicket:
     plan: StepPlan
     launched: Launched
 
-    @property
-    def ended_ns(self) -> int:
-        """When the kernels were done, by `time.monotonic_ns`; once it was collected."""
-        return self.launched.ended_ns
-
 
 class CpuRunner:
     """See `Runner`."""
