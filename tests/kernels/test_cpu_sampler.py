@@ -13,7 +13,7 @@ from kernels.sampling import SAMPLING
 from services.worker.engine.messages import Sampling
 from services.worker.engine.sampler import SamplingBatch, sample
 from tests.support.programs import compute, packed
-from tests.support.samplings import as_rows
+from tests.support.samplings import as_rows, rows_of_logits
 
 VOCAB, ROWS = 1003, 64
 
@@ -47,21 +47,9 @@ class Rig:
         return ids.tolist()
 
 
-def rows_of_logits() -> torch.Tensor:
-    """Flat and steep, of two levels, with ties, shifted, and with tokens that are out."""
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(ROWS, VOCAB, generator=generator) * torch.logspace(-1, 1.3, ROWS)[:, None]
-    logits[3] = logits[3].round()
-    logits[5] += 1e4
-    logits[7, ::2] = -torch.inf
-    logits[9] = torch.where(torch.arange(VOCAB) == 77, 50.0, 0.0)
-    logits[11] = 0
-    return logits
-
-
 @pytest.fixture(scope="module", params=supported())
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    logits = rows_of_logits()
+    logits = rows_of_logits(ROWS, VOCAB)
     logits[7].clamp_(min=-1e30)  # which the rig's product of zeros would make NaN
     rig = Rig(request.param, logits)
     yield rig
@@ -85,7 +73,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     ids=str,
 )
 def test_the_same_tokens_as_in_torch(rig: Rig, of: Sampling) -> None:
-    logits = rows_of_logits()
+    logits = rows_of_logits(ROWS, VOCAB)
     generator = np.random.default_rng(2)
     differ = total = 0
     for _ in range(6):
@@ -102,7 +90,7 @@ def test_the_same_tokens_as_in_torch(rig: Rig, of: Sampling) -> None:
 
 
 def test_greedy_takes_the_first_of_the_best(rig: Rig) -> None:
-    want = rows_of_logits().argmax(-1).tolist()
+    want = rows_of_logits(ROWS, VOCAB).argmax(-1).tolist()
     for greedy in (Sampling(1, temperature=0.0), Sampling(1, temperature=1.0, top_k=1, seed=9)):
         assert rig.sample([greedy] * ROWS, [5] * ROWS) == want
 

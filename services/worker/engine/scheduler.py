@@ -205,7 +205,7 @@ class Scheduler:
         calls `finish`.
         """
         sequence = chunk.sequence
-        if self._has_left(sequence):
+        if self._came_back(sequence):
             tokens.clear()
             return None
         sequence.num_computed = chunk.end
@@ -221,7 +221,7 @@ class Scheduler:
 
     def drop(self, chunk: Chunk) -> None:
         """Takes back a chunk that did not run, or that ran after one that did not."""
-        if not self._has_left(chunk.sequence):
+        if not self._came_back(chunk.sequence):
             chunk.sequence.forget()
 
     def start_decode(self, sequence: Sequence, token: int) -> FinishReason | None:
@@ -385,9 +385,9 @@ class Scheduler:
         sequence.num_computed = sequence.num_published = 0
         sequence.forget()
 
-    def _has_left(self, sequence: Sequence) -> bool:
-        """Counts a chunk that comes back. Whether its sequence ended meanwhile; with the last one
-        its blocks are free."""
+    def _came_back(self, sequence: Sequence) -> bool:
+        """Counts one of its chunks. Whether the sequence ended meanwhile; its blocks are free with
+        the last of them."""
         self._in_flight -= 1
         sequence.in_flight -= 1
         if sequence.status is not Status.FINISHED:

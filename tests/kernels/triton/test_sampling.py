@@ -8,24 +8,12 @@ import torch
 from kernels.triton.sampling import SamplerRoom, sample
 from services.worker.engine import sampler
 from services.worker.engine.messages import Sampling
-from tests.support.samplings import as_rows
+from tests.support.samplings import as_rows, rows_of_logits
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, at infinities
 VOCAB, ROWS = 2051, 12
 """More than two tiles, of which the last is all but empty."""
-
-
-def rows_of_logits() -> torch.Tensor:
-    """Flat and steep, of two levels, with ties, shifted, and with tokens that are out."""
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(ROWS, VOCAB, generator=generator) * torch.logspace(-1, 1.3, ROWS)[:, None]
-    logits[3] = logits[3].round()
-    logits[5] += 1e4
-    logits[7, ::2] = -torch.inf
-    logits[9] = torch.where(torch.arange(VOCAB) == 77, 50.0, 0.0)
-    logits[11] = 0
-    return logits
 
 
 def drawn(logits: torch.Tensor, samplings: list[Sampling], positions: list[int]) -> list[int]:
@@ -55,7 +43,7 @@ KINDS = [
 @pytest.mark.parametrize("turn", range(2))
 def test_the_same_tokens_as_in_torch(turn: int) -> None:
     """Rows of all kinds together; each turn brings each row of logits another."""
-    logits = rows_of_logits()
+    logits = rows_of_logits(ROWS, VOCAB)
     generator = np.random.default_rng(turn)
     seeds = generator.integers(0, 2**64, ROWS, np.uint64).tolist()
     positions = generator.integers(0, 2**31 - 1, ROWS).tolist()
@@ -78,7 +66,7 @@ def test_top_p_is_of_what_top_k_leaves() -> None:
 
 
 def test_greedy_and_drawn_rows_together_and_of_bfloat16() -> None:
-    logits = rows_of_logits().bfloat16()
+    logits = rows_of_logits(ROWS, VOCAB).bfloat16()
     greedy = [Sampling(1, temperature=0.0), Sampling(1, temperature=1.0, top_k=1, seed=9)]
     samplings = [*greedy, Sampling(1, temperature=1.0, seed=2**64 - 1, top_p=0.9)] * 4
     found = drawn(logits, samplings, list(range(ROWS)))
