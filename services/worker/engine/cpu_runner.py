@@ -14,7 +14,7 @@ from services.worker.engine.cpu_cache import CpuCache
 from services.worker.engine.cpu_weights import CpuWeights
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import (
     choose_dtype,
@@ -98,5 +98,7 @@ class CpuRunner:
         )
         return CpuTicket(plan, launched)
 
-    def collect(self, ticket: CpuTicket) -> list[Result]:
-        return ticket.plan.results(self._program.collect(ticket.launched).tolist())
+    def collect(self, ticket: CpuTicket) -> Collected:
+        launched = ticket.launched
+        results = ticket.plan.results(self._program.collect(launched).tolist())
+        return Collected(results, (launched.ended_ns - launched.started_ns) / 1e9)

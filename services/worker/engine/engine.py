@@ -32,8 +32,6 @@ from services.worker.engine.steps import Running, Steps
 from services.worker.engine.warm_up import warm_up
 
 LONG_STEP_S = 1.0
-_AT_ONCE = 0.1
-"""Of the time that a step should take: waited for less than that, it had ended before."""
 
 PIECE_BYTES = 2**20
 """Of exported KV blocks at most, or one block: whoever takes them steps between two pieces."""
@@ -167,7 +165,6 @@ class Engine:
 
     def _collect(self, running: Running, behind: Running | None) -> StepOutput:
         output, chunks = self._now, running.chunks
-        asked = now_ns()
         results = self._steps.collect(running, behind)
         ended = now_ns()
         needed = [chunk for chunk in chunks if chunk.sequence.status is not Status.FINISHED]
@@ -185,8 +182,8 @@ class Engine:
         output.duration_ns = ended - running.started_ns
         output.prefill_tokens = sum(c.count for c in needed if not c.is_decode)
         output.decode_tokens = sum(c.count for c in needed if c.is_decode)
-        if not running.singly and not any(result.error for result in results):
-            self._learn(running.shape, output.duration_ns / 1e9, (ended - asked) / 1e9)
+        if running.computed_s is not None and not any(result.error for result in results):
+            self._meter.add(running.shape, running.computed_s)
         output.kv_events = self.pool.take_events()
         output.pending = self.scheduler.num_pending
         output.load = self.load()
@@ -220,15 +217,6 @@ class Engine:
         expected_s = self._cost.step_s(shape)
         if expected_s >= LONG_STEP_S:
             self.on_long_step(expected_s)
-
-    def _learn(self, shape: StepShape, seconds: float, waited_s: float) -> None:
-        """Where steps overlap, one begins when the end of the one before is seen. If that was late,
-        it had ended itself when it was waited for, and seems short: then nothing is learned."""
-        if self.config.overlaps:
-            expected_s = self._cost.step_s(shape)
-            if waited_s < _AT_ONCE * expected_s and seconds < expected_s:
-                return
-        self._meter.add(shape, seconds)
 
     def _report_schedule(self, step: Step, started_ns: int) -> None:
         for sequence in [*step.reserved, *(chunk.sequence for chunk in step.chunks)]:

@@ -24,6 +24,16 @@ class Result:
     """Why it cannot go on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What came of a step."""
+
+    results: list[Result]
+    """One for each sequence."""
+    seconds: float
+    """That its device took, from where the step before had ended, if it lay behind one."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """T tokens of S sequences, laid one sequence after the other; those of one token come first."""

@@ -8,7 +8,7 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.messages import ModelInfo
 from services.worker.engine.model_config import ModelConfig, read_config
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.plan import Collected, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class Runner(Protocol):
         own, this returns before it is. Running a step again writes the same places of the cache
         with the same values."""
 
-    def collect(self, ticket: Ticket) -> list[Result]:
-        """Waits for the step; one result for each sequence. Each ticket is collected once, in the
-        order of launches. Raises what went wrong with the step."""
+    def collect(self, ticket: Ticket) -> Collected:
+        """Waits for the step. Each ticket is collected once, in the order of launches; how late
+        does not change the step's seconds. Raises what went wrong with the step."""
 
 
 def make_runner(config: EngineConfig) -> Runner:

@@ -32,8 +32,8 @@ class Running:
     ticket: Ticket = None
     failed: Exception | None = None
     """It could not be launched."""
-    singly: bool = False
-    """It failed, and what came of it was computed in other steps."""
+    computed_s: float | None = None
+    """That the device took; None, if it computed nothing or failed."""
     in_vain: bool = False
     """The step that it was launched behind failed."""
 
@@ -75,9 +75,10 @@ class Steps:
         try:
             if running.failed:
                 raise running.failed
-            return self._runner.collect(running.ticket)
+            collected = self._runner.collect(running.ticket)
+            running.computed_s = collected.seconds
+            return collected.results
         except Exception as error:
-            running.singly = True
             if behind:
                 self._abandon(behind)
             if len(chunks) > 1:

@@ -13,7 +13,8 @@ from services.worker.engine.cores import usable_cores
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.moment import Moment
+from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.sampler import SamplingBatch, sample
@@ -56,6 +57,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "Launched":
+        began = Moment(self._device)
         token_ids = self.tensor(plan.token_ids)
         if len(plan.awaited):
             places, rows = self.tensor(plan.awaited).unbind(1)
@@ -68,10 +70,10 @@ class TorchRunner:
             tokens = sample(logits, SamplingBatch.of(plan.samplings, self._device))
             finite = torch.isfinite(logits.amax(dim=-1))
             self._sampled = torch.where(finite, tokens, -1).to(torch.int32)
-        return Launched(plan, self._sampled)
+        return Launched(plan, self._sampled, began)
 
-    def collect(self, ticket: "Launched") -> list[Result]:
-        return ticket.plan.results(ticket.wait())
+    def collect(self, ticket: "Launched") -> Collected:
+        return Collected(ticket.plan.results(ticket.wait()), ticket.seconds)
 
     def _batch(self, plan: StepPlan) -> PagedBatch:
         return PagedBatch(
@@ -91,19 +93,21 @@ class TorchRunner:
 class Launched:
     """A step whose operations are in the device's queue; on a CPU they are done."""
 
-    def __init__(self, plan: StepPlan, sampled: Tensor) -> None:
-        self.plan = plan
+    def __init__(self, plan: StepPlan, sampled: Tensor, began: Moment) -> None:
+        self.plan, self._began = plan, began
         self._ids = torch.empty(len(sampled), dtype=sampled.dtype, pin_memory=sampled.is_cuda)
         self._ids.copy_(sampled, non_blocking=True)
-        self._copied = torch.cuda.Event() if sampled.is_cuda else None
-        if self._copied:
-            self._copied.record()
+        self._ended = Moment(sampled.device)
 
     def wait(self) -> list[int]:
         """The sampled ids; does not wait for what was launched behind this step."""
-        if self._copied:
-            self._copied.synchronize()
+        self._ended.wait()
         return self._ids.tolist()
+
+    @property
+    def seconds(self) -> float:
+        """That the step took, once it was waited for."""
+        return self._ended.seconds_since(self._began)
 
 
 class _Step:

@@ -21,7 +21,8 @@ from services.worker.engine.decode_graphs import DecodeGraphs
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.moment import Moment
+from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
@@ -96,6 +97,7 @@ class TritonRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Ticket:
+        began = Moment(self._device)
         if plan.num_decodes == len(plan.lengths):
             size = self._graphs.size(plan.num_decodes)
             self._inputs.load_decodes(plan, self._before, size)
@@ -105,11 +107,12 @@ class TritonRunner:
             self._compute(self._inputs.load(plan, self._before), every_row=False)
             rows = np.arange(len(plan.sampled), dtype=np.int32)
         self._before = rows
-        return Ticket(Launched(plan, self._memory.tokens), rows)
+        return Ticket(Launched(plan, self._memory.tokens, began), rows)
 
-    def collect(self, ticket: Ticket) -> list[Result]:
-        tokens = np.array(ticket.launched.wait())
-        return ticket.launched.plan.results(tokens[ticket.rows].tolist())
+    def collect(self, ticket: Ticket) -> Collected:
+        launched = ticket.launched
+        tokens = np.array(launched.wait())
+        return Collected(launched.plan.results(tokens[ticket.rows].tolist()), launched.seconds)
 
     @torch.inference_mode()
     def _decode(self, rows: int) -> None:

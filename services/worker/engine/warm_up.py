@@ -52,9 +52,8 @@ def warm_up(runner: Runner, cost: CostModel, max_running: int, max_batched_token
         return run([Chunk.of(sequence(0, tokens, tokens), tokens)], shape)
 
     def run(chunks: list[Chunk], shape: StepShape) -> Ran:
-        before = perf_counter()
-        runner.collect(runner.launch(plan_step(chunks, info.block_size, {})))
-        return shape, perf_counter() - before
+        collected = runner.collect(runner.launch(plan_step(chunks, info.block_size, {})))
+        return shape, collected.seconds
 
     rows = _grow(cost, decode, 1, 8, max_running)
     room = info.num_blocks // rows * info.block_size

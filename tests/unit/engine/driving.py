@@ -10,7 +10,7 @@ import pytest
 
 from services.worker.engine import EngineConfig, Request, RequestOutput, Sampling, StepOutput
 from services.worker.engine.engine import Engine
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.runner import Ticket
 from tests.unit.engine.checkpoints import VOCAB
 
@@ -92,12 +92,12 @@ def fail_when(
             raise RuntimeError("device trouble")
         return plan, real_launch(plan)
 
-    def collect(ticket: Ticket) -> list[Result]:
+    def collect(ticket: Ticket) -> Collected:
         plan, real = ticket
-        results = real_collect(real)
+        collected = real_collect(real)
         if at == "collect" and bad(plan):
             raise RuntimeError("device trouble")
-        return results
+        return collected
 
     monkeypatch.setattr(runner, "launch", launch)
     monkeypatch.setattr(runner, "collect", collect)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.worker.engine import ModelInfo
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.plan import Collected, StepPlan
 
 EOS = 0
 VOCAB = 12
@@ -70,7 +70,7 @@ class MemoryRunner:
             self._run(launched)
         return launched
 
-    def collect(self, ticket: Launched) -> list[Result]:
+    def collect(self, ticket: Launched) -> Collected:
         assert ticket is self.queue[0], "steps are collected in their order"
         self._run(ticket)
         del self.queue[0]
@@ -83,7 +83,7 @@ class MemoryRunner:
             tokens = results[row].tokens
             for _ in range(0 if tokens == [WRONG] else self.more()):
                 tokens.append(next_token((*ticket.contents[row], *tokens)))
-        return results
+        return Collected(results, 1e-3)
 
     def used(self) -> set[int]:
         """Blocks that steps which run read or write."""

@@ -1,16 +1,21 @@
 """The overlapped loop: the next step is planned and launched while one runs. That it gives the same
 as the plain one, the other tests show with both (`both_loops`)."""
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
+from kernels.cpu.library import supported
 from services.worker.engine import EngineConfig, FinishReason, KvBlocks, Request
-from services.worker.engine.cost_model import CostModel
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.plan import Collected, StepPlan, plan_step
 from services.worker.engine.runner import Ticket
+from services.worker.engine.scheduler import Chunk
+from services.worker.engine.sequence import Sequence
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
 from tests.unit.engine.driving import drive, fail_when, generate, greedy, make_engine, make_prompts
 
@@ -37,7 +42,7 @@ def test_the_next_step_is_launched_before_one_is_waited_for(
         told.append("launch")
         return launch(plan)
 
-    def note_collect(ticket: Ticket) -> list[Result]:
+    def note_collect(ticket: Ticket) -> Collected:
         told.append("collect")
         return collect(ticket)
 
@@ -162,38 +167,35 @@ def test_an_engine_whose_steps_all_fail_ends_with_one_launched_behind(
         fail_steps()
 
 
-def test_a_time_that_began_late_teaches_nothing(
+@pytest.mark.usefixtures("both_loops")
+def test_what_is_learned_is_how_long_the_device_took_however_late_its_end_was_seen(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host stood still when a step ended, so that the next had ended before it was seen."""
-    engine = make_engine(checkpoint(), overlap=True)
-    engine._cost = engine._meter._cost = engine.scheduler.cost = CostModel()
-    now, ended = 0.0, 0.0  # seconds: on the clock, and when the device will have ended
-    late = False
-
-    def launch(plan: StepPlan) -> tuple[StepPlan, float]:
-        nonlocal ended
-        ended = max(now, ended) + 0.02
-        return plan, ended
-
-    def collect(ticket: tuple[StepPlan, float]) -> list[Result]:
-        nonlocal now, late
-        plan, end = ticket
-        now = max(now, end) + 1e-5 + (0.06 if late else 0)
-        late = False
-        return plan.results([5] * len(plan.sampled))
-
-    monkeypatch.setattr(engine._runner, "launch", launch)
-    monkeypatch.setattr(engine._runner, "collect", collect)
-    monkeypatch.setattr("services.worker.engine.engine.now_ns", lambda: int(now * 1e9))
-    engine.add(Request("a", PROMPT, greedy(80)))
-    for _ in range(60):
-        told = engine.step().load.decode_step_ms
-    assert told == pytest.approx(20, rel=0.1)
+    """The host may stand still when a step ends, or plan for long before the next one."""
+    engine = make_engine(checkpoint())
     learned: list[float] = []
     monkeypatch.setattr(engine._cost, "learn", lambda shape, seconds: learned.append(seconds))
-    for step in range(8):
-        late = step == 2
-        engine.step()
-    assert len(learned) == 7
-    assert min(learned) > 0.015
+    hosts = itertools.count(10**9, 6 * 10**7)  # the host's clock, whenever it looks
+    monkeypatch.setattr("services.worker.engine.engine.now_ns", lambda: next(hosts))
+    real = engine._runner.collect
+    monkeypatch.setattr(
+        engine._runner, "collect", lambda ticket: replace(real(ticket), seconds=0.02)
+    )
+    steps = drive(engine, [Request("a", PROMPT, greedy(8))]).steps
+    assert learned == [0.02] * 8
+    assert all(step.duration_ns > 5e7 for step in steps), "which is told as it was"
+
+
+@pytest.mark.parametrize("kernels", ["reference", *supported()])
+def test_the_seconds_of_steps_in_a_queue_do_not_overlap(
+    checkpoint: Checkpoint, kernels: str
+) -> None:
+    runner = make_engine(checkpoint(), kernels=kernels)._runner
+    sequence = Sequence(Request("a", [5] * 60, greedy(1)), 0, 16, frozenset(), 100, 0)
+    sequence.hold([3, 1, 2, 0])
+    plan = plan_step([Chunk.of(sequence, 60)], 16, {})
+    before = perf_counter()
+    tickets = [runner.launch(plan) for _ in range(20)]
+    seconds = [runner.collect(ticket).seconds for ticket in tickets]
+    assert 0 < sum(seconds) < perf_counter() - before
+    assert min(seconds) > 0

@@ -93,7 +93,9 @@ def test_steps_take_what_those_before_sampled(checkpoint: Checkpoint, temperatur
     for kernels in ("reference", "triton"):
         ran = runner(checkpoint(), kernels)
         tickets = [ran.launch(each) for each in plans]
-        found.append([[r.tokens for r in ran.collect(ticket)] for ticket in tickets])
+        collected = [ran.collect(ticket) for ticket in tickets]
+        found.append([[result.tokens for result in step.results] for step in collected])
+        assert all(step.seconds > 0 for step in collected)
     assert found[0] == found[1]
     assert [[len(tokens) for tokens in step] for step in found[1]] == [
         [1, 1],
@@ -105,7 +107,7 @@ def test_steps_take_what_those_before_sampled(checkpoint: Checkpoint, temperatur
 
 def test_a_prompts_piece_samples_nothing(checkpoint: Checkpoint) -> None:
     ran = runner(checkpoint(), "triton")
-    (result,) = ran.collect(ran.launch(plan([([5, 6, 7], 0, [1])], [])))
+    (result,) = ran.collect(ran.launch(plan([([5, 6, 7], 0, [1])], []))).results
     assert result.tokens == []
     assert result.error is None
 
@@ -175,7 +177,7 @@ def test_blocks_are_read_and_written(checkpoint: Checkpoint, kv_dtype: str) -> N
     assert second.cache.read([8]) == content
     results = []
     for ran, block in ((first, 3), (second, 8)):
-        results.append(ran.collect(ran.launch(plan([([44], 7, [block])], [0]))))
+        results.append(ran.collect(ran.launch(plan([([44], 7, [block])], [0]))).results)
     assert results[0] == results[1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from kernels.cpu.library import supported
 from services.worker.engine import Request, warm_up
 from services.worker.engine.cost_model import CostModel, StepShape
-from services.worker.engine.plan import Result, StepPlan
+from services.worker.engine.plan import Collected, StepPlan
 from tests.unit.engine.driving import drive, greedy, make_engine
 from tests.unit.engine.synthetic import Machine, additive
 
@@ -29,16 +29,18 @@ class Timed:
         """Context of a decode."""
         monkeypatch.setattr(warm_up, "perf_counter", lambda: self.now)
 
-    def launch(self, plan: StepPlan) -> None:
+    def launch(self, plan: StepPlan) -> float:
         tokens = len(plan.token_ids) - plan.num_decodes
         context = int(plan.lengths[: plan.num_decodes].sum())
         shape = StepShape(tokens, tokens**2 // 2, plan.num_decodes, context)
-        self.now += self._machine(shape) + (0 if self.ran else self.first_s)
+        took = self._machine(shape) + (0 if self.ran else self.first_s)
+        self.now += took
         self.ran.append((plan.num_decodes, tokens))
         self.longest = max(self.longest, int(plan.lengths[0]) if plan.num_decodes else 0)
+        return took
 
-    def collect(self, ticket: None) -> list[Result]:
-        return []
+    def collect(self, ticket: float) -> Collected:
+        return Collected([], ticket)
 
     def warm_up(self, max_running: int = 16, max_batched_tokens: int = 128) -> CostModel:
         cost = CostModel()
