@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from protos.common_pb2 import Message, Passage
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
+from services.common.content import text_of
 from services.common.errors import invalid
 from services.tokenizer.encode import Encoded
 from services.tokenizer.models import ServedModel
@@ -112,7 +113,7 @@ def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
         best = candidate, encoded
         return True
 
-    characters = sum(len(m.content) for m in chat.messages)
+    characters = sum(len(text_of(m)) for m in chat.messages)
     characters += sum(len(p.title) + len(p.text) for p in chat.passages)
     whole = len(cuttable)
     if not whole or characters > model.window * _CHARACTERS_PER_TOKEN or not fits(whole):
@@ -246,7 +247,7 @@ def _guess(model: ServedModel, chat: Chat, cuttable: list[_Cuttable], budget: in
     the budget takes.
     """
     for kept, item in enumerate(cuttable):
-        texts = [chat.messages[index].content for index in item.messages]
+        texts = [text_of(chat.messages[index]) for index in item.messages]
         if item.passage is not None:
             passage = chat.passages[item.passage]
             texts.append(f"{passage.title} {passage.text}")

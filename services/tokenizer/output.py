@@ -46,9 +46,10 @@ class Output:
         told, own = so_far.plan, self._prompt.plan
         if (told, so_far.prompt_digest) != (own, self._prompt.digest):
             raise CannotResumeError("the prompt is not the same")
-        if len(self._text(so_far.token_ids)) != so_far.characters or self.stop is not None:
+        (begun,) = so_far.choices
+        if len(self._text(begun.token_ids)) != begun.characters or self.stop is not None:
             raise CannotResumeError("the text is not the same")
-        self._cached_tokens = so_far.cached_tokens
+        self._cached_tokens = begun.cached_tokens
         self._sent = len(self.token_ids)
         self._begun = True
 

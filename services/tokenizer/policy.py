@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from protos.tokenizer_pb2 import PromptRequest
 from services.common.config import PolicyRule, TokenizerSettings
+from services.common.content import text_of
 from services.common.errors import PenstockError, invalid
 
 
@@ -103,7 +104,7 @@ def _texts(
     match request.WhichOneof("input"):
         case "chat":
             for index, message in enumerate(request.chat.messages):
-                yield f"messages[{index}].content", message.role, message.content
+                yield f"messages[{index}].content", message.role, text_of(message)
             for index, passage in enumerate(request.chat.passages):
                 yield f"documents[{index}]", "document", f"{passage.title}\n{passage.text}"
         case "text":

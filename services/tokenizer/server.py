@@ -122,8 +122,9 @@ def _parse(payload: bytes) -> PromptRequest:
         raise invalid("not a PromptRequest", "") from None
     if len(request.stop) > 4 or not all(request.stop):
         raise invalid("at most 4 stop strings, none of them empty", "stop")
-    if request.HasField("resume") and not request.resume.token_ids:
-        raise invalid("nothing of the answer is there to go on behind", "resume.token_ids")
+    begun = [len(choice.token_ids) for choice in request.resume.choices]
+    if request.HasField("resume") and not (begun and all(begun)):
+        raise invalid("nothing of the answer is there to go on behind", "resume.choices")
     return request
 
 

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError, meta, nodes
 
 from protos.common_pb2 import Message, Passage
+from services.common.content import said, text_of
 
 # Stand for the contents when the template's own text is looked for: private use, of no meaning to
 # any template, and kept by `trim`.
@@ -90,7 +91,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], passages: Sequence[Passage] = ()) -> Rendered:
         """The prompt's text, open for the assistant's answer. Raises NotRenderableError."""
-        fields = [m.content for m in messages] + [f for p in passages for f in (p.title, p.text)]
+        fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
         marks = [f"\ue000{i}\ue001" if field else "" for i, field in enumerate(fields)]
         try:
             skeleton = self._apply(messages, marks)
@@ -98,7 +99,7 @@ class ChatTemplate:
             raise self._blame(messages, marks, str(error)) from None
         shown = {int(number) for number in _MARK.findall(skeleton)}
         for index, message in enumerate(messages):
-            if message.content and index not in shown:
+            if fields[index] and index not in shown:
                 why = (
                     f"the model's chat template leaves out a message of role {message.role!r} here"
                 )
@@ -152,7 +153,7 @@ class ChatTemplate:
 
     def _can_render(self, roles: list[str]) -> bool:
         try:
-            self.render([Message(role=role, content=role) for role in roles])
+            self.render([said(role, role) for role in roles])
         except NotRenderableError:
             return False
         return True

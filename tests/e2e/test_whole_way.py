@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from protos import gateway_pb2, gateway_pb2_grpc
 from services.common.config import ModelSpec
+from services.common.content import said
 from tests.support.cluster import Cluster
 from tests.support.inside import check
 from tests.support.streams import Stream
@@ -216,7 +217,7 @@ async def test_grpc_gives_what_rest_gives(penstock: Cluster) -> None:
         stub = gateway_pb2_grpc.InferenceStub(channel)
         request = gateway_pb2.ChatRequest(
             model="tiny",
-            messages=[common_pb2.Message(role="user", content=QUESTION[0]["content"])],
+            messages=[said("user", QUESTION[0]["content"])],
             sampling=gateway_pb2.SamplingOptions(max_tokens=12, temperature=0),
         )
         key = (("authorization", f"Bearer {penstock.key}"),)

@@ -12,7 +12,7 @@ from grpc._cython.cygrpc import ExecuteBatchError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from protos.common_pb2 import FINISH_STOP, Message, Passage
+from protos.common_pb2 import FINISH_STOP, Passage, TokenIds
 from protos.gateway_pb2 import (
     ChatRequest,
     CompleteRequest,
@@ -21,7 +21,7 @@ from protos.gateway_pb2 import (
     SamplingOptions,
 )
 from protos.gateway_pb2_grpc import InferenceStub
-from protos.tokenizer_pb2 import TokenIds
+from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.service import Host
 from services.gateway import neighbours
@@ -33,7 +33,7 @@ from tests.support.inside import check
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
-MESSAGES = [Message(role="user", content="Hi")]
+MESSAGES = [said("user", "Hi")]
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_refusals_name_the_field_as_grpc_has_it(rig):
             "sampling.temperature",
         ),
         (
-            ChatRequest(model=MODEL, messages=[Message(role="tool", content="x")]),
+            ChatRequest(model=MODEL, messages=[said("tool", "x")]),
             "messages[0].role",
         ),
         (

@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from protos import gateway_pb2_grpc
-from protos.common_pb2 import Message
 from protos.gateway_pb2 import ChatRequest
+from services.common.content import said
 from services.common.errors import PenstockError, invalid, unavailable
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig
@@ -111,7 +111,7 @@ async def test_the_same_over_grpc(rig: Rig) -> None:
     stub = gateway_pb2_grpc.InferenceStub(await rig.channel())
     request = ChatRequest(
         model=MODEL,
-        messages=[Message(role="user", content="When?")],
+        messages=[said("user", "When?")],
         vector_store_ids=[shelf.id],
     )
     call = stub.Chat(request, metadata=(("authorization", f"Bearer {rig.key}"),))

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP
 from protos.router_pb2 import GenerateRequest
-from protos.tokenizer_pb2 import PromptRequest, Resume, TextDelta
+from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.config import PolicyRule
 from services.common.embedded_redis import EmbeddedRedis
@@ -19,6 +19,7 @@ from services.common.link import End, LinkCall
 from services.common.service import Host
 from services.tokenizer.generation import MAX_LOSSES
 from services.tokenizer.policy import Policy
+from tests.support.resumes import resume_of
 from tests.support.tokenizer_bed import (
     Bed,
     Script,
@@ -218,17 +219,6 @@ async def test_no_router_within_the_patience_is_an_error_that_names_it(
 # ---- an answer that another tokenizer began ------------------------------------------------
 
 
-def resume_of(deltas: list[TextDelta]) -> Resume:
-    return Resume(
-        plan=deltas[0].plan,
-        prompt_digest=deltas[0].prompt_digest,
-        token_ids=[id for delta in deltas for id in delta.token_ids],
-        cached_tokens=deltas[0].usage.cached_tokens,
-        characters=sum(len(delta.text) for delta in deltas),
-        checkpoint=deltas[0].checkpoint,
-    )
-
-
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_answer_is_gone_on_with_in_the_window_and_under_the_policy_it_began_with(
     two: Bed,
@@ -250,7 +240,7 @@ async def test_an_answer_is_gone_on_with_in_the_window_and_under_the_policy_it_b
         rooms.clear()
         two.pipeline.policy.rules = rules
     assert (end.status.code, two.text) == (0, after)
-    known = len(request.resume.token_ids)
+    known = len(request.resume.choices[0].token_ids)
     assert list(second.prompt_token_ids) == [*first.prompt_token_ids, *ids(TEXT)[:known]]
     assert second.generated_prefix == known
     assert first.sampling.max_tokens - second.sampling.max_tokens == known
@@ -268,7 +258,8 @@ async def test_another_prompt_or_text_is_refused_instead_of_gone_on_with(two: Be
     async def refusal(request: PromptRequest, **change: object) -> PenstockError:
         request.resume.CopyFrom(before)
         for name, value in change.items():
-            setattr(request.resume, name, value)
+            begun = request.resume.choices[0] if name == "characters" else request.resume
+            setattr(begun, name, value)
         end, asked = await told(two, Story(TEXT), request)
         assert (asked, two.deltas) == ([], [])
         return PenstockError.from_status(end.status)
@@ -277,7 +268,7 @@ async def test_another_prompt_or_text_is_refused_instead_of_gone_on_with(two: Be
         await refusal(question("What was it?")),
         await refusal(question(), prompt_digest=b"x"),
         await refusal(question(), checkpoint="another"),
-        await refusal(question(), characters=before.characters + 1),
+        await refusal(question(), characters=before.choices[0].characters + 1),
     ):
         assert (error.code, error.stage) == (grpc.StatusCode.UNAVAILABLE, "tokenizer")
         assert error.reason == "cannot_resume"
@@ -288,4 +279,4 @@ async def test_to_go_on_behind_nothing_is_no_way_around_the_policy(two: Bed) -> 
     request = question("a TOP secret")
     request.resume.SetInParent()
     end, asked = await told(two, Story(TEXT), request)
-    assert (end.status.param, asked) == ("resume.token_ids", [])
+    assert (end.status.param, asked) == ("resume.choices", [])

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
-from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, Message
+from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, TokenIds
 from protos.router_pb2 import GenerateRequest
-from protos.tokenizer_pb2 import PromptRequest, Resume, TokenIds
+from protos.tokenizer_pb2 import PromptRequest
 from protos.worker_pb2 import TokenDelta
 from services.common.config import (
     PolicyRule,
@@ -21,6 +21,7 @@ from services.common.config import (
     TokenizerSettings,
     WorkerSettings,
 )
+from services.common.content import said
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
@@ -29,6 +30,7 @@ from services.common.service import Host
 from services.tokenizer import metrics
 from services.tokenizer.context import assemble
 from services.tokenizer.server import TokenizerService
+from tests.support.resumes import resume_of
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, renumber, says, write_model
 from tests.support.transport import TRANSPORT
@@ -128,11 +130,8 @@ async def test_an_answer_gone_on_with_keeps_the_window_that_it_began_with(
         request.sampling.max_tokens = 0
         assert (await b.ask(request)).status.code == 0
         begun = b.deltas[0]
-        request.resume.token_ids.extend(begun.token_ids)
-        request.resume.characters = len(begun.text)
-        request.resume.plan.CopyFrom(begun.plan)
-        request.resume.prompt_digest = begun.prompt_digest
-        request.resume.checkpoint = begun.checkpoint
+        request.resume.CopyFrom(resume_of([begun]))
+        request.resume.choices[0].finished = False
         catalog = b.pipeline.catalog
         facts = {"model": "tiny", "digest": begun.checkpoint, "max_model_len": "96"}
         worker = Replica("worker", "worker-1", "127.0.0.1:1", "host", 1, facts=facts)
@@ -206,19 +205,12 @@ async def test_requests_and_tokens_are_counted_once(
         # Gone on with, only what is new is counted: another tokenizer has counted the rest.
         first = b.deltas[0]
         resumed = question()
-        resumed.resume.CopyFrom(
-            Resume(
-                plan=first.plan,
-                prompt_digest=first.prompt_digest,
-                checkpoint=first.checkpoint,
-                token_ids=first.token_ids,
-                characters=len(first.text),
-            )
-        )
+        resumed.resume.CopyFrom(resume_of([first]))
+        resumed.resume.choices[0].finished = False
         assert (await b.ask(resumed)).status.code == 0
         assert since() == {"ok": 1, "out": len(ids(answer))}
         cut = question()
-        cut.chat.messages.insert(1, Message(role="user", content="water " * 400))
+        cut.chat.messages.insert(1, said("user", "water " * 400))
         for _ in range(2):
             cut.chat.passages.add(title="Long", text="water " * 400)
         assert (await b.ask(cut)).status.code == 0
@@ -257,11 +249,8 @@ async def test_threads_are_taken_and_time_is_kept_in_the_caller_s_name(
         assert until_s - 10 < deadlines[0] < until_s + 10
         begun = b.deltas[0]
         request = asked_by("acme")
-        request.resume.token_ids.extend(begun.token_ids)
-        request.resume.characters = len(begun.text)
-        request.resume.plan.CopyFrom(begun.plan)
-        request.resume.prompt_digest = begun.prompt_digest
-        request.resume.checkpoint = begun.checkpoint
+        request.resume.CopyFrom(resume_of([begun]))
+        request.resume.choices[0].finished = False
         tenants.clear()
         assert (await b.ask(request)).status.code == 0
         assert tenants == ["acme"] * 2, "for the prompt and for what was begun"

@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import grpc
 
-from protos.common_pb2 import FINISH_LENGTH, Caller, Message, Passage, Sampling, Usage
+from protos.common_pb2 import FINISH_LENGTH, Caller, Passage, Sampling, Usage
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.config import PolicyRule, Settings, TokenizerSettings
+from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.link import End, LinkCall, LinkClient, LinkServer
 from services.common.redis import connect
@@ -266,7 +267,7 @@ async def bed(
 
 
 def question(text: str = "What is it?", **fields: object) -> PromptRequest:
-    messages = [Message(role="system", content="Be brief."), Message(role="user", content=text)]
+    messages = [said("system", "Be brief."), said("user", text)]
     passages = [Passage(title="T", text="It is water.")]
     return PromptRequest(
         caller=Caller(request_id="r1", tenant="t"),

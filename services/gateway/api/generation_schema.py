@@ -5,9 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from protos.common_pb2 import Message, Passage, Sampling
-from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
+from protos.common_pb2 import Passage, Sampling, TokenIds
+from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.config import GatewaySettings
+from services.common.content import said
 from services.gateway.api.schema import UNSUPPORTED, Body, Metadata, at_most, bad_value, refuse
 from services.gateway.runs.prompt import Prompt
 
@@ -182,7 +183,7 @@ class ChatCompletionRequest(Generation):
 
     def prompt(self, default_passages: int) -> Prompt:
         """The request for the pipeline; `default_passages` are searched when it does not say."""
-        messages = [Message(role=m.role, content=m.text, name=m.name or "") for m in self.messages]
+        messages = [said(m.role, m.text, m.name or "") for m in self.messages]
         documents = [Passage(title=d.title, text=d.text) for d in self.documents or ()]
         # No limit given: as many tokens as the window leaves.
         limit = self.max_completion_tokens or self.max_tokens or 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Usage
 from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
+from services.common.content import text_of
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Prompt:
     def text(self) -> str:
         """What is asked, for an operator who has switched on that prompts are shown."""
         if self.request.HasField("chat"):
-            return "\n".join(f"{m.role}: {m.content}" for m in self.request.chat.messages)
+            return "\n".join(f"{m.role}: {text_of(m)}" for m in self.request.chat.messages)
         return self.request.text or f"{len(self.request.token_ids.ids)} token ids"
 
 

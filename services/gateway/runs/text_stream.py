@@ -43,6 +43,8 @@ class TextStream:
         self._deadline = deadline
         self._traceparent = traceparent
         self._so_far = Resume()
+        self._begun: dict[int, Resume.Begun] = {}  # of its choices
+        self._unfinished = max(1, request.choices)
         self._link_request: LinkRequest | None = None
         self._inbox: list[bytes] = []
         self._unread_bytes = 0
@@ -50,7 +52,7 @@ class TextStream:
         self._wake = asyncio.Event()
         self._losses = 0
         self.finished = (
-            False  # the last delta has come: whatever ends the link then, ends no answer
+            False  # the last delta of all has come: whatever ends the link then, ends no answer
         )
         self.end = End()
         self.record = Record()  # what all tokenizers asked told of it
@@ -87,7 +89,7 @@ class TextStream:
     async def _open(self) -> "asyncio.Task[End]":
         peer = await self._tokenizers.pick_least_loaded(self._patience_s)
         self.attempts.append(peer.id)
-        if self._so_far.token_ids:
+        if self._begun:
             self._request.resume.CopyFrom(self._so_far)
         self._link_request = peer.link.open(
             self._request.SerializeToString(),
@@ -116,16 +118,21 @@ class TextStream:
 
     def _note(self, delta: TextDelta) -> None:
         """Keeps what another tokenizer would have to know."""
-        self._so_far.token_ids.extend(delta.token_ids)
-        self._so_far.characters += len(delta.text)
-        if delta.HasField("plan"):
+        if delta.choice not in self._begun:
             self._so_far.plan.CopyFrom(delta.plan)
             self._so_far.prompt_digest = delta.prompt_digest
             self._so_far.checkpoint = delta.checkpoint
-            self._so_far.cached_tokens = delta.usage.cached_tokens
+            begun = self._begun[delta.choice] = self._so_far.choices.add(choice=delta.choice)
+            begun.cached_tokens = delta.usage.cached_tokens
+        begun = self._begun[delta.choice]
+        begun.token_ids.extend(delta.token_ids)
+        begun.characters += len(delta.text) + len(delta.reasoning)
+        begun.characters += sum(len(call.arguments) for call in delta.tool_calls)
         if delta.finish:
-            self.finished = True
-            if self._link_request is not None:
+            begun.finished = True
+            self._unfinished -= 1
+            self.finished = not self._unfinished
+            if self.finished and self._link_request is not None:
                 self._link_request.settle()
 
     def _may_go_on(self) -> bool:

@@ -17,7 +17,6 @@ from prometheus_client import generate_latest
 from protos.common_pb2 import (
     FINISH_LENGTH,
     FINISH_STOP,
-    Message,
     Passage,
     Record,
     Span,
@@ -26,6 +25,7 @@ from protos.common_pb2 import (
 )
 from protos.retrieval_pb2 import SearchReply
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
+from services.common.content import said
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
 from services.common.logs import JsonLines
@@ -206,7 +206,7 @@ async def test_a_request_has_one_deadline(parts):
 def searching(**more: Any) -> Prompt:
     documents = [Passage(title="mine", text="own")]
     request = PromptRequest(
-        model=MODEL, chat=Chat(messages=[Message(role="user", content="Q")], passages=documents)
+        model=MODEL, chat=Chat(messages=[said("user", "Q")], passages=documents)
     )
     given = {"stores": ("vs_1", "vs_2"), "max_passages": 7, "question": "Q", **more}
     return Prompt(request, **given)

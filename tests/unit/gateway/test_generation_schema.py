@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.config import GatewaySettings
+from services.common.content import text_of
 from services.common.errors import PenstockError
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.schema import parse, validated
@@ -141,7 +142,7 @@ def test_what_is_accepted_arrives():
     assert (sampling.seed, sampling.max_tokens, sampling.ignore_eos) == (2**64 - 1, 5, True)
     assert list(given.request.stop) == ["END"]
     messages = given.request.chat.messages
-    assert [(m.role, m.content, m.name) for m in messages] == [
+    assert [(m.role, text_of(m), m.name) for m in messages] == [
         ("developer", "Be brief.", ""),
         ("user", "Q", "ann"),
     ]

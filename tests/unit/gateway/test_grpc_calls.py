@@ -7,7 +7,17 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.common_pb2 import FINISH_STOP, Message, Passage, Usage
+from protos.common_pb2 import (
+    FINISH_STOP,
+    Constraint,
+    ContentPart,
+    Message,
+    Passage,
+    TokenIds,
+    Tool,
+    ToolCall,
+    Usage,
+)
 from protos.gateway_pb2 import (
     ChatRequest,
     CompleteRequest,
@@ -17,7 +27,8 @@ from protos.gateway_pb2 import (
     SamplingOptions,
 )
 from protos.retrieval_pb2 import EmbedReply, SearchReply, Vector
-from protos.tokenizer_pb2 import PromptPlan, TextDelta, TokenIds
+from protos.tokenizer_pb2 import PromptPlan, TextDelta
+from services.common.content import said, text_of
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
 from services.gateway import metrics
@@ -35,7 +46,7 @@ from tests.support.gateway_parts import (
 from tests.support.waiting import until
 
 CODE = grpc.StatusCode
-HI = [Message(role="user", content="Hi")]
+HI = [said("user", "Hi")]
 
 
 class Aborted(Exception):
@@ -178,7 +189,7 @@ async def test_what_is_asked_for_arrives(parts):
     sampling = SamplingOptions(
         temperature=0.0, top_k=5, top_p=0.25, seed=9, max_tokens=7, stop=["x"], ignore_eos=True
     )
-    named = [Message(role="user", content="Hi", name="ann")]
+    named = [said("user", "Hi", "ann")]
     asked = ChatRequest(
         model=MODEL, messages=named, sampling=sampling, vector_store_ids=["vs_1", "vs_2"]
     )
@@ -188,7 +199,7 @@ async def test_what_is_asked_for_arrives(parts):
     told = whole.sampling
     assert (told.temperature, told.top_k, told.top_p, told.seed) == (0.0, 5, 0.25, 9)
     assert (told.max_tokens, told.ignore_eos, list(whole.stop)) == (7, True, ["x"])
-    assert [(m.role, m.content, m.name) for m in whole.chat.messages] == [("user", "Hi", "ann")]
+    assert [(m.role, text_of(m), m.name) for m in whole.chat.messages] == [("user", "Hi", "ann")]
     (search,) = parts.retrieval.searches
     assert (list(search.collections), search.query) == (["vs_1", "vs_2"], "Hi")
     assert search.limit == parts.settings.retrieval.top_k
@@ -340,6 +351,29 @@ async def test_a_field_is_named_as_grpc_has_it(parts, theirs, ours):
 )
 async def test_what_a_completion_lacks_is_named(parts, message, param):
     call = await complete(parts, Call(message))
+    assert (call.code, call.trailers["x-param"]) == (CODE.INVALID_ARGUMENT, param)
+    assert parts.tokenizers.opened == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (ChatRequest(messages=HI, tools=[Tool(name="f")]), "tools"),
+        (ChatRequest(messages=HI, constraint=Constraint(regex="a+")), "constraint"),
+        (
+            ChatRequest(messages=[*HI, Message(role="assistant", tool_calls=[ToolCall(id="c")])]),
+            "messages[1].tool_calls",
+        ),
+        (
+            ChatRequest(messages=[Message(role="user", content=[ContentPart()])]),
+            "messages[0].content[0]",
+        ),
+        (ChatRequest(messages=[Message(role="user")]), "messages[0].content"),
+    ],
+)
+async def test_what_is_not_built_or_not_known_is_refused_by_name(parts, asked, param):
+    asked.model = MODEL
+    call = await chat(parts, Call(asked))
     assert (call.code, call.trailers["x-param"]) == (CODE.INVALID_ARGUMENT, param)
     assert parts.tokenizers.opened == []
 

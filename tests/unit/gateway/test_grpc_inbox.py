@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.common_pb2 import Message
+from protos.common_pb2 import TokenIds
 from protos.gateway_pb2 import ChatRequest, CompleteRequest, PublicEmbedRequest, SamplingOptions
-from protos.tokenizer_pb2 import TokenIds
 from services.common.config import GatewaySettings
+from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.shares import Shares
 from services.gateway.api.grpc import inbox as grpc_inbox
@@ -53,7 +53,7 @@ def test_what_is_none_is_refused(message):
 def test_what_is_one_comes_through(texts, temperature, seed):
     sampling = SamplingOptions(temperature=temperature, seed=seed, stop=texts[:4])
     for request in (
-        ChatRequest(messages=[Message(role="user", content=t) for t in texts], sampling=sampling),
+        ChatRequest(messages=[said("user", t) for t in texts], sampling=sampling),
         CompleteRequest(token_ids=TokenIds(ids=range(5000)), sampling=sampling),
         PublicEmbedRequest(model="m", texts=texts * 200),
     ):

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, Usage
-from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta, TokenIds
+from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, TokenIds, Usage
+from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
+from services.common.content import said
 from services.gateway.api.rest.openai_format import (
     Chunks,
     chat_completion,
@@ -191,7 +192,7 @@ def test_usage_is_summed_by_kind():
 
 
 def test_what_is_shown_of_a_prompt():
-    chat = Chat(messages=[{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}])
+    chat = Chat(messages=[said("user", "Q"), said("assistant", "A")])
     assert Prompt(PromptRequest(chat=chat)).text == "user: Q\nassistant: A"
     assert Prompt(PromptRequest(text="T")).text == "T"
     assert Prompt(PromptRequest(token_ids=TokenIds(ids=[1, 2]))).text == "2 token ids"

@@ -64,7 +64,7 @@ async def test_an_answer_outlives_so_many_losses(losses: int) -> None:
     told = min(losses, MAX_LOSSES) + 1
     assert text == "".join(f"{n} " for n in range(1, told + 1))
     assert stream.finished is (losses <= MAX_LOSSES)
-    last = tokenizers.asked[-1].resume
+    (last,) = tokenizers.asked[-1].resume.choices
     assert (list(last.token_ids), last.characters) == ([*range(1, told)], 2 * (told - 1))
 
 
@@ -179,8 +179,10 @@ async def test_another_tokenizer_is_told_all_that_it_has_to_know() -> None:
     assert not first.request.HasField("resume")
     resume = second.request.resume
     assert resume.checkpoint == "c0ffee"
-    assert (resume.plan, resume.prompt_digest, resume.cached_tokens) == (PLAN, b"d", 4)
-    assert (list(resume.token_ids), resume.characters) == ([5, 6, 7], 2)
+    assert (resume.plan, resume.prompt_digest) == (PLAN, b"d")
+    (begun,) = resume.choices
+    assert (begun.choice, begun.cached_tokens, begun.finished) == (0, 4, False)
+    assert (list(begun.token_ids), begun.characters) == ([5, 6, 7], 2)
     for opened in (first, second):
         assert (opened.request.model, opened.request.text) == ("m", "Q")
         assert (opened.deadline, opened.traceparent) == (99.0, "trace")

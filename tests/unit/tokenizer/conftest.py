@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.common_pb2 import Message, Passage
+from services.common.content import said
 from services.tokenizer.models import ServedModel, load
 from tests.support.served import checkpoint_of
 from tests.support.tokenizers import CHAT_TEMPLATE, write_tokenizer
@@ -34,7 +35,7 @@ def model(make_model: MakeModel) -> ServedModel:
 
 
 def messages(*turns: tuple[str, str]) -> list[Message]:
-    return [Message(role=role, content=content) for role, content in turns]
+    return [said(role, content) for role, content in turns]
 
 
 def passages(*texts: str) -> list[Passage]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from protos.common_pb2 import Message, Passage
+from services.common.content import said, text_of
 from services.tokenizer.template import ChatTemplate, NotRenderableError, _locate
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS, byte_level
 
@@ -44,7 +45,7 @@ def tokenizer(chat_template: str) -> Any:
 
 
 def chat(*turns: tuple[str, str]) -> list[Message]:
-    return [Message(role=role, content=content) for role, content in turns]
+    return [said(role, content) for role, content in turns]
 
 
 TALK = chat(
@@ -58,7 +59,7 @@ PASSAGES = [Passage(title="One", text="first text"), Passage(title="Two", text="
 
 
 def as_dicts(talk: list[Message]) -> list[dict[str, str]]:
-    return [{"role": m.role, "content": m.content} for m in talk]
+    return [{"role": m.role, "content": text_of(m)} for m in talk]
 
 
 @pytest.mark.parametrize("source", [CHAT_TEMPLATE, CHATML])
@@ -108,7 +109,7 @@ def test_names_are_shown_where_there_are_any() -> None:
     source = (
         "{% for m in messages %}{{ m.name if 'name' in m else '-' }}:{{ m.content }} {% endfor %}"
     )
-    talk = [Message(role="user", content="a", name="Ann"), Message(role="user", content="b")]
+    talk = [said("user", "a", "Ann"), said("user", "b")]
     assert ChatTemplate(tokenizer(source)).render(talk).text == "Ann:a -:b "
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from protos.common_pb2 import Sampling
-from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
+from protos.common_pb2 import Sampling, TokenIds
+from protos.tokenizer_pb2 import Chat, PromptRequest
+from services.common.content import text_of
 from services.common.errors import PenstockError
 from services.tokenizer.context import (
     _Candidate,
@@ -44,7 +45,7 @@ def test_the_ids_are_those_of_transformers(model: ServedModel) -> None:
     request = chat([("system", "Be brief."), ("user", "What is it?")], ("It is water.",))
     assert model.template is not None
     expected = model.template._tokenizer.apply_chat_template(
-        [{"role": m.role, "content": m.content} for m in request.chat.messages],
+        [{"role": m.role, "content": text_of(m)} for m in request.chat.messages],
         documents=[{"title": "Title 1", "text": "It is water."}],
         add_generation_prompt=True,
     )

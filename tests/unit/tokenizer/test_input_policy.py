@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.common_pb2 import Passage
-from protos.tokenizer_pb2 import Chat, PromptRequest, TokenIds
+from protos.common_pb2 import Passage, TokenIds
+from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.config import PolicyRule, TokenizerSettings
 from services.tokenizer.policy import Policy, PolicyRefusalError, load_policy
 from tests.support.tokenizers import byte_level

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
-from protos.common_pb2 import Message
+from services.common.content import said
 from services.tokenizer.encode import Encoded, PromptEncoder
 from services.tokenizer.template import ChatTemplate, Rendered, Span
 from tests.support import tokenizers as kinds
@@ -42,7 +42,7 @@ FORGETS_REASONING = """\
 def control_tokens(*turns: tuple[str, str]) -> list[str]:
     """Those of a chat with a template that takes the reasoning out of answers."""
     hf = PreTrainedTokenizerFast(tokenizer_object=BYTES, chat_template=FORGETS_REASONING)
-    talk = [Message(role=role, content=content) for role, content in turns]
+    talk = [said(role, content) for role, content in turns]
     encoded = PromptEncoder(BYTES).encode(ChatTemplate(hf).render(talk))
     return [str(BYTES.id_to_token(id)) for id in encoded.ids if id < 8]
 

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, Usage
-from protos.tokenizer_pb2 import PromptPlan, Resume, TextDelta
+from protos.tokenizer_pb2 import PromptPlan, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import detokenizer_factory
 from services.tokenizer.output import CannotResumeError, Output
+from tests.support.resumes import resume_of
 from tests.support.tokenizers import byte_level, metaspace, unigram, wordpiece
 
 TOKENIZER = byte_level()
@@ -126,17 +127,6 @@ def played(out: Output, deltas: list[TokenDelta]) -> list[TextDelta]:
     return told
 
 
-def so_far(told: list[TextDelta]) -> Resume:
-    """What a gateway knows of an answer that began so."""
-    return Resume(
-        plan=told[0].plan,
-        prompt_digest=told[0].prompt_digest,
-        token_ids=[id for delta in told for id in delta.token_ids],
-        cached_tokens=told[0].usage.cached_tokens,
-        characters=sum(len(delta.text) for delta in told),
-    )
-
-
 @pytest.mark.parametrize("kind", FACTORIES)
 @given(data=st.data())
 @settings(deadline=None, max_examples=60)
@@ -162,7 +152,7 @@ def test_text_before_and_after_a_loss_is_the_text_undisturbed(
     second = Output(new(), stops, PROMPT)
     known = 0
     if before:
-        second.resume(so_far(before))
+        second.resume(resume_of(before))
         known = len(second.token_ids)
         assert known == sum(len(delta.token_ids) for delta in before)
     # Tokens that gave no text yet are made again, in any portions.
@@ -199,16 +189,15 @@ def test_an_answer_that_was_begun_otherwise_is_not_gone_on_with(
 ) -> None:
     first = output("ENDE").push(TokenDelta(token_ids=ids("The")))
     assert first is not None
-    known = so_far([first])
+    known = resume_of([first])
     output("ENDE").resume(known)
-    other = Resume(
-        **{
-            "plan": known.plan,
-            "prompt_digest": known.prompt_digest,
-            "token_ids": known.token_ids,
-            "characters": known.characters,
-            **change,  # type: ignore[arg-type]
-        }
-    )
+    for name, value in change.items():
+        begun = known.choices[0] if name in ("token_ids", "characters") else known
+        if name == "token_ids":
+            begun.token_ids[:] = value
+        elif name == "plan":
+            begun.plan.CopyFrom(value)
+        else:
+            setattr(begun, name, value)
     with pytest.raises(CannotResumeError, match=what):
-        output("ENDE").resume(other)
+        output("ENDE").resume(known)

@@ -5,11 +5,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
+from protos.common_pb2 import Message
 from protos.gateway_pb2 import (
     ChatRequest,
     CompleteRequest,
@@ -25,6 +26,7 @@ from services.gateway import metrics
 from services.gateway.api.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
 from services.gateway.api.generation_schema import (
     MAX_DOCUMENTS,
+    MAX_PARTS,
     MAX_STOPS,
     MAX_STORES,
     ChatCompletionRequest,
@@ -32,7 +34,7 @@ from services.gateway.api.generation_schema import (
 )
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
-from services.gateway.api.schema import validated
+from services.gateway.api.schema import UNSUPPORTED, validated
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.runs.pipeline import Gateway, serve
@@ -118,13 +120,14 @@ def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
     """The request in REST's shape, to be validated by REST's rules. Of what is too many, one more
     than may be: that is enough to be refused.
     """
+    _refuse_any(request, ("tools", "tool_choice", "parallel_tool_calls", "constraint"))
     documents = request.documents[: MAX_DOCUMENTS + 1]
     stores = list(request.vector_store_ids[: MAX_STORES + 1])
     fields: dict[str, Any] = {
         "model": request.model,
         "messages": [
-            {"role": m.role, "content": m.content, "name": m.name or None}
-            for m in request.messages[: max_messages + 1]
+            _message(m, f"messages[{index}]")
+            for index, m in enumerate(request.messages[: max_messages + 1])
         ],
         "documents": [{"title": d.title, "text": d.text} for d in documents],
         **_sampling(request.sampling),
@@ -137,7 +140,24 @@ def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
     return fields
 
 
+def _message(message: Message, at: str) -> dict[str, Any]:
+    _refuse_any(message, ("tool_calls", "tool_call_id", "reasoning"), f"{at}.")
+    parts = message.content[: MAX_PARTS + 1]
+    for index, part in enumerate(parts):
+        if part.WhichOneof("kind") is None:
+            raise invalid("A part of a kind that is not known here.", f"{at}.content[{index}]")
+    content = [{"type": "text", "text": part.text} for part in parts]
+    return {"role": message.role, "content": content, "name": message.name or None}
+
+
+def _refuse_any(asked: Any, names: Sequence[str], at: str = "") -> None:
+    """Raises INVALID_ARGUMENT for the first of the fields that is set: they are not built yet."""
+    for name in (field.name for field, _ in asked.ListFields() if field.name in names):
+        raise invalid(f"Unsupported parameter: '{at}{name}'.", at + name, reason=UNSUPPORTED)
+
+
 def _completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]:
+    _refuse_any(request, ("constraint",))
     fields = {"model": request.model, **_sampling(request.sampling)}
     if request.HasField("token_ids"):
         one_more = max_ids + 1  # is enough to be refused
