@@ -3,16 +3,18 @@
     step = fixed + a * prompt tokens + b * what they look back on
                  + c * decodes       + d * what they look back on
 
-The five costs are never negative: the least squares of relative errors over the last steps, old
-ones fading. Errors relative to what was measured, for two reasons: a short step says as much as a
-long one, and one that took far longer than it computes (its processor was taken away) says little.
-Steps with prompts and steps without are remembered apart, so that a long spell of one kind does
-not soon wash away what is known of the other.
+A Kalman filter (R. E. Kalman, "A new approach to linear filtering and prediction problems", 1960)
+of the five costs: with each goes how uncertain it is, and with each pair how far the one follows
+the other. A step corrects the costs that it tells most of, by as much as they are uncertain beside
+the step's own noise. Two things make them uncertain again: the machine as a whole becomes slower or
+faster, which moves all costs alike, those that no step shows, too; and each moves by itself, while
+steps contain it. So where all steps are alike, what they do not tell apart keeps its proportions
+and is known to be in doubt (`doubt`): the scheduler now and then makes a step of decodes alone.
 
-What the steps do not tell apart keeps its proportions: the machine became slower or faster as a
-whole, as far as that explains them. And since a time that is too short would outweigh all others,
-none counts for less than a third of what was expected, and no cost falls by more than a half at
-once.
+A step may be held up, by any factor, and a clock may be wrong. So an error counts for no more than
+twice what was to be expected, and no cost falls by more than a half at once: one step says little,
+and a machine of another speed is believed after some dozens. No cost is ever negative. What of an
+error does not count does not lessen the doubt, either.
 """
 
 import math
@@ -22,19 +24,21 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-_KEPT = 0.95
-"""Of a kind's memory, with each step of that kind: about the last twenty count."""
-_KEPT_BESIDE = 0.998
-"""Likewise, with each step of the other kind: it may not come again for long, and the machine may
-have changed since."""
-_SHORTEST = 1 / 3
-"""Of the time that was expected."""
-_SWEEPS = 3
-"""Over the costs, each time one by one to its best; from where they stood, so that what the
-steps do not tell apart stays as it was."""
+Floats = NDArray[np.float64]
 
-_NOTHING = 1e-12
-"""Of a size, (1 / s)^2: so little is left of steps that had it long ago."""
+_NOISE = 0.1
+"""Of a step's time, that nobody can tell."""
+_TOGETHER = 0.03
+"""By so much of itself each cost moves from step to step, all in the same direction."""
+_ALONE = 0.05
+"""Likewise, each by itself."""
+_FAR = 2.0
+"""Of an error's standard deviation: beyond, it counts as that."""
+_MOST_DOUBT = 1.0
+"""Of a cost."""
+_AT_MOST = (1, 1, 0.01, 1, 0.01)
+"""Of the first step's time that contains it, what a cost may be about: to look back on a token
+takes far less than to compute one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +63,13 @@ def looked_back(start: int, count: int) -> int:
     return count * start + count * (count + 1) // 2
 
 
-class _Memory:
-    """Steps of one kind: of their sizes, divided by their seconds, the sums of products."""
-
-    def __init__(self) -> None:
-        self.products = np.zeros((5, 5))
-        self.sums = np.zeros(5)
-
-    def fade(self, kept: float) -> None:
-        self.products *= kept
-        self.sums *= kept
-
-    def add(self, rates: NDArray[np.float64]) -> None:
-        self.products += rates[:, None] * rates
-        self.sums += rates
-
-
 class CostModel:
     """Times are in seconds. One that has learned nothing takes all for nothing."""
 
     def __init__(self) -> None:
         self._costs = [0.0] * 5
-        self._prompts = _Memory()
-        self._decodes = _Memory()
+        self._spread = np.zeros((5, 5))
+        """Covariances."""
 
     def step_s(self, shape: StepShape) -> float:
         """What a step should take; nothing, if it computes nothing."""
@@ -105,27 +93,36 @@ class CostModel:
         root = linear + math.sqrt(linear * linear + 2 * context * max(0.0, seconds))
         return 2 * max(0.0, seconds) / root if root else math.inf
 
+    def doubt(self, shape: StepShape) -> float:
+        """How uncertain `step_s` is: its standard deviation, as a part of it."""
+        sizes = np.array(shape.sizes)
+        expected = self.step_s(shape)
+        return math.sqrt(max(0.0, sizes @ self._spread @ sizes)) / expected if expected else 0.0
+
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Takes in a step that ran and computed something."""
-        seconds = max(seconds, _SHORTEST * self.step_s(shape), 1e-6)
-        kind, other = self._prompts, self._decodes
-        if not shape.prompt_tokens:
-            kind, other = other, kind
-        kind.fade(_KEPT)
-        other.fade(_KEPT_BESIDE)
-        kind.add(np.array(shape.sizes) / seconds)
-        self._fit(kind.products + other.products, kind.sums + other.sums)
+        seconds = max(seconds, 1e-6)
+        sizes, costs = np.array(shape.sizes, float), np.array(self._costs)
+        self._grow_doubt(sizes, costs, seconds)
+        expected = float(sizes @ costs)
+        shared = self._spread @ sizes
+        variance = float(sizes @ shared) + (_NOISE * (expected or seconds)) ** 2
+        error = seconds - expected
+        counts = min(1.0, _FAR * math.sqrt(variance) / max(abs(error), 1e-12))
+        gain = counts * shared / variance
+        falls = np.divide(-gain * error, costs, out=np.zeros(5), where=costs > 0)
+        gain *= min(1.0, 0.5 / max(falls.max(), 0.5))
+        self._costs = np.maximum(costs + gain * error, 0.0).tolist()
+        self._spread -= np.outer(gain, shared)
 
-    def _fit(self, products: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
-        """All costs by one factor first, then one by one."""
-        before = np.array(self._costs)
-        if (explained := before @ products @ before) > 0:
-            before *= before @ sums / explained
-        costs = self._costs = before.tolist()
-        least = [cost / 2 for cost in costs]
-        rows, wanted = products.tolist(), sums.tolist()
-        for _ in range(_SWEEPS):
-            for index, row in enumerate(rows):
-                if row[index] > _NOTHING:
-                    missing = wanted[index] - sum(map(mul, costs, row))
-                    costs[index] = max(least[index], costs[index] + missing / row[index])
+    def _grow_doubt(self, sizes: Floats, costs: Floats, seconds: float) -> None:
+        """Since the step before. What has no cost yet may be all that took the `seconds`."""
+        spread, taking_part = self._spread, sizes > 0
+        alone = _ALONE * costs * taking_part
+        spread += _TOGETHER**2 * np.outer(costs, costs) + np.diag(alone * alone)
+        deviations = np.sqrt(spread.diagonal())
+        most = _MOST_DOUBT * costs
+        less = np.divide(most, deviations, out=np.ones(5), where=deviations > most)
+        spread *= np.outer(less, less)
+        for new in np.flatnonzero(taking_part & (costs == 0)):
+            spread[new, new] = (_AT_MOST[new] * seconds / sizes[new]) ** 2

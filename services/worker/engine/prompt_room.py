@@ -8,6 +8,14 @@ _SLOWED = 2.0
 """A step with prompts may take so many times as long as one without."""
 _LEAST_SHARE = 0.2
 """Of a step's time, for prompts."""
+_DOUBT = 0.2
+"""Of what decodes take alone: known no better, it is worth a step without prompts."""
+
+
+def is_worth_a_look(cost: CostModel, decoding: StepShape) -> bool:
+    """Whether the decodes should run once without prompts beside them, to see what they take: that
+    is what steps with prompts are sized by, and do not tell."""
+    return cost.doubt(decoding) > _DOUBT
 
 
 class PromptRoom:

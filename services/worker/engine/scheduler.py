@@ -8,7 +8,8 @@ Order of a step, under a budget of `max_batched_tokens`:
 A step with decodes in it also has a budget of time, so that they do not wait for long: it aims at
 `target_itl_s`, or else at twice what it would take if all who compute here now were decoding, each
 with as much behind it as those who do. Prompts get what the cost model says is left of that, and
-always a fifth of the step, and a token. Without decodes only tokens count.
+always a fifth of the step, and a token. Without decodes only tokens count. Where the cost model
+does not know any more what decodes take alone, a step is without prompts, but no two in a row.
 
 Prompts go by (priority, due, arrival). A prompt is due when, since it came, twice as many tokens
 have been computed here as it has itself to compute. So it goes before the rest of a longer one that
@@ -53,7 +54,7 @@ from services.worker.engine.block_pool import BlockPool, IntegrityError
 from services.worker.engine.coming import Coming
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.messages import FinishReason
-from services.worker.engine.prompt_room import PromptRoom, time_for_prompts
+from services.worker.engine.prompt_room import PromptRoom, is_worth_a_look, time_for_prompts
 from services.worker.engine.sequence import Sequence, Status
 from services.worker.engine.waiting import Waiting
 
@@ -118,6 +119,8 @@ class Scheduler:
         self.target_itl_s = target_itl_s
         self._prompt_share = 1.0
         """As of the last step."""
+        self._looks = False
+        """The last step is to show what decodes take alone."""
         self.sequences: dict[str, Sequence] = {}
         """All unfinished ones, by id."""
         self._waiting = Waiting()
@@ -178,7 +181,8 @@ class Scheduler:
         seconds, self._prompt_share = time_for_prompts(
             self.cost, decoding, present, tokens, self.target_itl_s
         )
-        room = PromptRoom(self.cost, tokens, seconds)
+        self._looks = not self._looks and is_worth_a_look(self.cost, decoding)
+        room = PromptRoom(self.cost, tokens, 0.0 if self._looks else seconds)
         prompts = [
             Chunk.of(sequence, room.take(sequence.num_launched, sequence.num_remaining))
             for sequence in self._prompts(step, room)

@@ -558,7 +558,8 @@ def test_prompts_get_on_though_decodes_alone_take_longer_than_was_set() -> None:
         for _ in range(20):
             slow.learn(shape, 0.01 + 10 * shape.prompt_tokens)
     bench.scheduler.cost = slow
-    assert bench.step().shape.prompt_tokens == 1
+    # What decodes take is in doubt: they run alone once.
+    assert [bench.step().shape.prompt_tokens for _ in range(3)] == [0, 1, 0]
 
 
 def test_several_prompts_share_what_time_there_is() -> None:

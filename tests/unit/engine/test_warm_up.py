@@ -78,7 +78,7 @@ def test_it_runs_one_decode_a_full_batch_and_prompts_up_to_a_whole_step(
         StepShape(0, 0, 16, 16 * timed.longest),
         StepShape(128, 128**2 // 2),
     ):
-        assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.05)
+        assert cost.step_s(shape) == pytest.approx(additive(shape), rel=0.1)
 
 
 def test_on_a_slow_machine_it_stops_at_a_step_that_takes_long(
