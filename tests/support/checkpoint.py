@@ -9,15 +9,21 @@ from tests.support.tokenizers import write_tokenizer
 
 
 def write_checkpoint(
-    folder: Path, *, vocab_size: int = 320, window: int = 512, seed: int = 20
+    folder: Path,
+    *,
+    vocab_size: int = 320,
+    window: int = 512,
+    seed: int = 20,
+    hidden: int = 64,
+    layers: int = 3,
 ) -> Path:
     """Writes the checkpoint and returns its folder. fp32; a seed's weights are always the same."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=window,
