@@ -1,11 +1,16 @@
-"""One process of each class is killed under 16 streams; a table says what that cost.
+"""One process of each class is killed under 16 streams, or hangs; a table says what that cost.
 
     python -m tests.chaos.kills [CLASS ...]      (`make chaos` runs them all)
 
+One that hangs is stopped by SIGSTOP and goes on after `HANG_S`, if nobody has ended it: what it did
+not know of must do no harm.
+
 Each row has a `penstock up` of its own, with a prefill and two decode workers. The exit code is 1
-when a row breaks its rule: every stream is as it would have been, the longest pause and the time
-until new requests are answered stay within `PATIENCE_S`, Ctrl-C ends everything. A gateway's death
-cuts its connections; a raylet's is answered with a new start of everything, within `RESTART_S`.
+when a row breaks its rule: every stream is as it would have been and counts its tokens once, the
+longest pause and the time until new requests are answered stay within `PATIENCE_S`, Ctrl-C ends
+everything. A gateway's death cuts its connections; a raylet's is answered with a new start of
+everything, within `RESTART_S`. A hang has `HANG_S` more: the only replica of its service may just
+have gone on by itself.
 """
 
 import argparse
@@ -16,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +35,9 @@ from tests.support.streams import Stream, complete
 STREAMS = 16
 PATIENCE_S = 10.0
 RESTART_S = 30.0
+HANG_S = 20.0
 END_S = 30.0  # for Ctrl-C
+MAX_TOKENS = 400
 Victims = Callable[[Laptop], Awaitable[list[int]]]
 
 
@@ -80,6 +87,7 @@ class Kill:
     probe: Callable[[httpx.AsyncClient], Awaitable[bool]] = answered
     cuts: bool = False  # the streams' own connections end with it
     patience_s: float = PATIENCE_S
+    hangs: bool = False
 
 
 KILLS = {
@@ -94,6 +102,10 @@ KILLS = {
     "controller": Kill(process("ray::ServeController")),
     "gcs": Kill(process("gcs_server")),
     "raylet": Kill(process("raylet/raylet"), cuts=True, patience_s=RESTART_S),
+}
+KILLS |= {
+    f"hung {name}": replace(kill, hangs=True, patience_s=kill.patience_s + HANG_S)
+    for name, kill in KILLS.items()
 }
 
 
@@ -132,7 +144,7 @@ def bodies() -> list[dict[str, Any]]:
         {
             "model": "tiny",
             "prompt": f"stream {number}: the water at the end of the penstock " * 8,
-            "max_tokens": 400,
+            "max_tokens": MAX_TOKENS,
             "ignore_eos": True,
             **kinds[number % 2],
         }
@@ -150,18 +162,30 @@ async def run(kill: Kill, folder: Path, model: Path) -> Outcome:
         await kill.probe(api)
         streams = [Stream(api, body) for body in bodies()]
         await asyncio.gather(*(stream.reached(chunks=10) for stream in streams))
-        for pid in victims:
-            psutil.Process(pid).kill()
+        fallen = [psutil.Process(pid) for pid in victims]
+        for process in fallen:
+            process.suspend() if kill.hangs else process.kill()
         killed = time.monotonic()
         outcome.met = sum(stream.running for stream in streams)
         probing = asyncio.create_task(probe(kill, laptop, killed, outcome))
+        waking = asyncio.create_task(wake(fallen if kill.hangs else []))
         for stream, text in zip(streams, expected, strict=True):
             outcome.streams[await how_it_ended(stream, text)] += 1
         outcome.pause_s = max(stream.longest_pause_s for stream in streams)
         await probing
+        await waking
         outcome.ended = laptop.up.poll() is not None
         outcome.left = [" ".join(p.cmdline())[:80] for p in await laptop.stop(END_S)]
     return outcome
+
+
+async def wake(fallen: list[psutil.Process]) -> None:
+    """Those that still hang after `HANG_S` go on."""
+    if fallen:
+        await asyncio.sleep(HANG_S)
+    for process in fallen:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 async def how_it_ended(stream: Stream, expected: str) -> str:
@@ -175,7 +199,9 @@ async def how_it_ended(stream: Stream, expected: str) -> str:
         with suppress(AssertionError):
             return str((await stream.error())["code"])
         return "cut"
-    return "same" if text == expected else "different"
+    assert stream.usage is not None
+    counted = stream.usage["completion_tokens"]
+    return "same" if (text, counted) == (expected, MAX_TOKENS) else "different"
 
 
 async def probe(kill: Kill, laptop: Laptop, killed: float, outcome: Outcome) -> None:

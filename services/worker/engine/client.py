@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -213,7 +214,7 @@ class EngineClient:
                 writer.close()
         status = await self._process.wait()
         kv_payload.sweep()
-        died = EngineDied(reason or f"the engine process ended with status {status}")
+        died = EngineDied(reason or f"the engine process {_how_it_ended(status)}")
         for answer in self._snapshots.values():
             if not answer.done():
                 answer.set_exception(died)
@@ -227,6 +228,13 @@ class EngineClient:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    told = f"was ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"{told}, the kernel's where memory runs out" if status == -signal.SIGKILL else told
 
 
 async def _read(reader: asyncio.StreamReader) -> object:

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 from kernels.cpu.library import Library, Unavailable, built
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.host_memory import usable_memory
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.messages import ModelInfo
 from services.worker.engine.model_config import ModelConfig, read_config
@@ -111,11 +112,18 @@ def choose_dtype(wanted: str, config: ModelConfig, device: str, has_dot: bool) -
 
 
 def num_blocks(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
-    """KV blocks, as many as the settings make room for. Raises ValueError if that is none."""
+    """KV blocks, as many as the settings make room for. Raises ValueError if that is none, or more
+    than the memory: the kernel gives pages as they are written, and would end some process then."""
     size = kv_bytes_per_block(config, model, dtype)
     found = config.num_blocks or config.kv_cache_bytes // size
     if found < 1:
         raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes} is less than one block ({size})")
+    if config.device == "cpu" and found * size > (usable := usable_memory()):
+        asked = "num_blocks" if config.num_blocks else "kv_cache_bytes"
+        raise ValueError(
+            f"{asked} {getattr(config, asked)} needs {_mib(found * size)} for KV blocks, and the "
+            f"engine may use {_mib(usable)} of memory at most"
+        )
     return found
 
 

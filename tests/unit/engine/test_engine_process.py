@@ -230,7 +230,9 @@ async def test_a_killed_process_is_noticed_and_cleaned_up(config: EngineConfig) 
     os.kill(client.pid, signal.SIGSTOP)
     await asyncio.sleep(0)
     os.kill(client.pid, signal.SIGKILL)
-    with pytest.raises(EngineDied, match="status -9"):
+    with pytest.raises(
+        EngineDied, match=r"signal 9 \(Killed\), the kernel's where memory runs out"
+    ):
         await asyncio.wait_for(client.wait_closed(), 60)
     with pytest.raises(EngineDied):
         await snapshot
