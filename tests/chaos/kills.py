@@ -116,6 +116,7 @@ class Outcome:
     pause_s: float = 0.0
     recovered_s: float | None = None  # until the probe was answered again; None: not any more
     failed_probes: int = 0
+    well: bool = False  # in the end a request was answered as before
     ended: bool = False  # by itself
     left: list[str] = field(default_factory=list)
 
@@ -125,6 +126,8 @@ class Outcome:
             found.append(f"left behind: {', '.join(self.left)}")
         if self.ended:
             found.append("Penstock ended")
+        if not self.well:
+            found.append("in the end a request is answered otherwise")
         wrong = {"hung", "different"} if kill.cuts else set(self.streams) - {"same"}
         if self.met < STREAMS:  # the others say nothing of what the kill costs
             found.append(f"it met {self.met} streams")
@@ -174,9 +177,17 @@ async def run(kill: Kill, folder: Path, model: Path) -> Outcome:
         outcome.pause_s = max(stream.longest_pause_s for stream in streams)
         await probing
         await waking
+        outcome.well = await same_again(laptop, expected[0])
         outcome.ended = laptop.up.poll() is not None
         outcome.left = [" ".join(p.cmdline())[:80] for p in await laptop.stop(END_S)]
     return outcome
+
+
+async def same_again(laptop: Laptop, expected: str) -> bool:
+    async with laptop.api() as api:  # the connections of before may have been cut
+        with suppress(httpx.TransportError, AssertionError):
+            return await complete(api, bodies()[0]) == expected
+    return False
 
 
 async def wake(fallen: list[psutil.Process]) -> None:
