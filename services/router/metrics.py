@@ -27,6 +27,7 @@ failovers = from_zero(
         "draining",
         "engine_died",
         "engine_gone",
+        "engine_killed",
         "peer_stalled",
         "kv_transfer",
         "link_congested",

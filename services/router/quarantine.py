@@ -6,6 +6,7 @@ cause, until it has got a few tokens there. Whatever made the first engine die a
 have happened again by then, as the same tokens are computed again, and so the suspect is acquitted.
 An engine that dies under a suspect that is alone on it convicts the suspect: it ends with an error,
 and its like are refused. So the innocent beside it go on, and a poison request costs two engines.
+One that takes all memory costs three: whatever kills an engine from outside may well come twice.
 
 When no worker is free of suspects for too long they share one. A death there convicts nobody.
 """
@@ -27,7 +28,12 @@ from services.router.workers import Worker
 PROOF_TOKENS = 4  # the step that ended an engine is repeated within so many
 REFUSED_S = 600.0
 MAX_REFUSED = 1024  # the oldest are forgotten
-ENGINE_DEATHS = ("engine_died", "peer_stalled")  # a hung engine is replaced, like a dead one
+KILLED = "engine_killed"  # by SIGKILL: a person's, or the kernel's where memory runs out
+ENGINE_DEATHS = (
+    "engine_died",
+    KILLED,
+    "peer_stalled",
+)  # a hung engine is replaced, like a dead one
 
 
 class Quarantine:
@@ -83,6 +89,7 @@ class Case:
 
     def __init__(self, quarantine: Quarantine, fingerprint: bytes) -> None:
         self.deaths = 0
+        self.killed_alone = False  # a kill has met it in a trial
         self.in_company = False  # another suspect was on the same worker
         self._quarantine = quarantine
         self._fingerprint = fingerprint
@@ -121,13 +128,17 @@ class Case:
         if cause not in ENGINE_DEATHS:
             return
         self.deaths += 1
-        if self.deaths > 1 and not self.in_company:
+        if self.deaths == 1 or self.in_company:
+            return
+        if cause == KILLED and not self.killed_alone:
+            self.killed_alone = True
+        else:
             self._quarantine._convict(self._fingerprint)
             metrics.quarantined.labels("convicted").inc()
             raise _quarantined(f"This request ended {self.deaths} engines, one after the other")
 
     def _acquit(self, worker: Worker) -> None:
-        self.deaths = 0
+        self.deaths, self.killed_alone = 0, False
         self._quarantine._leave(self, worker)
 
 

@@ -76,7 +76,7 @@ class Sequences:
         """Queues `request`. Both callbacks run on the loop, blocks before the step's output.
 
         Raises PenstockError (UNAVAILABLE, reason "engine_gone") when the engine is gone: other than
-        with "engine_died", the request was not in it.
+        with "engine_died" and "engine_killed", the request was not in it.
         """
         running = Running(on_output, on_blocks)
         try:
@@ -115,7 +115,8 @@ class Sequences:
         """The engine is gone: every request ends with that news."""
         for running in self._running.values():
             if not running.finished.done():
-                running.finished.set_exception(_engine_died(death))
+                reason = "engine_killed" if death.killed else "engine_died"
+                running.finished.set_exception(_engine_died(death, reason))
 
     def _deliver_one(self, running: Running, output: RequestOutput, now_ns: int) -> None:
         running.timeline = output.timeline or running.timeline
@@ -153,6 +154,6 @@ def _request_failed(error: RequestError) -> PenstockError:
     )
 
 
-def _engine_died(death: EngineDied, reason: str = "engine_died") -> PenstockError:
+def _engine_died(death: EngineDied, reason: str) -> PenstockError:
     log.warning("a request's engine died: %s", death)
     return unavailable("the worker's engine ended", stage="worker", reason=reason)

@@ -266,5 +266,5 @@ async def _a_killed_engine_ends_its_requests_and_takes_the_worker_away(decode: A
     engine.kill()
     end = await request.ended()
     assert end.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
-    assert end.status.reason == "engine_died"
+    assert end.status.reason == "engine_killed"
     assert await asyncio.to_thread(decode.process.popen.wait, 15) == 1

@@ -25,7 +25,14 @@ class EngineLoadError(Exception):
 
 
 class EngineDied(Exception):
-    """The engine process ended by itself; the message says how."""
+    """The engine process ended by itself; the message says how.
+
+    `killed`: by SIGKILL, so not by what it computed, unless that took all memory.
+    """
+
+    def __init__(self, message: str, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
 
 
 class EngineClient:
@@ -214,7 +221,10 @@ class EngineClient:
                 writer.close()
         status = await self._process.wait()
         kv_payload.sweep()
-        died = EngineDied(reason or f"the engine process {_how_it_ended(status)}")
+        died = EngineDied(
+            reason or f"the engine process {_how_it_ended(status)}",
+            killed=status == -signal.SIGKILL and not reason,
+        )
         for answer in self._snapshots.values():
             if not answer.done():
                 answer.set_exception(died)

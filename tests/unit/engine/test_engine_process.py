@@ -251,8 +251,9 @@ async def test_an_exception_of_the_callback_ends_the_engine(config: EngineConfig
     client = EngineClient(config, on_step)
     await client.start()
     client.add(Request("a", PROMPT, greedy(4)))
-    with pytest.raises(EngineDied, match="on_step failed: KeyError"):
+    with pytest.raises(EngineDied, match="on_step failed: KeyError") as died:
         await asyncio.wait_for(client.wait_closed(), 60)
+    assert not died.value.killed, "by this process, which knows why"
 
 
 async def test_load_errors_reach_the_caller(config: EngineConfig, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from services.router import metrics
 from services.router.answer import Answer
 from services.router.quarantine import (
     ENGINE_DEATHS,
+    KILLED,
     MAX_REFUSED,
     PROOF_TOKENS,
     REFUSED_S,
@@ -65,6 +66,32 @@ def suspect(world: World, *prompt: int) -> Case:
     with case.trial(worker("first"), answer()):
         case.lost("engine_died")
     return case
+
+
+async def test_engines_killed_from_outside_convict_with_the_third() -> None:
+    world = World()
+    case, given = world.case(1), answer()
+    for name in ("a", "b"):
+        with case.trial(worker(name), given):
+            case.lost("engine_killed")
+    with case.trial(worker("c"), given):
+        give(given, PROOF_TOKENS)
+        case.lost("engine_killed")  # acquitted before: it is the first again
+    with case.trial(worker("d"), given):
+        case.lost("engine_killed")
+    with pytest.raises(PenstockError, match="ended 3 engines"), case.trial(worker("e"), given):
+        case.lost("engine_killed")
+    with pytest.raises(PenstockError, match="A request like this one"):
+        world.case(1).raise_if_refused()
+
+
+async def test_an_engine_that_ends_itself_convicts_whatever_killed_another() -> None:
+    world = World()
+    case = suspect(world, 1)
+    with case.trial(worker("b"), answer()):
+        case.lost("engine_killed")
+    with pytest.raises(PenstockError, match="ended 3 engines"), case.trial(worker("c"), answer()):
+        case.lost("engine_died")
 
 
 async def test_the_second_engine_convicts() -> None:
@@ -164,6 +191,8 @@ async def test_what_a_conviction_tells(cause: str) -> None:
     counted = {
         why: metrics.quarantined.labels(why)._value.get() for why in ("convicted", "refused")
     }
+    if cause == KILLED:
+        case.lost(cause)
     with pytest.raises(PenstockError) as told:
         case.lost(cause)
     world.now += REFUSED_S - 1

@@ -255,16 +255,19 @@ async def test_what_the_engine_owes_a_step_is_told(worker: Worker) -> None:
     assert (await answer.end()).status.code == 0
 
 
-async def test_an_engine_that_dies_ends_all_and_takes_the_worker_away(worker: Worker) -> None:
+@pytest.mark.parametrize("reason", ["engine_died", "engine_killed"])
+async def test_an_engine_that_dies_ends_all_and_takes_the_worker_away(
+    worker: Worker, reason: str
+) -> None:
     done, ended = await worker.ask()
     answer, _ = await worker.ask()
     other, _ = await worker.ask()
     # One has ended in the same moment and is not unwound yet.
     worker.engine.step(last(ended.request_id, 7, reason=FinishReason.STOP))
-    worker.engine.die()
+    worker.engine.die(killed=reason == "engine_killed")
     unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
     for one in (answer, other):
-        assert status_of(await one.end()) == (unavailable, "worker", "engine_died", "")
+        assert status_of(await one.end()) == (unavailable, "worker", reason, "")
     assert (await done.end()).status.code == 0
     assert not worker.engine.cancelled, "there is nobody to tell"
     with pytest.raises(PenstockError, match="the engine process ended") as told:

@@ -76,7 +76,7 @@ class FakeEngine:
         self._closed = asyncio.Event()
 
     async def start(self) -> ModelInfo:
-        self.running = True
+        self.running, self.killed = True, False
         return INFO
 
     async def stop(self) -> None:
@@ -86,7 +86,7 @@ class FakeEngine:
     async def wait_closed(self) -> None:
         await self._closed.wait()
         if not self.stopped:
-            raise EngineDied("status -9")
+            raise EngineDied("gone", killed=self.killed)
 
     def add(self, request: Request) -> None:
         self._check()
@@ -124,8 +124,8 @@ class FakeEngine:
     def reserve(self, request_id: str, cached_blocks: int = 0) -> None:
         self.step(kv_reserved=[KvReserved(request_id, cached_blocks)])
 
-    def die(self) -> None:
-        self.running = False
+    def die(self, killed: bool = False) -> None:
+        self.running, self.killed = False, killed
         self._closed.set()
 
 
