@@ -128,8 +128,13 @@ def sweep() -> None:
     for owner in FOLDER.glob("penstock-kv-*"):
         if not _OWNER.fullmatch(owner.name):
             continue
-        with suppress(OSError), open(owner, "rb") as file:  # another user's, or already removed
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for segment in FOLDER.glob(f"{owner.name}-*"):
-                segment.unlink(missing_ok=True)
-            owner.unlink(missing_ok=True)
+        with suppress(OSError):  # another user's, or already removed
+            # Any user may put anything there: opening a pipe would wait for who writes into it.
+            file = os.open(owner, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for segment in FOLDER.glob(f"{owner.name}-*"):
+                    segment.unlink(missing_ok=True)
+                owner.unlink(missing_ok=True)
+            finally:
+                os.close(file)

@@ -39,6 +39,8 @@ _LOOK_EVERY_S, _LOOKS_FOR_A_LOCK = 0.02, 50
 _MAGIC = b"penstock weights"
 _ENDING, _PART_ENDING, _USED_ENDING = ".packed", ".part", ".used"
 _POPULATE_READ, _COLLAPSE = 22, 25  # MADV_..., which Python has no names for
+_AS_A_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""No link, and no pipe that waits for its other end: the folder may be others' to write, too."""
 
 
 def mapped(
@@ -80,7 +82,7 @@ def _fill(file: int, size: int, end: bytes, write: Callable[[int], None]) -> Non
 def _open(path: Path, size: int, end: bytes) -> NDArray[np.uint8] | None:
     """None where there is none, or as `_map`."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | _AS_A_FILE)
     except FileNotFoundError:
         return None
     try:
@@ -134,7 +136,7 @@ def _sole_writer(part: Path, size: int) -> Iterator[int]:
     SLOW_DISK."""
     seen, since = None, time.monotonic()
     while True:
-        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = os.open(part, os.O_RDWR | os.O_CREAT | _AS_A_FILE, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -199,8 +201,7 @@ def _use_of(path: Path) -> Path:
 
 def _note_use(path: Path) -> None:
     with contextlib.suppress(OSError):  # a folder that is read-only loses nothing
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(_use_of(path), flags, 0o600)
+        file = os.open(_use_of(path), os.O_WRONLY | os.O_CREAT | _AS_A_FILE, 0o600)
         try:
             os.utime(file)
         finally:
@@ -237,7 +238,7 @@ def _locked(path: Path) -> int:
 
 
 def _locked_as(path: Path, access: int) -> int:
-    file = os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC)
+    file = os.open(path, access | _AS_A_FILE)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.engine import KvBlocks, SharedRef, kv_payload, wire
+from tests.support.hangs import no_hanging
 
 DATA = bytes(range(256)) * 100
 OWNER = "penstock-kv-0123456789abcdef"
@@ -122,6 +124,18 @@ def test_sweep_removes_what_dead_processes_left(folder: Path) -> None:
     assert not (folder / theirs.rsplit("-", 1)[0]).exists()
     assert (folder / "penstock-kv-strange").exists()
     assert kv_payload.take(mine) == DATA
+
+
+def test_what_another_user_put_there_holds_up_no_sweep(folder: Path) -> None:
+    pipe, link, aimed_at = folder / OWNER, folder / f"{OWNER[:-1]}e", folder / "aimed-at"
+    os.mkfifo(pipe)
+    aimed_at.touch()
+    link.symlink_to(aimed_at)
+    with no_hanging():
+        kv_payload.sweep()
+    assert not pipe.exists()  # this user's: it can be locked, so its process is no more
+    assert link.is_symlink()
+    assert aimed_at.exists()
 
 
 def test_a_sweep_between_making_and_locking_takes_no_live_owners_file(

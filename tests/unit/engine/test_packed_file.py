@@ -16,6 +16,7 @@ import pytest
 
 from services.worker.engine import packed_file
 from services.worker.engine.packed_file import mapped
+from tests.support.hangs import no_hanging
 
 CONTENT = bytes(range(256)) * 41
 SIZE = len(CONTENT)
@@ -212,6 +213,17 @@ def test_what_is_not_whole_or_anothers_is_made_anew(
     assert write.calls == 1
     assert names(tmp_path) == ["key.packed"]
     assert take(tmp_path, never) == CONTENT
+
+
+def test_pipes_in_the_folder_hold_up_nobody(tmp_path: Path) -> None:
+    for name in ("key.packed", "other.packed", "key.packed.used", "other.part"):
+        os.mkfifo(tmp_path / name)
+        os.utime(tmp_path / name, (0, 0))
+    with no_hanging():
+        assert take(tmp_path, Writer()) == CONTENT
+        os.utime(tmp_path / "key.packed", (0, 0))
+        assert take(tmp_path, never) == CONTENT
+    assert names(tmp_path) == ["key.packed", "key.packed.used"]
 
 
 def test_what_is_mapped_stays_when_the_file_goes_or_is_made_anew(tmp_path: Path) -> None:
