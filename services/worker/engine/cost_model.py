@@ -18,13 +18,9 @@ error does not count does not lessen the doubt, either.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import mul
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
 
 _NOISE = 0.1
 """Of a step's time, that nobody can tell."""
@@ -41,6 +37,9 @@ _AT_MOST = (1, 1, 0.01, 1, 0.01)
 takes far less than to compute one."""
 
 
+Sizes = tuple[float, float, float, float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """What a step computes, in numbers."""
@@ -52,8 +51,12 @@ class StepShape:
     decode_context: int = 0
     """Likewise."""
 
+    def beside(self, prompt_tokens: int, prompt_context: int) -> "StepShape":
+        """These decodes, beside prompts."""
+        return StepShape(prompt_tokens, prompt_context, self.decodes, self.decode_context)
+
     @property
-    def sizes(self) -> tuple[float, float, float, float, float]:
+    def sizes(self) -> Sizes:
         """What each of the five costs counts."""
         return 1, self.prompt_tokens, self.prompt_context, self.decodes, self.decode_context
 
@@ -68,14 +71,14 @@ class CostModel:
 
     def __init__(self) -> None:
         self._costs = [0.0] * 5
-        self._spread = np.zeros((5, 5))
-        """Covariances."""
+        self._spread = [[0.0] * 5 for _ in range(5)]
+        """Covariances. Lists, since so few numbers take numpy longer."""
 
     def step_s(self, shape: StepShape) -> float:
         """What a step should take; nothing, if it computes nothing."""
         if not (shape.prompt_tokens or shape.decodes):
             return 0.0
-        return float(sum(map(mul, self._costs, shape.sizes)))
+        return _dot(self._costs, shape.sizes)
 
     def chunk_s(self, start: int, count: int) -> float:
         """By how much tokens [start, start + count) of a prompt lengthen a step."""
@@ -95,34 +98,57 @@ class CostModel:
 
     def doubt(self, shape: StepShape) -> float:
         """How uncertain `step_s` is: its standard deviation, as a part of it."""
-        sizes = np.array(shape.sizes)
-        expected = self.step_s(shape)
-        return math.sqrt(max(0.0, sizes @ self._spread @ sizes)) / expected if expected else 0.0
+        sizes = shape.sizes
+        expected = _dot(self._costs, sizes)
+        if not expected:
+            return 0.0
+        return math.sqrt(max(0.0, _dot(self._shared(sizes), sizes))) / expected
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Takes in a step that ran and computed something."""
         seconds = max(seconds, 1e-6)
-        sizes, costs = np.array(shape.sizes, float), np.array(self._costs)
-        self._grow_doubt(sizes, costs, seconds)
-        expected = float(sizes @ costs)
-        shared = self._spread @ sizes
-        variance = float(sizes @ shared) + (_NOISE * (expected or seconds)) ** 2
+        sizes = shape.sizes
+        self._grow_doubt(sizes, seconds)
+        expected = _dot(self._costs, sizes)
         error = seconds - expected
+        shared = self._shared(sizes)
+        variance = _dot(shared, sizes) + (_NOISE * (expected or seconds)) ** 2
         counts = min(1.0, _FAR * math.sqrt(variance) / max(abs(error), 1e-12))
-        gain = counts * shared / variance
-        falls = np.divide(-gain * error, costs, out=np.zeros(5), where=costs > 0)
-        gain *= min(1.0, 0.5 / max(falls.max(), 0.5))
-        self._costs = np.maximum(costs + gain * error, 0.0).tolist()
-        self._spread -= np.outer(gain, shared)
+        for cost, known in zip(self._costs, shared, strict=True):
+            fall = -error * known / variance
+            if cost and counts * fall > cost / 2:
+                counts = cost / 2 / fall
+        gains = [counts * known / variance for known in shared]
+        self._costs = [
+            max(0.0, cost + gain * error) for cost, gain in zip(self._costs, gains, strict=True)
+        ]
+        self._spread = [
+            [value - gain * known for value, known in zip(row, shared, strict=True)]
+            for row, gain in zip(self._spread, gains, strict=True)
+        ]
 
-    def _grow_doubt(self, sizes: Floats, costs: Floats, seconds: float) -> None:
+    def _shared(self, sizes: Sizes) -> list[float]:
+        """How far each cost goes with a step of these sizes: covariances."""
+        return [_dot(row, sizes) for row in self._spread]
+
+    def _grow_doubt(self, sizes: Sizes, seconds: float) -> None:
         """Since the step before. What has no cost yet may be all that took the `seconds`."""
-        spread, taking_part = self._spread, sizes > 0
-        alone = _ALONE * costs * taking_part
-        spread += _TOGETHER**2 * np.outer(costs, costs) + np.diag(alone * alone)
-        deviations = np.sqrt(spread.diagonal())
-        most = _MOST_DOUBT * costs
-        less = np.divide(most, deviations, out=np.ones(5), where=deviations > most)
-        spread *= np.outer(less, less)
-        for new in np.flatnonzero(taking_part & (costs == 0)):
-            spread[new, new] = (_AT_MOST[new] * seconds / sizes[new]) ** 2
+        costs, spread = self._costs, self._spread
+        together = [_TOGETHER**2 * cost for cost in costs]
+        for row, moved in zip(spread, together, strict=True):
+            row[:] = [value + moved * cost for value, cost in zip(row, costs, strict=True)]
+        for index, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
+            if size and not cost:
+                spread[index][index] = (_AT_MOST[index] * seconds / size) ** 2
+                continue
+            if size:
+                spread[index][index] += (_ALONE * cost) ** 2
+            if spread[index][index] > (most := (_MOST_DOUBT * cost) ** 2):
+                less = math.sqrt(most / spread[index][index])
+                spread[index] = [value * less for value in spread[index]]
+                for row in spread:
+                    row[index] *= less
+
+
+def _dot(some: Iterable[float], others: Iterable[float]) -> float:
+    return float(sum(map(mul, some, others)))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from services.worker.engine import kv_payload
 from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.chunks import Chunk, Step
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape
@@ -26,7 +27,7 @@ from services.worker.engine.messages import (
 )
 from services.worker.engine.plan import Result
 from services.worker.engine.runner import make_runner
-from services.worker.engine.scheduler import Chunk, Scheduler, Step
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
 from services.worker.engine.steps import Running, Steps
 from services.worker.engine.warm_up import warm_up
@@ -164,12 +165,19 @@ class Engine:
         return behind if behind.chunks else None
 
     def _collect(self, running: Running, behind: Running | None) -> StepOutput:
-        output, chunks = self._now, running.chunks
+        output = self._now
         results = self._steps.collect(running, behind)
         ended = now_ns()
-        needed = [chunk for chunk in chunks if chunk.sequence.status is not Status.FINISHED]
-        for chunk, result in zip(chunks, results, strict=True):
-            self._complete(chunk, result, PrefillChunk(running.started_ns, ended, chunk.count))
+        for chunk, result in zip(running.chunks, results, strict=True):
+            if chunk.sequence.status is Status.FINISHED:
+                self.scheduler.drop(chunk)
+            elif chunk.is_decode:
+                output.decode_tokens += 1
+                self._complete(chunk, result)
+            else:
+                output.prefill_tokens += chunk.count
+                computed = PrefillChunk(running.started_ns, ended, chunk.count)
+                self._complete(chunk, result, computed)
         if behind:
             behind.started_ns = max(behind.started_ns, ended)
         if behind and behind.in_vain:
@@ -180,8 +188,6 @@ class Engine:
         self._step_count += 1
         output.step, output.started_ns = self._step_count, running.started_ns
         output.duration_ns = ended - running.started_ns
-        output.prefill_tokens = sum(c.count for c in needed if not c.is_decode)
-        output.decode_tokens = sum(c.count for c in needed if c.is_decode)
         if running.computed_s is not None and not any(result.error for result in results):
             self._meter.add(running.shape, running.computed_s)
         output.kv_events = self.pool.take_events()
@@ -219,20 +225,20 @@ class Engine:
             self.on_long_step(expected_s)
 
     def _report_schedule(self, step: Step, started_ns: int) -> None:
-        for sequence in [*step.reserved, *(chunk.sequence for chunk in step.chunks)]:
+        for sequence in step.admitted:
             sequence.scheduled_ns = sequence.scheduled_ns or started_ns
         for sequence in step.reserved:
             self._now.kv_reserved.append(KvReserved(sequence.id, sequence.num_received))
         self._now.preempted += [sequence.id for sequence in step.preempted]
 
-    def _complete(self, chunk: Chunk, result: Result, computed: PrefillChunk) -> None:
+    def _complete(self, chunk: Chunk, result: Result, computed: PrefillChunk | None = None) -> None:
+        """Of a sequence that has not ended; `computed`: of its prompt."""
         sequence, tokens = chunk.sequence, result.tokens
         if result.error is not None:
             self.scheduler.drop(chunk)
-            if sequence.status is not Status.FINISHED:
-                self._fail(sequence, result.error)
+            self._fail(sequence, result.error)
             return
-        if not chunk.is_decode:
+        if computed:
             sequence.chunks.append(computed)
         reason = self.scheduler.complete(chunk, tokens)
         if sequence.request.export_kv is not None:
@@ -252,7 +258,7 @@ class Engine:
         end = -(-sequence.num_prompt // size) if done else sequence.num_computed // size
         while (first := sequence.export_next) < end:
             last = min(end, first + max(1, PIECE_BYTES // self.info.kv_bytes_per_block))
-            content = self._runner.cache.read(sequence.blocks[first:last])
+            content = self._runner.cache.read(sequence.blocks[first:last].tolist())
             shared = sequence.request.export_kv == "shared"
             try:
                 data: KvData = kv_payload.share(content) if shared else content
@@ -283,7 +289,7 @@ class Engine:
         skip = sequence.num_received - first
         if skip < count:
             rest = memoryview(data)[skip * self.info.kv_bytes_per_block :]
-            self._runner.cache.write(sequence.blocks[first + skip : end], rest)
+            self._runner.cache.write(sequence.blocks[first + skip : end].tolist(), rest)
             sequence.num_received = end
 
     def _finish(self, sequence: Sequence, new_tokens: list[int], reason: FinishReason) -> None:

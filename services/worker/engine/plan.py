@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sampling import SAMPLING
+from services.worker.engine.chunks import Chunk
 from services.worker.engine.messages import RequestError
-from services.worker.engine.scheduler import Chunk
 
 Ints = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """What a step gave for one sequence."""
 
@@ -73,7 +73,7 @@ class StepPlan:
 
     def results(self, sampled_ids: Seq[int]) -> list[Result]:
         """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite."""
-        results = [Result([]) for _ in self.lengths]
+        results = [Result([])] * len(self.lengths)
         for sequence, token in zip(self.sampled.tolist(), sampled_ids, strict=True):
             results[sequence] = Result([token]) if token >= 0 else NOT_FINITE
         return results
@@ -91,37 +91,46 @@ def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
 def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) -> StepPlan:
     """Lays out what was scheduled. `chunks`: not empty, those of one token first; `before`: the
     `sampling_rows` of the step that runs, where one does."""
-    counts = np.array([chunk.count for chunk in chunks], np.int32)
-    lengths = np.array([chunk.end for chunk in chunks], np.int32)
-    ends = np.cumsum(counts, dtype=np.int32)
-    tables = np.zeros((len(chunks), -(-int(lengths.max()) // block_size)), np.int32)
     token_ids: list[int] = []
+    positions: list[int] = []
     awaited: list[tuple[int, int]] = []
+    starts = [0]
+    lengths: list[int] = []
+    sampled: list[int] = []
     for row, chunk in enumerate(chunks):
-        sequence = chunk.sequence
-        blocks = sequence.table[: tables.shape[1]]
-        tables[row, : len(blocks)] = blocks
-        token_ids += sequence.tokens[chunk.start : chunk.end]
-        if chunk.end > len(sequence.tokens):
+        sequence, start, end = chunk.sequence, chunk.start, chunk.end
+        token_ids += sequence.tokens[start:end]
+        if end > len(sequence.tokens):
             awaited.append((len(token_ids), before[sequence.id]))
             token_ids.append(0)
-    sampled = [row for row, chunk in enumerate(chunks) if chunk.samples]
-    samplings = np.array(
-        [
-            (s.temperature, s.top_k, s.top_p, s.seed, chunks[row].end)
-            for row in sampled
-            for s in (chunks[row].sequence.request.sampling,)
-        ],
-        SAMPLING,
-    )
+        positions += range(start, end)
+        starts.append(len(positions))
+        lengths.append(end)
+        if chunk.samples:
+            sampled.append(row)
     return StepPlan(
         token_ids=np.array(token_ids, np.int32),
         awaited=np.array(awaited, np.int32).reshape(-1, 2),
-        positions=np.arange(len(token_ids), dtype=np.int32) + np.repeat(lengths - ends, counts),
-        starts=np.concatenate((ends[:1] * 0, ends)),
-        lengths=lengths,
-        block_tables=tables,
-        num_decodes=int((counts == 1).sum()),
+        positions=np.array(positions, np.int32),
+        starts=np.array(starts, np.int32),
+        lengths=np.array(lengths, np.int32),
+        block_tables=_tables(chunks),
+        num_decodes=sum(chunk.count == 1 for chunk in chunks),
         sampled=np.array(sampled, np.int32),
-        samplings=samplings,
+        samplings=_samplings([chunks[row] for row in sampled]),
     )
+
+
+def _tables(chunks: Seq[Chunk]) -> Ints:
+    """All their tables, padded with block 0."""
+    tables = [chunk.sequence.blocks for chunk in chunks]
+    size = max(map(len, tables)) * tables[0].itemsize
+    rows = bytearray().join([bytes(table).ljust(size, b"\0") for table in tables])
+    return np.frombuffer(rows, np.int32).reshape(len(tables), -1)
+
+
+def _samplings(chunks: Seq[Chunk]) -> NDArray[np.void]:
+    rows = bytearray().join([chunk.sequence.sampling_row for chunk in chunks])
+    samplings = np.frombuffer(rows, SAMPLING)
+    samplings["position"] = [chunk.end for chunk in chunks]
+    return samplings

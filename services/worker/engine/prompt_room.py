@@ -15,7 +15,7 @@ _DOUBT = 0.2
 def is_worth_a_look(cost: CostModel, decoding: StepShape) -> bool:
     """Whether the decodes should run once without prompts beside them, to see what they take: that
     is what steps with prompts are sized by, and do not tell."""
-    return cost.doubt(decoding) > _DOUBT
+    return bool(decoding.decodes) and cost.doubt(decoding) > _DOUBT
 
 
 class PromptRoom:

@@ -1,12 +1,13 @@
 """One request on its way through the engine."""
 
+from array import array
 from enum import Enum, auto
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
-from services.worker.engine.messages import FinishReason, PrefillChunk, Request, Usage
+from services.worker.engine.messages import FinishReason, PrefillChunk, Request, Sampling, Usage
 
 
 class Status(Enum):
@@ -27,7 +28,7 @@ class Sequence:
     num_computed    leading tokens whose KV is in `blocks`
     num_launched    the same, once all that runs has been collected
     blocks          the block table: position p lies in blocks[p // block_size]
-    table           the same as an int32 array
+    room            tokens that it holds
     hashes          hashes of the leading full blocks of `tokens`, as far as needed yet
     num_published   leading blocks whose hash was offered to the pool
     """
@@ -60,8 +61,8 @@ class Sequence:
         self.num_computed = self.num_launched = 0
         self.in_flight = 0
         """Chunks that were launched and have not come back."""
-        self.blocks: list[int] = []
-        self._table = np.empty(8, np.int32)
+        self.blocks = array("i")
+        self.room = 0
         self.hashes: list[bytes] = []
         self.num_published = 0
         self.was_admitted = False
@@ -81,30 +82,24 @@ class Sequence:
         self._block_size = block_size
         self._root = root_hash(request.salt)
         self._max_len = min(self.num_prompt + request.sampling.max_tokens, max_model_len)
+        self._last = self.num_prompt + 1 if request.prefill_only else self._max_len
+        """`length` with the last token here, if no stop token comes before."""
+        self.sampling_row = _sampling_row(request.sampling)
+        """Of SAMPLING, but for the position: as every step's plan has it."""
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             self._stop_ids |= eos_token_ids
 
-    @property
-    def table(self) -> NDArray[np.int32]:
-        return self._table[: len(self.blocks)]
-
     def hold(self, blocks: list[int]) -> None:
         """Adds blocks to the table's end."""
-        held = len(self.blocks)
-        self.blocks += blocks
-        if len(self.blocks) > len(self._table):
-            self._table = np.resize(self._table, 2 * len(self.blocks))
-        self._table[held : len(self.blocks)] = blocks
+        self.blocks.extend(blocks)
+        self.room = len(self.blocks) * self._block_size
 
     @property
     def num_remaining(self) -> int:
         """Tokens to launch before the next one can be sampled; 0 where there will be no next one,
         which is known before that which comes before it: all but a stop token."""
-        last = self.length >= self._max_len or self.request.prefill_only
-        if last and self.length > len(self.tokens):
-            return 0
-        return self.length - self.num_launched
+        return self.length - self.num_launched if self.length < self._last else 0
 
     @property
     def blocks_needed(self) -> int:
@@ -139,6 +134,12 @@ class Sequence:
         """What was launched and has not come back is worth nothing."""
         self.num_launched, self.length = self.num_computed, len(self.tokens)
 
+    def give_back(self) -> None:
+        """It holds nothing any more: all is to be computed again."""
+        self.blocks, self.room = array("i"), 0
+        self.num_computed = self.num_published = 0
+        self.forget()
+
     def usage(self) -> Usage:
         prompt = self.num_prompt - self.request.generated_prefix
         return Usage(
@@ -146,3 +147,8 @@ class Sequence:
             cached_tokens=min(self.num_cached, prompt),
             completion_tokens=len(self.tokens) - prompt,
         )
+
+
+def _sampling_row(sampling: Sampling) -> bytes:
+    s = sampling
+    return np.array((s.temperature, s.top_k, s.top_p, s.seed, 0), SAMPLING).tobytes()

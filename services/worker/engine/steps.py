@@ -4,11 +4,11 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import StepShape
 from services.worker.engine.messages import RequestError
 from services.worker.engine.plan import Result, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
-from services.worker.engine.scheduler import Chunk
 from services.worker.engine.sequence import Status
 
 log = logging.getLogger(__name__)

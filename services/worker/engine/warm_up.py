@@ -8,11 +8,11 @@ end: nothing of them is scheduled, published or counted.
 from collections.abc import Callable
 from time import perf_counter
 
+from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.messages import Request, Sampling
 from services.worker.engine.plan import plan_step
 from services.worker.engine.runner import Runner
-from services.worker.engine.scheduler import Chunk
 from services.worker.engine.sequence import Sequence
 
 ENOUGH_S = 0.1

@@ -97,7 +97,7 @@ def test_in_doubt_it_looks_but_not_twice_in_a_row() -> None:
     traffic = Traffic(cost, BATCH)
     while not traffic.step().decodes:
         pass
-    cost._spread = np.diag(np.array(cost._costs) ** 2)
+    cost._spread = np.diag(np.array(cost._costs) ** 2).tolist()
     learn, cost.learn = cost.learn, lambda shape, seconds: None  # type: ignore[method-assign]
     looks = [traffic.step().prompt_tokens == 0 for _ in range(4)]
     assert sorted(looks) == [False, False, True, True]

@@ -12,9 +12,9 @@ import pytest
 
 from kernels.cpu.library import supported
 from services.worker.engine import EngineConfig, FinishReason, KvBlocks, Request
+from services.worker.engine.chunks import Chunk
 from services.worker.engine.plan import Collected, StepPlan, plan_step
 from services.worker.engine.runner import Ticket
-from services.worker.engine.scheduler import Chunk
 from services.worker.engine.sequence import Sequence
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
 from tests.unit.engine.driving import drive, fail_when, generate, greedy, make_engine, make_prompts

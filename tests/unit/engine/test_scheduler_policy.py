@@ -6,9 +6,10 @@ import pytest
 
 from services.worker.engine import FinishReason, Request, Sampling
 from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.chunks import Step
 from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.prompt_room import time_for_prompts
-from services.worker.engine.scheduler import Scheduler, Step
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
 from tests.unit.engine.synthetic import additive, decodes, prompt, warmed
 
@@ -388,7 +389,7 @@ def test_nobody_new_comes_in_on_the_blocks_of_a_victim() -> None:
 
 def test_without_a_prefix_cache_nothing_is_named_or_found() -> None:
     bench = Bench(num_blocks=16)
-    bench.scheduler.prefix_caching = False
+    bench.scheduler.tables.prefix_caching = False
     for name in ("one", "two"):
         sequence = bench.add(name, tokens(9, first=10))
         (chunk,) = bench.step().chunks
@@ -479,7 +480,7 @@ def test_who_waits_for_a_block_goes_on_when_it_will_not_come() -> None:
 def test_nobody_waits_for_blocks_of_another_prompt_salt_or_without_a_cache() -> None:
     def begins_at_once(**how: Any) -> bool:
         bench = Bench(num_blocks=40, budget=64)
-        bench.scheduler.prefix_caching = how.pop("prefix_caching", True)
+        bench.scheduler.tables.prefix_caching = how.pop("prefix_caching", True)
         bench.add("first", list(range(20, 30)))
         second = bench.add("second", how.pop("prompt", list(range(20, 30))), **how)
         bench.step()

@@ -1,0 +1,45 @@
+"""What the scheduler decided of a step."""
+
+from dataclasses import dataclass, field
+
+from services.worker.engine.cost_model import StepShape
+from services.worker.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tokens [start, end) of a sequence, to be computed in this step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    samples: bool
+    """It ended with the sequence's last token when it was made: the next one is sampled."""
+
+    @classmethod
+    def of(cls, sequence: Sequence, count: int) -> "Chunk":
+        """The next `count` tokens of those not launched yet."""
+        start = sequence.num_launched
+        end = start + count
+        return cls(sequence, start, end, end == sequence.length)
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+    @property
+    def is_decode(self) -> bool:
+        return self.start >= self.sequence.num_prompt and self.end - self.start == 1
+
+
+@dataclass(slots=True)
+class Step:
+    """The decision. Chunks of one token come first."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    """Got room, those reserved among them."""
+    reserved: list[Sequence] = field(default_factory=list)
+    """Got room for a prompt that another engine computes."""
+    preempted: list[Sequence] = field(default_factory=list)
+    shape: StepShape = field(default_factory=StepShape)
