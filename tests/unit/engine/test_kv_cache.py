@@ -1,10 +1,14 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu.library import supported
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
@@ -62,3 +66,38 @@ def test_the_reference_keeps_a_heads_tokens_in_order(
         for side, part in enumerate(cache.layer(layer).values.transpose(2, 3).unbind(1)):
             assert (content[0, layer, side, :, 1] == 10 * layer + side + 1).all()
             assert torch.equal(content[1, layer, side], part[2].transpose(0, 1))
+
+
+def test_copies_are_queued_beside_the_steps_and_later_steps_behind_what_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU; here it is seen which stream each operation would be given."""
+    cache = TorchCache(4, (1, 2, 1, 4, 8), torch.float32, torch.device("cpu"))
+    copies, steps = mock.Mock(), mock.Mock()
+    current = steps
+    queued: list[Any] = []
+
+    @contextmanager
+    def stream(chosen: object) -> Iterator[None]:
+        nonlocal current
+        before, current = current, chosen
+        yield
+        current = before
+
+    class Queue(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), how: Any = None):  # type: ignore[no-untyped-def]
+            if "index" in function.name() or "copy" in function.name():
+                queued.append(current)
+            return function(*args, **(how or {}))
+
+    monkeypatch.setattr(cache, "_copies", copies)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    data = bytes(range(256))
+    with Queue():
+        cache.write([2], data)
+        steps.wait_stream.assert_called_once_with(copies)
+        assert cache.read([2]) == data
+    assert len(queued) >= 2
+    assert set(queued) == {copies}
+    steps.wait_stream.assert_called_once()
