@@ -274,7 +274,9 @@ class ModelInfo:
     huge_bytes: int
     """Of the weights: in huge pages."""
     workspace_bytes: int | None
-    """Of memory besides weights and KV blocks, which does not grow; None: taken as it is needed."""
+    """Of memory besides weights and KV blocks, which does not grow. None: PyTorch takes and keeps
+    it as steps and captured graphs need it: known only by running (torch.cuda.memory_stats).
+    """
     num_blocks: int
     block_size: int
     kv_bytes_per_block: int

@@ -4,7 +4,7 @@ would have alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -23,39 +23,12 @@ from services.worker.engine import (
 from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
 from services.worker.engine.plan import StepPlan
+from tests.unit.engine.arrivals import Arrival, arrivals
 from tests.unit.engine.memory_runner import EOS, VOCAB, Content, MemoryRunner, answer, next_token
 
 BAD = 9
 """A token at which the model fails."""
 MOST_BAD = 2  # requests: of three steps in a row that fail wholly, the engine ends
-
-
-@dataclass
-class Arrival:
-    at_step: int
-    prompt: list[int]
-    max_tokens: int
-    priority: int
-    kind: str
-    cancel_at: int | None
-    """Steps after arrival."""
-    remote_delay: int
-    """Steps between reservation and `start_decode`."""
-    bad: bool
-
-
-arrivals = st.builds(
-    Arrival,
-    at_step=st.integers(0, 20),
-    # Few distinct tokens and short steps: shared prefixes are common.
-    prompt=st.lists(st.integers(1, 2), min_size=1, max_size=16),
-    max_tokens=st.integers(1, 12),
-    priority=st.sampled_from([0, 0, 0, 1]),
-    kind=st.sampled_from(["plain", "plain", "plain", "prefill", "remote"]),
-    cancel_at=st.sampled_from([None, None, None, 0, 1, 2, 5]),
-    remote_delay=st.integers(0, 4),
-    bad=st.sampled_from([False] * 9 + [True]),
-)
 
 
 class World:
@@ -73,9 +46,9 @@ class World:
     def add(self, arrival: Arrival) -> None:
         name, arrival = str(len(self.arrivals)), replace(arrival)
         arrival.prompt = arrival.prompt[: self.engine.info.max_model_len - 1]
-        if sum(other.bad for other in self.arrivals.values()) == MOST_BAD:
-            arrival.bad = False
-        if arrival.bad and arrival.kind != "remote":
+        if sum(other.fails for other in self.arrivals.values()) == MOST_BAD:
+            arrival.fails = False
+        if arrival.fails and arrival.kind != "remote":
             arrival.prompt[-1] = BAD
         self.arrivals[name] = arrival
         self.tokens[name], self.exported[name] = [], []
@@ -84,6 +57,7 @@ class World:
                 name,
                 arrival.prompt,
                 Sampling(arrival.max_tokens),
+                salt=arrival.salt,
                 priority=arrival.priority,
                 prefill_only=arrival.kind == "prefill",
                 export_kv="inline" if arrival.kind == "prefill" else None,
@@ -265,7 +239,7 @@ def test_everybody_gets_what_he_would_get_alone(
         # What is left in the cache under a prefix is that prefix.
         for arrival in plan:
             prompt = [token for token in arrival.prompt if token != BAD] or [1]
-            world.add(Arrival(world.now, prompt, 3, 0, "plain", None, 0, bad=False))
+            world.add(Arrival(world.now, prompt, 3, salt=arrival.salt))
             while engine.has_work:
                 world.step()
         assert len(world.ended) == 2 * len(plan)

@@ -5,7 +5,7 @@ salt, was computed there. A chunk may only be computed when all slots before it 
 own prefix; so a block that is reused too early, shared wrongly or published half-written is caught.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from services.worker.engine.cost_model import CostModel
 from services.worker.engine.prompt_room import time_for_prompts
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
+from tests.unit.engine.arrivals import Arrival, arrivals
 from tests.unit.engine.synthetic import decodes, prompt
 
 EOS = 0
@@ -25,37 +26,6 @@ EOS = 0
 def next_token(tokens: list[int]) -> int:
     """A "model": depends on all tokens; ends a sequence now and then."""
     return hash(tuple(tokens)) % 11
-
-
-@dataclass
-class Arrival:
-    at_step: int
-    prompt: list[int]
-    max_tokens: int
-    priority: int
-    salt: bytes
-    kind: str
-    cancel_at: int | None
-    """Steps after arrival."""
-    remote_delay: int
-    """Steps between reservation and `start_decode`, or from computed to exported."""
-    fails: bool
-    """Its first chunk fails."""
-
-
-arrivals = st.builds(
-    Arrival,
-    at_step=st.integers(0, 30),
-    # Few distinct tokens and short steps: shared prefixes are common.
-    prompt=st.lists(st.integers(1, 2), min_size=1, max_size=20),
-    max_tokens=st.integers(1, 12),
-    priority=st.sampled_from([0, 0, 0, 1]),
-    salt=st.sampled_from([b"a", b"b"]),
-    kind=st.sampled_from(["plain", "plain", "plain", "prefill", "remote"]),
-    cancel_at=st.sampled_from([None, None, None, 0, 1, 5]),
-    remote_delay=st.integers(0, 6),
-    fails=st.sampled_from([False] * 9 + [True]),
-)
 
 
 def cost_of(prompt_token: float, decode: float) -> CostModel:
