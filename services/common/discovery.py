@@ -11,14 +11,18 @@ import re
 import secrets
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 
 from services.common.metrics import REDIS_REACHABLE
 from services.common.redis import Redis, RedisAway, RedisError, Script
+from services.common.script_pipe import ScriptPipe
 
 log = logging.getLogger(__name__)
 
@@ -203,47 +207,44 @@ class Directory:
         lease_s: float,
         on_change: Callable[[list[Replica], list[Replica]], None] | None = None,
     ) -> None:
-        self._list = Script(client, _LIST)
+        self._rounds = _Rounds.of(client)
+        self._list = self._rounds.list
         self._keys = _keys(namespace, service)
         self._service = service
         self._lease_s = lease_s
         self._on_change = on_change
         self._seen: dict[str, float] = {}  # id → when last listed, monotonic
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._over = False
         self.replicas: dict[str, Replica] = {}
         self.reachable = False  # whether the last look at Redis succeeded
 
     async def start(self) -> None:
+        self._over = False
         await self.refresh()
-        self._task = asyncio.create_task(self._loop(), name=f"directory {self._service}")
+        self._rounds.join(self, self._lease_s / 6)
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        self._over = True
+        await self._rounds.leave(self)
 
     async def changed(self) -> None:
         """Returns after the next change of the view."""
         self._changed.clear()
         await self._changed.wait()
 
-    async def _loop(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_s / 6)
-            await self.refresh()
-
     async def refresh(self) -> None:
         """Looks once, now."""
         try:
             records = await self._list(self._keys)
         except _NOT_NOW as away:
-            if self.reachable:
+            if self.reachable and not self._over:
                 log.warning(
                     "the view of %s stands as it was, Redis is away: %s", self._service, away
                 )
             self.reachable = False
+            return
+        if self._over:
             return
         if not self.reachable:  # back, perhaps empty: everyone has one lease to register again
             self._seen = dict.fromkeys(self._seen, time.monotonic())
@@ -273,3 +274,44 @@ class Directory:
         # itself just restarted; one lease of patience covers both at little cost, because links
         # to a replica that has really gone notice by themselves.
         return now - self._seen.get(id, 0.0) < self._lease_s
+
+
+class _Rounds:
+    """All views of one process look at the same moments, and so in one round trip to Redis. A
+    process wakes for its views twice a second, for ever: that is time which engines lack."""
+
+    _all: ClassVar["WeakValueDictionary[Redis, _Rounds]"] = WeakValueDictionary()
+
+    def __init__(self, client: Redis) -> None:
+        self.list = ScriptPipe(client, _LIST)
+        self._views: dict[float, set[Directory]] = defaultdict(set)  # by the time between two looks
+        self._tasks: dict[float, asyncio.Task[None]] = {}
+
+    @classmethod
+    def of(cls, client: Redis) -> "_Rounds":
+        """Those of the views that there are on this client."""
+        if (rounds := cls._all.get(client)) is None:
+            rounds = cls._all[client] = cls(client)
+        return rounds
+
+    def join(self, view: Directory, every_s: float) -> None:
+        self._views[every_s].add(view)
+        if every_s not in self._tasks:
+            round_ = self._run(every_s)
+            self._tasks[every_s] = asyncio.create_task(round_, name="registry views")
+
+    async def leave(self, view: Directory) -> None:
+        """The last one ends the rounds."""
+        for every_s, views in list(self._views.items()):
+            views.discard(view)
+            if not views and (task := self._tasks.pop(every_s, None)):
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            looks = [view.refresh() for view in self._views[every_s]]
+            for failed in await asyncio.gather(*looks, return_exceptions=True):
+                if isinstance(failed, Exception):
+                    log.error("a view of the registry failed", exc_info=failed)

@@ -80,6 +80,11 @@ class RayCluster:
             RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # 127.0.0.1 only
             RAY_USAGE_STATS_ENABLED="0",  # no phoning home
             RAY_worker_niceness="0",  # else 15: the services would wait for whatever else runs here
+            # The next three take CPU whatever is done, which engines on the same cores lack. With a
+            # loop of its own for our code, the default, each message of gRPC wakes Serve's as well.
+            RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD="0",
+            RAY_SERVE_METRICS_EXPORT_INTERVAL_MS="0",  # else 100: nobody reads them here
+            RAY_SERVE_CONTROL_LOOP_INTERVAL_S="0.25",  # else 0.1: most of what controller, GCS take
             RAY_gcs_storage="rocksdb",
             RAY_gcs_storage_path=str(state),
         )

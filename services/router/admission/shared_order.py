@@ -10,8 +10,8 @@ from typing import Any
 
 from services.common.config import Settings
 from services.common.redis import Redis, RedisAway, RedisError
+from services.common.script_pipe import ScriptPipe
 from services.router.admission.fair_order import Decided
-from services.router.admission.script_pipe import ScriptPipe
 from services.router.admission.ticket import Ticket
 
 SOURCE = Path(__file__).with_name("order.lua").read_text()

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,21 @@ def test_ray_asks_for_a_token_of_this_install_and_stays_on_the_loopback(
     assert (mode(state), [path.name for path in state.iterdir()]) == (0o700, ["session_name"])
     RayCluster(data, tmp_path / "two")._prepare()
     assert token.read_text() == first
+
+
+def test_what_serve_does_all_the_time_is_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By names that this Ray knows: another would change nothing, without a word."""
+    monkeypatch.setattr(os, "environ", environment := {"PATH": "/bin"})
+    RayCluster(tmp_path / "data", tmp_path / "sockets")._prepare()
+    ray = find_spec("ray")
+    assert ray is not None
+    assert ray.origin is not None
+    known = (Path(ray.origin).parent / "serve/_private/constants.py").read_text()
+    told = {name: value for name, value in environment.items() if name.startswith("RAY_SERVE")}
+    assert sorted(told.values()) == ["0", "0", "0.25"]
+    assert [name for name in told if f'"{name}"' not in known] == []
 
 
 def test_the_logs_of_each_start_are_in_the_data_directory(

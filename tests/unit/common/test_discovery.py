@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -278,3 +279,68 @@ def test_ids_have_their_shape_and_processes_of_a_host_its_name() -> None:
     assert other.stdout.strip() == host_id("127.0.0.2")
     assert host_id("127.0.0.2").startswith(machine_id())
     assert host_id("127.0.0.2") != host_id("127.0.0.1"), "two nodes, though of one machine"
+
+
+async def test_all_views_of_a_process_look_in_one_round_trip(
+    redis: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one of them fails, and one was stopped."""
+    views = [Directory(redis, namespace, service, LEASE_S) for service in SERVICES]
+    for view in views:
+        await view.start()
+    sent: list[list[str]] = []
+    pipe = views[0]._list
+    round_trip = pipe._round_trip
+
+    async def note(calls: list[list[Any]]) -> list[Any]:
+        sent.append([call[1] for call in calls])
+        return await round_trip(calls)
+
+    def fail(added: list[Replica], removed: list[Replica]) -> None:
+        raise ValueError("whoever watches is at fault")
+
+    monkeypatch.setattr(pipe, "_round_trip", note)
+    await until(lambda: len(sent) >= 2)
+    assert sent[-1] == sent[-2]
+    assert len(sent[-1]) == len(SERVICES)
+
+    await views[0].stop()
+    views[1]._on_change = fail
+    for service in SERVICES:
+        own = replace(replica("a"), service=service)
+        await Registration(redis, namespace, own, 60.0)._once()
+    await until(lambda: all(view.replicas for view in views[1:]))
+    seen = len(sent)
+    await until(lambda: len(sent) >= seen + 2, what="the others are looked at again")
+    assert {len(calls) for calls in sent[seen:]} == {len(SERVICES) - 1}
+    assert not views[0].replicas
+    for view in views:
+        await view.stop()
+    assert not pipe_tasks(), "nobody looks any more"
+
+
+def pipe_tasks() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if "views" in task.get_name()]
+
+
+async def test_a_view_that_was_stopped_tells_nobody(
+    redis: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it looked just then."""
+    told: list[int] = []
+    view = Directory(redis, namespace, "worker", 60.0, lambda a, r: told.append(len(a)))
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def look(keys: list[str]) -> list[str]:
+        asked.set()
+        await answer.wait()
+        return [json.dumps(asdict(replica("a")))]
+
+    monkeypatch.setattr(view, "_list", look)
+    looking = asyncio.create_task(view.refresh())
+    await asked.wait()
+    await view.stop()
+    answer.set()
+    await looking
+    assert not told
+    assert not view.replicas

@@ -32,7 +32,7 @@ class ScriptPipe:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(([len(keys), *keys, *args], reply))
         if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_all(), name="admission calls")
+            self._sender = asyncio.create_task(self._send_all(), name="script calls")
         return await reply
 
     async def _send_all(self) -> None:

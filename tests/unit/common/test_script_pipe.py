@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from services.router.admission.script_pipe import _BATCH, ScriptPipe
+from services.common.script_pipe import _BATCH, ScriptPipe
 from tests.support.waiting import until
 
 
