@@ -42,12 +42,13 @@ class Failure:
 
 
 def encode(message: object) -> list[bytes | memoryview]:
-    """The frame's pieces, to be written one after the other."""
+    """The frame's pieces, to be written one after the other: a message without buffers is one, so
+    that its reader wakes once."""
     buffers: list[PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    parts: list[bytes | memoryview] = [head, *(buffer.raw() for buffer in buffers)]
-    sizes = struct.pack(f"<{len(parts)}Q", *(len(part) for part in parts))
-    return [COUNT.pack(len(parts)) + sizes, *parts]
+    rest = [buffer.raw() for buffer in buffers]
+    sizes = struct.pack(f"<{1 + len(rest)}Q", len(head), *(len(part) for part in rest))
+    return [COUNT.pack(1 + len(rest)) + sizes + head, *rest]
 
 
 def decode_sizes(data: bytes) -> tuple[int, ...]:

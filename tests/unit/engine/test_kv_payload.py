@@ -173,15 +173,27 @@ def test_no_segment_stays_when_there_is_no_room(
 
 def test_kv_data_is_not_copied_into_the_pickle() -> None:
     data = bytearray(DATA)
-    pieces = wire.encode(KvBlocks("a", 0, 1, memoryview(data)))
-    assert len(pieces) == 3
-    assert len(pieces[1]) < 300
+    head, block = wire.encode(KvBlocks("a", 0, 1, memoryview(data)))
+    (count,) = wire.COUNT.unpack_from(head)
+    pickled = head[wire.COUNT.size + 8 * count :]
+    assert wire.decode_sizes(bytes(head[wire.COUNT.size : -len(pickled)])) == (
+        len(pickled),
+        len(data),
+    )
+    assert len(pickled) < 300
     data[0] = 77
-    assert bytes(pieces[2])[0] == 77
-    blocks = wire.decode([bytes(piece) for piece in pieces[1:]])
+    assert bytes(block)[0] == 77
+    blocks = wire.decode([bytes(pickled), bytes(block)])
     assert blocks == KvBlocks("a", 0, 1, blocks.data)
     assert bytes(blocks.data) == data
     assert pickle.loads(pickle.dumps(KvBlocks("a", 0, 1, b"xy"), 5)).data == b"xy"
+
+
+def test_a_message_without_kv_is_one_piece() -> None:
+    """Its reader wakes once, and its writer calls the system once."""
+    (frame,) = wire.encode(("cancel", "a"))
+    assert wire.COUNT.unpack_from(frame) == (1,)
+    assert wire.decode([bytes(frame[wire.COUNT.size + 8 :])]) == ("cancel", "a")
 
 
 def test_segments_are_this_users_alone(folder: Path) -> None:
