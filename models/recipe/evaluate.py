@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from models.recipe import corpus
 from models.recipe.conversation import Conversation
@@ -99,7 +99,9 @@ class Writer:
     """A checkpoint that writes through transformers, always the likeliest token."""
 
     def __init__(self, folder: Path) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32
+        )
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def prompt(self, case: Conversation) -> list[int]:

@@ -9,7 +9,7 @@ import grpc
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import transformers
 
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.common.config import ModelSpec
@@ -30,8 +30,8 @@ def client(penstock: Cluster) -> openai.AsyncOpenAI:
 async def test_greedy_text_is_what_transformers_generates(
     penstock: Cluster, checkpoint: Path
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     async with client(penstock) as api:
         for words in (3, 40):  # a short one and a long one
             prompt = "the water " * words

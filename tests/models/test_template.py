@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+import transformers
 
 from models.recipe import corpus
 from models.recipe.template import render
@@ -48,11 +48,11 @@ DOCUMENTS = [{"title": "Caswell", "text": "It is a town."}, {"title": "", "text"
 
 
 @pytest.fixture(scope="module", params=["demo", "demo-draft"])
-def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(ROOT / "models" / request.param)
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(ROOT / "models" / request.param)
 
 
-def test_all_roles_tools_and_passages(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_all_roles_tools_and_passages(tokenizer: Any) -> None:
     text = tokenizer.apply_chat_template(
         MESSAGES, tools=[TOOL], documents=DOCUMENTS, add_generation_prompt=True, tokenize=False
     )
@@ -67,7 +67,7 @@ def test_all_roles_tools_and_passages(tokenizer: PreTrainedTokenizerBase) -> Non
     )
 
 
-def test_call_arguments_may_be_an_object(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_call_arguments_may_be_an_object(tokenizer: Any) -> None:
     function = {"name": "get_weather", "arguments": {"city": "Caswell"}}
     as_object = [{"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}]
     as_text = [{"role": "assistant", "tool_calls": [CALL]}]
@@ -75,7 +75,7 @@ def test_call_arguments_may_be_an_object(tokenizer: PreTrainedTokenizerBase) -> 
     assert both[0] == both[1]
 
 
-def test_tool_call_markers_survive_decoding(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_tool_call_markers_survive_decoding(tokenizer: Any) -> None:
     said = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     ids = tokenizer(said + "<|end|>", add_special_tokens=False).input_ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == said
@@ -85,7 +85,7 @@ def test_tool_call_markers_survive_decoding(tokenizer: PreTrainedTokenizerBase) 
     )
 
 
-def test_training_renders_as_hugging_face_does(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_training_renders_as_hugging_face_does(tokenizer: Any) -> None:
     for seed in range(60):
         made = corpus.example(random.Random(seed), 0.7)
         for prompt in (False, True):
@@ -99,6 +99,6 @@ def test_training_renders_as_hugging_face_does(tokenizer: PreTrainedTokenizerBas
             assert theirs == render(made, prompt)
 
 
-def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
     text = "Grüße, 東京 🏮!\tTabs,  two spaces\n\n'quotes' \"and\" 3.14 — iPhone McDuff"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.recipe.evaluate import (
     ANSWER,
@@ -44,15 +44,15 @@ def test_sizes() -> None:
 @pytest.mark.parametrize("folder", [DEMO, DRAFT])
 def test_logits_equal_those_of_transformers(folder: Path) -> None:
     ours, _ = loaded(folder)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.randint(0, 2048, (2, 2 * QUERIES + 5), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=1e-3, atol=1e-3)
 
 
 def test_generates_through_transformers() -> None:
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Count to 5."}],
         add_generation_prompt=True,
@@ -108,8 +108,8 @@ EXAMPLES_FLOOR = 0.9
 
 
 def test_answers_questions_about_the_example_documents() -> None:
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
     lines = (ROOT / "examples/questions.jsonl").read_text().splitlines()
     right = 0
     for line in map(json.loads, lines):

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 VOCAB = 257
 CONTEXT = 256
@@ -42,7 +42,7 @@ def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overri
 
     Weights are larger than usual so that logits lie well apart and no rounding decides a token.
     """
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 64,
@@ -60,7 +60,7 @@ def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overri
         }
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -73,14 +73,14 @@ def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overri
     return folder
 
 
-def load_reference(folder: Path) -> LlamaForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(
+def load_reference(folder: Path) -> "transformers.LlamaForCausalLM":
+    return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
 
 @torch.inference_mode()
-def reference_logits(model: LlamaForCausalLM, tokens: list[int]) -> Tensor:
+def reference_logits(model: "transformers.LlamaForCausalLM", tokens: list[int]) -> Tensor:
     """[len(tokens), vocab]"""
     logits: Tensor = model(torch.tensor([tokens])).logits[0]
     return logits

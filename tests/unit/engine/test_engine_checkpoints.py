@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, LlamaForCausalLM
 
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.model_config import ARCHITECTURES, UnsupportedModel, read_config
@@ -135,7 +135,7 @@ def test_the_expected_tensors_are_the_models_own(
         edited(checkpoint(), tmp_path, tie_word_embeddings=tied, attention_bias=bias, mlp_bias=bias)
     )
     with torch.device("meta"):
-        theirs = LlamaForCausalLM(AutoConfig.from_pretrained(tmp_path))
+        theirs = transformers.LlamaForCausalLM(transformers.AutoConfig.from_pretrained(tmp_path))
     own = {name: tuple(tensor.shape) for name, tensor in theirs.named_parameters()}
     assert shapes(config) == own
 
@@ -371,7 +371,6 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
 def test_rotary_frequencies_are_those_of_transformers(
     checkpoint: Checkpoint, tmp_path: Path, parameters: dict[str, Any]
 ) -> None:
-    from transformers import AutoConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     context = int(parameters.get("original_max_position_embeddings", 64) * 4)
@@ -380,7 +379,7 @@ def test_rotary_frequencies_are_those_of_transformers(
         head_dim=64,
     )  # fmt: skip
     rope = build_rope(read_config(folder).rope)
-    theirs = LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
+    theirs = LlamaRotaryEmbedding(transformers.AutoConfig.from_pretrained(folder))
     positions = torch.tensor([0, 1, 7, 63])
     cos, sin = theirs(torch.zeros(1), positions[None])
     half = theirs.inv_freq.shape[0]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, RobertaModel
 
 from services.retrieval.encoder import Encoder, _gelu
 
@@ -25,11 +25,11 @@ SIZES: dict[str, Any] = {
 }
 
 
-def reference(family: str) -> PreTrainedModel:
+def reference(family: str) -> "transformers.PreTrainedModel":
     torch.manual_seed(3)
     if family == "bert":
-        return BertModel(BertConfig(**SIZES, pad_token_id=0)).eval()
-    return RobertaModel(RobertaConfig(**SIZES, pad_token_id=1)).eval()
+        return transformers.BertModel(transformers.BertConfig(**SIZES, pad_token_id=0)).eval()
+    return transformers.RobertaModel(transformers.RobertaConfig(**SIZES, pad_token_id=1)).eval()
 
 
 def written(folder: Path, **config: Any) -> Path:
@@ -72,10 +72,10 @@ def test_attention_in_parts_is_the_same(
 
 def test_a_long_texts_scores_are_not_held_at_once(tmp_path: Path) -> None:
     """Of 2,048 tokens with 8 heads they would be 128 MiB."""
-    config = BertConfig(
+    config = transformers.BertConfig(
         **SIZES | {"num_attention_heads": 8, "max_position_embeddings": 2048}, pad_token_id=0
     )
-    BertModel(config).save_pretrained(tmp_path)
+    transformers.BertModel(config).save_pretrained(tmp_path)
     encoder = Encoder(tmp_path)
     tracemalloc.start()
     try:
@@ -94,7 +94,7 @@ def test_robertas_padding_may_be_left_out_of_its_config(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     del config["pad_token_id"]
     path.write_text(json.dumps(config))
-    assert RobertaConfig.from_pretrained(tmp_path).pad_token_id == 1
+    assert transformers.RobertaConfig.from_pretrained(tmp_path).pad_token_id == 1
     assert np.array_equal(Encoder(tmp_path).encode(ids, mask), wanted)
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from protos.common_pb2 import Message, Passage
 from services.common.content import said, text_of
@@ -36,7 +36,7 @@ FORGETFUL = """\
 
 
 def tokenizer(chat_template: str) -> Any:
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=byte_level(),
         chat_template=chat_template,
         bos_token=BOS,

@@ -1,10 +1,10 @@
 """No content forges a control token, and ordinary prompts are tokenized in one piece."""
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding
-from transformers import PreTrainedTokenizerFast
 
 from services.common.content import said
 from services.tokenizer.encode import Encoded, PromptEncoder
@@ -41,7 +41,9 @@ FORGETS_REASONING = """\
 
 def control_tokens(*turns: tuple[str, str]) -> list[str]:
     """Those of a chat with a template that takes the reasoning out of answers."""
-    hf = PreTrainedTokenizerFast(tokenizer_object=BYTES, chat_template=FORGETS_REASONING)
+    hf = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=BYTES, chat_template=FORGETS_REASONING
+    )
     talk = [said(role, content) for role, content in turns]
     encoded = PromptEncoder(BYTES).encode(ChatTemplate(hf).render(talk))
     return [str(BYTES.id_to_token(id)) for id in encoded.ids if id < 8]
