@@ -48,7 +48,7 @@ class Answered:
         return [id for delta in self.deltas for id in delta.token_ids]
 
     async def end(self) -> End:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.request.ended()
 
     async def whole(self) -> "Answered":
@@ -85,7 +85,7 @@ class Stack:
             redis_url=self.redis_url,
             namespace=self.namespace,
             lease_s=5.0,
-            router=RouterSettings(**{"worker_patience_s": 5.0, **options}),
+            router=RouterSettings(**{"worker_patience_s": 60.0, **options}),
         )
         host = Host(RouterService, settings)
         self.hosts.append(host)
@@ -133,7 +133,7 @@ def ask(
     model: str = MODEL,
     generated: int = 0,
     checkpoint: str = CHECKPOINT,
-    timeout_s: float = 30.0,
+    timeout_s: float = 60.0,
 ) -> Answered:
     """`generated`: how many of the prompt's last tokens another router gave."""
     request = router_pb2.GenerateRequest(

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 from openai import AsyncOpenAI
 
 from protos import retrieval_pb2 as rpb
@@ -23,6 +24,7 @@ from services.common.redis import Redis, connect
 from services.common.service import Host, Service
 from services.common.telemetry import decision, remote_parent, traceparent
 from services.common.unary import serving
+from services.gateway import models
 from services.gateway.identity.keys import KeyStore
 from services.gateway.server import GatewayService
 from tests.support.waiting import leaving_no_task, until
@@ -263,7 +265,7 @@ async def gateway_rig(
         tls_dir=tls_dir,
         redis_url=redis_url,
         namespace=namespace,
-        lease_s=1.0,
+        lease_s=3.0,  # a busy loop must not lose the tokenizer by it
         log_level="WARNING",
         gateway=GatewaySettings(**{"port": 0, "retrieval_patience_s": 1.0, **gateway}),
         retrieval=RetrievalSettings(
@@ -271,6 +273,9 @@ async def gateway_rig(
         ),
     )
     async with leaving_no_task(), AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for patience in ("_PATIENCE_S", "_TIMEOUT_S"):  # wherever the tokenizer has no turn
+            patch.setattr(models, patience, 60.0)
         redis = connect(redis_url)
         stack.push_async_callback(redis.aclose)
         keys = KeyStore(redis, namespace)
