@@ -5,11 +5,13 @@ READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 PEERS ?= .peers
 
-.PHONY: help demo run test chaos nodes sanitize lint docs protos bench bench-peers plots model mutants dev image-test clean
+.PHONY: help ready demo run test chaos nodes sanitize lint docs protos bench bench-peers plots model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
 	  printf 'make %-11s %s\n' "$$target" "$$does"; done
+
+ready: $(READY)         ## set up what the other targets need
 
 demo: $(READY)          ## start everything, ask one question of the examples, show its way, stop
 	$(BIN)/penstock demo
@@ -17,8 +19,9 @@ demo: $(READY)          ## start everything, ask one question of the examples, s
 run: $(READY)           ## start everything and stay up until Ctrl-C
 	$(BIN)/penstock up
 
-test: $(READY)          ## all tests
-	$(BIN)/python -m pytest
+# In a process more than there are cores, each with a file at a time: tests/support/lanes.py.
+test: $(READY)          ## all tests; ARGS="tests/unit -k breaker": some
+	$(BIN)/python -m pytest --numprocesses auto --durations 20 $(ARGS)
 
 chaos: $(READY)         ## one process of each class killed under 16 streams, and what that cost; everything replaced under load (twelve minutes)
 	$(BIN)/python -m tests.chaos.kills
