@@ -117,7 +117,7 @@ class Said(list[str]):
 
     async def has(self, line: str) -> None:
         """Waits until the command has said it."""
-        await until(lambda: line in self, 10)
+        await until(lambda: line in self, 60, line)
 
 
 @pytest.fixture

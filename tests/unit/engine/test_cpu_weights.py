@@ -126,7 +126,7 @@ def test_processes_that_start_at_once_share_one_file(
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
         for _ in range(3)
     ]
-    told = {process.communicate(timeout=120)[0] for process in started}
+    told = {process.communicate(timeout=600)[0] for process in started}
     (file,) = tmp_path.iterdir()
     (line,) = told
     assert line.startswith(str(file))
