@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from protos.common_pb2 import Record, Span
-from services.common.discovery import new_replica_id
 from services.common.telemetry import decision
 from services.gateway.identity.auth import Identity
 from services.gateway.runs.records import Journal, Records
@@ -42,8 +41,7 @@ each = (resident_bytes() - before) / len(kept)
 print(json.dumps([each, len(kept[-1].as_json()["spans"])]))
 """
 
-FIRST, THEN = new_replica_id("worker"), new_replica_id("worker")
-ROUTER = new_replica_id("router")
+FIRST, THEN, ROUTER = "worker-0a1b2c3d", "worker-4e5f6071", "router-8293a4b5"
 
 
 def record(tenant: str = "acme"):
