@@ -74,13 +74,15 @@ model: $(READY)         ## remake the demonstration model from its seed (an hour
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456 \
 	  $(BIN)/python -m models.recipe.make
 
+# pip would compile one file after the other. Some are templates, no Python, and stay as they are.
 # The editable install builds the contracts' modules; `protoc` runs again when a .proto changed.
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) protos/generate.py \
   $(wildcard kernels/cpu/native/*) kernels/cpu/build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "make: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check \
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile \
 	  --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	$(BIN)/python protos/generate.py
 	$(BIN)/python kernels/cpu/build.py
 	touch $@
