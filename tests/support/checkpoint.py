@@ -52,9 +52,8 @@ def write_checkpoint(
     generation = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    save_file(
-        _weights(vocab_size, seed, hidden, layers), folder / "model.safetensors", {"format": "pt"}
-    )
+    weights = _weights(vocab_size, seed, hidden, layers)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     write_tokenizer(folder, vocab_size)
     return folder
 
