@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
+T = TypeVar("T")
 _A_TURN_S = 0.05
 _AT_MOST = 6
 
@@ -27,6 +29,16 @@ async def until(
         had_s, looked = had_s + min(now - looked, _A_TURN_S), now
         over = had_s >= timeout_s or now - began >= _AT_MOST * timeout_s
         assert not over, f"not within {timeout_s} s: {what or condition}"
+
+
+async def within(timeout_s: float, awaited: Awaitable[T]) -> T:
+    """What it gives; fails the test after `timeout_s`, counted as `until` does."""
+    task = asyncio.ensure_future(awaited)
+    try:
+        await until(task.done, timeout_s, str(awaited))
+        return await task
+    finally:
+        task.cancel()
 
 
 @asynccontextmanager

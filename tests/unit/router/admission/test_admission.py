@@ -15,7 +15,7 @@ from services.router.admission import Ticket
 from services.router.admission.local_order import LocalOrder
 from services.router.admission.shared_order import Reply
 from tests.support.admission_ends import queued, ticket
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 
 async def test_a_grant_reaches_the_other_router(routers):
@@ -25,7 +25,7 @@ async def test_a_grant_reaches_the_other_router(routers):
     waiting = asyncio.create_task(second.admit(b))
     await queued(first, 1, 1)
     first.leave(a)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     assert b.order == "redis"
     assert ((a.queued, a.before), (b.queued, b.before)) == ((False, 0), (True, 0))
     third = asyncio.create_task(first.admit(ticket()))
@@ -35,7 +35,7 @@ async def test_a_grant_reaches_the_other_router(routers):
     await until(lambda: last.queued)
     assert last.before == 1
     second.leave(b)
-    await asyncio.wait_for(third, 5)
+    await within(5, third)
     fourth.cancel()
 
 
@@ -52,7 +52,7 @@ async def test_who_has_waited_longer_comes_first_whenever_it_is_entered(routers)
 
 async def refusal(waiting: "asyncio.Task[None]") -> tuple[str, float]:
     with pytest.raises(PenstockError) as refused:
-        await asyncio.wait_for(waiting, 5)
+        await within(5, waiting)
     assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     return refused.value.reason, refused.value.retry_after_s
 
@@ -99,9 +99,9 @@ async def test_the_displaced_is_told(make_routers, redis_url, of_another):
     first.leave(newest)
     await queued(first, 1, 2)
     first.leave(a)
-    await asyncio.wait_for(other, 5)
+    await within(5, other)
     end.leave(calm)
-    await asyncio.wait_for(waiting[0], 5)
+    await within(5, waiting[0])
 
 
 async def test_a_lost_word_of_displacement_is_found_by_the_renewal(make_routers, redis_url):
@@ -191,7 +191,7 @@ async def test_leases_outlive_their_time(make_routers, redis_url):
     done, _ = await asyncio.wait([waiting], timeout=2.0)  # longer than a lease
     assert not done
     first.leave(a)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     second.leave(b)
 
 
@@ -204,7 +204,7 @@ async def test_more_capacity_wakes_the_waiting(make_routers, redis_url, seldom):
     await queued(end, 1, 1)
     routers.capacity = 2
     end.poke()
-    await asyncio.wait_for(waiting, 10)
+    await within(10, waiting)
     end.leave(a)
     end.leave(b)
 
@@ -262,17 +262,17 @@ async def test_open_without_redis_and_back(make_routers, own_redis):
     await until(lambda: end.away)
     assert not waiting["b"].done()
     end.leave(a)
-    await asyncio.wait_for(waiting["c"], 5)
+    await within(5, waiting["c"])
     assert c.order == "local"
     assert not waiting["b"].done()
     own_redis.start()
     await until(lambda: not end.away)
     await queued(end, 1, 2)  # c's slot was entered again, and the two places
     end.leave(c)
-    await asyncio.wait_for(waiting["b"], 5)
+    await within(5, waiting["b"])
     assert b.order == "redis"
     end.leave(b)
-    await asyncio.wait_for(waiting["low"], 5)
+    await within(5, waiting["low"])
     end.leave(low)
     await queued(end, 0, 0)
 
@@ -292,7 +292,7 @@ async def test_a_full_queue_is_shared_without_redis_too(make_routers, own_redis)
     calm = asyncio.create_task(end.admit(ticket("calm")))
     assert (await refusal(flood[1]))[0] == "queue_full"
     end.leave(a)
-    await asyncio.wait_for(calm, 5)
+    await within(5, calm)
     assert not flood[0].done()
     flood[0].cancel()
 
@@ -306,7 +306,7 @@ async def test_closed_without_redis(make_routers, own_redis):
     await queued(end, 1, 1)
     own_redis.stop()
     with pytest.raises(PenstockError) as refused:
-        await asyncio.wait_for(waiting, 5)
+        await within(5, waiting)
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
     assert refused.value.reason == "admission_away"
     assert refused.value.retry_after_s > 0
@@ -336,7 +336,7 @@ async def test_flushed_redis_is_told_again(make_routers, own_redis):
     await routers.clients[0].flushall()
     await queued(end, 1, 1)
     end.leave(a)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     end.leave(b)
     await queued(end, 0, 0)
 
@@ -352,7 +352,7 @@ async def test_what_left_during_an_outage_frees_its_slot_after_it(make_routers, 
         await until(lambda: end.away)
         server.start()
         await until(lambda: not end.away)
-        await asyncio.wait_for(end.admit(b), 5)  # sooner than a lease
+        await within(5, end.admit(b))  # sooner than a lease
         assert b.order == "redis"
         end.leave(b)
         await queued(end, 0, 0)
@@ -384,14 +384,14 @@ async def test_what_held_a_slot_at_a_lost_router_has_one_at_once(routers):
     await queued(end, 1, 1)
     again = ticket(cost=0)
     again.resumed = True
-    await asyncio.wait_for(end.admit(again), 5)
+    await within(5, end.admit(again))
     assert again.holds
     await queued(end, 2, 1)
     lost.leave(a)  # the slots are full without it
     await queued(end, 1, 1)
     assert not waiting.done()
     end.leave(again)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     end.leave(b)
     await queued(end, 0, 0)
 
@@ -409,7 +409,7 @@ async def test_what_goes_on_pays_when_it_leaves(routers):
         tasks[name] = asyncio.create_task(end.admit(claim))
         await queued(end, 1, len(tasks))
     end.leave(a)
-    await asyncio.wait_for(tasks["calm"], 5)
+    await within(5, tasks["calm"])
     assert not tasks["long"].done()
     tasks["long"].cancel()
 
@@ -432,7 +432,7 @@ async def test_a_recalled_ticket_waits_again(make_routers, redis_url, of_another
     calm = ticket("calm")
     before = metrics.recalls._value.get()
     end = second if of_another else first
-    await asyncio.wait_for(end.admit(calm), 5)
+    await within(5, end.admit(calm))
     recalled = flood[1]
     await until(recalled.recalled.done)  # the other router may hear of it first
     assert not recalled.holds
@@ -440,12 +440,12 @@ async def test_a_recalled_ticket_waits_again(make_routers, redis_url, of_another
     assert recalled.recalls == 1
     again = asyncio.create_task(first.admit_again(recalled))
     end.leave(calm)
-    await asyncio.wait_for(again, 5)
+    await within(5, again)
     assert recalled.holds
     assert not third.done()  # it came later
     assert not recalled.recalled.done()
     first.leave(recalled)
-    await asyncio.wait_for(third, 5)
+    await within(5, third)
     for one in flood:
         first.leave(one)
     await queued(first, 0, 0)
@@ -480,12 +480,12 @@ async def test_a_recall_without_redis(make_routers, own_redis):
         await end.admit(one)  # in Redis
     own_redis.stop()
     calm = ticket("calm")
-    await asyncio.wait_for(end.admit(calm), 10)
+    await within(10, end.admit(calm))
     assert calm.order == "local"
     recalled = next(one for one in flood if one.recalled.done())
     again = asyncio.create_task(end.admit_again(recalled))
     end.leave(calm)
-    await asyncio.wait_for(again, 5)
+    await within(5, again)
     assert recalled.order == "local"
 
 
@@ -498,7 +498,7 @@ async def test_a_recalled_ticket_is_never_refused_a_place(make_routers, own_redi
     for one in flood:
         await end.admit(one)
     calm = ticket("calm")
-    await asyncio.wait_for(end.admit(calm), 5)
+    await within(5, end.admit(calm))
     recalled = next(one for one in flood if one.recalled.done())
     again = asyncio.create_task(end.admit_again(recalled))
     with pytest.raises(PenstockError, match="too many"):
@@ -508,7 +508,7 @@ async def test_a_recalled_ticket_is_never_refused_a_place(make_routers, own_redi
     done, _ = await asyncio.wait([again], timeout=0.6)  # longer than others may queue
     assert not done
     end.leave(calm)
-    await asyncio.wait_for(again, 5)
+    await within(5, again)
 
 
 def test_each_stint_is_charged_by_itself():
@@ -545,13 +545,13 @@ async def test_without_workers_requests_wait_in_their_order(make_routers, redis_
     await queued(end, 0, 3)
     routers.capacity = 1
     end.poke()
-    await asyncio.wait_for(waiting[2], 10)
+    await within(10, waiting[2])
     assert not waiting[0].done()
     assert not waiting[1].done()
     end.leave(claims[2])
-    await asyncio.wait_for(waiting[1], 5)
+    await within(5, waiting[1])
     end.leave(claims[1])
-    await asyncio.wait_for(waiting[0], 5)
+    await within(5, waiting[0])
 
 
 async def test_without_workers_the_patience_ends(make_routers, redis_url):
@@ -569,7 +569,7 @@ async def test_without_workers_the_patience_ends(make_routers, redis_url):
     end.poke()
     for claim, least_s in ((b, 0.29), (ticket(), 0.59)):
         with pytest.raises(PenstockError) as refused:
-            await asyncio.wait_for(waiting if claim is b else end.admit(claim), 5)
+            await within(5, waiting if claim is b else end.admit(claim))
         assert refused.value.reason == "no_worker"
         assert refused.value.code is grpc.StatusCode.UNAVAILABLE
         assert asyncio.get_running_loop().time() - began >= least_s
@@ -578,7 +578,7 @@ async def test_without_workers_the_patience_ends(make_routers, redis_url):
     await queued(end, 1, 1)
     routers.capacity = 2
     end.poke()
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
 
 
 # ---- Redis is slow, or away ---------------------------------------------------------------------
@@ -600,12 +600,12 @@ async def test_one_slow_call_is_no_outage(routers, monkeypatch):
 
     monkeypatch.setattr(pipe, "_round_trip", slow)
     a, b = ticket(), ticket()
-    await asyncio.wait_for(end.admit(a), 5)
+    await within(5, end.admit(a))
     waiting = asyncio.create_task(end.admit(b))
     await queued(end, 1, 1)
     failures.append("lost reply")
     end.leave(a)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     assert not end.away
     assert (a.order, b.order) == ("redis", "redis")
     failures += ["timeout", "timeout"]
@@ -634,7 +634,7 @@ async def test_a_slot_whose_giving_back_was_told_twice_is_given_back(
     for one in flood:
         await end.admit(one)
     calm = ticket("calm")
-    await asyncio.wait_for(end.admit(calm), 5)
+    await within(5, end.admit(calm))
     await until(lambda: bool(lost) and not end._giving_back)
     assert [one.holds for one in (*flood, calm)] == [True, False, True]
     assert await end.status(["m"]) == (2, 1)
@@ -673,7 +673,7 @@ async def test_what_redis_decides_during_an_outage_is_no_surprise(routers):
     end._lose_redis(RedisTimeoutError("Timeout reading from socket"))
     end._local.enter(b, 1)
     end._follow("m", Reply(granted=[b.id], recalled=[b.id]))
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     assert b.recalled.done()
     assert not b.holds
     for one in (a, b):

@@ -14,7 +14,7 @@ from services.router import metrics
 from services.router.admission import admission
 from services.router.admission.shared_order import Reply, SharedOrder
 from tests.support.admission_ends import queued, ticket
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 # ---- recalls, without a renewal's help ----------------------------------------------------------
 
@@ -30,7 +30,7 @@ async def test_a_recall_is_asked_for_when_its_time_has_come(make_routers, own_re
     if away:
         own_redis.stop()
     calm = ticket("calm")
-    await asyncio.wait_for(end.admit(calm), 10)
+    await within(10, end.admit(calm))
     assert (calm.order, calm.queued) == ("local" if away else "redis", True)
     assert [one.holds for one in flood] == [True, False]
 
@@ -51,7 +51,7 @@ async def test_a_slot_that_nobody_needs_any_more_is_kept(routers, seldom, monkey
 
     monkeypatch.setattr(end._shared, "give_back", give_back)
     end._follow("m", Reply(recalled=[one.id]))
-    await asyncio.wait_for(asked.wait(), 5)
+    await within(5, asked.wait())
     await until(lambda: not end._giving_back)
     assert one.holds
     assert not one.recalled.done()
@@ -69,7 +69,7 @@ async def test_models_have_slots_and_queues_of_their_own(make_routers, redis_url
     held = {model: ticket(model=model) for model in ("m", "a:b", "m}")}
     waiting = {}
     for model, one in held.items():
-        await asyncio.wait_for(first.admit(one), 5)  # whatever the others hold
+        await within(5, first.admit(one))  # whatever the others hold
         wait = ticket(model=model)
         waiting[model] = wait, asyncio.create_task(second.admit(wait))
         await queued(first, 1, 1, model)
@@ -77,7 +77,7 @@ async def test_models_have_slots_and_queues_of_their_own(make_routers, redis_url
     for model, one in held.items():
         wait, admitted = waiting.pop(model)
         first.leave(one)
-        await asyncio.wait_for(admitted, 5)
+        await within(5, admitted)
         assert not any(task.done() for _, task in waiting.values())
         second.leave(wait)
         await queued(first, 0, 0, model)
@@ -88,7 +88,7 @@ async def test_installs_in_one_redis_know_nothing_of_each_other(make_routers, re
         await make_routers(redis_url, namespace=f"{namespace}-{n}").add() for n in range(2)
     ]  # routers of the same name
     for end in ends:
-        await asyncio.wait_for(end.admit(ticket()), 5)
+        await within(5, end.admit(ticket()))
     assert [await end.status(["m"]) for end in ends] == [(1, 0)] * 2
 
 
@@ -112,9 +112,9 @@ async def test_what_waits_is_entered_and_words_are_heard_again_after_an_outage(
     theirs = asyncio.create_task(second.admit(ticket()))
     await queued(first, 1, 2)
     first.leave(one)
-    await asyncio.wait_for(mine, 5)
+    await within(5, mine)
     first.leave(two)
-    await asyncio.wait_for(theirs, 5)
+    await within(5, theirs)
 
 
 async def test_a_word_that_none_waits_for_gives_the_slot_back(routers):
@@ -126,7 +126,7 @@ async def test_a_word_that_none_waits_for_gives_the_slot_back(routers):
     waiting = asyncio.create_task(other.admit(ticket()))
     await queued(other, 1, 1)
     end._follow("m", Reply(granted=[gone.id]))
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
 
 
 async def test_what_leaves_while_its_lease_is_renewed_ends_no_renewal(routers, monkeypatch):
@@ -147,7 +147,7 @@ async def test_what_leaves_while_its_lease_is_renewed_ends_no_renewal(routers, m
 
     monkeypatch.setattr(end._shared, "renew", renew)
     end.poke()
-    await asyncio.wait_for(renewed.wait(), 5)
+    await within(5, renewed.wait())
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await queued(end, 0, 0)
@@ -181,7 +181,7 @@ async def test_what_the_answer_to_one_that_went_away_says_of_others_is_heard(
         await going
     end.leave(goes)
     go_on.set()
-    await asyncio.wait_for(waiting, 10)
+    await within(10, waiting)
     end.leave(held)
     end.leave(waits)
 
@@ -194,7 +194,7 @@ async def test_a_router_that_stops_gives_back_what_it_holds(routers):
     mine = asyncio.create_task(other.admit(ticket()))
     await queued(other, 1, 2)
     await end.stop()
-    await asyncio.wait_for(mine, 5)
+    await within(5, mine)
     assert await other.status(["m"]) == (1, 0)
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
@@ -221,7 +221,7 @@ async def test_waiting_too_long_is_told_and_leaves_no_place(make_routers, redis_
     late = ticket()
     before = refused("queue_timeout")
     with pytest.raises(PenstockError) as told:
-        await asyncio.wait_for(end.admit(late), 5)
+        await within(5, end.admit(late))
     error = told.value
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_timeout")
     assert (error.stage, error.retry_after_s) == ("router", 0.15)
@@ -257,7 +257,7 @@ async def test_what_is_counted(routers):
     await queued(end, 1, 1)
     assert gauges() == [1, 1]
     end.leave(urgent)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     assert gauges() == [1, 0]
     end.leave(low)
     assert gauges() == [0, 0]
@@ -329,13 +329,13 @@ async def test_each_outage_begins_with_the_slots_held_then(make_routers, own_red
     end = await routers.add()
     first = ticket()
     own_redis.stop()
-    await asyncio.wait_for(end.admit(first), 10)
+    await within(10, end.admit(first))
     assert first.order == "local"
     own_redis.start()
     await until(lambda: not end.away)
     end.leave(first)
     second = ticket()
-    await asyncio.wait_for(end.admit(second), 5)
+    await within(5, end.admit(second))
     assert second.order == "redis"
     own_redis.stop()
     third = ticket()
@@ -343,7 +343,7 @@ async def test_each_outage_begins_with_the_slots_held_then(make_routers, own_red
     await until(lambda: end.away and end._local.waiting("m") == 1)
     assert third.waits
     end.leave(second)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     assert third.order == "local"
 
 
@@ -358,24 +358,24 @@ async def test_what_goes_on_during_an_outage_takes_part_of_the_share(make_router
     await until(lambda: end.away and end._local.waiting("m") == 1)
     resumed = ticket(cost=0)
     resumed.resumed = True
-    await asyncio.wait_for(end.admit(resumed), 5)
+    await within(5, end.admit(resumed))
     end.leave(held)
     await until(lambda: not end._leaving or end.away)
     assert next_one.waits, "the one that went on has the slot"
     end.leave(resumed)
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
 
 
 async def test_more_slots_without_redis_are_granted_at_once(make_routers, own_redis):
     routers = make_routers(own_redis.url)
     end = await routers.add()
     own_redis.stop()
-    await asyncio.wait_for(end.admit(ticket()), 10)
+    await within(10, end.admit(ticket()))
     waiting = asyncio.create_task(end.admit(ticket()))
     await until(lambda: end._local.waiting("m") == 1)
     routers.capacity = 2
     end.poke()
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
 
 
 async def test_a_lost_channel_is_not_asked_for_again_and_again():
