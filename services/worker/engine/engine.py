@@ -238,13 +238,13 @@ class Engine:
             self.scheduler.drop(chunk)
             self._fail(sequence, result.error)
             return
+        reason = self.scheduler.complete(chunk, tokens)
         if computed:
             sequence.chunks.append(computed)
-        reason = self.scheduler.complete(chunk, tokens)
-        if sequence.request.export_kv is not None:
-            self._export(sequence)
-            if sequence.status is Status.FINISHED:
-                return
+            if sequence.request.export_kv is not None:
+                self._export(sequence)
+                if sequence.status is Status.FINISHED:
+                    return
         if reason is not None:
             self._finish(sequence, tokens, reason)
         elif tokens:

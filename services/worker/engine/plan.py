@@ -73,9 +73,12 @@ class StepPlan:
 
     def results(self, sampled_ids: Seq[int]) -> list[Result]:
         """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite."""
+        made = [Result([token]) if token >= 0 else NOT_FINITE for token in sampled_ids]
+        if len(made) == len(self.lengths):
+            return made
         results = [Result([])] * len(self.lengths)
-        for sequence, token in zip(self.sampled.tolist(), sampled_ids, strict=True):
-            results[sequence] = Result([token]) if token >= 0 else NOT_FINITE
+        for sequence, result in zip(self.sampled.tolist(), made, strict=True):
+            results[sequence] = result
         return results
 
 

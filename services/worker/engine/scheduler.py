@@ -175,7 +175,7 @@ class Scheduler:
             if reason := sequence.append(token):
                 del tokens[index + 1 :]
                 return reason
-        return FinishReason.PREFILL_DONE if tokens and sequence.request.prefill_only else None
+        return None
 
     def drop(self, chunk: Chunk) -> None:
         """Takes back a chunk that did not run, or that ran after one that did not."""

@@ -120,9 +120,10 @@ class Sequence:
         self.length = max(self.length, len(self.tokens))
         if token in self._stop_ids:
             return FinishReason.STOP
-        if len(self.tokens) >= self._max_len:
-            return FinishReason.LENGTH
-        return None
+        if len(self.tokens) < self._last:
+            return None
+        whole = len(self.tokens) >= self._max_len
+        return FinishReason.LENGTH if whole else FinishReason.PREFILL_DONE
 
     def launch(self, end: int, samples: bool) -> None:
         """The tokens before `end` will be computed, and one sampled there."""
