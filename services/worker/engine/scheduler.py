@@ -11,9 +11,13 @@ with as much behind it as those who do. Prompts get what the cost model says is 
 always a fifth of the step, and a token. Without decodes only tokens count. Where the cost model
 does not know any more what decodes take alone, a step is without prompts, but no two in a row.
 
-Prompts go by (priority, due, arrival). A prompt is due when, since it came, twice as many tokens
-have been computed here as it has itself to compute. So it goes before the rest of a longer one that
-is being computed, and yet none waits for ever: who comes when it is due, is due later.
+Prompts go by (priority, due, arrival). A prompt is due when, since it came, an equal share of what
+was computed here would have been twice as many tokens as it has itself to compute; a share of a
+place, where there are more prompts than places. So it goes before the rest of a longer one that is
+being computed, and before many that came at once, and yet none waits for ever: who comes when it is
+due, is due later. (Prompts one after the other, in the order in which equal shares would end them,
+end no later than by equal shares: E. Friedman, S. Henderson, "Fairness and efficiency in web server
+protocols", 2003.)
 In the queue nobody overtakes whoever is first by that order; preempted sequences keep their place
 in it.
 
@@ -56,7 +60,7 @@ from services.worker.engine.tables import Tables
 from services.worker.engine.waiting import Waiting
 
 _DUE_AFTER = 2
-"""Tokens computed here since a prompt came, for each that it has to compute itself: then it is due.
+"""Tokens of an equal share since a prompt came, for each that it has to compute: then it is due.
 Two, since about half of a step's work may be decodes."""
 _ORDER = attrgetter("order")
 
@@ -89,8 +93,8 @@ class Scheduler:
         """Chunks that have not come back."""
         self._leaving: list[Sequence] = []
         """Finished, with chunks that have not come back: they still hold their blocks."""
-        self._computed = 0
-        """Tokens of all steps so far."""
+        self._share = 0.0
+        """Tokens that a prompt would have got so far, had all that were there got the same."""
         self._prompt_share = 1.0
         """As of the last step."""
         self._looks = False
@@ -123,7 +127,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence, and settles its place in the order."""
         sequence.queued_tokens = self.tables.to_compute(sequence)
-        due = self._computed + _DUE_AFTER * sequence.queued_tokens
+        due = self._share + _DUE_AFTER * sequence.queued_tokens
         sequence.order = (sequence.request.priority, due, sequence.arrival)
         self.sequences[sequence.id] = sequence
         self._waiting.push(sequence)
@@ -151,7 +155,8 @@ class Scheduler:
         for chunk in step.chunks:
             chunk.sequence.launch(chunk.end, chunk.samples)
         self._in_flight += len(step.chunks)
-        self._computed += step.shape.prompt_tokens + len(decodes)
+        sharing = max(1, min(self.num_pending - len(decodes), self.max_running))
+        self._share += (step.shape.prompt_tokens + len(decodes)) / sharing
         return step
 
     def complete(self, chunk: Chunk, tokens: list[int]) -> FinishReason | None:

@@ -45,7 +45,7 @@ class Sequence:
         self.request = request
         self.id = request.request_id
         self.arrival = arrival
-        self.order = (request.priority, 0, arrival)
+        self.order = (request.priority, 0.0, arrival)
         """Smaller goes first: by priority, by when its prompt is due, by arrival. The scheduler
         sets it when it takes the sequence; kept through preemption."""
         self.queued_tokens = 0

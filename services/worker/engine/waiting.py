@@ -11,7 +11,7 @@ class Waiting:
     def __init__(self) -> None:
         self.num_tokens = 0
         """To be computed here, over all of them."""
-        self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
+        self._heap: list[tuple[tuple[int, float, int], Sequence]] = []
         """Those finished meanwhile are skipped when they come up."""
 
     def push(self, sequence: Sequence) -> None:

@@ -150,6 +150,16 @@ def test_a_short_prompt_is_not_behind_the_whole_of_a_long_one() -> None:
     assert order_of_prompts(bench, 14) == ["short", "long"]
 
 
+def test_a_short_prompt_is_not_behind_many_long_ones_that_came_at_once() -> None:
+    """All of which would be due, if each were alone."""
+    bench = Bench(num_blocks=256, budget=8)
+    for number in range(8):
+        bench.add(f"long {number}", tokens(80, first=number + 10), prefill_only=True)
+    assert order_of_prompts(bench, 25) == ["long 0", "long 1", "long 2"]
+    bench.add("short", tokens(8, first=20), prefill_only=True)
+    assert order_of_prompts(bench, 2)[0] == "short"
+
+
 def test_the_shorter_of_those_that_come_together_goes_first() -> None:
     bench = Bench(num_blocks=64, budget=8)
     for length in (30, 10, 20):
@@ -171,7 +181,7 @@ def test_what_is_cached_of_a_prompt_does_not_make_it_a_long_one() -> None:
 
 
 def test_short_prompts_that_come_all_the_time_do_not_starve_a_long_one() -> None:
-    """It is due when twice as many tokens have been computed as it has."""
+    """It is due when its share is twice as many tokens as it has."""
     bench = Bench(num_blocks=256, budget=8)
     long = bench.add("long", tokens(80, first=10))
     steps = 0
@@ -186,6 +196,21 @@ def test_short_prompts_that_come_all_the_time_do_not_starve_a_long_one() -> None
         steps += 1
         assert steps < 40
     assert steps > 20
+
+
+def test_a_flood_of_short_prompts_does_not_starve_a_long_one() -> None:
+    """However many wait, no more than the places share what is computed."""
+    bench = Bench(num_blocks=256, budget=8, max_running=2)
+    long = bench.add("long", tokens(40, first=10))
+    for step in range(30):
+        for each in range(3):
+            bench.add(f"{step} {each}", tokens(8, first=step % 9), prefill_only=True)
+        bench.step()
+        for sequence in list(bench.scheduler.sequences.values()):
+            if sequence is not long and len(sequence.tokens) > sequence.num_prompt:
+                bench.scheduler.finish(sequence)
+        bench.pool.withdraw(range(256))
+    assert long.num_computed >= 40
 
 
 def test_streams_that_only_decode_bring_a_waiting_prompt_nearer_too() -> None:
@@ -442,7 +467,7 @@ def test_nobody_gives_way_whose_blocks_others_hold_too() -> None:
     bench.add("eater", tokens(3, first=12))
     bench.step()
     bench.add("keeper", shared, remote_prefill=True)
-    late = bench.add("late", shared, remote_prefill=True)
+    late = bench.add("late", shared, remote_prefill=True, priority=1)
     while len(early.tokens) < 13:
         assert not bench.step().preempted
     assert bench.pool.num_free == 0
