@@ -202,7 +202,7 @@ def test_a_flood_of_short_prompts_does_not_starve_a_long_one() -> None:
     """However many wait, no more than the places share what is computed."""
     bench = Bench(num_blocks=256, budget=8, max_running=2)
     long = bench.add("long", tokens(40, first=10))
-    for step in range(30):
+    for step in range(50):
         for each in range(3):
             bench.add(f"{step} {each}", tokens(8, first=step % 9), prefill_only=True)
         bench.step()
