@@ -96,8 +96,18 @@ def _files(folder: Path) -> list[Path]:
     if index.exists():
         try:
             names = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise UnsupportedModel(f"{index} cannot be read: {error!r}") from error
+        for name in names:  # of a file beside it: an index that was downloaded names no other
+            if not isinstance(name, str) or not name or {"/", "\0"} & set(name):
+                raise UnsupportedModel(f"{index}: weight_map names {name!r}, which is no file here")
         return [folder / name for name in sorted(names)]
     single = folder / "model.safetensors"
     if not single.exists():

@@ -213,6 +213,15 @@ def test_an_index_is_checked_too(checkpoint: Checkpoint, tmp_path: Path) -> None
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "part-2.safetensors"}}))
     with pytest.raises(UnsupportedModel, match=r"part-2\.safetensors is missing"):
         check_weights(tmp_path, config)
+    for odd in ("/etc/passwd", "../model.safetensors", "", "a\0b", 5, None):
+        index.write_text(json.dumps({"weight_map": {"a": odd, "b": "model.safetensors"}}))
+        with pytest.raises(
+            UnsupportedModel, match=r"index\.json: weight_map names .* no file here"
+        ):
+            check_weights(tmp_path, config)
+    index.write_text("[" * 100_000)
+    with pytest.raises(UnsupportedModel, match=r"index\.json cannot be read"):
+        check_weights(tmp_path, config)
 
 
 def test_broken_folders(checkpoint: Checkpoint, tmp_path: Path) -> None:
