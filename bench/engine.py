@@ -7,6 +7,7 @@ so this rate, against what the machine can stream, says how near to the floor de
 
 import argparse
 import json
+import logging
 import resource
 import sys
 import time
@@ -63,11 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Exit status: 0, also when single requests failed; 1 when the run was not possible."""
+    """Exit status: 0, also when single requests failed; 1 when the run was not possible, or all
+    of them did."""
     # Here, because the command line imports this module and shall start without torch.
     from services.worker.engine.engine import Engine
     from services.worker.engine.model_config import UnsupportedModel
 
+    # What runs, and why it is not what was to be expected.
+    logging.basicConfig(format="bench engine: %(message)s")
+    logging.getLogger("services.worker.engine").setLevel(logging.INFO)
     try:
         lines = workload.load(args.workload)
         _say(f"loading {args.model}")
@@ -95,7 +100,10 @@ def main(args: argparse.Namespace) -> int:
     result = _Run(engine, [line.arrival_s for line in lines], requests).run()
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     _say(json.dumps(result["totals"]))
-    return 0
+    errors = [f"{one['id']}: {one['error']}" for one in result["requests"] if one["error"]]
+    if errors:
+        _say(f"{len(errors)} of {len(requests)} requests failed, the first {errors[0]}")
+    return 1 if len(errors) == len(requests) else 0
 
 
 def _say(message: str) -> None:

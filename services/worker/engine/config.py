@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +26,7 @@ class EngineConfig:
     """Of keys and values in the cache. auto: that in which the model computes; fp8: e4m3 with a
     scale for each token and head, half the bytes, on a GPU of compute capability 8.9 or more."""
     device: str = "cpu"
-    """A torch device."""
+    """"cpu", or a GPU: "cuda", "cuda:1"."""
     block_size: int = 16
     """Tokens of one KV block."""
     num_blocks: int | None = None
@@ -71,6 +72,8 @@ class EngineConfig:
             )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, is {self.kernels!r}")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, is {self.device!r}")
         if self.kernels in CPU_KERNELS and self.device != "cpu":
             raise ValueError(f"kernels {self.kernels!r} are a CPU's, device is {self.device!r}")
         if self.kv_dtype not in ("auto", "fp8"):

@@ -1,5 +1,6 @@
 """A model on the C++ kernels: recorded once, run in one call a step. Imports no torch."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ from services.worker.engine.runner import (
     max_model_len,
     num_blocks,
 )
+
+log = logging.getLogger(__name__)
 
 
 def check_fits(config: EngineConfig, model: ModelConfig) -> None:
@@ -48,28 +51,38 @@ class CpuRunner:
     def __init__(self, config: EngineConfig, model: ModelConfig, library: Library) -> None:
         dtype = choose_dtype(config.dtype, model, "cpu", library.has_dot)
         threads = config.threads or usable_cores()
+        if threads > usable_cores():
+            log.warning("threads %d wait for %d processors' turns", threads, usable_cores())
         weights = CpuWeights(library, config.model, model, dtype, config.packed_dir, threads)
         blocks = num_blocks(config, model, dtype)
         context = max_model_len(config, model, blocks)
         recorder = Recorder()
         logits = build_model(model, weights).forward(recorder)
-        self._program = Program(
-            library,
-            recorder,
-            logits,
-            Geometry(
-                model.num_heads,
-                model.num_kv_heads,
-                model.head_dim,
-                model.num_layers,
-                config.block_size,
-            ),
-            Limits(config.max_batched_tokens, config.max_running, context),
-            build_rope(model.rope).tables(np.arange(context)),
-            weights.format,
-            blocks,
-            threads,
-        )
+        limits = Limits(config.max_batched_tokens, config.max_running, context)
+        try:
+            self._program = Program(
+                library,
+                recorder,
+                logits,
+                Geometry(
+                    model.num_heads,
+                    model.num_kv_heads,
+                    model.head_dim,
+                    model.num_layers,
+                    config.block_size,
+                ),
+                limits,
+                build_rope(model.rope).tables(np.arange(context)),
+                weights.format,
+                blocks,
+                threads,
+            )
+        except MemoryError as error:
+            raise ValueError(
+                f"max_batched_tokens {config.max_batched_tokens}, max_running "
+                f"{config.max_running}, threads {threads}, or the KV blocks take more memory than "
+                f"there is: {error}"
+            ) from error
         self.cache = CpuCache(self._program.arena, blocks)
         self.info = describe(
             config,

@@ -103,7 +103,17 @@ def test_a_run_reports_every_request(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert 0 < memory["kv_used_peak_bytes"] <= memory["kv_cache_bytes"]
     assert memory["rss_peak_bytes"] > memory["parameter_bytes"] + memory["kv_used_peak_bytes"]
     assert result["engine"]["threads"] >= 1
-    assert "loading" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "loading" in told
+    assert "1 of 4 requests failed, the first d: prompt_token_ids must be in" in told
+    assert run(model, write(path, LINE | {"prompt_token_ids": [10**6]}), tmp_path / "o.json") == 1
+
+
+def test_it_says_what_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    path = write(tmp_path / "w", LINE)
+    assert run(model, path, tmp_path / "out.json", "--kernels", "reference") == 0
+    assert "kernels reference, float32" in caplog.text
 
 
 def test_what_cannot_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +121,10 @@ def test_what_cannot_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "config.json is missing" in capsys.readouterr().err
     assert run(tmp_path, tmp_path / "nothing", tmp_path / "out.json") == 1
     assert "nothing" in capsys.readouterr().err
+    model = write_checkpoint(tmp_path / "model")
+    for option, value in (("--device", "xyz"), ("--max-batched-tokens", str(10**12))):
+        assert run(model, tmp_path / "w", tmp_path / "out.json", option, value) == 1
+        assert option[2:].replace("-", "_") in capsys.readouterr().err
 
 
 def test_where_no_result_can_go_is_told_before_the_run(

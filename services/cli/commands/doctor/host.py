@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from kernels.cpu.library import built, supported
 from services.cli.commands.doctor.findings import Finding, aside, failed, ok, warning
 from services.cli.commands.doctor.installation import Installation
 from services.cli.ground.ports import bind_error, wanted_ports, why_not
@@ -32,7 +33,8 @@ async def check(it: Installation) -> list[Finding]:
 
 
 def _check(it: Installation) -> list[Finding]:
-    found = [_versions(), _processor(), _memory(it.settings), *_gpu(it.settings)]
+    found = [_versions(), _processor(), *_kernels(it.settings), _memory(it.settings)]
+    found += _gpu(it.settings)
     return [*found, _files(it.settings), *_shared_memory(it.settings), *_ports(it)]
 
 
@@ -66,6 +68,31 @@ def _processor() -> Finding:
     if platform.machine() == "x86_64" and flags and "avx2" not in flags:
         return warning("processor", told, "without AVX2 a CPU's engine is slow: take another one")
     return ok("processor", told)
+
+
+def _kernels(settings: Settings) -> Iterator[Finding]:
+    """What workers on this host's processor would compute with."""
+    workers = [own.worker for own in _pools(settings) if own.worker.device == "cpu"]
+    ready, known = built(), supported()
+    for asked in sorted({own.kernels for own in workers} - {"reference", "triton"}):
+        if asked in ready or (asked == "auto" and ready):
+            yield ok("kernels", f"{ready[0] if asked == 'auto' else asked} of {', '.join(ready)}")
+        elif asked in known or (asked == "auto" and known):
+            told = f"none is built for {' or '.join(known) if asked == 'auto' else asked}"
+            told += ": workers run on PyTorch, many times slower" if asked == "auto" else ""
+            advice = "install a C++ compiler or `pip install ziglang`, and run kernels/cpu/build.py"
+            yield warning("kernels", told, advice)
+        elif asked == "auto":
+            yield ok("kernels", "PyTorch's: there are none of our own for this processor")
+        else:
+            advice = "correct PENSTOCK_WORKER__KERNELS, or run workers where it has"
+            yield warning("kernels", f"{asked} is asked for, which this processor has not", advice)
+
+
+def _pools(settings: Settings) -> list[Settings]:
+    """The settings of each kind of worker."""
+    found = [settings.of_worker(model, role) for model in settings.models for role in model.pools]
+    return found or [settings]
 
 
 def _memory(settings: Settings) -> Finding:

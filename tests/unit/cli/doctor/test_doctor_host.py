@@ -409,6 +409,35 @@ async def test_a_processor_has_what_an_engine_needs(
     assert words in found.told
 
 
+@pytest.mark.parametrize(
+    ("asked", "ready", "known", "told", "words"),
+    [
+        ("auto", ("avx512", "avx2"), ("avx512", "avx2"), "ok", "avx512 of avx512, avx2"),
+        ("avx2", ("avx512", "avx2"), ("avx512", "avx2"), "ok", "avx2 of avx512, avx2"),
+        ("auto", (), ("avx512", "avx2"), "warning", "for avx512 or avx2: workers run on PyTorch"),
+        ("avx512", ("avx2",), ("avx512", "avx2"), "warning", "none is built for avx512"),
+        ("avx512_bf16", ("avx2",), ("avx2",), "warning", "avx512_bf16 is asked for"),
+        ("auto", (), (), "ok", "PyTorch's"),
+    ],
+)
+async def test_kernels_that_workers_would_take_are_told(
+    asked: str,
+    ready: tuple[str, ...],
+    known: tuple[str, ...],
+    told: str,
+    words: str,
+    settings: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "built", lambda: ready)
+    monkeypatch.setattr(host, "supported", lambda: known)
+    own = {"decode": {"worker": {"kernels": asked}}}
+    spec = ModelSpec.model_validate({"name": "a", "path": "x", **own})
+    found = about(await host.check(Installation(settings(models=[spec]))), "kernels")
+    assert found.state == told
+    assert words in found.told
+
+
 async def test_workers_that_are_to_have_a_gpu_want_one(
     settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
