@@ -116,6 +116,7 @@ class Program:
         rows: Ints,
         samplings: NDArray[np.void],
         awaited: Ints,
+        samples: bool = True,
     ) -> "Launched":
         """Has a step computed, after those launched before, of T tokens of S sequences, laid one
         after the other.
@@ -124,7 +125,8 @@ class Program:
         lengths: [S], tokens in the cache, these included; block_tables: [S, width]; rows: [R], of
         the tokens after which one is sampled, and how (SAMPLING). awaited: [A, 2], places in
         token_ids that are not known yet, each with the row that samples it in the step launched
-        before. All arrays are the program's until the step has ended.
+        before. All arrays are the program's until the step has ended. samples: False, it stops
+        before it does, and `sample` goes on.
         """
         arrays = (token_ids, positions, starts, lengths, block_tables, rows)
         limits, before = self._limits, self._sampled_ids
@@ -142,8 +144,12 @@ class Program:
             len(lengths),
             len(rows),
             block_tables.shape[1],
+            0,
+            len(self._ops) - (not samples),
             *[_address(array, _INTS) for array in arrays],
             _address(samplings, SAMPLING),
+            None,
+            None,
             _address(sampled_ids, _INTS),
         )
         launch = c.Launch(
@@ -154,9 +160,34 @@ class Program:
             _address(before, _INTS),
         )
         launched = Launched(launch, sampled_ids, (*arrays, samplings, awaited, before))
-        self._running = [*(one for one in self._running if not one.ended_ns), launched]
         self._sampled_ids = sampled_ids
-        self._driver.launch(launch)
+        return self._drive(launched)
+
+    def sample(self, launched: "Launched", grammars: Ints, allowed: Ints) -> "Launched":
+        """Has the step launched last, which stopped before it sampled, go on; what is given is to
+        be collected in its place.
+
+        grammars: [R], which row of `allowed` tells what may be sampled; -1: anything. allowed:
+        [grammars, ceil(vocab / 32)], bit i % 32 of word i / 32 is set where token i may be.
+        """
+        vocab, step = self._rows.width, launched.launch.step
+        assert launched.sampled_ids is self._sampled_ids
+        if (
+            len(grammars) != step.sampled
+            or allowed.shape[1] != -(-vocab // 32)
+            or grammars.max() >= len(allowed)
+        ):
+            raise ValueError("grammars of other rows, or of another vocabulary")
+        rest = c.Step.from_buffer_copy(step)
+        rest.first, rest.end = step.end, len(self._ops)
+        rest.grammars, rest.allowed = _address(grammars, _INTS), _address(allowed, _INTS)
+        launch = c.Launch(rest, rest.token_ids, 0, None, None)
+        arrays = (*launched.arrays, grammars, allowed)
+        return self._drive(Launched(launch, launched.sampled_ids, arrays))
+
+    def _drive(self, launched: "Launched") -> "Launched":
+        self._running = [*(one for one in self._running if not one.ended_ns), launched]
+        self._driver.launch(launched.launch)
         return launched
 
     def collect(self, launched: "Launched") -> Ints:

@@ -64,11 +64,14 @@ class Program(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("tokens", "sequences", "sampled", "table_width")),
+        *((name, ctypes.c_int) for name in ("first", "end")),
         *(
             (name, ctypes.c_void_p)
             for name in ("token_ids", "positions", "starts", "lengths", "block_tables", "rows")
         ),
         ("samplings", ctypes.c_void_p),
+        ("grammars", ctypes.c_void_p),
+        ("allowed", ctypes.c_void_p),
         ("sampled_ids", ctypes.c_void_p),
     ]
 

@@ -4,6 +4,7 @@ Tokens leave by `call.send` from the engine's step, in one frame with those of a
 """
 
 import asyncio
+import json
 import logging
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from services.common.served_models import Checkpoint
 from services.common.telemetry import Telemetry, remote_parent
 from services.common.waiting import first_done
 from services.worker.engine import (
+    Constraint,
     EngineClient,
     FinishReason,
     Request,
@@ -216,6 +218,7 @@ def _engine_request(stage: Stage, work: worker_pb2.WorkRequest, **split: object)
         seed=work.sampling.seed,
         ignore_eos=work.sampling.ignore_eos,
         stop_token_ids=tuple(work.sampling.stop_token_ids),
+        constraint=_constraint(work.sampling),
     )
     return Request(
         request_id=stage.sequences.next_id(),
@@ -226,6 +229,24 @@ def _engine_request(stage: Stage, work: worker_pb2.WorkRequest, **split: object)
         generated_prefix=work.generated_prefix,
         **split,  # type: ignore[arg-type]
     )
+
+
+def _constraint(sampling: common_pb2.Sampling) -> Constraint | None:
+    if not sampling.HasField("constraint"):
+        return None
+    wanted = sampling.constraint
+    match wanted.WhichOneof("kind"):
+        case "json_object":
+            return Constraint("json_object")
+        case "json_schema":
+            return Constraint("json_schema", wanted.json_schema)
+        case "regex":
+            return Constraint("regex", wanted.regex)
+        case "choice":
+            return Constraint("choice", json.dumps(list(wanted.choice.texts)))
+        case "grammar":
+            return Constraint("grammar", wanted.grammar)
+    raise invalid("a constraint of a kind that is not known here", "constraint", stage="worker")
 
 
 def _send(call: LinkCall, output: RequestOutput) -> None:

@@ -96,8 +96,13 @@ struct Kernels {
   static void sample_rows(const Run* run, const Op* op, int thread, int* task) {
     const Buffer* logits = &run->program->buffers[op->source];
     Candidates room = candidates_in(run->program->scratch + thread * run->program->scratch_bytes, logits->width);
-    for (int r; (r = take(task)) < run->step->sampled;)
-      run->step->sampled_ids[r] = sample(logits->data + r * logits->width, logits->width, &run->step->samplings[r], &room);
+    const Step* s = run->step;
+    int vocab = logits->width, words = (vocab + WORD - 1) / WORD;
+    for (int r; (r = take(task)) < s->sampled;) {
+      float* row = logits->data + r * logits->width;
+      if (s->grammars && s->grammars[r] >= 0) keep_allowed(row, vocab, s->allowed + (long)s->grammars[r] * words);
+      s->sampled_ids[r] = sample(row, vocab, &s->samplings[r], &room);
+    }
   }
 
   static void work(void* argument, int thread) {
@@ -105,7 +110,7 @@ struct Kernels {
     const Program* p = run->program;
     const Step* s = run->step;
     int size = team_size(run->team);
-    for (int i = 0; i < p->num_ops; i++) {
+    for (int i = s->first; i < s->end; i++) {
       const Op* op = &p->ops[i];
       int* tasks = run->tasks + i * size;
       int rows = op->sampled ? s->sampled : s->tokens;

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 
+#include "allowed.h"
 #include "linear.h"
 #include "sampler.h"
 
@@ -49,6 +50,7 @@ struct Program {
 
 struct Step {
   int tokens, sequences, sampled, table_width;
+  int first, end;           // of the operations: a step may be launched in two parts
   const int* token_ids;     // [tokens]
   const int* positions;     // [tokens]
   const int* starts;        // [sequences + 1]: where each one's tokens begin
@@ -56,6 +58,8 @@ struct Step {
   const int* block_tables;  // [sequences, table_width]
   const int* rows;          // [sampled]: of the tokens after which one is to be sampled
   const Sampling* samplings;  // [sampled]
+  const int* grammars;        // [sampled]: which of `allowed` a row has, -1: none; 0 where no row has any
+  const uint32_t* allowed;    // [grammars, words of the vocabulary] (allowed.h)
   int* sampled_ids;         // [sampled], to be written; -1: the logits are not finite
 };
 

@@ -11,6 +11,7 @@
     plan.py        a step as plain arrays
     steps.py       runs them, and finds whose fault it is when one fails
     runner.py      a device: cpu_runner.py on the C++ kernels, torch_runner.py
+    grammar/       structured output: what may be sampled next
     models/        the model families, each said once for all runners
     weights.py     a checkpoint's tensors, checked by their headers; checkpoint.py reads them
     process.py     the engine loop as a process of its own
@@ -49,6 +50,7 @@ This package's top level imports no torch.
 from services.worker.engine.client import EngineClient, EngineDied, EngineLoadError
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import (
+    Constraint,
     FinishReason,
     KvBlocks,
     KvEvents,
@@ -67,6 +69,7 @@ from services.worker.engine.messages import (
 )
 
 __all__ = [
+    "Constraint",
     "EngineClient",
     "EngineConfig",
     "EngineDied",

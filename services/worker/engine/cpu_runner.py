@@ -13,6 +13,7 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
 from services.worker.engine.cpu_cache import CpuCache
 from services.worker.engine.cpu_weights import CpuWeights
+from services.worker.engine.grammar.compiler import Words
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.plan import Collected, StepPlan
@@ -39,10 +40,11 @@ def check_fits(config: EngineConfig, model: ModelConfig) -> None:
             raise Unavailable(f"{name} {size} is no multiple of {multiple}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CpuTicket:
     plan: StepPlan
-    launched: Launched
+    launched: list[Launched]
+    """Its parts, the last of which samples."""
 
 
 class CpuRunner:
@@ -108,10 +110,16 @@ class CpuRunner:
             plan.rows,
             plan.samplings,
             plan.awaited,
+            samples=not len(plan.constrained),
         )
-        return CpuTicket(plan, launched)
+        return CpuTicket(plan, [launched])
+
+    def sample(self, ticket: CpuTicket, allowed: Words) -> None:
+        grammars = np.full(len(ticket.plan.sampled), -1, np.int32)
+        grammars[ticket.plan.constrained] = np.arange(len(allowed))
+        ticket.launched.append(self._program.sample(ticket.launched[-1], grammars, allowed))
 
     def collect(self, ticket: CpuTicket) -> Collected:
-        launched = ticket.launched
-        results = ticket.plan.results(self._program.collect(launched).tolist())
-        return Collected(results, (launched.ended_ns - launched.started_ns) / 1e9)
+        results = ticket.plan.results(self._program.collect(ticket.launched[-1]).tolist())
+        ran_ns = sum(part.ended_ns - part.started_ns for part in ticket.launched)
+        return Collected(results, ran_ns / 1e9)

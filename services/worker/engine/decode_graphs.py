@@ -4,6 +4,7 @@ where launching a step's kernels one by one takes longer than they do."""
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -14,11 +15,14 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class DecodeGraphs:
-    def __init__(self, most: int, step: Callable[[int], None], device: torch.device) -> None:
+    def __init__(self, most: int, step: Callable[[int], Tensor], device: torch.device) -> None:
         """`step` computes a decode step of so many rows, of inputs that are there already, always
-        at the same places. On a CPU nothing is captured: it is called each time."""
+        at the same places, and gives their logits. On a CPU nothing is captured: it is called each
+        time."""
         self._sizes, self._step = batch_sizes(most), step
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, Tensor] = {}
+        """Each graph's own, so that no other's takes the place."""
         if device.type == "cuda":
             self._capture(device)
 
@@ -26,12 +30,12 @@ class DecodeGraphs:
         """The least that takes so many rows."""
         return next(size for size in self._sizes if size >= rows)
 
-    def run(self, size: int) -> None:
-        """One of the sizes that `size` gives."""
-        if self._graphs:
-            self._graphs[size].replay()
-        else:
-            self._step(size)
+    def run(self, size: int) -> Tensor:
+        """One of the sizes that `size` gives. The logits hold until it runs again."""
+        if not self._graphs:
+            return self._step(size)
+        self._graphs[size].replay()
+        return self._logits[size]
 
     def _capture(self, device: torch.device) -> None:
         stream = torch.cuda.Stream(device)
@@ -43,7 +47,7 @@ class DecodeGraphs:
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._step(size)
+                self._logits[size] = self._step(size)
             pool = graph.pool()
             self._graphs[size] = graph
         torch.cuda.current_stream(device).wait_stream(stream)

@@ -9,6 +9,7 @@ from services.worker.engine.chunks import Chunk, Step
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.grammar.aside import Aside
 from services.worker.engine.limits import find_error
 from services.worker.engine.load_meter import LoadMeter
 from services.worker.engine.messages import (
@@ -74,6 +75,7 @@ class Engine:
         self._steps = Steps(self._runner, self.info.block_size)
         self._running: Running | None = None
         """Where steps overlap: the one that was launched behind the last one collected."""
+        self.aside = Aside(config.model, self.info)
         self._step_count = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
         """The output in the making: it gathers what happens from one step's end to the next."""
@@ -81,32 +83,37 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """`step` would compute or report something, unless all blocks are held for others."""
-        return bool(self.scheduler.num_pending or self._now.outputs or self._running)
+        told = self._now.outputs or self._running
+        return bool(self.scheduler.num_pending or self.aside.sequences or told)
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises ValueError if an unfinished one has its id."""
-        if request.request_id in self.scheduler.sequences:
+        if request.request_id in self.scheduler.sequences | self.aside.sequences:
             raise ValueError(f"request id {request.request_id!r} is in use")
         error = find_error(request, self.info.vocab_size, self.info.max_model_len)
         if error is not None:
             refused = RequestOutput(request.request_id, [], FinishReason.ERROR, error)
             self._now.outputs.append(refused)
             return
-        self.scheduler.add(
-            Sequence(
-                request,
-                next(self._arrivals),
-                self.info.block_size,
-                self._eos_token_ids,
-                self.info.max_model_len,
-                now_ns(),
-            )
+        sequence = Sequence(
+            request,
+            next(self._arrivals),
+            self.info.block_size,
+            self._eos_token_ids,
+            self.info.max_model_len,
+            now_ns(),
         )
+        if request.sampling.constraint:
+            self.aside.add(sequence)
+        else:
+            self.scheduler.add(sequence)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request and frees its blocks."""
         if sequence := self.scheduler.sequences.get(request_id):
             self._finish(sequence, [], FinishReason.CANCELLED)
+        elif sequence := self.aside.leave(request_id):
+            self._now.outputs.append(self._last(sequence, [], FinishReason.CANCELLED))
 
     def write_kv(self, blocks: KvBlocks) -> None:
         """Fills blocks of a reserved request, in order and without gaps; those that it holds
@@ -144,11 +151,13 @@ class Engine:
             self._announce(running.shape)
         else:
             running = self._launch()
+            self._steps.constrain(running)
         self._running = self._launch_behind(running) if self.config.overlaps else None
         return self._collect(running, self._running)
 
     def _launch(self, before: Running | None = None) -> Running:
         started = now_ns()
+        self._come_back()
         step = self.scheduler.schedule()
         self._report_schedule(step, started)
         if not before:
@@ -156,6 +165,20 @@ class Engine:
         running = Running(step.chunks, step.shape, started)
         self._steps.launch(running, before)
         return running
+
+    def _come_back(self) -> None:
+        """Queues those whose grammars are there."""
+        if not (self.scheduler.num_pending or self._now.outputs or self._running):
+            self.aside.wait()
+        for sequence, error in self.aside.take():
+            if error is not None:
+                output = self._last(sequence, [], FinishReason.ERROR)
+                output.error = error
+                self._now.outputs.append(output)
+            elif sequence.matcher and sequence.matcher.ended:  # by what was generated elsewhere
+                self._now.outputs.append(self._last(sequence, [], FinishReason.STOP))
+            else:
+                self.scheduler.add(sequence)
 
     def _launch_behind(self, running: Running) -> Running | None:
         """The next step, while one runs; None if nothing can be computed before that has ended."""
@@ -184,6 +207,8 @@ class Engine:
             for chunk in behind.chunks:
                 self.scheduler.drop(chunk)
             self._running = None
+        elif behind:
+            self._steps.constrain(behind)
 
         self._step_count += 1
         output.step, output.started_ns = self._step_count, running.started_ns
@@ -191,14 +216,14 @@ class Engine:
         if running.computed_s is not None and not any(result.error for result in results):
             self._meter.add(running.shape, running.computed_s)
         output.kv_events = self.pool.take_events()
-        output.pending = self.scheduler.num_pending
+        output.pending = self.scheduler.num_pending + len(self.aside.sequences)
         output.load = self.load()
         self._now = StepOutput(0, 0, 0, output.load, 0)
         return output
 
     def load(self) -> Load:
         return Load(
-            waiting=self.scheduler.num_waiting,
+            waiting=self.scheduler.num_waiting + len(self.aside.sequences),
             running=self.scheduler.num_running,
             max_running=self.scheduler.max_running,
             free_blocks=self.pool.num_free,
@@ -293,17 +318,22 @@ class Engine:
             sequence.num_received = end
 
     def _finish(self, sequence: Sequence, new_tokens: list[int], reason: FinishReason) -> None:
-        output = self._output(sequence, new_tokens)
-        output.finish_reason, output.usage = reason, sequence.usage()
+        output = self._last(sequence, new_tokens, reason)
         self.scheduler.finish(sequence)
         self._now.outputs.append(output)
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
-        output = self._output(sequence, [])
-        output.finish_reason, output.error = FinishReason.ERROR, error
-        output.usage = sequence.usage()
+        output = self._last(sequence, [], FinishReason.ERROR)
+        output.error = error
         self.scheduler.abort(sequence)
         self._now.outputs.append(output)
+
+    def _last(
+        self, sequence: Sequence, new_tokens: list[int], reason: FinishReason
+    ) -> RequestOutput:
+        output = self._output(sequence, new_tokens)
+        output.finish_reason, output.usage = reason, sequence.usage()
+        return output
 
     def _output(self, sequence: Sequence, new_tokens: list[int]) -> RequestOutput:
         output = RequestOutput(sequence.id, new_tokens, num_cached_tokens=sequence.num_cached)

@@ -4,6 +4,9 @@ import math
 
 from services.worker.engine.messages import Request, RequestError
 
+MAX_CONSTRAINT = 128 * 1024
+"""Characters of its text."""
+
 
 def find_error(request: Request, vocab_size: int, max_model_len: int) -> RequestError | None:
     """The first thing that is wrong with `request`, or None.
@@ -36,6 +39,11 @@ def find_error(request: Request, vocab_size: int, max_model_len: int) -> Request
         return invalid("top_p", f"must be in (0, 1], is {sampling.top_p}")
     if not 0 <= sampling.seed < 2**64:
         return invalid("seed", f"must be in [0, 2**64), is {sampling.seed}")
+    if constraint := sampling.constraint:
+        if len(constraint.text) > MAX_CONSTRAINT:
+            return invalid("constraint", f"must have at most {MAX_CONSTRAINT} characters")
+        if sampling.ignore_eos:
+            return invalid("ignore_eos", "excludes a constraint, which says where the output ends")
     if not 0 <= request.generated_prefix < len(prompt):
         return invalid("generated_prefix", "must be at least 0 and less than the prompt's length")
     if request.prefill_only and request.remote_prefill:

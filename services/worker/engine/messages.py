@@ -39,6 +39,16 @@ class RequestError:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the output must match, from its first token to its last: then it ends."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    text: str = ""
+    """The schema as JSON; the regular expression; a JSON list of texts; a grammar, in Lark's
+    notation or llama.cpp's (GBNF)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen. Values outside the stated ranges are refused by `Engine.add`."""
 
@@ -55,6 +65,7 @@ class Sampling:
     ignore_eos: bool = False
     """Go on after an end-of-text token. `stop_token_ids` still end the request."""
     stop_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,9 @@ class StepPlan:
     """[R]: sequences that sample; after their last token here"""
     samplings: NDArray[np.void]
     """[R] of SAMPLING"""
+    constrained: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[M]: of the R rows those of which a grammar says what they may sample. Where there are any,
+    the step waits for that before it samples (`Runner.sample`)."""
 
     @property
     def rows(self) -> Ints:
@@ -91,6 +94,12 @@ def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
     return {name: row for row, name in enumerate(sampling)}
 
 
+def constrained(chunks: Seq[Chunk]) -> list[tuple[int, Chunk]]:
+    """Those of a step's R rows that a grammar constrains, with their numbers."""
+    sampling = (chunk for chunk in chunks if chunk.samples)
+    return [(row, chunk) for row, chunk in enumerate(sampling) if chunk.sequence.matcher]
+
+
 def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) -> StepPlan:
     """Lays out what was scheduled. `chunks`: not empty, those of one token first; `before`: the
     `sampling_rows` of the step that runs, where one does."""
@@ -121,6 +130,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         num_decodes=sum(chunk.count == 1 for chunk in chunks),
         sampled=np.array(sampled, np.int32),
         samplings=_samplings([chunks[row] for row in sampled]),
+        constrained=np.array([row for row, _ in constrained(chunks)], np.int32),
     )
 
 

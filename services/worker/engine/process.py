@@ -126,7 +126,7 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
 
     engine.on_long_step = lambda expected_s: channel.send(wire.LongStep(expected_s))
     poll = select.poll()
-    for source in (channel, transfers):
+    for source in (channel, transfers, engine.aside.news):
         poll.register(source, select.POLLIN)
     timeout: float | None = None
     transfer_s = TRANSFER_S

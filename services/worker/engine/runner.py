@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 from kernels.cpu.library import Library, Unavailable, built
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.grammar.compiler import Words
 from services.worker.engine.host_memory import usable_memory
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.messages import ModelInfo
@@ -35,6 +36,10 @@ class Runner(Protocol):
         """Has a step computed behind those launched before. Where the device has threads of its
         own, this returns before it is. Running a step again writes the same places of the cache
         with the same values."""
+
+    def sample(self, ticket: Ticket, allowed: Words) -> None:
+        """Has the step launched last, whose plan has M constrained rows, go on and sample.
+        allowed: [M, ceil(vocab / 32)], see kernels/cpu/native/allowed.h."""
 
     def collect(self, ticket: Ticket) -> Collected:
         """Waits for the step. Each ticket is collected once, in the order of launches; how late

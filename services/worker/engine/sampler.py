@@ -86,6 +86,14 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return tokens
 
 
+def keep_allowed(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Puts out of rows [M] of the logits [B, vocab] the tokens whose bits in words, int32
+    [M, ceil(vocab / 32)], are not set."""
+    bits = words[:, :, None] >> torch.arange(32, device=words.device) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[-1]] == 0
+    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
+
+
 def _lowest_allowed(scores: Tensor, batch: SamplingBatch) -> Tensor:
     """The score, per row, below which tokens are out: [R]. Each row's best score is 0.
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
+from services.worker.engine.grammar.compiler import Matcher
 from services.worker.engine.messages import FinishReason, PrefillChunk, Request, Sampling, Usage
 
 
@@ -55,6 +56,8 @@ class Sequence:
         self.remote = request.remote_prefill
         """The prompt is still to come from another engine; False once `start_decode` was given."""
 
+        self.matcher: Matcher | None = None
+        """Where its output stands in the grammar of its constraint, if it has one."""
         self.tokens = list(request.prompt_token_ids)
         self.num_prompt = len(self.tokens)
         self.length = self.num_prompt
@@ -120,6 +123,10 @@ class Sequence:
         self.length = max(self.length, len(self.tokens))
         if token in self._stop_ids:
             return FinishReason.STOP
+        if self.matcher:
+            self.matcher.advance([token])
+            if self.matcher.ended:
+                return FinishReason.STOP
         if len(self.tokens) < self._last:
             return None
         whole = len(self.tokens) >= self._max_len

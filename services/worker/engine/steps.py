@@ -4,10 +4,13 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import StepShape
+from services.worker.engine.grammar.compiler import ConstraintError
 from services.worker.engine.messages import RequestError
-from services.worker.engine.plan import Result, plan_step, sampling_rows
+from services.worker.engine.plan import Result, constrained, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
 from services.worker.engine.sequence import Status
 
@@ -34,6 +37,8 @@ class Running:
     """It could not be launched."""
     computed_s: float | None = None
     """That the device took; None, if it computed nothing or failed."""
+    refused: dict[int, RequestError] = field(default_factory=dict)
+    """Of chunks, by their place, whose grammar cannot go on."""
     in_vain: bool = False
     """The step that it was launched behind failed."""
 
@@ -52,6 +57,28 @@ class Steps:
         try:
             if chunks := running.chunks:
                 running.ticket = self._runner.launch(plan_step(chunks, self._block_size, rows))
+        except Exception as error:
+            running.failed = error
+
+    def constrain(self, running: Running) -> None:
+        """Tells a step that waits for it what its constrained rows may sample. To call once all
+        tokens before those are known: while the step computes."""
+        rows = constrained(running.chunks)
+        if running.failed or not rows:
+            return
+        allowed = np.full((len(rows), -(-self._runner.info.vocab_size // 32)), -1, np.int32)
+        for words, (_, chunk) in zip(allowed, rows, strict=True):
+            matcher = chunk.sequence.matcher
+            if chunk.sequence.status is Status.FINISHED or matcher is None:
+                continue
+            try:
+                matcher.fill(words)
+            except ConstraintError as error:
+                words[:] = -1
+                refused = RequestError("invalid_request", str(error), "constraint")
+                running.refused[running.chunks.index(chunk)] = refused
+        try:
+            self._runner.sample(running.ticket, allowed)
         except Exception as error:
             running.failed = error
 
@@ -77,6 +104,8 @@ class Steps:
                 raise running.failed
             collected = self._runner.collect(running.ticket)
             running.computed_s = collected.seconds
+            for place, error in running.refused.items():
+                collected.results[place] = Result([], error)
             return collected.results
         except Exception as error:
             if behind:
@@ -93,6 +122,7 @@ class Steps:
             return Result([])
         running = Running([chunk])
         self.launch(running)
+        self.constrain(running)
         return self._results(running)[0]
 
     def _abandon(self, running: Running) -> None:

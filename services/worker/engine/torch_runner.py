@@ -10,6 +10,7 @@ from kernels.paged_batch import PagedBatch, tiles_of
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
+from services.worker.engine.grammar.compiler import Words
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
@@ -17,7 +18,7 @@ from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
-from services.worker.engine.sampler import SamplingBatch, sample
+from services.worker.engine.sampler import SamplingBatch, keep_allowed, sample
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_weights import DTYPES, Linear, TorchWeights
 
@@ -65,12 +66,25 @@ class TorchRunner:
             token_ids[places] = self._sampled[rows].clamp(min=0)
         logits = self._model.forward(_Step(self, plan, token_ids, self._batch(plan)))
         logits = logits.float()  # temperature, top-p and noise are computed on them
+        launched = Launched(plan, began, logits)
+        if not len(plan.constrained):
+            self._sample(launched)
+        return launched
+
+    @torch.inference_mode()
+    def sample(self, ticket: "Launched", allowed: Words) -> None:
+        rows = self.tensor(ticket.plan.constrained)
+        keep_allowed(ticket.logits, rows, self.tensor(allowed))
+        self._sample(ticket)
+
+    def _sample(self, launched: "Launched") -> None:
+        plan, logits = launched.plan, launched.logits
         self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
         if len(plan.sampled):
             tokens = sample(logits, SamplingBatch.of(plan.samplings, self._device))
             finite = torch.isfinite(logits.amax(dim=-1))
             self._sampled = torch.where(finite, tokens, -1).to(torch.int32)
-        return Launched(plan, self._sampled, began)
+        launched.take(self._sampled)
 
     def collect(self, ticket: "Launched") -> Collected:
         return Collected(ticket.plan.results(ticket.wait()), ticket.seconds)
@@ -93,8 +107,13 @@ class TorchRunner:
 class Launched:
     """A step whose operations are in the device's queue; on a CPU they are done."""
 
-    def __init__(self, plan: StepPlan, sampled: Tensor, began: Moment) -> None:
-        self.plan, self._began = plan, began
+    def __init__(self, plan: StepPlan, began: Moment, logits: Tensor) -> None:
+        """`logits`: of its rows."""
+        self.plan, self._began, self.logits = plan, began, logits
+        self.take(torch.zeros(0, dtype=torch.int32, device=logits.device))
+
+    def take(self, sampled: Tensor) -> None:
+        """What it samples, on the device."""
         self._ids = torch.empty(len(sampled), dtype=sampled.dtype, pin_memory=sampled.is_cuda)
         self._ids.copy_(sampled, non_blocking=True)
         self._ended = Moment(sampled.device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kernels.triton.decode import Splits
 from kernels.triton.launch import INTERPRETED
@@ -18,6 +19,7 @@ from kernels.triton.sampling import SamplerRoom, sample
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.decode_graphs import DecodeGraphs
+from services.worker.engine.grammar.compiler import Words
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
@@ -25,6 +27,7 @@ from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
+from services.worker.engine.sampler import keep_allowed
 from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_runner import Launched
@@ -39,7 +42,8 @@ FP8_SINCE = (8, 9)
 class Ticket:
     launched: Launched
     rows: NDArray[np.int32]
-    """Of each row that samples, its place among the tokens that came back."""
+    """Of each row that samples, its place among the tokens that came back, and the logits."""
+    step: DeviceStep
 
 
 class TritonRunner:
@@ -101,13 +105,24 @@ class TritonRunner:
         if plan.num_decodes == len(plan.lengths):
             size = self._graphs.size(plan.num_decodes)
             self._inputs.load_decodes(plan, self._before, size)
-            self._graphs.run(size)
-            rows = plan.sampled
+            logits = self._graphs.run(size)
+            step, rows = self._inputs.decodes(size), plan.sampled
         else:
-            self._compute(self._inputs.load(plan, self._before), every_row=False)
+            step = self._inputs.load(plan, self._before)
+            logits = self._compute(step, every_row=False)
             rows = np.arange(len(plan.sampled), dtype=np.int32)
         self._before = rows
-        return Ticket(Launched(plan, self._memory.tokens, began), rows)
+        launched = Launched(plan, began, logits)
+        launched.take(self._memory.tokens)
+        return Ticket(launched, rows, step)
+
+    @torch.inference_mode()
+    def sample(self, ticket: Ticket, allowed: Words) -> None:
+        """It has sampled already, as a graph does: once more, then, now that it is known what."""
+        rows = ticket.rows[ticket.launched.plan.constrained]
+        keep_allowed(ticket.launched.logits, self._tensor(rows), self._tensor(allowed))
+        self._sample(ticket.launched.logits, ticket.step)
+        ticket.launched.take(self._memory.tokens)
 
     def collect(self, ticket: Ticket) -> Collected:
         launched = ticket.launched
@@ -115,13 +130,20 @@ class TritonRunner:
         return Collected(launched.plan.results(tokens[ticket.rows].tolist()), launched.seconds)
 
     @torch.inference_mode()
-    def _decode(self, rows: int) -> None:
-        self._compute(self._inputs.decodes(rows), every_row=True)
+    def _decode(self, rows: int) -> Tensor:
+        return self._compute(self._inputs.decodes(rows), every_row=True)
 
-    def _compute(self, step: DeviceStep, every_row: bool) -> None:
-        logits = self._model.forward(TritonOps(step, self._memory, every_row))
+    def _compute(self, step: DeviceStep, every_row: bool) -> Tensor:
+        logits: Tensor = self._model.forward(TritonOps(step, self._memory, every_row))
         if len(step.rows):
-            sample(self._memory.tokens[: len(step.rows)], logits, step.samplings, self._room)
+            self._sample(logits, step)
+        return logits
+
+    def _sample(self, logits: Tensor, step: DeviceStep) -> None:
+        sample(self._memory.tokens[: len(step.rows)], logits, step.samplings, self._room)
+
+    def _tensor(self, values: NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
 
 
 def _device(config: EngineConfig) -> torch.device:

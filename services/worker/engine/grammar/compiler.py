@@ -1,0 +1,124 @@
+"""A constraint as a grammar of the llguidance library, and where an output stands in it.
+
+llguidance walks an Earley parser and a lazily built lexer beside the tokens: a mask takes some ten
+microseconds, whatever the vocabulary (docs/decisions/0031-structured-output.md).
+"""
+
+import json
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.worker.engine.messages import Constraint
+
+Words = NDArray[np.int32]
+
+_WHITE_SPACE = r"[ \t\r\n]{0,32}"
+"""Between JSON's parts: a model that has lost its way would write nothing else for ever."""
+_LEXER_FUEL = 200_000
+_ROW_ITEMS = 5_000
+"""llguidance's own bounds on a grammar and on a token's work; less of the first than it has by
+itself, so that no step of the worst that was found took more than 0.15 s, and more of the second,
+for objects of hundreds of keys. What passes one fails its request alone."""
+_TOLD = 300  # characters of why
+
+
+class ConstraintError(Exception):
+    """The request's constraint cannot be met, or not be made; told to the client."""
+
+
+class Matcher:
+    """Where one output stands in its grammar."""
+
+    def __init__(self, state: Any) -> None:
+        """`state`: an LLMatcher, that nobody else advances."""
+        self._state = state
+
+    def copy(self) -> "Matcher":
+        return Matcher(self._state.deep_copy())
+
+    @property
+    def ended(self) -> bool:
+        """It is whole, and nothing can follow."""
+        return bool(self._state.is_stopped()) and not self._state.is_error()
+
+    def advance(self, tokens: Seq[int]) -> None:
+        """Behind these tokens, which must be allowed: else the next `fill` raises."""
+        self._state.consume_tokens(list(tokens))
+
+    def fill(self, words: Words) -> None:
+        """Sets the bits of the tokens that may come next, and clears the others: bit i % 32 of word
+        i // 32. Raises ConstraintError where none may, or it would take too long to tell."""
+        if not self._state.is_error():
+            self._state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._state.is_error():
+            raise ConstraintError(_in_words(self._state.get_error()))
+
+
+class Compiler:
+    """Of one checkpoint's vocabulary."""
+
+    def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
+        """Blocking, up to seconds. Raises ConstraintError where the checkpoint's tokenizer is not
+        one that llguidance reads."""
+        from llguidance import LLParserLimits, LLTokenizer
+
+        path = Path(folder) / "tokenizer.json"
+        if not path.exists():
+            raise ConstraintError("the checkpoint has no tokenizer.json, which constraints need")
+        try:
+            self._tokenizer = LLTokenizer(
+                path.read_text(), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+            )
+        except Exception as error:
+            why = f"the checkpoint's tokenizer cannot be constrained: {error}"
+            raise ConstraintError(why[:_TOLD]) from error
+        self._limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, max_items_in_row=_ROW_ITEMS)
+
+    def matcher(self, grammar: str) -> Matcher:
+        """At the output's beginning, of what `grammar_of` gives. Blocking; other threads run
+        meanwhile. Raises ConstraintError."""
+        from llguidance import LLMatcher
+
+        state = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if state.is_error():
+            raise ConstraintError(_in_words(state.get_error()))
+        return Matcher(state)
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """In llguidance's own form. Blocking: bad input makes it slow. Raises ConstraintError."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    text = constraint.text
+    try:
+        match constraint.kind:
+            case "json_object":
+                return _json_grammar('{"type": "object"}')
+            case "json_schema":
+                return _json_grammar(text)
+            case "regex":
+                return str(LLMatcher.grammar_from_regex(text))
+            case "choice":
+                texts = (json.dumps(one, ensure_ascii=False) for one in json.loads(text))
+                return str(LLMatcher.grammar_from_lark("start: " + " | ".join(texts)))
+            case "grammar":
+                return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+    except Exception as error:  # of a grammar's parser many kinds
+        raise ConstraintError(f"{type(error).__name__}: {error}"[:_TOLD]) from error
+
+
+def _json_grammar(schema: str) -> str:
+    from llguidance import LLMatcher
+
+    options: Any = {"whitespace_pattern": _WHITE_SPACE}
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+
+
+def _in_words(error: str) -> str:
+    """Without the parser's state, which follows in lines of its own."""
+    return error.split("\n<state>", 1)[0].strip()[:_TOLD]

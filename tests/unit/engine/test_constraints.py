@@ -1,0 +1,316 @@
+"""Structured output: what is sampled matches, whatever the logits, the loop and the way there."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from services.worker.engine import FinishReason, KvBlocks, Request, Sampling
+from services.worker.engine.engine import Engine
+from services.worker.engine.grammar.compiler import Compiler, ConstraintError, grammar_of
+from services.worker.engine.messages import Constraint
+from tests.support.checkpoint import write_checkpoint
+from tests.unit.engine.driving import Run, drive, make_engine
+
+VOCAB, EOS = 320, 2
+PROMPT = list(range(10, 40))
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": -9, "maximum": 99}, "y": {"type": "null"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+# A schema, what fits it, what does not.
+CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "const": ({"const": {"a": [1, None]}}, [{"a": [1, None]}], [{"a": [1]}, None]),
+    "enum": ({"enum": ["on", "off", 3, None]}, ["on", 3, None], ["o", 4, ["on"]]),
+    "boolean": ({"type": "boolean"}, [True, False], [0, "true"]),
+    "range": ({"type": "integer", "minimum": 7, "maximum": 1234}, [7, 99, 1234], [6, 1235, 7.5]),
+    "step": ({"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 40}, [0, 35], [7, 45]),
+    "types": ({"type": ["integer", "null"], "maximum": 9, "minimum": 0}, [None, 4], ["4", 10]),
+    "lengths": ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "äöüß"], ["a", "abcde"]),
+    "pattern": ({"type": "string", "pattern": "^[a-c]{2}-[0-9]{3}$"}, ["ab-123"], ["ad-123", "ab"]),
+    "date": ({"type": "string", "format": "date"}, ["2026-11-22"], ["2026-13-22", "today"]),
+    "items": (
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+        [[True], [False] * 3],
+        [[], [True] * 4, [1]],
+    ),
+    "tuple": (
+        {"type": "array", "prefixItems": [{"const": 1}, {"enum": ["b"]}], "items": False},
+        [[1, "b"]],
+        [["b", 1], [1, "b", 2]],
+    ),
+    "object": (POINT, [{"x": 1}, {"x": -9, "y": None}], [{}, {"y": None}, {"x": 1, "z": 2}]),
+    "any": (
+        {"anyOf": [POINT, {"type": "array", "items": POINT, "maxItems": 2}]},
+        [{"x": 1}, [], [{"x": 1}, {"x": 2}]],
+        [[{}], 5],
+    ),
+    "refs": (
+        {
+            "$defs": {"leaf": {"enum": ["l"]}, "pair": {"$ref": "#/$defs/leaf"}},
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/pair"}, "b": {"$ref": "#/$defs/leaf"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+        [{"a": "l", "b": "l"}],
+        [{"a": "l"}, {"a": "l", "b": "m"}],
+    ),
+}
+POINTS = {"type": "array", "items": POINT, "minItems": 2, "maxItems": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("constrained"), window=2048)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def compiler(folder: Path) -> Compiler:
+    return Compiler(str(folder), VOCAB, [EOS])
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return make_engine(folder, kernels="reference", overlap=True)
+
+
+def schema(of: Any) -> Constraint:
+    return Constraint("json_schema", json.dumps(of))
+
+
+def sampling(constraint: Constraint | None, seed: int = 0, **more: Any) -> Sampling:
+    return Sampling(
+        **{"max_tokens": 400, "temperature": 2.0, **more}, seed=seed, constraint=constraint
+    )
+
+
+def texts(run: Run, tokenizer: Tokenizer) -> Iterator[str]:
+    for name, tokens in run.tokens.items():
+        assert run.last[name].error is None, run.last[name].error
+        assert run.last[name].finish_reason is FinishReason.STOP
+        yield tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_text_is_taken_just_if_it_fits(
+    name: str, compiler: Compiler, tokenizer: Tokenizer
+) -> None:
+    of, fitting, others = CASES[name]
+    start = compiler.matcher(grammar_of(schema(of)))
+    words = np.zeros(-(-VOCAB // 32), np.int32)
+
+    def whole(text: str) -> bool:
+        """Each token is allowed behind those before it, and then the end is."""
+        matcher = start.copy()
+        for token in [*tokenizer.encode(text).ids, EOS]:
+            if matcher.ended:
+                return token == EOS
+            matcher.fill(words)
+            if not words[token // 32] >> token % 32 & 1:
+                return False
+            matcher.advance([token])
+        return True
+
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    for instance, fits in [*((i, True) for i in fitting), *((i, False) for i in others)]:
+        judge = jsonschema.Draft202012Validator(of, format_checker=checker)
+        assert judge.is_valid(instance) is fits, "the case itself"
+        for text in (
+            json.dumps(instance, ensure_ascii=False),
+            json.dumps(instance, ensure_ascii=False, indent=1),
+        ):
+            assert whole(text) is fits, text
+        assert not whole(json.dumps(instance)[:-1] + "~")
+
+
+def test_whatever_is_sampled_validates(engine: Engine, tokenizer: Tokenizer) -> None:
+    """With weights that know nothing, and half of the requests beside them free."""
+    schemas = [of for of, _, _ in CASES.values()] * 2
+    requests = [Request(str(i), PROMPT, sampling(schema(of), i)) for i, of in enumerate(schemas)]
+    free = [Request(f"free {i}", PROMPT, sampling(None, i, max_tokens=20)) for i in range(8)]
+    run = drive(engine, [*requests, *free])
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    for index, of in enumerate(schemas):
+        text = tokenizer.decode(run.tokens[str(index)])
+        assert run.last[str(index)].finish_reason is FinishReason.STOP, text
+        jsonschema.validate(json.loads(text), of, format_checker=checker)
+    alone = drive(engine, free)
+    for request in free:  # who is free is as free as ever
+        assert run.tokens[request.request_id] == alone.tokens[request.request_id]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        (Constraint("regex", r"[A-F]{3}-\d{2,4}"), r"[A-F]{3}-\d{2,4}"),
+        (Constraint("choice", json.dumps(["yes", 'a "b"\n', "no\\"])), r'yes|a "b"\n|no\\'),
+        (Constraint("grammar", 'start: "x" tail\ntail: "," "y" | "." tail?'), r"x(,y|\.+(,y)?)"),
+        (Constraint("grammar", 'root ::= "x" [0-9]{2} ("!" | "?")'), r"x\d\d[!?]"),
+    ],
+    ids=["regex", "choice", "lark", "gbnf"],
+)
+def test_other_notations(
+    engine: Engine, tokenizer: Tokenizer, constraint: Constraint, pattern: str
+) -> None:
+    requests = [Request(str(i), PROMPT, sampling(constraint, i)) for i in range(4)]
+    found = list(texts(drive(engine, requests), tokenizer))
+    assert all(re.fullmatch(pattern, text) for text in found), found
+
+
+def test_json_mode_gives_an_object(engine: Engine, tokenizer: Tokenizer) -> None:
+    """Weights that know nothing do not come to its end: what came may be one's beginning."""
+    run = drive(engine, [Request("a", PROMPT, sampling(Constraint("json_object"), max_tokens=60))])
+    assert run.last["a"].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    assert tokenizer.decode(run.tokens["a"]).lstrip().startswith("{")
+
+
+@pytest.mark.usefixtures("both_loops")
+def test_the_same_whichever_the_way(folder: Path) -> None:
+    """Alone, preempted beside others, handed over, and gone on with elsewhere."""
+    of = [
+        schema(POINT),
+        Constraint("choice", '["on and on and on", "off"]'),
+        Constraint("regex", "([a-d]{9} ){7}"),
+    ]
+    requests = [Request(str(i), PROMPT, sampling(of[i % 3], i)) for i in range(6)]
+    alone = make_engine(folder, prefix_caching=False)
+    wanted = {r.request_id: drive(alone, [r]).tokens[r.request_id] for r in requests}
+
+    crowded = make_engine(folder, num_blocks=9, prefix_caching=False)
+    run = drive(crowded, requests)
+    assert run.num_preempted
+    assert run.tokens == wanted
+
+    other = make_engine(folder)
+    for request in requests[:3]:
+        tokens = wanted[request.request_id]
+        assert handed_over(alone, other, request) == tokens
+        for so_far in (1, len(tokens) // 2, len(tokens) - 1, len(tokens)):
+            rest = Request(
+                "rest", PROMPT + tokens[:so_far], request.sampling, generated_prefix=so_far
+            )
+            run = drive(other, [rest])
+            assert run.tokens["rest"] == tokens[so_far:]
+            assert run.last["rest"].finish_reason is FinishReason.STOP
+
+
+def handed_over(first: Engine, then: Engine, request: Request) -> list[int]:
+    """Its tokens, the prompt computed by one and the rest by the other."""
+    then.add(Request("d", request.prompt_token_ids, request.sampling, remote_prefill=True))
+    while not (reserved := then.step().kv_reserved):
+        pass
+    (held,) = reserved
+    exports = Request(
+        "p", request.prompt_token_ids, request.sampling, prefill_only=True, export_kv="inline",
+        export_from_block=held.cached_blocks,
+    )  # fmt: skip
+    run = drive(first, [exports])
+    for step in run.steps:
+        for blocks in step.kv_exports:
+            then.write_kv(KvBlocks("d", blocks.first_block, blocks.num_blocks, blocks.data))
+    (token,) = run.tokens["p"]
+    then.start_decode("d", token)
+    return [token, *drive(then, []).tokens["d"]]
+
+
+HOSTILE = {
+    "memory": schema(
+        {
+            "$defs": {
+                **{f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(30)},
+                "a30": {"type": "string", "pattern": "a+"},
+            },
+            "$ref": "#/$defs/a0",
+        }
+    ),
+    "stack": Constraint(
+        "grammar",
+        "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1} | r{i + 1}' for i in range(5000))
+        + '\nr5000: "b"',
+    ),
+    "later": Constraint("regex", "ab((a{1000}){1000}){1000}"),
+    "broken": Constraint("json_schema", '{"type": "strin'),
+    "unknown": schema({"type": "array", "uniqueItems": True}),
+}  # fmt: skip
+
+
+def test_a_hostile_one_costs_its_own_request(
+    folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its grammar is being made others overtake it; who cancels is not waited for; and the
+    next one is served as ever."""
+    monkeypatch.setattr("services.worker.engine.grammar.trial._DEADLINE_S", 2.0)
+    engine = make_engine(folder, kernels="reference")
+    bad = [Request(name, PROMPT, sampling(c)) for name, c in HOSTILE.items()]
+    gone = Request("gone", PROMPT, sampling(Constraint("regex", "gone")))
+    good = Request("good", PROMPT, sampling(schema(POINT), 1))
+    free = Request("free", PROMPT, sampling(None, max_tokens=5))
+    for request in (*bad, gone):
+        engine.add(request)
+    assert engine.load().waiting == len(bad) + 1
+    engine.cancel("gone")
+    run = drive(engine, [good, free])
+    order = list(run.last)
+    assert order.index("free") < order.index("memory"), "it overtook those that wait"
+    assert run.last["gone"].finish_reason is FinishReason.CANCELLED
+    for name in HOSTILE:
+        error = run.last[name].error
+        assert error is not None, name
+        assert (error.code, error.param) == ("invalid_request", "constraint")
+        assert error.message
+    assert "uniqueItems" in run.last["unknown"].error.message  # type: ignore[union-attr]
+    jsonschema.validate(json.loads(tokenizer.decode(run.tokens["good"])), POINT)
+    assert gone.sampling.constraint not in engine.aside._grammars._made
+
+
+@pytest.mark.usefixtures("both_loops")
+def test_a_grammar_that_breaks_on_the_way_fails_its_request_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(folder, kernels="reference")
+    requests = [Request(str(i), PROMPT, sampling(schema(POINTS), i)) for i in range(3)]
+    wanted = drive(engine, requests)
+    for request in requests:
+        engine.add(request)
+    while "1" not in engine.scheduler.sequences:
+        engine.step()
+    matcher = engine.scheduler.sequences["1"].matcher
+    assert matcher is not None
+    real, calls = matcher.fill, iter(range(9))
+
+    def fill(words: Any) -> None:
+        real(words)
+        if next(calls) == 4:
+            raise ConstraintError("too many states")
+
+    monkeypatch.setattr(matcher, "fill", fill)
+    run = drive(engine, [])
+    error = run.last["1"].error
+    assert error is not None
+    assert (error.code, error.message) == ("invalid_request", "too many states")
+    for name in ("0", "2"):
+        assert run.last[name].finish_reason is wanted.last[name].finish_reason
+
+
+def test_what_does_not_go_together_is_refused(engine: Engine, tmp_path: Path) -> None:
+    both = sampling(schema(POINT), ignore_eos=True)
+    long = sampling(Constraint("regex", "a" * 200_000))
+    run = drive(engine, [Request("both", PROMPT, both), Request("long", PROMPT, long)])
+    assert [run.last[n].error.param for n in ("both", "long")] == ["ignore_eos", "constraint"]  # type: ignore[union-attr]
+    with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
+        Compiler(str(tmp_path), VOCAB, [EOS])
