@@ -18,7 +18,7 @@ import hashlib
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from protos.common_pb2 import Message, Passage
@@ -27,6 +27,7 @@ from services.common.content import text_of
 from services.common.errors import invalid
 from services.tokenizer.encode import Encoded
 from services.tokenizer.models import ServedModel
+from services.tokenizer.offers import offered
 from services.tokenizer.template import NotRenderableError, Rendered
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -45,6 +46,7 @@ class Prompt:
     plan: PromptPlan
     digest: bytes  # of the token ids
     checkpoint: str  # whose tokens they are
+    reasons: bool = False  # it ends within the marks of reasoning
 
     @property
     def was_cut(self) -> bool:
@@ -115,6 +117,7 @@ def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
 
     characters = sum(len(text_of(m)) for m in chat.messages)
     characters += sum(len(p.title) + len(p.text) for p in chat.passages)
+    characters += sum(len(t.description) + len(t.parameters) for t in offered(chat))
     whole = len(cuttable)
     if not whole or characters > model.window * _CHARACTERS_PER_TOKEN or not fits(whole):
         least = _Candidate.make(model, chat, cuttable, 0)
@@ -126,7 +129,9 @@ def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
     assert best is not None
     candidate, encoded = best
     _check_window(model, len(encoded), max_tokens, "messages")
-    return _prompt(model, encoded.ids, max_tokens, candidate.plan(chat, encoded))
+    prompt = _prompt(model, encoded.ids, max_tokens, candidate.plan(chat, encoded))
+    marks, text = model.reasoning_marks, candidate.rendered.text.rstrip()
+    return replace(prompt, reasons=marks is not None and text.endswith(marks.opens))
 
 
 def _check_chat(model: ServedModel, chat: Chat) -> None:
@@ -203,11 +208,13 @@ class _Candidate(NamedTuple):
         assert model.template is not None
         try:
             rendered = model.template.render(
-                [chat.messages[index] for index in messages], chat.passages[:passages]
+                [chat.messages[index] for index in messages],
+                chat.passages[:passages],
+                offered(chat),
             )
         except NotRenderableError as error:
             at = "" if error.index is None else f"[{messages[error.index]}]"
-            raise invalid(error.why, f"messages{at}") from None
+            raise invalid(error.why, f"{error.param}{at}") from None
         return cls(rendered, messages, passages)
 
     def plan(self, chat: Chat, encoded: Encoded) -> PromptPlan:

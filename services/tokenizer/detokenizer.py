@@ -15,7 +15,7 @@ what is broken is replaced.
 
 import codecs
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -36,12 +36,16 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
-    """Makes detokenizers that share what they learn about the vocabulary."""
+def detokenizer_factory(
+    tokenizer: Tokenizer, shown: Collection[str] = ()
+) -> Callable[[], Detokenizer]:
+    """Makes detokenizers that share what they learn about the vocabulary. `shown`: special tokens
+    that are not skipped."""
+    special = _special(tokenizer, shown)
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
-        pieces = _BytePieces(tokenizer)
+        pieces = _BytePieces(tokenizer, special)
         return lambda: ByteLevelDetokenizer(pieces)
-    special, byte_tokens = _special(tokenizer), _byte_tokens(tokenizer)
+    byte_tokens = _byte_tokens(tokenizer)
     return lambda: JoiningDetokenizer(tokenizer, special, byte_tokens)
 
 
@@ -95,8 +99,8 @@ class JoiningDetokenizer:
         return self._end_run()
 
     def _join(self, id: int) -> str:
-        before = self._tokenizer.decode(self._context)
-        joined = self._tokenizer.decode([*self._context, id])
+        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        joined = self._tokenizer.decode([*self._context, id], skip_special_tokens=False)
         added = joined[len(before) :]
         self._context = [id] if added else [*self._context[1 - _CONTEXT :], id]
         return added
@@ -109,10 +113,10 @@ class JoiningDetokenizer:
 class _BytePieces(dict[int, bytes]):
     """Token id → its bytes; none for special tokens and ids of no token. Fills as it is used."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: frozenset[int]) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._special = _special(tokenizer)
+        self._special = special
         self._byte_of = _byte_of_character()
 
     def __missing__(self, id: int) -> bytes:
@@ -134,9 +138,11 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(0x100 + n): b for n, b in enumerate(rest)}
 
 
-def _special(tokenizer: Tokenizer) -> frozenset[int]:
+def _special(tokenizer: Tokenizer, shown: Collection[str]) -> frozenset[int]:
     added = tokenizer.get_added_tokens_decoder()
-    return frozenset(id for id, token in added.items() if token.special)
+    return frozenset(
+        id for id, token in added.items() if token.special and token.content not in shown
+    )
 
 
 def _byte_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:

@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from services.common.checkpoint import locate, text_digest
 from services.common.config import ModelSpec
 from services.common.served_models import Checkpoint
+from services.tokenizer.answer_shape import KNOWN_MARKS, ReasoningMarks
 from services.tokenizer.detokenizer import Detokenizer, detokenizer_factory
 from services.tokenizer.encode import PromptEncoder
 from services.tokenizer.template import ChatTemplate
+from services.tokenizer.tool_parsers import Way, way_of
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ class ServedModel:
     encoder: PromptEncoder
     template: ChatTemplate | None  # None: completions only
     detokenizer: Callable[[], Detokenizer]  # a new one for each request's output
+    way: Way | None  # how it writes calls of tools
+    with_calls: Callable[[], Detokenizer]  # as `detokenizer`; shows the marks of calls, too
+    reasoning_marks: ReasoningMarks | None
     window: int  # tokens, prompt and output together
     vocab_size: int  # ids that the model has an embedding for
     created: int  # Unix seconds
@@ -58,13 +63,21 @@ def load(served: Checkpoint, max_window: int = 0) -> ServedModel:
     backend.no_padding()
     config = _config(spec, folder)
     window = int(config["max_position_embeddings"])
+    template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
+    added = {t.content: id for id, t in backend.get_added_tokens_decoder().items()}
+    marks = next((m for m in KNOWN_MARKS if added.keys() >= {m.opens, m.closes}), None)
+    way = way_of(template.source, added) if template and template.takes_tools else None
+    shown = [marks.opens, marks.closes] if marks else []
     model = ServedModel(
         name=spec.name,
         checkpoint=served.digest,
         tokenizer=backend,
         encoder=PromptEncoder(backend),
-        template=ChatTemplate(tokenizer) if tokenizer.chat_template else None,
-        detokenizer=detokenizer_factory(backend),
+        template=template,
+        detokenizer=detokenizer_factory(backend, shown),
+        way=way,
+        with_calls=detokenizer_factory(backend, [*shown, *(way.markers if way else ())]),
+        reasoning_marks=marks,
         window=min(window, max_window) if max_window else window,
         vocab_size=int(config.get("vocab_size") or backend.get_vocab_size()),
         created=int((folder / "config.json").stat().st_mtime),

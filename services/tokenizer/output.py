@@ -3,12 +3,14 @@
 from array import array
 from collections.abc import Sequence
 
-from protos.common_pb2 import FINISH_NONE, FINISH_STOP, Usage
+from protos.common_pb2 import FINISH_NONE, FINISH_STOP, FINISH_TOOL_CALLS, Usage
 from protos.tokenizer_pb2 import Resume, TextDelta
 from protos.worker_pb2 import TokenDelta
+from services.tokenizer.answer_shape import Shape
 from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import Detokenizer
 from services.tokenizer.stop import StopStrings
+from services.tokenizer.tool_parsers import Said
 
 
 class CannotResumeError(Exception):
@@ -22,11 +24,19 @@ class Output:
     tokens given out with a text are all that another tokenizer needs to go on behind it.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], prompt: Prompt) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        prompt: Prompt,
+        shape: Shape | None = None,
+    ) -> None:
+        """`shape`: tells text, reasoning and calls apart; None: all is text."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._one_by_one = bool(stops)
         self._prompt = prompt
+        self._shape = shape
         self._begun = False  # something has gone out, the plan with it
         self._sent = 0  # of `token_ids`: the others gave no text yet
         self._cached_tokens: int | None = None  # as told first: later routers know of their own
@@ -47,7 +57,8 @@ class Output:
         if (told, so_far.prompt_digest) != (own, self._prompt.digest):
             raise CannotResumeError("the prompt is not the same")
         (begun,) = so_far.choices
-        if len(self._text(begun.token_ids)) != begun.characters or self.stop is not None:
+        said = self._shaped(self._text(begun.token_ids))
+        if said.characters != begun.characters or self.stop is not None:
             raise CannotResumeError("the text is not the same")
         self._cached_tokens = begun.cached_tokens
         self._sent = len(self.token_ids)
@@ -65,9 +76,16 @@ class Output:
             self.finish = FINISH_STOP
         elif self.finish:
             text += self._stops.flush()
-        if not text and not self.finish:
+        said = self._shaped(text)
+        if not (said.text or said.reasoning or said.calls or self.finish):
             return None
-        out = TextDelta(text=text, token_ids=self.token_ids[self._sent :], finish=self.finish)
+        out = TextDelta(
+            text=said.text,
+            reasoning=said.reasoning,
+            tool_calls=said.calls,
+            token_ids=self.token_ids[self._sent :],
+            finish=self.finish,
+        )
         self._sent = len(self.token_ids)
         if not self._begun:
             self._begun = True
@@ -86,6 +104,18 @@ class Output:
             cached_tokens=self._cached_tokens or 0,
             completion_tokens=len(self.token_ids),
         )
+
+    def _shaped(self, text: str) -> Said:
+        """By kinds, and at the end with what was held back."""
+        if self._shape is None:
+            return Said(text)
+        said = self._shape.push(text)
+        if self.finish:
+            last = self._shape.flush()
+            said.add(last)
+            if self._shape.called and self.finish == FINISH_STOP:
+                self.finish = FINISH_TOOL_CALLS
+        return said
 
     def _text(self, token_ids: Sequence[int]) -> str:
         if not self._one_by_one:

@@ -19,9 +19,11 @@ from services.common.peers import Peers
 from services.common.telemetry import Telemetry, decision, traceparent
 from services.tokenizer import metrics
 from services.tokenizer.catalog import Catalog
+from services.tokenizer.constraint import constraint_of, shape_of
 from services.tokenizer.context import Prompt, assemble
 from services.tokenizer.generation import Way, generate
 from services.tokenizer.models import ServedModel
+from services.tokenizer.offers import offered
 from services.tokenizer.output import CannotResumeError, Output
 from services.tokenizer.policy import Policy, PolicyRefusalError
 
@@ -55,12 +57,12 @@ async def run(
         record.decisions.append(_context_decision(prompt))
 
         # Out: tokens to text, in the link's callback, until the end or a stop string.
-        output = Output(model.detokenizer(), request.stop, prompt)
+        output = _output(request, model, prompt)
         if request.HasField("resume"):
             await _resume(pipeline, output, request, span)
         before = len(output.token_ids)
         way = Way(call, pipeline.routers, pipeline.router_patience_s, traceparent(span), record)
-        end = await generate(_generate_request(request, prompt), output, way)
+        end = await generate(_generate_request(request, model, prompt), output, way)
         if end.status.reason != "checkpoint_replaced":
             break
         replaced.add(model.checkpoint)
@@ -164,7 +166,14 @@ def _context_decision(prompt: Prompt) -> Decision:
     return decision("tokenizer", "context", "cut" if prompt.was_cut else "whole", figures)
 
 
-def _generate_request(request: PromptRequest, prompt: Prompt) -> GenerateRequest:
+def _output(request: PromptRequest, model: ServedModel, prompt: Prompt) -> Output:
+    detokenizer = model.with_calls() if offered(request.chat) else model.detokenizer()
+    return Output(detokenizer, request.stop, prompt, shape_of(request, model, prompt))
+
+
+def _generate_request(
+    request: PromptRequest, model: ServedModel, prompt: Prompt
+) -> GenerateRequest:
     generate = GenerateRequest(
         caller=request.caller,
         model=request.model,
@@ -173,6 +182,8 @@ def _generate_request(request: PromptRequest, prompt: Prompt) -> GenerateRequest
         sampling=request.sampling,
     )
     generate.sampling.max_tokens = prompt.max_tokens
+    if (constraint := constraint_of(request, model, prompt)) is not None:
+        generate.sampling.constraint.CopyFrom(constraint)
     return generate
 
 

@@ -105,6 +105,12 @@ def _texts(
         case "chat":
             for index, message in enumerate(request.chat.messages):
                 yield f"messages[{index}].content", message.role, text_of(message)
+                if message.reasoning:
+                    yield f"messages[{index}].reasoning_content", message.role, message.reasoning
+                for number, call in enumerate(message.tool_calls):
+                    yield f"messages[{index}].tool_calls[{number}]", message.role, call.arguments
+            for index, tool in enumerate(request.chat.tools):
+                yield f"tools[{index}]", "system", f"{tool.description}\n{tool.parameters}"
             for index, passage in enumerate(request.chat.passages):
                 yield f"documents[{index}]", "document", f"{passage.title}\n{passage.text}"
         case "text":

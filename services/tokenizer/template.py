@@ -14,10 +14,13 @@ Where a template lacks something:
       [2] …
 
 - role `developer` not known: rendered as `system`.
+- It has no place for tools, or for calls of them: the request that has some is refused.
 - A role or an order of roles that the template refuses, or a message that it would silently leave
   out, is the client's error.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,14 +28,18 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError, meta, nodes
 
-from protos.common_pb2 import Message, Passage
+from protos.common_pb2 import Message, Passage, Tool, ToolCall
 from services.common.content import said, text_of
+from services.tokenizer.tool_parsers import mistral
 
 # Stand for the contents when the template's own text is looked for: private use, of no meaning to
 # any template, and kept by `trim`.
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 _SEARCHES_IN_VAIN = 32  # in one prompt
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+_NO_PARAMETERS = '{"type": "object", "properties": {}}'
+_NO_TOOLS = "the model's chat template has no place for tools"
 
 
 class NotRenderableError(Exception):
@@ -40,10 +47,19 @@ class NotRenderableError(Exception):
     no prompt text.
     """
 
-    def __init__(self, index: int | None, why: str) -> None:
+    def __init__(self, index: int | None, why: str, param: str = "messages") -> None:
         super().__init__(why)
         self.index = index
         self.why = why
+        self.param = param
+
+
+@dataclass(frozen=True)
+class _Offered:
+    """Tools as the template gets them; `harmless`: with no special token written out in them."""
+
+    as_given: list[dict[str, Any]] | None
+    harmless: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -87,37 +103,56 @@ class ChatTemplate:
             for value in constants  # the parser folds a list of constants into one
         )
         self._uses_documents = "documents" in variables
+        added = tokenizer.added_tokens_decoder.values()
+        special = sorted((t.content for t in added if t.special), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        source = tokenizer.get_chat_template(tools=[_definition(Tool(name="a"))])
+        self.source: str = source
+        """Of the template that is used where there are tools."""
+        self._short_ids = mistral.MARK in source
+        self.takes_tools = "tools" in meta.find_undeclared_variables(_parse(source))
         self._takes_system = self._can_render(["system", "user"])
 
-    def render(self, messages: Sequence[Message], passages: Sequence[Passage] = ()) -> Rendered:
+    def render(
+        self,
+        messages: Sequence[Message],
+        passages: Sequence[Passage] = (),
+        tools: Sequence[Tool] = (),
+    ) -> Rendered:
         """The prompt's text, open for the assistant's answer. Raises NotRenderableError."""
+        offered = self._offer(tools)
+        turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
         marks = [f"\ue000{i}\ue001" if field else "" for i, field in enumerate(fields)]
         try:
-            skeleton = self._apply(messages, marks)
+            skeleton = self._apply(_harmless(turns, self._special), marks, offered.harmless)
         except TemplateError as error:
-            raise self._blame(messages, marks, str(error)) from None
+            raise self._blame(turns, marks, offered.as_given, str(error)) from None
         shown = {int(number) for number in _MARK.findall(skeleton)}
         for index, message in enumerate(messages):
-            if fields[index] and index not in shown:
+            # What was said beside calls some templates leave out.
+            if fields[index] and index not in shown and not message.tool_calls:
                 why = (
                     f"the model's chat template leaves out a message of role {message.role!r} here"
                 )
                 raise NotRenderableError(index, why)
         try:
-            text = self._apply(messages, fields)
+            text = self._apply(turns, fields, offered.as_given)
         except TemplateError:  # its words may quote the content
             why = "the model's chat template refuses the content of the messages"
             raise NotRenderableError(None, why) from None
         return _locate(text, skeleton, fields, len(messages))
 
-    def _apply(self, messages: Sequence[Message], fields: Sequence[str]) -> str:
+    def _apply(
+        self,
+        messages: Sequence[dict[str, Any]],
+        fields: Sequence[str],
+        tools: list[dict[str, Any]] | None,
+    ) -> str:
         """Renders with `fields` for the contents, then each passage's title and text."""
         count = len(messages)
         turns = [
-            {"role": self._role(message), "content": content}
-            | ({"name": message.name} if message.name else {})
-            for message, content in zip(messages, fields, strict=False)
+            {**turn, "content": content} for turn, content in zip(messages, fields, strict=False)
         ]
         titles, texts = fields[count::2], fields[count + 1 :: 2]
         documents = [{"title": a, "text": b} for a, b in zip(titles, texts, strict=True)]
@@ -125,9 +160,44 @@ class ChatTemplate:
             self._put_into_messages(documents, turns)
             documents = []
         rendered: str = self._tokenizer.apply_chat_template(
-            turns, documents=documents or None, add_generation_prompt=True, tokenize=False
+            turns,
+            tools=tools,
+            documents=documents or None,
+            add_generation_prompt=True,
+            tokenize=False,
         )
         return rendered
+
+    def _turn(self, index: int, message: Message) -> dict[str, Any]:
+        """What the template gets beside the content."""
+        turn: dict[str, Any] = {"role": self._role(message)}
+        if message.name:
+            turn["name"] = message.name
+        if message.reasoning:
+            turn["reasoning_content"] = message.reasoning
+        if message.tool_call_id:
+            turn["tool_call_id"] = self._call_id(message.tool_call_id)
+        if message.tool_calls:
+            if not self.takes_tools:
+                raise NotRenderableError(index, _NO_TOOLS)
+            turn["tool_calls"] = [
+                _call(index, call, self._call_id(call.id)) for call in message.tool_calls
+            ]
+        return turn
+
+    def _call_id(self, id: str) -> str:
+        """Mistral's templates take ids of nine letters and digits only, which may be any."""
+        if not self._short_ids or _SHORT_ID.fullmatch(id):
+            return id
+        return hashlib.blake2b(id.encode(), digest_size=5).hexdigest()[:9]
+
+    def _offer(self, tools: Sequence[Tool]) -> "_Offered":
+        if not tools:
+            return _Offered(None, None)
+        if not self.takes_tools:
+            raise NotRenderableError(None, _NO_TOOLS, "tools")
+        given = [_definition(tool) for tool in tools]
+        return _Offered(given, _harmless(given, self._special))
 
     def _role(self, message: Message) -> str:
         if message.role == "developer" and not self._knows_developer:
@@ -158,23 +228,65 @@ class ChatTemplate:
             return False
         return True
 
-    def _blame(self, messages: Sequence[Message], marks: list[str], why: str) -> NotRenderableError:
+    def _blame(
+        self,
+        turns: list[dict[str, Any]],
+        marks: list[str],
+        tools: list[dict[str, Any]] | None,
+        why: str,
+    ) -> NotRenderableError:
         """Finds the message at which the template began to raise `why`."""
-        low, high = 0, len(messages)  # the first `high` messages raise it, the first `low` do not
+        low, high = 0, len(turns)  # the first `high` messages raise it, the first `low` do not
         while high - low > 1:
             middle = (low + high) // 2
-            if self._raises(messages[:middle], marks, why):
+            if self._raises(turns[:middle], marks, tools, why):
                 high = middle
             else:
                 low = middle
         return NotRenderableError(high - 1, f"the model's chat template refuses: {why}")
 
-    def _raises(self, messages: Sequence[Message], marks: list[str], why: str) -> bool:
+    def _raises(
+        self,
+        turns: list[dict[str, Any]],
+        marks: list[str],
+        tools: list[dict[str, Any]] | None,
+        why: str,
+    ) -> bool:
         try:
-            self._apply(messages, marks[: len(messages)])
+            self._apply(turns, marks[: len(turns)], tools)
         except TemplateError as error:
             return str(error) == why
         return False
+
+
+def _definition(tool: Tool) -> dict[str, Any]:
+    """As OpenAI has it, which is what templates expect."""
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    function["parameters"] = json.loads(tool.parameters or _NO_PARAMETERS)
+    return {"type": "function", "function": function}
+
+
+def _call(index: int, call: ToolCall, id: str) -> dict[str, Any]:
+    """With arguments as an object: templates write them out themselves."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:
+        why = f"the arguments of a call of {call.name!r} are no JSON"
+        raise NotRenderableError(index, why) from None
+    function = {"name": call.name, "arguments": arguments}
+    return {"type": "function", "id": id, "function": function}
+
+
+def _harmless(value: Any, special: re.Pattern[str]) -> Any:
+    """The same, with the special tokens that are written out in its texts broken up."""
+    match value:
+        case str():
+            return special.sub(lambda found: f"{found[0][0]}\ue002{found[0][1:]}", value)
+        case dict():
+            return {_harmless(k, special): _harmless(v, special) for k, v in value.items()}
+        case list():
+            return [_harmless(one, special) for one in value]
+    return value
 
 
 def _parse(source: str) -> nodes.Template:

@@ -1,0 +1,36 @@
+"""Hermes' way, which Qwen 2.5 and 3 and others have:
+
+<tool_call>
+{"name": "f", "arguments": {"x": 1}}
+</tool_call>
+"""
+
+from services.tokenizer.tool_parsers.reader import CallReader, Reading
+from services.tokenizer.tool_parsers.ways import Way, object_rule
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
+
+
+class HermesReader(CallReader):
+    def _read(self) -> Reading:
+        while True:
+            yield from self._text_until(OPENS)
+            if (yield from self._call((yield from self._solid()))):
+                yield from self._skip_until(CLOSES)
+
+
+class Hermes(Way):
+    name = "hermes"
+    markers = (OPENS, CLOSES)
+    reader = HermesReader
+    several = True
+
+    @staticmethod
+    def suits(template: str) -> bool:
+        return OPENS in template
+
+    def call(self, tool: str, arguments: str) -> str:
+        body = object_rule(tool, arguments)
+        return f'{self.marker(OPENS)} "\\n" {body} "\\n" {self.marker(CLOSES)}'
+
+    between = '"\\n"'
