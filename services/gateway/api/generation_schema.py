@@ -1,22 +1,29 @@
 """Bodies of POST /v1/chat/completions and /v1/completions."""
 
 import secrets
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from protos.common_pb2 import Passage, Sampling, TokenIds
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.config import GatewaySettings
-from services.common.content import said
-from services.gateway.api.schema import UNSUPPORTED, Body, Metadata, at_most, bad_value, refuse
+from services.gateway.api.messages_schema import ChatMessage, unasked_result
+from services.gateway.api.schema import Body, Metadata, at_most, bad_value, refuse
+from services.gateway.api.structured_schema import Structured
+from services.gateway.api.tools_schema import (
+    ChoiceField,
+    Tool,
+    ToolsField,
+    check_tools,
+    chosen,
+    functions,
+)
 from services.gateway.runs.prompt import Prompt
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_STOPS = 4
 MAX_DOCUMENTS = 64
-MAX_STORES = 10
-MAX_PARTS = 256  # of one message's content
 _COUNT_MAX = 2**31 - 1
 _SEED_RANGE = 2**64
 
@@ -28,58 +35,11 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _as_parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    list[TextPart], Field(min_length=1, max_length=MAX_PARTS), BeforeValidator(_as_parts)
-]
-
-
-class ChatMessage(Body):
-    # An answer may be sent back as it came: what an assistant message carries beside its content
-    # says nothing to the model.
-    NEUTRAL: ClassVar = {"refusal": (), "tool_calls": ([],), "function_call": (), "audio": ()}
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: Annotated[str, Field(max_length=64)] | None = None
-    annotations: list[Any] | None = Field(None, description="of an earlier answer; no effect")
-
-    @model_validator(mode="after")
-    def _annotations_only_on_answers(self) -> "ChatMessage":
-        if self.annotations is not None and self.role != "assistant":
-            raise refuse("annotations", "only an assistant message has annotations", UNSUPPORTED)
-        return self
-
-    @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.content)
-
-
-class FileSearch(Body):
-    NEUTRAL: ClassVar = {"filters": (), "ranking_options": ({},)}
-
-    type: Literal["file_search"]
-    vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_STORES)]
-    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
-
-
 class Document(Body):
     """Extension: a passage that the client brings itself."""
 
     title: Annotated[str, Field(max_length=500)] = ""
     text: Annotated[str, Field(min_length=1)]
-
-
-class TextFormat(Body):
-    type: Literal["text"]
 
 
 class StreamOptions(Body):
@@ -88,7 +48,7 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class Generation(Body):
+class Generation(Structured):
     """What chat and plain completions share. None means OpenAI's default."""
 
     model: Name
@@ -133,6 +93,12 @@ class Generation(Body):
             ignore_eos=bool(self.ignore_eos),
         )
 
+    def _constrained(self, prompt: Prompt) -> Prompt:
+        if (wanted := self.constraint()) is not None:
+            prompt.form, constraint = wanted
+            prompt.request.sampling.constraint.CopyFrom(constraint)
+        return prompt
+
     def tags(self) -> dict[str, str]:
         return {**(self.metadata or {}), **({"user": self.user} if self.user else {})}
 
@@ -148,7 +114,6 @@ class ChatCompletionRequest(Generation):
         "store": (False,),
         "modalities": (["text"],),
         "service_tier": ("auto", "default"),
-        "parallel_tool_calls": (),
         "functions": (),
         "function_call": ("none",),
         "audio": (),
@@ -160,9 +125,9 @@ class ChatCompletionRequest(Generation):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast(), at_most("max_messages")]
     max_completion_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
-    response_format: TextFormat | None = None
-    tools: Annotated[list[FileSearch], Field(max_length=1)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tools: ToolsField | None = None
+    tool_choice: ChoiceField | None = None
+    parallel_tool_calls: bool | None = None
     documents: Annotated[list[Document], Field(max_length=MAX_DOCUMENTS)] | None = None
 
     @model_validator(mode="after")
@@ -170,10 +135,13 @@ class ChatCompletionRequest(Generation):
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise refuse("max_tokens", "contradicts 'max_completion_tokens'")
-        if self.tool_choice is not None and not self.tools:
-            raise refuse("tool_choice", "only allowed when 'tools' is given")
-        if self.tools and not self.question.strip():
+        check_tools(self.tools or (), self.tool_choice)
+        if self.parallel_tool_calls is not None and not self.tools:
+            raise refuse("parallel_tool_calls", "only allowed when 'tools' is given")
+        if self._search is not None and not self.question.strip():
             raise refuse("tools", "file_search needs a user message to search for")
+        if (index := unasked_result(self.messages)) is not None:
+            raise refuse(f"messages[{index}].tool_call_id", "no message before it has such a call")
         return self
 
     @property
@@ -181,22 +149,34 @@ class ChatCompletionRequest(Generation):
         """The last user message."""
         return next((m.text for m in reversed(self.messages) if m.role == "user"), "")
 
+    @property
+    def _search(self) -> Tool | None:
+        if self.tool_choice is not None and self.tool_choice.type == "none":
+            return None
+        return next((tool for tool in self.tools or () if tool.vector_store_ids), None)
+
     def prompt(self, default_passages: int) -> Prompt:
         """The request for the pipeline; `default_passages` are searched when it does not say."""
-        messages = [said(m.role, m.text, m.name or "") for m in self.messages]
+        messages = [message.told() for message in self.messages]
         documents = [Passage(title=d.title, text=d.text) for d in self.documents or ()]
         # No limit given: as many tokens as the window leaves.
         limit = self.max_completion_tokens or self.max_tokens or 0
         request = PromptRequest(
             model=self.model,
-            chat=Chat(messages=messages, passages=documents),
+            chat=Chat(
+                messages=messages,
+                passages=documents,
+                tools=functions(self.tools or ()),
+                tool_choice=chosen(self.tool_choice),
+                one_call=self.parallel_tool_calls is False,
+            ),
             sampling=self.sampling(limit),
             stop=self.stop or (),
         )
-        prompt = Prompt(request, tags=self.tags())
-        if self.tools and self.tool_choice != "none":
-            prompt.stores = tuple(dict.fromkeys(self.tools[0].vector_store_ids))
-            prompt.max_passages = self.tools[0].max_num_results or default_passages
+        prompt = self._constrained(Prompt(request, tags=self.tags()))
+        if (search := self._search) is not None:
+            prompt.stores = tuple(dict.fromkeys(search.vector_store_ids or ()))
+            prompt.max_passages = search.max_num_results or default_passages
             prompt.question = self.question
         return prompt
 
@@ -256,7 +236,7 @@ class CompletionRequest(Generation):
             request.text = given
         else:
             request.token_ids.CopyFrom(TokenIds(ids=token_ids(given, param)))
-        return Prompt(request, tags=self.tags())
+        return self._constrained(Prompt(request, tags=self.tags()))
 
 
 def token_ids(given: list[Any], param: str) -> list[int]:

@@ -154,6 +154,8 @@ async def _answer(
         return
     if stream.end.status.code:
         error = PenstockError.from_status(stream.end.status)
+        if error.param in ("constraint", "grammar"):
+            error.param = prompt.form or "tools"
         if prompt.param and error.param.startswith("prompt"):
             error.param = prompt.param + error.param.removeprefix("prompt")
         raise error

@@ -1,5 +1,6 @@
 """What the pipeline takes in and gives out, whichever way the request came."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ class Prompt:
     max_passages: int = 0
     question: str = ""  # what they are searched for
     tags: dict[str, str] = field(default_factory=dict)  # the client's own, shown in the record
+    form: str = ""  # the client's field that says what the answer must look like
     param: str = ""  # of several prompts in one request, which this is: "prompt[1]"
 
     @property
@@ -26,6 +28,18 @@ class Prompt:
         if self.request.HasField("chat"):
             return "\n".join(f"{m.role}: {text_of(m)}" for m in self.request.chat.messages)
         return self.request.text or f"{len(self.request.token_ids.ids)} token ids"
+
+
+@dataclass
+class Call:
+    """Of a tool."""
+
+    name: str
+    pieces: list[str]  # of its arguments
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
 
 
 @dataclass
@@ -39,6 +53,8 @@ class Answer:
     warnings: list[str] = field(default_factory=list)  # what was asked for and is left out
     created: int = field(default_factory=lambda: int(time.time()))
     pieces: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)  # pieces of reasoning
+    calls: list[Call] = field(default_factory=list)  # of tools
     finish: FinishReason = FINISH_NONE
     usage: Usage = field(default_factory=Usage)
     plan: PromptPlan = field(default_factory=PromptPlan)
@@ -58,6 +74,12 @@ class Answer:
             tokens += len(delta.token_ids)
             if delta.text:
                 self.pieces.append(delta.text)
+            if delta.reasoning:
+                self.reasons.append(delta.reasoning)
+            for call in delta.tool_calls:
+                if call.name:
+                    self.calls.append(Call(call.name, []))
+                self.calls[call.index].pieces.append(call.arguments)
             if delta.finish:
                 self.finish, self.usage = delta.finish, delta.usage
             if delta.HasField("plan"):
@@ -78,6 +100,15 @@ class Answer:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.reasons)
+
+    def call_id(self, index: int) -> str:
+        """Of one of its calls: the same, whichever hop is lost on the way."""
+        told = f"{self.request_id} {self.index} {index}".encode()
+        return "call_" + hashlib.blake2b(told, digest_size=12).hexdigest()
 
     @property
     def warning(self) -> str:

@@ -315,7 +315,8 @@ async def test_a_message_that_has_no_room_is_not_read(parts):
     ("theirs", "ours"),
     [
         ("messages[0].content", "messages[0].content"),
-        ("tools", "vector_store_ids"),
+        ("tools", "tools"),
+        ("guided_regex", "constraint.regex"),
         ("tools[0].vector_store_ids", "vector_store_ids"),
         ("tools[0].vector_store_ids[1]", "vector_store_ids[1]"),
         ("temperature", "sampling.temperature"),
@@ -358,11 +359,16 @@ async def test_what_a_completion_lacks_is_named(parts, message, param):
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        (ChatRequest(messages=HI, tools=[Tool(name="f")]), "tools"),
-        (ChatRequest(messages=HI, constraint=Constraint(regex="a+")), "constraint"),
+        (ChatRequest(messages=HI, tools=[Tool(name="f g")]), "tools[0].name"),
+        (
+            ChatRequest(messages=HI, tools=[Tool(name="f", parameters="{")]),
+            "tools[0].parameters",
+        ),
+        (ChatRequest(messages=HI, constraint=Constraint(regex="")), "constraint.regex"),
+        (ChatRequest(messages=HI, constraint=Constraint()), "constraint"),
         (
             ChatRequest(messages=[*HI, Message(role="assistant", tool_calls=[ToolCall(id="c")])]),
-            "messages[1].tool_calls",
+            "messages[1].tool_calls[0].name",
         ),
         (
             ChatRequest(messages=[Message(role="user", content=[ContentPart()])]),

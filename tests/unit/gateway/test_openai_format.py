@@ -107,7 +107,12 @@ def test_the_events_of_a_chat(counts):
     made = answer("See [1].", FINISH_LENGTH)
     chunks = Chunks(made, chat=True, include_usage=counts)
     text = 'a"\n\0\u2028é'
-    sent = chunks.opening() + chunks.text(text) + chunks.closing() + chunks.ending([made])
+    sent = (
+        chunks.opening()
+        + chunks.delta(TextDelta(text=text))
+        + chunks.closing()
+        + chunks.ending([made])
+    )
     assert sent.isascii()
     opening, said, closing, *ending, done = told(sent)
     assert done == "[DONE]"
@@ -132,7 +137,7 @@ def test_the_events_of_a_chat(counts):
 def test_the_events_of_completions():
     answers = [answer("one", index=0, used=0), answer("two", index=1, used=0)]
     of_both = [Chunks(one, chat=False, include_usage=True) for one in answers]
-    said, closing = told(of_both[1].text("x") + of_both[1].closing())
+    said, closing = told(of_both[1].delta(TextDelta(text="x")) + of_both[1].closing())
     assert (said["id"], said["object"]) == ("cmpl-abc", "text_completion")
     assert said["choices"] == [{"index": 1, "text": "x", "finish_reason": None, "logprobs": None}]
     assert closing["choices"][0] == {

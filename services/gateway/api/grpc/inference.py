@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc
@@ -26,15 +27,16 @@ from services.gateway import metrics
 from services.gateway.api.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
 from services.gateway.api.generation_schema import (
     MAX_DOCUMENTS,
-    MAX_PARTS,
     MAX_STOPS,
-    MAX_STORES,
     ChatCompletionRequest,
     CompletionRequest,
 )
 from services.gateway.api.grpc.inbox import Inbox
+from services.gateway.api.grpc.tool_fields import FORMS, call_fields, form_fields, tool_fields
+from services.gateway.api.messages_schema import MAX_PARTS
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
-from services.gateway.api.schema import UNSUPPORTED, validated
+from services.gateway.api.schema import validated
+from services.gateway.api.tools_schema import MAX_STORES
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.runs.pipeline import Gateway, serve
@@ -50,10 +52,11 @@ INFERENCE = "penstock.v1.Inference"
 _LAST_WORD_S = 2.0  # for a client that does not read to take its error
 
 # The rules are those of REST; what they are called here.
+_FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.function\.")
+_STORES = re.compile(r"tools\[\d+\]\.vector_store_ids")
 _PARAMS = (
-    ("tools[0].vector_store_ids", "vector_store_ids"),
-    ("tools", "vector_store_ids"),
     ("input", "texts"),
+    *FORMS,
     *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
 )
 
@@ -90,13 +93,17 @@ class GrpcFront:
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """One event for all that is ready."""
-        event = GenerateEvent(text="".join([delta.text for delta in deltas]))
+        event = GenerateEvent(
+            text="".join([delta.text for delta in deltas]),
+            reasoning="".join([delta.reasoning for delta in deltas]),
+            tool_calls=[call for delta in deltas for call in delta.tool_calls],
+        )
         if not self._began:
             self._began = True
             event.plan.CopyFrom(answer.plan)
             event.passages.extend(answer.passages_used)
             event.warning = answer.warning
-        if event.text or event.HasField("plan"):
+        if event.text or event.reasoning or event.tool_calls or event.HasField("plan"):
             await self._send(event)
 
     async def finish(self, answers: list[Answer]) -> None:
@@ -120,7 +127,6 @@ def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
     """The request in REST's shape, to be validated by REST's rules. Of what is too many, one more
     than may be: that is enough to be refused.
     """
-    _refuse_any(request, ("tools", "tool_choice", "parallel_tool_calls", "constraint"))
     documents = request.documents[: MAX_DOCUMENTS + 1]
     stores = list(request.vector_store_ids[: MAX_STORES + 1])
     fields: dict[str, Any] = {
@@ -131,34 +137,32 @@ def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
         ],
         "documents": [{"title": d.title, "text": d.text} for d in documents],
         **_sampling(request.sampling),
+        **tool_fields(request),
+        **(form_fields(request.constraint) if request.HasField("constraint") else {}),
     }
     for index, document in enumerate(documents):
         if document.score or document.source_id or document.position:
             raise invalid("A client's own document has a title and a text.", f"documents[{index}]")
     if stores:
-        fields["tools"] = [{"type": "file_search", "vector_store_ids": stores}]
+        search = {"type": "file_search", "vector_store_ids": stores}
+        fields["tools"] = [*fields.get("tools", ()), search]
     return fields
 
 
 def _message(message: Message, at: str) -> dict[str, Any]:
-    _refuse_any(message, ("tool_calls", "tool_call_id", "reasoning"), f"{at}.")
     parts = message.content[: MAX_PARTS + 1]
     for index, part in enumerate(parts):
         if part.WhichOneof("kind") is None:
             raise invalid("A part of a kind that is not known here.", f"{at}.content[{index}]")
     content = [{"type": "text", "text": part.text} for part in parts]
-    return {"role": message.role, "content": content, "name": message.name or None}
-
-
-def _refuse_any(asked: Any, names: Sequence[str], at: str = "") -> None:
-    """Raises INVALID_ARGUMENT for the first of the fields that is set: they are not built yet."""
-    for name in (field.name for field, _ in asked.ListFields() if field.name in names):
-        raise invalid(f"Unsupported parameter: '{at}{name}'.", at + name, reason=UNSUPPORTED)
+    told = {"role": message.role, "content": content or None, "name": message.name or None}
+    return {**told, **call_fields(message)}
 
 
 def _completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]:
-    _refuse_any(request, ("constraint",))
     fields = {"model": request.model, **_sampling(request.sampling)}
+    if request.HasField("constraint"):
+        fields |= form_fields(request.constraint)
     if request.HasField("token_ids"):
         one_more = max_ids + 1  # is enough to be refused
         return {**fields, "prompt": list(request.token_ids.ids[:one_more])}
@@ -268,6 +272,9 @@ def _trailers(id: str, error: PenstockError) -> Iterable[tuple[str, str]]:
 
 
 def _param(rest: str) -> str:
+    if found := _STORES.match(rest):
+        return "vector_store_ids" + rest[found.end() :]
+    rest = _FUNCTIONS.sub(r"\1.", rest)
     for theirs, ours in _PARAMS:
         if rest == theirs or rest.startswith((theirs + "[", theirs + ".")):
             return ours + rest[len(theirs) :]

@@ -57,7 +57,7 @@ class RestFront:
             return
         async with self._writing:
             chunks = self._chunks.get(answer.index) or await self._open(answer)
-            events = b"".join([chunks.text(delta.text) for delta in deltas if delta.text])
+            events = b"".join([chunks.delta(delta) for delta in deltas])
             if events:
                 await self._exchange.write(events)
 

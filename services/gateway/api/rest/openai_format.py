@@ -13,10 +13,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from protos.common_pb2 import FINISH_LENGTH
+from protos.common_pb2 import FINISH_LENGTH, FINISH_TOOL_CALLS
+from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.runs.citations import annotations, filename
 from services.gateway.runs.prompt import Answer, total_usage
 
+_FINISH = {FINISH_LENGTH: "length", FINISH_TOOL_CALLS: "tool_calls"}
 DONE = b"data: [DONE]\n\n"
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -50,7 +52,7 @@ def usage(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def finish_reason(answer: Answer) -> str:
-    return "length" if answer.finish == FINISH_LENGTH else "stop"
+    return _FINISH.get(answer.finish, "stop")
 
 
 def extension(answer: Answer) -> dict[str, Any]:
@@ -80,6 +82,14 @@ def chat_completion(answer: Answer) -> dict[str, Any]:
     text = answer.text
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     message["annotations"] = annotations(text, answer.passages_used)
+    if answer.calls:
+        message["content"] = text or None
+        message["tool_calls"] = [
+            _call(answer, index, call.name, call.arguments)
+            for index, call in enumerate(answer.calls)
+        ]
+    if answer.reasons:
+        message["reasoning_content"] = answer.reasoning
     choice = {
         "index": 0,
         "message": message,
@@ -95,6 +105,11 @@ def chat_completion(answer: Answer) -> dict[str, Any]:
         "usage": usage([answer]),
         "penstock": extension(answer),
     }
+
+
+def _call(answer: Answer, index: int, name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": answer.call_id(index), "type": "function", "function": function}
 
 
 def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -143,9 +158,25 @@ class Chunks:
         """Before a chat's first text: who speaks."""
         return self._event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def text(self, text: str) -> bytes:
-        """One delta's event; the only work per token."""
-        return self._before + json.dumps(text).encode() + self._after
+    def delta(self, delta: TextDelta) -> bytes:
+        """Its events, one for each kind of what it says; of text the only work per token."""
+        if not (delta.reasoning or delta.tool_calls):
+            return self._text(delta.text)
+        reasoning = self._said({"reasoning_content": delta.reasoning}) if delta.reasoning else b""
+        calls = [self._called(call) for call in delta.tool_calls]
+        return b"".join([reasoning, self._text(delta.text), *calls])
+
+    def _text(self, text: str) -> bytes:
+        return self._before + json.dumps(text).encode() + self._after if text else b""
+
+    def _called(self, call: ToolCallDelta) -> bytes:
+        piece: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
+        if call.name:
+            piece |= _call(self._answer, call.index, call.name, call.arguments)
+        return self._said({"tool_calls": [piece]})
+
+    def _said(self, delta: dict[str, Any]) -> bytes:
+        return self._event({"delta": delta, "finish_reason": None})
 
     def closing(self) -> bytes:
         """After the last text: why it ended, and sources."""

@@ -1,0 +1,157 @@
+"""Tools that a chat offers, calls of them, and their results."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from protos.common_pb2 import Tool as OfferedTool
+from protos.common_pb2 import ToolCall, ToolChoice
+from services.gateway.api.schema import Body, at, refuse
+
+MAX_TOOLS = 128
+MAX_CALLS = 128  # of one message
+MAX_STORES = 10
+MAX_PARAMETERS = 64 * 1024  # characters of a function's schema
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+CallId = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
+StoreId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def missing(field: str) -> PydanticCustomError:
+    return PydanticCustomError("missing", "{message}", at(field, "missing"))
+
+
+class Function(Body):
+    name: FunctionName
+    description: Annotated[str, Field(max_length=16_384)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="its arguments match the schema")
+
+    @model_validator(mode="after")
+    def _parameters_of_an_object(self) -> "Function":
+        if self.parameters and self.parameters.get("type", "object") != "object":
+            raise refuse("parameters", "must be a JSON schema of an object")
+        if self.parameters and len(json.dumps(self.parameters)) > MAX_PARAMETERS:
+            raise refuse("parameters", f"may have at most {MAX_PARAMETERS} characters")
+        return self
+
+
+class Tool(Body):
+    """A function that the client runs, or a search that Penstock does."""
+
+    NEUTRAL: ClassVar = {"filters": (), "ranking_options": ({},)}
+
+    type: Literal["file_search", "function"]
+    function: Function | None = None
+    vector_store_ids: (
+        Annotated[list[StoreId], Field(min_length=1, max_length=MAX_STORES)] | None
+    ) = None
+    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+
+    @model_validator(mode="after")
+    def _of_its_type(self) -> "Tool":
+        search = self.type == "file_search"
+        needed, other = (
+            ("vector_store_ids", "function") if search else ("function", "vector_store_ids")
+        )
+        if getattr(self, needed) is None:
+            raise missing(needed)
+        if getattr(self, other) is not None:
+            raise refuse(other, f"a tool of type {self.type!r} has none")
+        if self.max_num_results is not None and not search:
+            raise refuse("max_num_results", f"a tool of type {self.type!r} has none")
+        return self
+
+
+class NamedFunction(Body):
+    name: FunctionName
+
+
+def _as_choice(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+class Choice(Body):
+    type: Literal["auto", "none", "required", "function"]
+    function: NamedFunction | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> "Choice":
+        if (self.type == "function") != (self.function is not None):
+            raise refuse("function", "goes with the type 'function', and only with it")
+        return self
+
+
+ToolsField = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+ChoiceField = Annotated[Choice, BeforeValidator(_as_choice)]
+
+
+class CalledFunction(Body):
+    name: FunctionName
+    arguments: str
+
+
+class Call(Body):
+    """Of an earlier answer."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(None, description="of a streamed one; no effect")
+
+    @model_validator(mode="after")
+    def _arguments_are_an_object(self) -> "Call":
+        """Chat templates write them out; a model's own may have been cut off."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise refuse("function.arguments", "must be a JSON object")
+        return self
+
+    def told(self) -> ToolCall:
+        return ToolCall(id=self.id, name=self.function.name, arguments=self.function.arguments)
+
+
+def functions(tools: Sequence[Tool]) -> list[OfferedTool]:
+    return [
+        OfferedTool(
+            name=tool.function.name,
+            description=tool.function.description or "",
+            parameters=json.dumps(tool.function.parameters) if tool.function.parameters else "",
+            strict=bool(tool.function.strict),
+        )
+        for tool in tools
+        if tool.function is not None
+    ]
+
+
+def check_tools(tools: Sequence[Tool], choice: Choice | None) -> None:
+    """Raises what a validator of the whole request may raise."""
+    names = [tool.function.name for tool in tools if tool.function is not None]
+    if len(tools) - len(names) > 1:
+        raise refuse("tools", "there may be at most one file_search")
+    for name in names:
+        if names.count(name) > 1:
+            raise refuse("tools", f"the function {name!r} is there twice")
+    if choice is None:
+        return
+    if not tools:
+        raise refuse("tool_choice", "only allowed when 'tools' is given")
+    if choice.type == "required" and not names:
+        raise refuse("tool_choice", "needs a function among 'tools'")
+    if choice.function is not None and choice.function.name not in names:
+        raise refuse("tool_choice", f"'tools' has no function {choice.function.name!r}")
+
+
+def chosen(choice: Choice | None) -> ToolChoice:
+    if choice is None:
+        return ToolChoice()
+    if choice.function is not None:
+        return ToolChoice(mode=ToolChoice.NAMED, name=choice.function.name)
+    return ToolChoice(mode=choice.type.upper())
