@@ -125,6 +125,16 @@ def test_steps_that_are_alike_change_all_costs_alike() -> None:
         assert additive(alone) / 2 < cost.step_s(alone) < 2 * additive(alone)
 
 
+def test_what_does_not_run_meanwhile_is_slower_with_the_whole_machine() -> None:
+    cost = warmed(additive)
+    mixed_traffic(cost, additive)
+    before = cost.step_s(prompt(512))
+    for step in range(100):
+        shape = decodes(1 + step % 32, 300 + step)
+        cost.learn(shape, 3 * additive(shape))
+    assert 1.3 * before < cost.step_s(prompt(512)) < 3.3 * before
+
+
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
     cost = warmed(additive)

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from services.worker.engine import Request, Sampling
@@ -60,7 +60,7 @@ factors = st.floats(2, 4).flatmap(lambda factor: st.sampled_from([factor, 1 / fa
 
 
 @pytest.mark.parametrize("sizes", [BATCH, CHAT])
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(wrong=st.tuples(factors, factors, factors, factors, factors))
 def test_beside_prompts_alone_it_soon_knows_again_what_each_takes(
     sizes: tuple[tuple[int, int], tuple[int, int]], wrong: tuple[float, ...]
@@ -86,7 +86,7 @@ def test_beside_prompts_alone_it_soon_knows_again_what_each_takes(
     assert shapes
     medians = np.median(errors, axis=0).tolist()
     assert medians[0] < 1.25
-    assert medians[1] < 1.5
+    assert medians[1] < 1.45
     assert medians[2] < 1.5
     assert alone <= 4 or sizes is CHAT, "and few steps are made to know it"
 
