@@ -294,8 +294,8 @@ def _deployment(
         num_replicas=replicas,
         max_replicas_per_node=on_one_node,  # type: ignore[arg-type]  # None is Serve's default
         ray_actor_options=ray.model_dump(),
-        health_check_period_s=2,
-        health_check_timeout_s=10,
+        health_check_period_s=1,
+        health_check_timeout_s=5,
         # Serve must outwait the drain, or it would cut the streams that still run.
         graceful_shutdown_timeout_s=settings.drains_within_s + 10,
         graceful_shutdown_wait_loop_s=0.1,

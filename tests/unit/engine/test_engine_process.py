@@ -232,8 +232,9 @@ async def test_a_killed_process_is_noticed_and_cleaned_up(config: EngineConfig) 
     os.kill(client.pid, signal.SIGKILL)
     with pytest.raises(
         EngineDied, match=r"signal 9 \(Killed\), the kernel's where memory runs out"
-    ):
+    ) as died:
         await asyncio.wait_for(client.wait_closed(), 60)
+    assert died.value.killed
     with pytest.raises(EngineDied):
         await snapshot
     with pytest.raises(EngineDied, match="not running"):
