@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from ray.serve._private import api as serve_api
+from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 from ray.serve.deployment import Application
 
 from services import app
@@ -73,6 +74,14 @@ def test_routers_and_tokenizers_have_a_spare_where_there_are_cores(
     for (service, _), count in waited_for(settings).items():
         wanted[service] += count
     assert services == wanted
+
+
+def test_a_replica_that_hangs_is_given_up_while_those_above_still_wait_for_another() -> None:
+    patience_s = min(TokenizerSettings().router_patience_s, GatewaySettings().tokenizer_patience_s)
+    for deployment in deployed(*build(Settings(models=[TINY])).values()).values():
+        config = deployment._deployment_config
+        checks = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
+        assert checks * (config.health_check_timeout_s + config.health_check_period_s) < patience_s
 
 
 def test_a_laptop_s_graph_is_small_and_asks_ray_for_nothing(
