@@ -23,7 +23,7 @@ run: $(READY)           ## start everything and stay up until Ctrl-C
 test: $(READY)          ## all tests; ARGS="tests/unit -k breaker": some
 	$(BIN)/python -m pytest --numprocesses auto --durations 20 $(ARGS)
 
-chaos: $(READY)         ## one process of each class killed under 16 streams, and what that cost; everything replaced under load (twelve minutes)
+chaos: $(READY)         ## one process of each class killed under 16 streams, or hung, and what that cost; everything replaced under load (half an hour)
 	$(BIN)/python -m tests.chaos.kills
 	$(BIN)/python -m tests.chaos.upgrade
 
