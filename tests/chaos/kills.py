@@ -37,7 +37,7 @@ PATIENCE_S = 10.0
 RESTART_S = 30.0
 HANG_S = 20.0
 END_S = 30.0  # for Ctrl-C
-MAX_TOKENS = 400
+MAX_TOKENS = 800
 Victims = Callable[[Laptop], Awaitable[list[int]]]
 
 
