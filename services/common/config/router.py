@@ -38,5 +38,5 @@ class RouterSettings(Replicated):
         description="a worker with work must step within; longer by what a long step takes",
     )
     worker_patience_s: float = Field(
-        10.0, ge=0, description="how long a request waits while no worker of its model is ready"
+        20.0, ge=0, description="how long a request waits while no worker of its model is ready"
     )
