@@ -130,5 +130,6 @@ async def test_a_service_that_is_not_there_fails_its_probe(
     port = listen(server, "127.0.0.1", 0)
     await server.stop(None)
     monkeypatch.setenv("PENSTOCK_WORKER__HEALTH_PORT", str(port))
+    monkeypatch.setattr(probe, "_TIMEOUT_S", 0.2)
     with pytest.raises(grpc.RpcError):
         await asyncio.to_thread(_in_thread, "worker")

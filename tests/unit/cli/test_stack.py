@@ -265,11 +265,19 @@ async def test_a_start_ends_with_the_first_reason_that_is_told(
 async def test_a_start_that_nobody_says_anything_of_has_an_end(
     settings: Settings, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Stack, "_applications", lambda _: {})
+    now = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(Stack, "_applications", lambda _: {})
     starting = Stack(settings, LocalGround(print), report=lambda _: None)
+
+    def missing() -> list[str]:
+        now[0] += 9.0
+        return ["router", "worker of demo"]
+
     with pytest.raises(RuntimeError, match=r"not up after 20 s: router, worker of demo"):
-        await starting._wait(redis, lambda: ["router", "worker of demo"])
+        await starting._wait(redis, missing)
+    assert 1020.0 < now[0] < 1040.0, "neither sooner nor much later"
 
 
 async def test_as_long_as_replicas_come_it_is_not_late(

@@ -136,6 +136,7 @@ async def test_that_no_writes_are_taken_is_one_error_whoever_writes(takes_no_wri
             with pytest.raises(RedisAway):
                 await at_once.execute()
         assert await client.get("k") == "before"
+        await client.config_set("save", "")  # else it would not end without a snapshot
         await client.aclose()
 
 
