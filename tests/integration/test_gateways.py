@@ -146,7 +146,7 @@ async def test_one_that_leaves_alone_serves_until_another_comes(rig: Rig) -> Non
     assert not draining.done()
     came = await rig.start(GatewayService)
     await listens_no_more(rig)
-    await came.service.gateway.tokenizers.wait_ready(5)  # type: ignore[attr-defined]
+    await came.service.gateway.tokenizers.wait_ready(60)  # type: ignore[attr-defined]
     assert (await new_answer(rig, "/readyz")).status_code == 200
     async with asyncio.timeout(60):  # nobody is connected any more
         await draining
@@ -177,7 +177,7 @@ async def test_one_that_takes_no_more_lets_the_next_one_take_all(rig: Rig) -> No
 
 
 async def test_a_drain_ends_as_soon_as_nobody_is_connected(rig: Rig, other: Host) -> None:
-    await rig.gateway.tokenizers.wait_ready(5)
+    await rig.gateway.tokenizers.wait_ready(60)
     rig.settings.gateway.lame_duck_s = 600.0
     async with asyncio.timeout(60):
         await rig.host.stop(10)

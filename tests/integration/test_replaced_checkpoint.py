@@ -132,7 +132,7 @@ async def house(redis: Redis, redis_url: str, namespace: str) -> AsyncIterator[H
                 link = LinkClient(replica.address, METHOD, transport=TRANSPORT, peer_id="gateway")
                 await link.start()
                 exits.push_async_callback(link.close)
-                await link.wait_ready(10.0)
+                await link.wait_ready(60)
                 links.append(link)
         yield House(settings, redis, links, exits)
 

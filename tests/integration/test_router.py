@@ -98,7 +98,7 @@ class Stack:
         )
         self.links.append(link)
         await link.start()
-        await link.wait_ready(10)
+        await link.wait_ready(60)
 
         async def sees_all() -> bool:
             seen = {w.id for w in (await self.status()).workers if w.state == "ready"}

@@ -94,7 +94,7 @@ async def two_workers(folder: Path, checkpoint: Path) -> AsyncIterator[tuple[Att
         attached = Attached(prefill), Attached(decode)
         for one in attached:
             await one.link.start()
-            await one.link.wait_ready(10)
+            await one.link.wait_ready(60)
         yield attached
         for one in attached:
             await one.link.close()
@@ -168,7 +168,7 @@ async def test_prefix_hits_stay_within_a_tenant_and_blocks_are_told(
             assert block in stored
     late = Attached(decode.process)
     await late.link.start()
-    await late.link.wait_ready(10)
+    await late.link.wait_ready(60)
     assert late.news[0].snapshot
     held = late.news[0].events[0].hashes
     assert {held[i : i + 16] for i in range(0, len(held), 16)} == {

@@ -111,7 +111,7 @@ async def client(
     await link.start()
     try:
         if ready:
-            await link.wait_ready(10)
+            await link.wait_ready(60)
         yield link
     finally:
         await link.close()

@@ -253,7 +253,7 @@ async def bed(
         link = LinkClient(replica.address, METHOD, transport=TRANSPORT, peer_id="gateway-test")
         await link.start()
         try:
-            await link.wait_ready(10.0)
+            await link.wait_ready(60)
             made = Bed(settings, tokenizer, routers, link)
             peers = made.pipeline.routers
             await until(lambda: len(peers.ready()) == len(routers), what="routers linked")
