@@ -34,7 +34,7 @@ from bench.peers.comparison import OURS, Comparison, Repetition, turns
 from bench.peers.contestant import Contestant
 from bench.peers.drivers.line import Answer
 from bench.peers.workloads import Asked
-from bench.result_file import result_file
+from bench.result_file import checkpoint_folder, result_file
 from services.cli.running import Running, find_running
 from services.common.config import Settings
 
@@ -52,7 +52,7 @@ SAME = {"KV_CACHE_BYTES": str(2**31), "MAX_RUNNING": "32", "THREADS": str(THREAD
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--model", type=Path, default=ROOT / "models" / "demo")
+    add("--model", type=checkpoint_folder, default=ROOT / "models" / "demo")
     add("--workload", choices=workloads.WORKLOADS, help="default: streams")
     add("--streams", type=int, nargs="+", default=[1, 8, 32], help="of 64 tokens, 256 generated")
     add("--repetitions", type=int, default=3)

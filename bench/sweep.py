@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.result_file import result_file
+from bench.result_file import checkpoint_folder, result_file
 from kernels.sampling import SAMPLING
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import Request, Sampling
@@ -46,7 +46,7 @@ Points = list[dict[str, float]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--model", type=Path, required=True)
+    add("--model", type=checkpoint_folder, required=True)
     add("--json", type=result_file, help="where the points go")
     add("--plots", type=Path, help="folder for the drawings")
     add("--only", nargs="+", choices=["cost", "waiting"], default=["cost", "waiting"])

@@ -96,4 +96,5 @@ def _build(command: list[str], instruction_set: str) -> str:
 
 
 if __name__ == "__main__":
-    print(*build(), sep="\n", end="", file=sys.stderr)
+    for words in build():
+        print(words, file=sys.stderr)

@@ -1,11 +1,29 @@
 """The bench of the way through the platform: what it asks and what it counts."""
 
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
-from bench import platform
+from bench import platform, sweep
 from bench.openai_stream import Outcome
 from bench.peers.comparison import OURS, Repetition
 from bench.workload import WorkloadRequest
+
+
+@pytest.mark.parametrize("bench", [platform, sweep])
+def test_a_model_that_is_none_is_wrong_usage(
+    bench: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--model", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 2
+    assert f"--model: {tmp_path} has no config.json" in capsys.readouterr().err
 
 
 def test_streams_are_of_one_size_and_differ() -> None:
