@@ -1,5 +1,7 @@
 """The engine's settings, of a worker's."""
 
+from pathlib import Path
+
 from services.common.config import Settings, is_loopback
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
@@ -8,9 +10,7 @@ from services.worker.engine.cores import usable_cores
 def engine_config(settings: Settings, folder: str) -> EngineConfig:
     """`folder`: of the checkpoint. Raises ValueError on values that cannot work."""
     own = settings.worker
-    packed_dir: str | None = own.packed_dir or None
-    if packed_dir == "auto":
-        packed_dir = str(settings.data_dir.resolve() / "packed")
+    packed_dir = Path("packed" if own.packed_dir == "auto" else own.packed_dir).expanduser()
     return EngineConfig(
         model=folder,
         dtype=own.dtype,
@@ -25,7 +25,7 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         max_running=own.max_running,
         overlap=own.overlap,
         threads=own.threads or _share(settings),
-        packed_dir=packed_dir,
+        packed_dir=str(settings.data_dir.resolve() / packed_dir) if own.packed_dir else None,
     )
 
 

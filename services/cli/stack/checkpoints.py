@@ -53,6 +53,10 @@ def check_engines(model: ModelSpec, folder: Path, settings: Settings) -> None:
 def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
     """Raises ValueError on what fails on any processor: which has instructions for bfloat16, and so
     the smaller blocks, is seen only where the engine runs."""
+    if config.device == "cpu" and config.kernels == "triton":
+        raise ValueError("kernels 'triton' need a GPU, device is 'cpu'")
+    if config.device == "cpu" and config.kv_dtype != "auto":
+        raise ValueError(f"kv_dtype {config.kv_dtype!r} needs a GPU, device is 'cpu'")
     dtype = choose_dtype(config.dtype, model, config.device, has_dot=True)
     max_model_len(config, model, num_blocks(config, model, dtype))
 

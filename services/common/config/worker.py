@@ -47,8 +47,8 @@ class WorkerSettings(ServiceSettings):
     packed_dir: str = Field(
         "auto",
         description="folder in which weights, packed for the processor, are kept for all workers "
-        "of the host: as much disk as the checkpoint; auto: `packed` in the data directory; "
-        "empty: each worker packs its own, in memory",
+        "of the host: as much disk as the checkpoint; a relative one lies in the data directory; "
+        "auto: `packed`; empty: each worker packs its own, in memory",
     )
     threads: int = Field(
         0,

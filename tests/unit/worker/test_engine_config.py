@@ -70,4 +70,6 @@ def test_packed_weights_lie_in_the_data_directory_or_as_told(
 
     assert place() == str(tmp_path / "data" / "packed")
     assert place(packed_dir="/elsewhere") == "/elsewhere"
+    assert place(packed_dir="mine/x") == str(tmp_path / "data" / "mine" / "x")
+    assert place(packed_dir="~/x") == str(Path.home() / "x")
     assert place(packed_dir="") is None
