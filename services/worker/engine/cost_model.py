@@ -112,7 +112,8 @@ class CostModel:
         expected = _dot(self._costs, sizes)
         error = seconds - expected
         shared = self._shared(sizes)
-        variance = _dot(shared, sizes) + (_NOISE * (expected or seconds)) ** 2
+        noise = _NOISE * max(expected or seconds, 1e-6)
+        variance = max(0.0, _dot(shared, sizes)) + noise**2
         counts = min(1.0, _FAR * math.sqrt(variance) / max(abs(error), 1e-12))
         for cost, known in zip(self._costs, shared, strict=True):
             fall = -error * known / variance
@@ -139,6 +140,8 @@ class CostModel:
             row[:] = [value + moved * cost for value, cost in zip(row, costs, strict=True)]
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
             if size and not cost:
+                for other in range(5):  # it goes with no other as yet
+                    spread[index][other] = spread[other][index] = 0.0
                 spread[index][index] = (_AT_MOST[index] * seconds / size) ** 2
                 continue
             if size:
