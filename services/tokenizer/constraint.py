@@ -65,11 +65,14 @@ def _start(marks: ReasoningMarks | None, reasons: bool, way: Way | None) -> Iter
     if marks is None:
         yield "start: body"
         return
-    opens, closes = (way.marker(m) if way else literal(m) for m in (marks.opens, marks.closes))
-    reasoning = f"REASONING {closes} GAP"
-    yield f"start: {reasoning} body" if reasons else f"start: ({opens} {reasoning})? body"
-    yield f"REASONING: {without(marks.closes)}"
+    opens = way.marker(marks.opens) if way else literal(marks.opens)
+    yield "start: reasoning GAP body" if reasons else f"start: ({opens} reasoning GAP)? body"
     yield r"GAP: /[ \n]{0,8}/"
+    if way is not None and way.is_token(marks.closes):
+        yield f"reasoning: REASONING {way.marker(marks.closes)}"
+        yield f"REASONING: {without(marks.closes)}"
+    else:
+        yield f"reasoning[suffix={literal(marks.closes)}]: /(?s:.*)/"
 
 
 def _tool_rules(chat: Chat, way: Way, wanted: Constraint | None, forced: bool) -> Iterator[str]:
@@ -77,6 +80,12 @@ def _tool_rules(chat: Chat, way: Way, wanted: Constraint | None, forced: bool) -
         yield "body: calls"
     elif wanted is not None:
         yield f"body: calls | {_form(wanted)}"
+    elif not way.tells_apart:
+        raise invalid(
+            "with the tool_choice 'auto' this model's calls cannot be held to a schema: its marks "
+            "of calls are no tokens; a function must not be strict",
+            "tools",
+        )
     else:
         yield f"body: {way.either}"
         yield f"TEXT: {way.text()}"

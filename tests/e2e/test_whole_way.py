@@ -3,10 +3,11 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import openai
+import pydantic
 import pytest
 import torch
 import transformers
@@ -104,6 +105,55 @@ async def test_a_stop_string_ends_it_everywhere_and_is_accounted_for(penstock: C
     async with penstock.api() as http:
         record = (await http.get(f"/v1/requests/{raw.headers['x-request-id']}")).json()
     assert {"router", "worker"} <= {span["service"] for span in record["spans"]}
+
+
+class Point(pydantic.BaseModel):
+    x: Literal[1, 22, 333]
+    on: bool | None
+
+
+MOVE = openai.pydantic_function_tool(Point, name="move")
+
+
+async def test_forms_and_calls_hold_whatever_the_model_is(penstock: Cluster) -> None:
+    """With random weights, on two workers that hand over; streamed as at once."""
+    common: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 400, "seed": 5}
+    async with client(penstock) as api:
+        parsed = await api.chat.completions.parse(**common, response_format=Point)
+        assert isinstance(parsed.choices[0].message.parsed, Point)
+        picked = await api.completions.create(
+            model="tiny", prompt="Is it?", seed=5, extra_body={"guided_choice": ["yes", "no"]}
+        )
+        assert picked.choices[0].text in ("yes", "no")
+        forced = {
+            **common,
+            "tools": [MOVE],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+        whole = (await api.chat.completions.parse(**forced)).choices[0]
+        assert whole.finish_reason == "tool_calls"
+        assert whole.message.content is None
+        (call,) = whole.message.tool_calls or ()
+        assert isinstance(call.function.parsed_arguments, Point)
+        async with api.chat.completions.stream(**forced) as stream:
+            async for _ in stream:
+                pass
+            streamed = (await stream.get_final_completion()).choices[0]
+        assert streamed.finish_reason == "tool_calls"
+        (same,) = streamed.message.tool_calls or ()
+        assert (same.function.name, same.function.arguments) == ("move", call.function.arguments)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "moved"}
+        told = [*QUESTION, whole.message, result]
+        after = await api.chat.completions.create(
+            model="tiny", messages=told, tools=[MOVE], tool_choice="none", max_tokens=4
+        )
+        assert after.choices[0].message.tool_calls is None
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.completions.create(
+                model="tiny", prompt="x", extra_body={"guided_regex": "(a"}
+            )
+    assert refused.value.param == "guided_regex"
 
 
 async def test_documents_reach_the_prompt_and_the_record_shows_every_stage(

@@ -13,6 +13,9 @@ CHAT_TEMPLATE = """\
 {%- for message in messages if message.role == 'system' or message.role == 'developer' -%}
   <|system|>{{ message.content }}{{ eos_token }}
 {%- endfor -%}
+{%- if tools -%}
+  <|system|>{{ tools | tojson }}<tool_call>{"name", "arguments"}</tool_call>{{ eos_token }}
+{%- endif -%}
 {%- if documents -%}
   <|documents|>
   {%- for passage in documents -%}
@@ -22,14 +25,19 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- for message in messages -%}
   {%- if message.role in ('user', 'assistant', 'tool') -%}
-    <|{{ message.role }}|>{{ message.content }}{{ eos_token }}
+    <|{{ message.role }}|>{{ message.content }}
+    {%- for call in message.tool_calls or [] -%}
+      <tool_call>{{ call.function | tojson }}</tool_call>
+    {%- endfor -%}
+    {{ eos_token }}
   {%- elif message.role not in ('system', 'developer') -%}
     {{ raise_exception('unknown role ' + message.role) }}
   {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
 """
-"""Renders every role, puts `documents` after the system text, and raises on unknown roles."""
+"""Renders every role, puts tools and `documents` after the system text, calls behind what is said
+with them, and raises on unknown roles."""
 
 _TEXT = [
     "Penstock takes a prompt to streamed tokens, and every stage is on one trace.",

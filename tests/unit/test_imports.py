@@ -1,13 +1,15 @@
 """Who may import whom: the layout of the design, held."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SERVICES = {"gateway", "retrieval", "tokenizer", "router", "worker"}
-ENGINE_MAY = {"torch", "triton", "numpy", "safetensors", "tokenizers", "kernels"}
+ENGINE_MAY = {"llguidance", "torch", "triton", "numpy", "safetensors", "tokenizers", "kernels"}
 
 
 def imported(path: Path) -> set[str]:
@@ -40,8 +42,6 @@ def test_a_service_imports_common_protos_and_itself(service: str) -> None:
 
 @pytest.mark.parametrize("folder", ["services/worker/engine", "kernels"])
 def test_the_engine_runs_without_any_service(folder: str) -> None:
-    import sys
-
     for path in python_files(folder):
         for name in imported(path):
             top = name.split(".")[0]
@@ -53,6 +53,15 @@ def test_the_engine_runs_without_any_service(folder: str) -> None:
                 or name in ("services", "services.worker", "services.common")
             )
             assert allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_who_wants_no_structure_loads_no_grammars() -> None:
+    """The library and the process that tries grammars are there once a constraint comes."""
+    code = "import sys, services.worker.engine.engine; print('llguidance' in sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "False\n"
 
 
 def test_the_scheduler_touches_no_tensor() -> None:

@@ -36,6 +36,10 @@ class Llama3(Way):
     def suits(template: str) -> bool:
         return MARK in template or '"parameters": ' in template
 
+    @property
+    def tells_apart(self) -> bool:
+        return True  # by the first character
+
     def text(self) -> str:
         return r"/(?s:[^{ \n].*)/"
 

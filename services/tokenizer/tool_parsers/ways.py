@@ -64,4 +64,12 @@ class Way(ABC):
 
     def marker(self, text: str) -> str:
         """Its rule: the token, where it is one."""
-        return f"<[{self._tokens[text]}]>" if text in self._tokens else literal(text)
+        return f"<[{self._tokens[text]}]>" if self.is_token(text) else literal(text)
+
+    def is_token(self, text: str) -> bool:
+        return text in self._tokens
+
+    @property
+    def tells_apart(self) -> bool:
+        """Where a text ends and calls begin, a grammar can say: at a token."""
+        return self.is_token(self.markers[0])

@@ -35,6 +35,7 @@ from services.tokenizer.tool_parsers.hermes import Hermes
 from services.tokenizer.tool_parsers.llama3 import Llama3
 from services.tokenizer.tool_parsers.mistral import Mistral
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
+from services.worker.engine.messages import Constraint as EngineConstraint
 from services.worker.pipeline import _constraint
 from tests.support.served import checkpoint_of
 
@@ -113,7 +114,7 @@ def test_a_tool_forges_no_control_tokens(where: str) -> None:
 
 
 def test_who_cannot_call_is_told(make_model: Any) -> None:
-    plain = make_model()  # its template knows nothing of tools
+    plain = make_model(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
     for asked in (request(FIND), request()):
         if not asked.chat.tools:
             asked.chat.messages.append(Message(role="assistant", tool_calls=[ToolCall(name="go")]))
@@ -215,6 +216,22 @@ def test_a_model_that_reasons_may_before_it_is_held_to_a_form() -> None:
     assert takes(asked, '<think>let me see</think>\n\n{"a": 1}', model)
     assert takes(request(constraint=FORM), '{"a": 1}', model)
     assert not takes(request(constraint=FORM), '<think>see</think> {"b": 1}', model)
+    known = {"<tool_call>": 8, "<think>": 8, "</think>": 9}  # as if the demo's tokens were those
+    marked = replace(model, way=Hermes(known, ""))
+    for opened in (False, True):
+        prompt = replace(PROMPT, reasons=opened)
+        constraint = constraint_of(request(constraint=FORM), marked, prompt)
+        assert constraint is not None
+        state = (
+            compiler().matcher(grammar_of(EngineConstraint("grammar", constraint.grammar)))._state
+        )
+        text = "" if opened else "<tool_call>"
+        ids = demo().tokenizer.encode(text + 'well</tool_call>\n{"a": 1}').ids
+        assert state.try_consume_tokens(ids) == len(ids)
+        assert state.is_accepting()
+    with pytest.raises(PenstockError) as refused:
+        constraint_of(request(STRICT), replace(demo(), way=Hermes({}, "")), PROMPT)
+    assert refused.value.param == "tools"
     with pytest.raises(PenstockError) as refused:
         constraint_of(request(constraint=Constraint(grammar='start: "a"')), model, PROMPT)
     assert refused.value.param == "grammar"
