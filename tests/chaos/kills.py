@@ -170,6 +170,8 @@ async def run(kill: Kill, folder: Path, model: Path) -> Outcome:
             process.suspend() if kill.hangs else process.kill()
         killed = time.monotonic()
         outcome.met = sum(stream.running for stream in streams)
+        for stream in streams:
+            stream.longest_pause_s = 0.0  # one that begins before counts, one that ended does not
         probing = asyncio.create_task(probe(kill, laptop, killed, outcome))
         waking = asyncio.create_task(wake(fallen if kill.hangs else []))
         for stream, text in zip(streams, expected, strict=True):
