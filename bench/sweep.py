@@ -97,6 +97,7 @@ def decode_plan(batch: int, context: int) -> StepPlan:
         block_tables=np.arange(batch * each, dtype=np.int32).reshape(batch, each),
         num_decodes=batch,
         sampled=rows,
+        rows=rows,
         samplings=np.zeros(batch, SAMPLING),
     )
 

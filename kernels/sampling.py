@@ -1,13 +1,65 @@
 """How tokens are chosen, one row of parameters for each. Imports no torch."""
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 SAMPLING = np.dtype(
     {
-        "names": ["temperature", "top_k", "top_p", "seed", "position"],
-        "formats": [np.float32, np.int32, np.float64, np.uint64, np.int32],
+        "names": [
+            "temperature",
+            "top_k",
+            "top_p",
+            "seed",
+            "position",
+            "min_p",
+            "given",
+            "logprobs",
+            "first_edit",
+            "num_edits",
+        ],
+        "formats": [np.float32, np.int32, np.float64, np.uint64, np.int32, np.float32]
+        + [np.int32] * 4,
     },
     align=True,
 )
-"""temperature 0: the best token; top_k 0 and top_p 1: off; `position` is that of the token to be
-sampled, in its sequence. Laid out as kernels/cpu/native/sampler.h has it."""
+"""temperature 0: the best token; top_k 0, top_p 1 and min_p 0: off; `position` is that of the token
+to be sampled, in its sequence. given: 0, or 1 + the token that is there already: nothing is
+sampled, only its logprob is wanted. logprobs: 0: none; n: the token's, and those of the n - 1 best.
+Edits [first_edit, first_edit + num_edits) are the row's. Laid out as kernels/cpu/native/sampler.h
+has it."""
+
+EDIT = np.dtype(
+    {"names": ["token", "factor", "add"], "formats": [np.int32, np.float32, np.float32]}, align=True
+)
+"""What becomes of one token's logit, in the order of the edits: above 0 it is divided by the
+factor, else multiplied; then `add` is added, which may be -inf."""
+NO_EDITS = np.zeros(0, EDIT)
+
+
+@dataclass(frozen=True)
+class Top:
+    """Logprobs of R rows: in column 0 of the row's token, behind it of its best ones, best first;
+    what a row has not asked for is undefined."""
+
+    ids: NDArray[np.int32]
+    """[R, width]; -1: the vocabulary has no more"""
+    logprobs: NDArray[np.float32]
+    """[R, width]"""
+
+    @classmethod
+    def of(cls, samplings: NDArray[np.void]) -> "Top":
+        """Room for what these rows ask for; of no width if none of them does."""
+        width = int(samplings["logprobs"].max(initial=0))
+        if not width:
+            return NO_TOP
+        shape = (len(samplings), width)
+        return cls(np.empty(shape, np.int32), np.empty(shape, np.float32))
+
+    @property
+    def width(self) -> int:
+        return int(self.ids.shape[1])
+
+
+NO_TOP = Top(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))

@@ -16,7 +16,7 @@ from kernels.cpu.library import Library
 from kernels.cpu.matrix import Matrix
 from kernels.cpu.memory import LINE, zeros
 from kernels.cpu.recorder import Floats, Recorder, Rows
-from kernels.sampling import SAMPLING
+from kernels.sampling import EDIT, NO_EDITS, SAMPLING, Top
 
 Ints = NDArray[np.int32]
 Format = Literal["float32", "bfloat16_weights", "bfloat16"]
@@ -116,6 +116,7 @@ class Program:
         rows: Ints,
         samplings: NDArray[np.void],
         awaited: Ints,
+        edits: NDArray[np.void] = NO_EDITS,
         samples: bool = True,
     ) -> "Launched":
         """Has a step computed, after those launched before, of T tokens of S sequences, laid one
@@ -125,8 +126,8 @@ class Program:
         lengths: [S], tokens in the cache, these included; block_tables: [S, width]; rows: [R], of
         the tokens after which one is sampled, and how (SAMPLING). awaited: [A, 2], places in
         token_ids that are not known yet, each with the row that samples it in the step launched
-        before. All arrays are the program's until the step has ended. samples: False, it stops
-        before it does, and `sample` goes on.
+        before. edits: [E] of EDIT, those of all rows. All arrays are the program's until the step
+        has ended. samples: False, it stops before it does, and `sample` goes on.
         """
         arrays = (token_ids, positions, starts, lengths, block_tables, rows)
         limits, before = self._limits, self._sampled_ids
@@ -139,6 +140,7 @@ class Program:
         ):
             raise ValueError(f"a step beyond {limits}, or of parts that do not fit")
         sampled_ids = np.empty(len(rows), np.int32)
+        top = Top.of(samplings)
         step = c.Step(
             len(token_ids),
             len(lengths),
@@ -150,6 +152,10 @@ class Program:
             _address(samplings, SAMPLING),
             None,
             None,
+            _address(edits, EDIT),
+            _address(top.ids, _INTS),
+            _address(top.logprobs, _FLOATS),
+            top.width,
             _address(sampled_ids, _INTS),
         )
         launch = c.Launch(
@@ -159,7 +165,8 @@ class Program:
             _address(awaited, _INTS),
             _address(before, _INTS),
         )
-        launched = Launched(launch, sampled_ids, (*arrays, samplings, awaited, before))
+        kept = (*arrays, samplings, edits, awaited, before)
+        launched = Launched(launch, sampled_ids, top, kept)
         self._sampled_ids = sampled_ids
         return self._drive(launched)
 
@@ -183,7 +190,7 @@ class Program:
         rest.grammars, rest.allowed = _address(grammars, _INTS), _address(allowed, _INTS)
         launch = c.Launch(rest, rest.token_ids, 0, None, None)
         arrays = (*launched.arrays, grammars, allowed)
-        return self._drive(Launched(launch, launched.sampled_ids, arrays))
+        return self._drive(Launched(launch, launched.sampled_ids, launched.top, arrays))
 
     def _drive(self, launched: "Launched") -> "Launched":
         self._running = [*(one for one in self._running if not one.ended_ns), launched]
@@ -264,6 +271,7 @@ class Launched:
 
     launch: c.Launch
     sampled_ids: Ints
+    top: Top
     arrays: tuple[NDArray[Any], ...]
 
     @property
@@ -297,7 +305,7 @@ def _address(array: NDArray[Any], dtype: np.dtype[Any]) -> int:
     return ctypes.addressof(_NOTHING.from_buffer(array.data))
 
 
-_INTS = np.dtype(np.int32)
+_INTS, _FLOATS = np.dtype(np.int32), np.dtype(np.float32)
 _NOTHING = ctypes.c_char * 0
 
 

@@ -72,6 +72,10 @@ class Step(ctypes.Structure):
         ("samplings", ctypes.c_void_p),
         ("grammars", ctypes.c_void_p),
         ("allowed", ctypes.c_void_p),
+        ("edits", ctypes.c_void_p),
+        ("top_ids", ctypes.c_void_p),
+        ("top_logprobs", ctypes.c_void_p),
+        ("top_width", ctypes.c_int),
         ("sampled_ids", ctypes.c_void_p),
     ]
 

@@ -21,9 +21,9 @@ from kernels.triton.philox import gumbel_noise
 TILE = 1024
 MOST_SPANS = 64
 WORDS = SAMPLING.itemsize // 4
-_TEMPERATURE, _TOP_K, _TOP_P, _SEED, _POSITION = (
+_TEMPERATURE, _TOP_K, _TOP_P, _SEED, _POSITION, _MIN_P = (
     SAMPLING.fields[name][1]  # type: ignore[index]
-    for name in ("temperature", "top_k", "top_p", "seed", "position")
+    for name in ("temperature", "top_k", "top_p", "seed", "position", "min_p")
 )
 
 NEVER = tl.constexpr(-19.5)
@@ -116,6 +116,7 @@ def border_kernel(
     TEMPERATURE: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
     WORDS: tl.constexpr,
     SPANS: tl.constexpr,
     TILE: tl.constexpr,
@@ -170,6 +171,9 @@ def border_kernel(
             mass += (most - number) * last
             border = border_of(own, count, most, top_p * mass.to(tl.float64), TILE)
         lowest = -border.to(tl.float32, bitcast=True)
+    min_p = tl.load(floats + row * WORDS + MIN_P)
+    if min_p > 0:
+        lowest = tl.maximum(lowest, tl.log(min_p))
     tl.store(least + row, lowest)
 
 
@@ -287,6 +291,7 @@ def sample(tokens: Tensor, logits: Tensor, samplings: Tensor, room: SamplerRoom)
         samplings.view(torch.float64),
         room.keys,
         TOP_P=_TOP_P // 8,
+        MIN_P=_MIN_P // 4,
         **of_row,
         **common,
     )

@@ -57,9 +57,10 @@ class Answer:
 
     @property
     def used(self) -> int:
-        """Tokens that are charged here: those before were charged where they were made."""
-        prompt = 0 if self.before else len(self.request.prompt_token_ids)
-        return prompt + len(self.tokens)
+        """Tokens that are charged here: those before were charged where they were made, and the
+        prompt of several choices with the first of them."""
+        other = self.before or self.request.choice  # pays for the prompt, or has paid
+        return len(self.tokens) + (0 if other else len(self.request.prompt_token_ids))
 
     def take(self, delta: worker_pb2.TokenDelta, payload: bytes) -> None:
         """Sends one delta on; `payload` is the same, serialized."""

@@ -66,7 +66,7 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
         if delta.finish == common_pb2.FINISH_PREFILL_DONE:
             if not delta.token_ids:
                 return
-            delta = worker_pb2.TokenDelta(token_ids=delta.token_ids)
+            delta.ClearField("finish")
             payload = delta.SerializeToString()
         answer.take(delta, payload)
         for later in early:

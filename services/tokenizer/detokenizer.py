@@ -49,6 +49,24 @@ def detokenizer_factory(
     return lambda: JoiningDetokenizer(tokenizer, special, byte_tokens)
 
 
+def token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """Gives the bytes that a token stands for by itself: special tokens as they are written, none
+    for ids of no token."""
+    special, byte_tokens = _special(tokenizer, ()), _byte_tokens(tokenizer)
+    by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+    pieces = _BytePieces(tokenizer, special) if by_bytes else None
+
+    def bytes_of(id: int) -> bytes:
+        token = tokenizer.id_to_token(id)
+        if token is None or id in special:
+            return (token or "").encode()
+        if pieces is not None:
+            return pieces[id]
+        return byte_tokens.get(id) or token.replace("▁", " ").removeprefix("##").encode()
+
+    return bytes_of
+
+
 class ByteLevelDetokenizer:
     """For byte-level BPE, where every token is a string of bytes whatever stands beside it."""
 

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.tokenizer.answer_shape import KNOWN_MARKS, ReasoningMarks
 from services.tokenizer.detokenizer import Detokenizer, detokenizer_factory
 from services.tokenizer.encode import PromptEncoder
 from services.tokenizer.template import ChatTemplate
+from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers import Way, way_of
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,10 @@ class ServedModel:
     window: int  # tokens, prompt and output together
     vocab_size: int  # ids that the model has an embedding for
     created: int  # Unix seconds
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        return TokenTexts(self.tokenizer)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """All of the text, special tokens too."""

@@ -1,15 +1,17 @@
 """One request's way out: token ids to text, up to the end or the first stop string."""
 
+import asyncio
 from array import array
 from collections.abc import Sequence
 
 from protos.common_pb2 import FINISH_NONE, FINISH_STOP, FINISH_TOOL_CALLS, Usage
-from protos.tokenizer_pb2 import Resume, TextDelta
+from protos.tokenizer_pb2 import Echo, Resume, TextDelta, TextLogprob
 from protos.worker_pb2 import TokenDelta
 from services.tokenizer.answer_shape import Shape
 from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import Detokenizer
 from services.tokenizer.stop import StopStrings
+from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers import Said
 
 
@@ -30,8 +32,19 @@ class Output:
         stops: Sequence[str],
         prompt: Prompt,
         shape: Shape | None = None,
+        choice: int = 0,
+        min_tokens: int = 0,
+        texts: TokenTexts | None = None,
+        echo: str | None = None,
     ) -> None:
-        """`shape`: tells text, reasoning and calls apart; None: all is text."""
+        """`shape`: tells text, reasoning and calls apart; None: all is text. `min_tokens`: before
+        which stop strings do not count; `texts`: logprobs are wanted; `echo`: the prompt as it is
+        to come back."""
+        self._choice = choice
+        self._min_tokens = min_tokens
+        self._texts = texts
+        self._logprobs: list[TextLogprob] = []  # of tokens that were not sent yet
+        self._echo = None if echo is None else Echo(text=echo)
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._one_by_one = bool(stops)
@@ -41,6 +54,7 @@ class Output:
         self._sent = 0  # of `token_ids`: the others gave no text yet
         self._cached_tokens: int | None = None  # as told first: later routers know of their own
         self.token_ids = array("I")
+        self.begun = asyncio.Event()  # tokens have come
         self.finish = FINISH_NONE
 
     @property
@@ -56,20 +70,31 @@ class Output:
         told, own = so_far.plan, self._prompt.plan
         if (told, so_far.prompt_digest) != (own, self._prompt.digest):
             raise CannotResumeError("the prompt is not the same")
-        (begun,) = so_far.choices
+        begun = next((one for one in so_far.choices if one.choice == self._choice), None)
+        if begun is None:
+            return
+        if begun.finished:
+            self.token_ids.extend(begun.token_ids)
+            self.finish = FINISH_STOP  # of whatever kind: the gateway has it
+            return
         said = self._shaped(self._text(begun.token_ids))
         if said.characters != begun.characters or self.stop is not None:
             raise CannotResumeError("the text is not the same")
         self._cached_tokens = begun.cached_tokens
         self._sent = len(self.token_ids)
         self._begun = True
+        self.begun.set()
 
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """What may go out now, or None while there is nothing to say."""
         self.finish = delta.finish
         if self._cached_tokens is None and delta.HasField("usage"):
             self._cached_tokens = delta.usage.cached_tokens
+        self._begin(delta)
+        known = len(self.token_ids)
         text = self._text(delta.token_ids)
+        if self._texts is not None:
+            self._tell(delta, len(self.token_ids) - known)
         if self.finish and not self.stop:
             text += self._stops.push(self._detokenizer.flush())
         if self.stop is not None:
@@ -85,14 +110,19 @@ class Output:
             tool_calls=said.calls,
             token_ids=self.token_ids[self._sent :],
             finish=self.finish,
+            choice=self._choice,
+            logprobs=self._logprobs,
         )
         self._sent = len(self.token_ids)
+        self._logprobs.clear()
         if not self._begun:
             self._begun = True
             out.plan.CopyFrom(self._prompt.plan)
             out.prompt_digest = self._prompt.digest
             out.checkpoint = self._prompt.checkpoint
             out.usage.CopyFrom(self.usage())
+            if self._echo is not None:
+                out.echo.CopyFrom(self._echo)
         if self.finish:
             out.usage.CopyFrom(self.usage())
         return out
@@ -117,6 +147,22 @@ class Output:
                 self.finish = FINISH_TOOL_CALLS
         return said
 
+    def _begin(self, delta: TokenDelta) -> None:
+        if delta.token_ids:
+            self.begun.set()
+        if self._echo is not None and self._texts is not None and delta.prompt_logprobs:
+            ids = self._prompt.token_ids
+            self._echo.logprobs.append(self._texts.told(ids[0], None))
+            self._echo.logprobs.extend(self._texts.all_told(ids[1:], delta.prompt_logprobs))
+
+    def _tell(self, delta: TokenDelta, taken: int) -> None:
+        """Of the first `taken` tokens, but for the one that ended the output."""
+        assert self._texts is not None
+        ended = self.finish == FINISH_STOP and self.stop is None
+        count = taken - 1 if ended else taken
+        ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
+        self._logprobs += self._texts.all_told(ids, logprobs)
+
     def _text(self, token_ids: Sequence[int]) -> str:
         if not self._one_by_one:
             self.token_ids.extend(token_ids)
@@ -124,7 +170,8 @@ class Output:
         text = ""
         for id in token_ids:  # so that the tokens behind a stop string are not counted
             self.token_ids.append(id)
-            text += self._stops.push(self._detokenizer.push((id,)))
+            new = self._detokenizer.push((id,))
+            text += self._stops.push(new) if len(self.token_ids) > self._min_tokens else new
             if self.stop is not None:
                 break
         return text

@@ -1,7 +1,7 @@
 """A request's way through the tokenizer: `run` reads top to bottom."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -19,13 +19,15 @@ from services.common.peers import Peers
 from services.common.telemetry import Telemetry, decision, traceparent
 from services.tokenizer import metrics
 from services.tokenizer.catalog import Catalog
+from services.tokenizer.choices import generate_all, seed_of
 from services.tokenizer.constraint import constraint_of, shape_of
 from services.tokenizer.context import Prompt, assemble
-from services.tokenizer.generation import Way, generate
+from services.tokenizer.generation import Way
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import offered
 from services.tokenizer.output import CannotResumeError, Output
 from services.tokenizer.policy import Policy, PolicyRefusalError
+from services.tokenizer.token_texts import bad_words
 
 T = TypeVar("T")
 
@@ -57,25 +59,28 @@ async def run(
         record.decisions.append(_context_decision(prompt))
 
         # Out: tokens to text, in the link's callback, until the end or a stop string.
-        output = _output(request, model, prompt)
+        outputs = _outputs(model, request, prompt)
         if request.HasField("resume"):
-            await _resume(pipeline, output, request, span)
-        before = len(output.token_ids)
+            await _resume(pipeline, outputs, request, span)
+        before = sum(len(output.token_ids) for output in outputs)
         way = Way(call, pipeline.routers, pipeline.router_patience_s, traceparent(span), record)
-        end = await generate(_generate_request(request, model, prompt), output, way)
-        if end.status.reason != "checkpoint_replaced":
+        asked = _generate_requests(request, model, prompt, len(outputs))
+        end = await generate_all(asked, outputs, way)
+        begun = any(output.token_ids for output in outputs)
+        if end.status.reason != "checkpoint_replaced" or begun:
             break
         replaced.add(model.checkpoint)
         record.decisions.append(decision("tokenizer", "checkpoint", "replaced", _of(model)))
 
     # Account for it.
-    tokens = len(output.token_ids)
+    tokens = sum(len(output.token_ids) for output in outputs)
     metrics.COMPLETION_TOKENS.labels(model.name).inc(tokens - before)
     span.set_attribute("completion_tokens", tokens)
-    if output.stop is not None:
-        told = {"completion_tokens": tokens}
-        record.decisions.append(decision("tokenizer", "stop", "stop string", told))
-    if not output.finish:
+    for output in outputs:
+        if output.stop is not None:
+            told = {"completion_tokens": len(output.token_ids)}
+            record.decisions.append(decision("tokenizer", "stop", "stop string", told))
+    if not all(output.finish for output in outputs):
         raise _unfinished(end)
 
 
@@ -144,8 +149,14 @@ async def _threaded(
         return await pipeline.threads.run(tenant, work)
 
 
-async def _resume(pipeline: Pipeline, output: Output, request: PromptRequest, span: Span) -> None:
-    tenant, work = request.caller.tenant, partial(output.resume, request.resume)
+async def _resume(
+    pipeline: Pipeline, outputs: Sequence[Output], request: PromptRequest, span: Span
+) -> None:
+    def work() -> None:
+        for output in outputs:
+            output.resume(request.resume)
+
+    tenant = request.caller.tenant
     try:
         await _threaded(pipeline, tenant, span, "resume", work)
     except CannotResumeError as why:
@@ -166,14 +177,31 @@ def _context_decision(prompt: Prompt) -> Decision:
     return decision("tokenizer", "context", "cut" if prompt.was_cut else "whole", figures)
 
 
-def _output(request: PromptRequest, model: ServedModel, prompt: Prompt) -> Output:
-    detokenizer = model.with_calls() if offered(request.chat) else model.detokenizer()
-    return Output(detokenizer, request.stop, prompt, shape_of(request, model, prompt))
+def _outputs(model: ServedModel, request: PromptRequest, prompt: Prompt) -> list[Output]:
+    """One for each choice; the first brings the prompt back where that is wanted."""
+    texts = model.token_texts if request.sampling.HasField("logprobs") else None
+    detokenizer = model.with_calls if offered(request.chat) else model.detokenizer
+    echo = None
+    if request.echo:
+        echo = request.text or model.decode(prompt.token_ids)
+    return [
+        Output(
+            detokenizer(),
+            request.stop,
+            prompt,
+            shape_of(request, model, prompt),
+            choice,
+            request.sampling.min_tokens,
+            texts,
+            None if choice else echo,
+        )
+        for choice in range(max(1, request.choices))
+    ]
 
 
-def _generate_request(
-    request: PromptRequest, model: ServedModel, prompt: Prompt
-) -> GenerateRequest:
+def _generate_requests(
+    request: PromptRequest, model: ServedModel, prompt: Prompt, choices: int
+) -> list[GenerateRequest]:
     generate = GenerateRequest(
         caller=request.caller,
         model=request.model,
@@ -184,7 +212,18 @@ def _generate_request(
     generate.sampling.max_tokens = prompt.max_tokens
     if (constraint := constraint_of(request, model, prompt)) is not None:
         generate.sampling.constraint.CopyFrom(constraint)
-    return generate
+    for ids in bad_words(model.tokenizer, request.bad_words):
+        generate.sampling.bad_words.add(ids=ids)
+    asked = []
+    for choice in range(choices):
+        one = GenerateRequest()
+        one.CopyFrom(generate)
+        one.choice = choice
+        one.sampling.seed = seed_of(request.sampling.seed, choice)
+        if request.echo and request.sampling.HasField("logprobs") and not choice:
+            one.sampling.prompt_logprobs = request.sampling.logprobs
+        asked.append(one)
+    return asked
 
 
 def _unfinished(end: End) -> PenstockError:

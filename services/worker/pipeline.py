@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -172,7 +173,8 @@ async def _compute_and_push(
                 await push
                 push_span.set_attribute("bytes", sender.bytes_sent)
                 stage.meter.kv_sent(sender.bytes_sent, shared)
-                _send(call, replace(output, new_token_ids=[]))
+                told = replace(output, new_token_ids=[], logprobs=None, prompt_logprobs=None)
+                _send(call, told)
     finally:
         stage.sequences.release(request.request_id)  # before anything is waited for
         _trace(stage, span, running)
@@ -218,6 +220,15 @@ def _engine_request(stage: Stage, work: worker_pb2.WorkRequest, **split: object)
         seed=work.sampling.seed,
         ignore_eos=work.sampling.ignore_eos,
         stop_token_ids=tuple(work.sampling.stop_token_ids),
+        min_p=work.sampling.min_p,
+        repetition_penalty=work.sampling.repetition_penalty or 1.0,
+        frequency_penalty=work.sampling.frequency_penalty,
+        presence_penalty=work.sampling.presence_penalty,
+        logit_bias=tuple((one.id, one.bias) for one in work.sampling.logit_bias),
+        bad_words=tuple(tuple(word.ids) for word in work.sampling.bad_words),
+        min_tokens=work.sampling.min_tokens,
+        logprobs=_if_set(work.sampling, "logprobs"),
+        prompt_logprobs=_if_set(work.sampling, "prompt_logprobs"),
         constraint=_constraint(work.sampling),
     )
     return Request(
@@ -249,8 +260,20 @@ def _constraint(sampling: common_pb2.Sampling) -> Constraint | None:
     raise invalid("a constraint of a kind that is not known here", "constraint", stage="worker")
 
 
+def _if_set(
+    sampling: common_pb2.Sampling, name: Literal["logprobs", "prompt_logprobs"]
+) -> int | None:
+    return int(getattr(sampling, name)) if sampling.HasField(name) else None
+
+
 def _send(call: LinkCall, output: RequestOutput) -> None:
     delta = worker_pb2.TokenDelta(token_ids=output.new_token_ids)
+    for told, found in (
+        (delta.logprobs, output.logprobs),
+        (delta.prompt_logprobs, output.prompt_logprobs),
+    ):
+        for one in found or ():
+            told.add(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
     if output.timeline is not None:  # the first tokens: what was cached is known now
         delta.usage.cached_tokens = output.num_cached_tokens
     if output.finish_reason in _FINISH:

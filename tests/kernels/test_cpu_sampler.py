@@ -5,14 +5,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, supported
-from kernels.cpu.program import Geometry, Limits, Program
+from kernels.cpu.program import Geometry, Launched, Limits, Program
 from kernels.cpu.recorder import Recorder
-from kernels.sampling import SAMPLING
+from kernels.sampling import EDIT, NO_EDITS
+from services.worker.engine.logits import LogitEdits, gathered
 from services.worker.engine.messages import Sampling
-from services.worker.engine.sampler import SamplingBatch, sample
-from tests.support.programs import compute, packed
+from services.worker.engine.sampler import SamplingBatch, edit, sample, top_of
+from tests.support.plain_sampling import adjusted, chi_square, probabilities
+from tests.support.programs import NOTHING_AWAITED, compute, packed
 from tests.support.samplings import as_rows, rows_of_logits
 
 VOCAB, ROWS = 1003, 64
@@ -39,12 +42,20 @@ class Rig:
         )
 
     def sample(self, samplings: list[Sampling], positions: list[int]) -> list[int]:
-        rows = as_rows(samplings, positions)
-        count = np.arange(len(samplings), dtype=np.int32)
-        ends = np.array([0, len(samplings)], np.int32)
+        return self.launch(as_rows(samplings, positions)).sampled_ids.tolist()
+
+    def launch(
+        self, rows: NDArray[np.void], edits: NDArray[np.void] = NO_EDITS, of: int | None = None
+    ) -> Launched:
+        """Of the first rows of logits, or of one of them for all; ended."""
+        count = np.arange(len(rows), dtype=np.int32)
+        ids = count if of is None else np.full(len(rows), of, np.int32)
+        ends = np.array([0, len(rows)], np.int32)
         table = np.zeros((1, 4), np.int32)
-        ids = compute(self.program, count, count, ends, ends[1:], table, count, rows)
-        return ids.tolist()
+        step = (ids, count, ends, ends[1:], table, count, rows, NOTHING_AWAITED, edits)
+        launched = self.program.launch(*step)
+        self.program.collect(launched)
+        return launched
 
 
 @pytest.fixture(scope="module", params=supported())
@@ -113,6 +124,66 @@ def test_a_row_does_not_depend_on_its_neighbours(rig: Rig) -> None:
         assert rig.sample(alone, [index] * (index + 1))[index] == together[index]
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        Sampling(1, temperature=0.7, min_p=0.05),
+        Sampling(1, min_p=0.2, top_k=9, top_p=0.9),
+        Sampling(1, repetition_penalty=1.7, frequency_penalty=0.4, presence_penalty=-0.6),
+        Sampling(1, logit_bias=((3, 2.5), (900, -100.0)), bad_words=((7,), (1, 2), (5, 9, 11))),
+        Sampling(1, top_p=0.8, min_tokens=9, stop_token_ids=(4, 5), frequency_penalty=-1.0),
+    ],
+    ids=str,
+)
+def test_draws_are_distributed_as_the_definitions_say(rig: Rig, of: Sampling) -> None:
+    """Many draws of one row, against probabilities computed plainly."""
+    row, prompt, output = 24, [1, 2, 3, 500, 2], [7, 7, 500, 8, 5, 9]
+    logits = rows_of_logits(ROWS, VOCAB)[row].numpy()
+    edits = LogitEdits.of(of, prompt, output, of.stop_token_ids)
+    rows = as_rows([of], [len(prompt) + len(output)])
+    pieces = gathered([edits], rows)
+    want = probabilities(adjusted(logits, of, prompt, output), of)
+    rows, draws = np.repeat(rows, ROWS), 100 * ROWS
+    counts = np.zeros(VOCAB, np.int64)
+    for first in range(0, draws, ROWS):
+        rows["position"] = first + np.arange(ROWS)
+        counts += np.bincount(rig.launch(rows, pieces, of=row).sampled_ids, minlength=VOCAB)
+    statistic, freedom = chi_square(counts, want * draws)
+    # Wilson and Hilferty's normal approximation: one in a million would be further out.
+    bound = freedom * (1 - 2 / (9 * freedom) + 4.75 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert statistic < bound, f"{statistic} with {freedom} degrees of freedom"
+
+
+def test_edits_and_logprobs_are_those_of_torch(rig: Rig) -> None:
+    logits = rows_of_logits(ROWS, VOCAB)
+    logits[7].clamp_(min=-1e30)
+    generator = np.random.default_rng(5)
+    rows = as_rows([Sampling(1, temperature=0.0)] * ROWS, [5] * ROWS)
+    edits = np.zeros(ROWS * 7, EDIT)
+    edits["token"] = generator.integers(0, VOCAB, len(edits))
+    edits["token"][1::7] = edits["token"][::7]  # one is changed twice
+    edits["factor"], edits["add"] = generator.uniform(0.5, 2, (2, len(edits)))
+    edits["add"][3::7] = -np.inf
+    rows["first_edit"], rows["num_edits"] = np.arange(ROWS) * 7, generator.integers(0, 8, ROWS)
+    rows["logprobs"] = generator.integers(0, 22, ROWS)
+    rows["given"][::3] = 1 + generator.integers(0, VOCAB, len(rows[::3]))
+    rows["logprobs"][::3] = 3
+    got = rig.launch(rows, edits)
+
+    raw = logits.clone()
+    edit(logits, rows, edits)
+    tokens = sample(logits, SamplingBatch.of(rows, torch.device("cpu")))
+    given = torch.from_numpy(rows["given"].astype(np.int64))
+    tokens = torch.where(given > 0, given - 1, tokens)
+    want = top_of(raw, tokens, rows)
+    assert got.sampled_ids.tolist() == tokens.tolist()
+    for row, count in enumerate(rows["logprobs"].tolist()):
+        assert got.top.ids[row, :count].tolist() == want.ids[row, :count].tolist()
+        assert got.top.logprobs[row, :count] == pytest.approx(
+            want.logprobs[row, :count], rel=1e-5, abs=1e-4
+        )
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("instruction_set", supported())
@@ -143,7 +214,7 @@ def _sample_with(instruction_set: str, place: int, value: float, temperature: fl
         1,
     )
     try:
-        rows = np.array([(temperature, 0, 1.0, 1, 1)] * 3, SAMPLING)
+        rows = as_rows([Sampling(1, temperature)] * 3, [1] * 3)
         count = np.arange(3, dtype=np.int32)
         ends = np.array([0, 3], np.int32)
         return compute(

@@ -13,7 +13,7 @@ from services.worker.engine.messages import Sampling
 def as_rows(samplings: Iterable[Sampling], positions: Iterable[int]) -> NDArray[np.void]:
     return np.array(
         [
-            (s.temperature, s.top_k, s.top_p, s.seed, position)
+            (s.temperature, s.top_k, s.top_p, s.seed, position, s.min_p, 0, 0, 0, 0)
             for s, position in zip(samplings, positions, strict=True)
         ],
         SAMPLING,

@@ -95,13 +95,16 @@ struct Kernels {
 
   static void sample_rows(const Run* run, const Op* op, int thread, int* task) {
     const Buffer* logits = &run->program->buffers[op->source];
-    Candidates room = candidates_in(run->program->scratch + thread * run->program->scratch_bytes, logits->width);
     const Step* s = run->step;
     int vocab = logits->width, words = (vocab + WORD - 1) / WORD;
+    char* scratch = run->program->scratch + thread * run->program->scratch_bytes;
     for (int r; (r = take(task)) < s->sampled;) {
-      float* row = logits->data + r * logits->width;
-      if (s->grammars && s->grammars[r] >= 0) keep_allowed(row, vocab, s->allowed + (long)s->grammars[r] * words);
-      s->sampled_ids[r] = sample(row, vocab, &s->samplings[r], &room);
+      int grammar = s->grammars ? s->grammars[r] : -1;
+      const uint32_t* allowed = grammar < 0 ? 0 : s->allowed + (long)grammar * words;
+      long top = (long)r * s->top_width;
+      s->sampled_ids[r] = sample_row(
+          logits->data + r * logits->width, vocab, &s->samplings[r], s->edits, allowed, s->top_ids + top,
+          s->top_logprobs + top, scratch);
     }
   }
 

@@ -60,6 +60,10 @@ struct Step {
   const Sampling* samplings;  // [sampled]
   const int* grammars;        // [sampled]: which of `allowed` a row has, -1: none; 0 where no row has any
   const uint32_t* allowed;    // [grammars, words of the vocabulary] (allowed.h)
+  const Edit* edits;        // of all rows
+  int* top_ids;             // [sampled, top_width], to be written where logprobs are wanted
+  float* top_logprobs;      // so, too
+  int top_width;
   int* sampled_ids;         // [sampled], to be written; -1: the logits are not finite
 };
 

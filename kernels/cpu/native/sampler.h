@@ -2,6 +2,7 @@
 // from where: Philox noise by seed, position and token, Gumbel-max, top-k and top-p with ties kept.
 // Here candidates come first: noise is drawn for those that may win, and a row costs what it asks for.
 #pragma once
+#include "allowed.h"
 #include "simd.h"
 
 struct Sampling {
@@ -10,6 +11,15 @@ struct Sampling {
   double top_p;       // 1: off
   uint64_t seed;
   int position;  // of the token to be sampled
+  float min_p;   // 0: off
+  int given;     // 0, or 1 + the token that is there already: none is sampled
+  int logprobs;  // 0, or 1 + of how many best tokens
+  int first_edit, num_edits;
+};
+
+struct Edit {
+  int token;
+  float factor, add;
 };
 
 // The noise's bounds follow from 23 bits and a half of uniform numbers: -log(-log(2^-24)) and
@@ -23,7 +33,7 @@ struct Candidates {
   int count;
 };
 
-static long sampler_bytes(long vocab) { return (vocab + PANEL) * 4 * 4; }
+static long sampler_bytes(long vocab) { return (vocab + PANEL) * 4 * 5; }
 
 // Of each of sixteen tokens the random word: Philox-4x32-10 with counter (token / 4, position, 0, 0).
 static inline Words philox(uint64_t seed, Words tokens, int position) {
@@ -162,6 +172,41 @@ static float filter(const float* logits, int vocab, float best, const Sampling* 
   }
 }
 
+static void edit(float* logits, const Edit* edits, int count) {
+  for (int i = 0; i < count; i++) {
+    float x = logits[edits[i].token];
+    logits[edits[i].token] = (x > 0 ? x / edits[i].factor : x * edits[i].factor) + edits[i].add;
+  }
+}
+
+// Of the token, and of the `wanted` best ones behind it (ties: the first), their logarithms of probability.
+static void log_probabilities(const float* logits, int vocab, int token, int wanted, int* ids, float* values) {
+  float best, lost[PANEL];
+  int any;
+  if (!find_best(logits, vocab, &best, &any)) best = 0;
+  store(lost, logarithm(all((float)total_mass(logits, vocab, best, 1))));
+  ids[0] = token;
+  values[0] = logits[token] - best - lost[0];
+  int* top = ids + 1;
+  float* of_top = values + 1;
+  int count = 0;
+  for (int i = 0; wanted && i < vocab; i += PANEL) {
+    Lanes x = i + PANEL <= vocab ? load(logits + i) : part(logits + i, vocab - i, -__builtin_inff());
+    unsigned mask = at_least(x, count < wanted ? -__builtin_inff() : of_top[count - 1]);
+    for (; mask; mask &= mask - 1) {
+      int id = i + __builtin_ctz(mask), at = count;
+      if (id >= vocab) break;
+      while (at > 0 && of_top[at - 1] < logits[id]) at--;
+      if (at == wanted) continue;
+      if (count < wanted) count++;
+      for (int j = count - 1; j > at; j--) top[j] = top[j - 1], of_top[j] = of_top[j - 1];
+      top[at] = id, of_top[at] = logits[id];
+    }
+  }
+  for (int i = 0; i < count; i++) of_top[i] = of_top[i] - best - lost[0];
+  for (int i = count; i < wanted; i++) top[i] = -1;
+}
+
 // -1: the logits are not finite.
 static int sample(const float* logits, int vocab, const Sampling* s, Candidates* c) {
   float best;
@@ -173,6 +218,11 @@ static int sample(const float* logits, int vocab, const Sampling* s, Candidates*
     least = filter(logits, vocab, best, s, c);
   else
     gather(logits, vocab, best, s->temperature, least, c);
+  if (s->min_p > 0) {
+    float floor[PANEL];
+    store(floor, logarithm(all(s->min_p)));
+    if (floor[0] > least) least = floor[0];
+  }
 
   float highest = -__builtin_inff();
   int padded = (c->count + PANEL - 1) / PANEL * PANEL;
@@ -195,4 +245,27 @@ static Candidates candidates_in(char* scratch, int vocab) {
   long room = vocab + PANEL;
   float* scores = (float*)scratch;
   return {scores, (int*)(scores + room), (uint32_t*)(scores + 2 * room), 0};
+}
+
+// A row's token, and its logprobs as the model gives them, before edits and what a grammar allows; -1 as above. The
+// row is changed.
+static int sample_row(
+    float* logits, int vocab, const Sampling* s, const Edit* edits, const uint32_t* allowed, int* ids, float* values,
+    char* scratch) {
+  Candidates room = candidates_in(scratch, vocab);
+  const float* raw = logits;
+  float best;
+  int token;
+  if (s->logprobs && (s->num_edits || allowed)) {
+    raw = (float*)scratch + 4L * (vocab + PANEL);
+    __builtin_memcpy((void*)raw, logits, vocab * 4L);
+  }
+  edit(logits, edits + s->first_edit, s->num_edits);
+  if (allowed) keep_allowed(logits, vocab, allowed);
+  if (s->given)
+    token = find_best(logits, vocab, &best, &token) ? s->given - 1 : -1;
+  else
+    token = sample(logits, vocab, s, &room);
+  if (s->logprobs && token >= 0) log_probabilities(raw, vocab, token, s->logprobs - 1, ids, values);
+  return token;
 }

@@ -1,15 +1,24 @@
 """Bodies of POST /v1/chat/completions and /v1/completions."""
 
+import math
 import secrets
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    FailFast,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from protos.common_pb2 import Passage, Sampling, TokenIds
+from protos.common_pb2 import Passage, Sampling, TokenBias, TokenIds
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.config import GatewaySettings
 from services.gateway.api.messages_schema import ChatMessage, unasked_result
-from services.gateway.api.schema import Body, Metadata, at_most, bad_value, refuse
+from services.gateway.api.schema import INVALID, Body, Metadata, at_most, bad_value, refuse
 from services.gateway.api.structured_schema import Structured
 from services.gateway.api.tools_schema import (
     ChoiceField,
@@ -24,6 +33,11 @@ from services.gateway.runs.prompt import Prompt
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_STOPS = 4
 MAX_DOCUMENTS = 64
+MAX_BIAS = 300  # OpenAI's own bound
+MAX_BAD_WORDS = 64
+MAX_STOP_IDS = 64
+MAX_TOP_LOGPROBS = 20
+MAX_COMPLETION_LOGPROBS = 5  # OpenAI's own bounds, both
 _COUNT_MAX = 2**31 - 1
 _SEED_RANGE = 2**64
 
@@ -33,6 +47,23 @@ Tag = Annotated[str, Field(max_length=512)]
 
 def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _by_token(value: Any) -> Any:
+    """A JSON object's names are strings, these are token ids."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_BIAS:
+        raise PydanticCustomError(INVALID, "there may be at most {most}", {"most": MAX_BIAS})
+    try:
+        return {int(token): bias for token, bias in value.items()}
+    except ValueError:
+        raise PydanticCustomError(INVALID, "its names must be token ids") from None
+
+
+Id = Annotated[int, Field(ge=0, lt=2**32)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[dict[Id, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_by_token)]
 
 
 class Document(Body):
@@ -67,10 +98,39 @@ class Generation(Structured):
         BeforeValidator(as_list),
     ] = None
     ignore_eos: bool | None = Field(None, description="extension: run to max_tokens")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="extension")
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        None, description="extension; 1: off"
+    )
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Bias | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=64)]],
+            Field(max_length=MAX_BAD_WORDS),
+        ]
+        | None
+    ) = Field(None, description="extension")
+    min_tokens: Annotated[int, Field(ge=0, le=_COUNT_MAX)] | None = Field(
+        None, description="extension"
+    )
+    stop_token_ids: Annotated[list[Id], Field(max_length=MAX_STOP_IDS)] | None = Field(
+        None, description="extension"
+    )
+    n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Tag | None = Field(None, description="shown in the request's record")
     metadata: Metadata | None = Field(None, description="shown in the request's record")
+
+    @field_validator("n")
+    @classmethod
+    def _few(cls, n: int | None, info: ValidationInfo) -> int | None:
+        most = info.context.max_choices if info.context is not None else math.inf
+        if n is not None and n > most:
+            raise PydanticCustomError(INVALID, "there may be at most {most}", {"most": most})
+        return n
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> "Generation":
@@ -82,7 +142,14 @@ class Generation(Structured):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling(self, max_tokens: int) -> Sampling:
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    def sampling(self, max_tokens: int, top: int | None) -> Sampling:
+        """`top`: logprobs are wanted, and of so many best tokens."""
+        if max_tokens and (self.min_tokens or 0) > max_tokens:
+            raise bad_value("min_tokens", f"must not exceed 'max_tokens', which is {max_tokens}")
         seed = secrets.randbits(64) if self.seed is None else self.seed % _SEED_RANGE
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -91,6 +158,14 @@ class Generation(Structured):
             seed=seed,
             max_tokens=max_tokens,
             ignore_eos=bool(self.ignore_eos),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=[TokenBias(id=id, bias=b) for id, b in (self.logit_bias or {}).items()],
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=self.stop_token_ids or (),
+            logprobs=top,
         )
 
     def _constrained(self, prompt: Prompt) -> Prompt:
@@ -105,12 +180,6 @@ class Generation(Structured):
 
 class ChatCompletionRequest(Generation):
     NEUTRAL: ClassVar = {
-        "n": (1,),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "store": (False,),
         "modalities": (["text"],),
         "service_tier": ("auto", "default"),
@@ -129,12 +198,16 @@ class ChatCompletionRequest(Generation):
     tool_choice: ChoiceField | None = None
     parallel_tool_calls: bool | None = None
     documents: Annotated[list[Document], Field(max_length=MAX_DOCUMENTS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise refuse("max_tokens", "contradicts 'max_completion_tokens'")
+        if self.top_logprobs and not self.logprobs:
+            raise refuse("top_logprobs", "only allowed when 'logprobs' is true")
         check_tools(self.tools or (), self.tool_choice)
         if self.parallel_tool_calls is not None and not self.tools:
             raise refuse("parallel_tool_calls", "only allowed when 'tools' is given")
@@ -170,8 +243,10 @@ class ChatCompletionRequest(Generation):
                 tool_choice=chosen(self.tool_choice),
                 one_call=self.parallel_tool_calls is False,
             ),
-            sampling=self.sampling(limit),
+            sampling=self.sampling(limit, (self.top_logprobs or 0) if self.logprobs else None),
             stop=self.stop or (),
+            choices=self.choices,
+            bad_words=self.bad_words or (),
         )
         prompt = self._constrained(Prompt(request, tags=self.tags()))
         if (search := self._search) is not None:
@@ -192,18 +267,11 @@ def _as_prompts(value: Any) -> list[Any]:
 
 
 class CompletionRequest(Generation):
-    NEUTRAL: ClassVar = {
-        "n": (1,),
-        "best_of": (1,),
-        "echo": (False,),
-        "suffix": ("",),
-        "logprobs": (),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-    }
+    NEUTRAL: ClassVar = {"best_of": (1,), "suffix": ("",)}
 
     given: Annotated[list[Any], BeforeValidator(_as_prompts)] = Field(alias="prompt")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
+    echo: bool | None = None
 
     def prompts(self, limits: GatewaySettings) -> list[Prompt]:
         """The requests for the pipeline. Raises INVALID_ARGUMENT for more prompts, or more token
@@ -211,6 +279,9 @@ class CompletionRequest(Generation):
         """
         if len(self.given) > limits.max_prompts:
             raise bad_value("prompt", f"a list must hold at most {limits.max_prompts} prompts")
+        most = max(limits.max_prompts, limits.max_choices)
+        if len(self.given) * self.choices > most:
+            raise bad_value("n", f"at most {most} answers are made to one request")
         ids = sum(len(given) for given in self.given if isinstance(given, list))
         if ids > limits.max_prompt_tokens:
             raise bad_value("prompt", f"at most {limits.max_prompt_tokens} token ids are taken")
@@ -225,8 +296,11 @@ class CompletionRequest(Generation):
     def _prompt(self, given: Any, param: str) -> Prompt:
         request = PromptRequest(
             model=self.model,
-            sampling=self.sampling(self.max_tokens or COMPLETION_MAX_TOKENS),
+            sampling=self.sampling(self.max_tokens or COMPLETION_MAX_TOKENS, self.logprobs),
             stop=self.stop or (),
+            choices=self.choices,
+            bad_words=self.bad_words or (),
+            echo=bool(self.echo),
         )
         if not isinstance(given, str | list):
             raise bad_value(param, "must be a string or a list of token ids")

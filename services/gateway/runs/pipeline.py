@@ -96,20 +96,34 @@ async def generate(
         journal.served = model
         unready = [await gateway.stores.require(identity.tenant, p.stores) for p in prompts]
 
-    answers = [Answer(front.request_id, model, [], index) for index in range(len(prompts))]
-    for prompt, answer, files in zip(prompts, answers, unready, strict=True):
-        if warning := files.warning():
-            answer.warnings.append(warning)
+    of_prompts: list[list[Answer]] = []
+    for prompt, files in zip(prompts, unready, strict=True):
+        warnings = [warning] if (warning := files.warning()) else []
         if prompt.stores:
-            await _retrieve(gateway, caller, prompt, answer, journal)
-        answer.passages = list(prompt.request.chat.passages)
+            await _retrieve(gateway, caller, prompt, warnings, journal)
         prompt.request.caller.CopyFrom(caller)
+        count = max(1, prompt.request.choices)
+        of_prompts.append(
+            [
+                Answer(
+                    front.request_id,
+                    model,
+                    list(prompt.request.chat.passages),
+                    index=len(of_prompts) * count + choice,
+                    choice=choice,
+                    warnings=warnings,
+                    wants_logprobs=prompt.request.sampling.HasField("logprobs"),
+                )
+                for choice in range(count)
+            ]
+        )
+    answers = [answer for of_one in of_prompts for answer in of_one]
 
     with span("generate") as generating:
         way = _Way(deadline, traceparent(generating), journal)
         await _all_at_once(
-            _answer(gateway, front, way, prompt, answer)
-            for prompt, answer in zip(prompts, answers, strict=True)
+            _answer(gateway, front, way, prompt, of_one)
+            for prompt, of_one in zip(prompts, of_prompts, strict=True)
         )
         if gateway.settings.log_prompts:
             generating.set_attribute("prompt", "\n".join(prompt.text for prompt in prompts))
@@ -127,9 +141,9 @@ class _Way(NamedTuple):
 
 
 async def _answer(
-    gateway: Gateway, front: Front, way: _Way, prompt: Prompt, answer: Answer
+    gateway: Gateway, front: Front, way: _Way, prompt: Prompt, answers: list[Answer]
 ) -> None:
-    """One prompt's answer, from a tokenizer to the front."""
+    """One prompt's answers, from a tokenizer to the front."""
     stream = TextStream(
         gateway.tokenizers,
         prompt.request,
@@ -140,8 +154,14 @@ async def _answer(
     try:
         async with aclosing(stream.batches()) as batches:
             async for deltas in batches:
-                _measure(way.journal, answer, deltas)
-                await front.write(answer, deltas)
+                for answer in answers:
+                    own = deltas
+                    if len(answers) > 1:
+                        own = [delta for delta in deltas if delta.choice == answer.choice]
+                    if own:
+                        _measure(way.journal, answer, own)
+                        answer.echo = answers[0].echo
+                        await front.write(answer, own)
     finally:
         stream.cancel()
         way.journal.below.MergeFrom(stream.record)
@@ -149,8 +169,9 @@ async def _answer(
         lost = ", ".join(stream.attempts[:-1])
         way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
     if stream.finished:
-        if (rate := answer.tokens_per_s) is not None:
-            metrics.rate.labels(way.journal.served).observe(rate)
+        for answer in answers:
+            if (rate := answer.tokens_per_s) is not None:
+                metrics.rate.labels(way.journal.served).observe(rate)
         return
     if stream.end.status.code:
         error = PenstockError.from_status(stream.end.status)
@@ -173,9 +194,9 @@ async def _all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _retrieve(
-    gateway: Gateway, caller: Caller, prompt: Prompt, answer: Answer, journal: Journal
+    gateway: Gateway, caller: Caller, prompt: Prompt, warnings: list[str], journal: Journal
 ) -> None:
-    """Adds passages to the prompt, or says in the answer why there are none."""
+    """Adds passages to the prompt, or says in the warnings why there are none."""
     found: list[Passage] = []
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
         request = SearchRequest(
@@ -196,7 +217,7 @@ async def _retrieve(
             cause = error.reason or error.code.name.lower()
             metrics.retrieval_skipped.labels(error.code.name.lower()).inc()
             journal.decide("retrieval", "skipped", cause=cause, message=error.message)
-            answer.warnings.append(f"answered without the vector stores: {error.message}")
+            warnings.append(f"answered without the vector stores: {error.message}")
             return
         searching.set_attribute("passages", len(found))
     best = found[0].score if found else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Usage
-from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
+from protos.tokenizer_pb2 import Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
 from services.common.content import text_of
 
 
@@ -49,12 +49,16 @@ class Answer:
     request_id: str
     model: str
     passages: list[Passage]  # offered to the prompt, best first
-    index: int = 0  # of its prompt among the request's
+    index: int = 0  # among all of the request
+    choice: int = 0  # among those to its prompt
     warnings: list[str] = field(default_factory=list)  # what was asked for and is left out
     created: int = field(default_factory=lambda: int(time.time()))
     pieces: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)  # pieces of reasoning
     calls: list[Call] = field(default_factory=list)  # of tools
+    logprobs: list[TextLogprob] = field(default_factory=list)
+    wants_logprobs: bool = False
+    echo: Echo | None = None  # the prompt, where it is to come back
     finish: FinishReason = FINISH_NONE
     usage: Usage = field(default_factory=Usage)
     plan: PromptPlan = field(default_factory=PromptPlan)
@@ -80,6 +84,9 @@ class Answer:
                 if call.name:
                     self.calls.append(Call(call.name, []))
                 self.calls[call.index].pieces.append(call.arguments)
+            self.logprobs.extend(delta.logprobs)
+            if delta.HasField("echo"):
+                self.echo = delta.echo
             if delta.finish:
                 self.finish, self.usage = delta.finish, delta.usage
             if delta.HasField("plan"):
@@ -121,9 +128,11 @@ class Answer:
 
 
 def total_usage(answers: Sequence[Answer]) -> Usage:
-    """Of one request, whose prompts each have an answer."""
+    """Of one request. A prompt counts once, however many answers it has; what the others than the
+    first found of it was computed for that one."""
+    firsts = [answer.usage for answer in answers if not answer.choice]
     return Usage(
-        prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
-        cached_tokens=sum(answer.usage.cached_tokens for answer in answers),
+        prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
+        cached_tokens=sum(usage.cached_tokens for usage in firsts),
         completion_tokens=sum(answer.usage.completion_tokens for answer in answers),
     )

@@ -15,17 +15,24 @@ class Chunk:
     end: int
     samples: bool
     """It ended with the sequence's last token when it was made: the next one is sampled."""
+    scores: bool = False
+    """Logprobs of the prompt's tokens behind its own are wanted."""
 
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> "Chunk":
         """The next `count` tokens of those not launched yet."""
         start = sequence.num_launched
         end = start + count
-        return cls(sequence, start, end, end == sequence.length)
+        return cls(sequence, start, end, end == sequence.length, sequence.scores is not None)
 
     @property
     def count(self) -> int:
         return self.end - self.start
+
+    @property
+    def rows(self) -> int:
+        """Of logits that are computed for it."""
+        return self.count if self.scores else int(self.samples)
 
     @property
     def is_decode(self) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 CPU_KERNELS = ("avx2", "avx512", "avx512_bf16")
+SCORED_ROWS = 32
+"""Rows of logits of one step for prompt tokens whose logprobs are wanted, at most."""
 KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
 
 
@@ -50,6 +52,11 @@ class EngineConfig:
     packed_dir: str | None = None
     """Where weights packed for the processor are kept for all engines of the host. None: each
     packs its own."""
+
+    @property
+    def max_rows(self) -> int:
+        """Of logits in one step: one for each sequence, and those of scored tokens."""
+        return self.max_running + SCORED_ROWS
 
     @property
     def overlaps(self) -> bool:

@@ -60,7 +60,7 @@ class CpuRunner:
         context = max_model_len(config, model, blocks)
         recorder = Recorder()
         logits = build_model(model, weights).forward(recorder)
-        limits = Limits(config.max_batched_tokens, config.max_running, context)
+        limits = Limits(config.max_batched_tokens, config.max_rows, context)
         try:
             self._program = Program(
                 library,
@@ -110,6 +110,7 @@ class CpuRunner:
             plan.rows,
             plan.samplings,
             plan.awaited,
+            plan.edits,
             samples=not len(plan.constrained),
         )
         return CpuTicket(plan, [launched])
@@ -120,6 +121,8 @@ class CpuRunner:
         ticket.launched.append(self._program.sample(ticket.launched[-1], grammars, allowed))
 
     def collect(self, ticket: CpuTicket) -> Collected:
-        results = ticket.plan.results(self._program.collect(ticket.launched[-1]).tolist())
+        last = ticket.launched[-1]
+        sampled_ids = self._program.collect(last).tolist()
+        results = ticket.plan.results(sampled_ids, last.top)
         ran_ns = sum(part.ended_ns - part.started_ns for part in ticket.launched)
         return Collected(results, ran_ns / 1e9)

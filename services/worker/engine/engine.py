@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from services.worker.engine import kv_payload
 from services.worker.engine.block_pool import BlockPool
@@ -18,6 +19,7 @@ from services.worker.engine.messages import (
     KvData,
     KvReserved,
     Load,
+    Logprobs,
     ModelInfo,
     PrefillChunk,
     Request,
@@ -263,6 +265,8 @@ class Engine:
             self.scheduler.drop(chunk)
             self._fail(sequence, result.error)
             return
+        if chunk.scores and sequence.scores is not None:
+            sequence.scores[chunk.start :] = result.scores
         reason = self.scheduler.complete(chunk, tokens)
         if computed:
             sequence.chunks.append(computed)
@@ -271,9 +275,9 @@ class Engine:
                 if sequence.status is Status.FINISHED:
                     return
         if reason is not None:
-            self._finish(sequence, tokens, reason)
+            self._finish(sequence, tokens, reason, result.logprobs)
         elif tokens:
-            self._now.outputs.append(self._output(sequence, tokens))
+            self._now.outputs.append(self._output(sequence, tokens, result.logprobs))
 
     def _export(self, sequence: Sequence) -> None:
         """Exports what is complete and was not exported, in pieces: all of the prompt, once it is
@@ -317,8 +321,14 @@ class Engine:
             self._runner.cache.write(sequence.blocks[first + skip : end].tolist(), rest)
             sequence.num_received = end
 
-    def _finish(self, sequence: Sequence, new_tokens: list[int], reason: FinishReason) -> None:
-        output = self._last(sequence, new_tokens, reason)
+    def _finish(
+        self,
+        sequence: Sequence,
+        new_tokens: list[int],
+        reason: FinishReason,
+        logprobs: Seq[Logprobs] = (),
+    ) -> None:
+        output = self._last(sequence, new_tokens, reason, logprobs)
         self.scheduler.finish(sequence)
         self._now.outputs.append(output)
 
@@ -329,14 +339,24 @@ class Engine:
         self._now.outputs.append(output)
 
     def _last(
-        self, sequence: Sequence, new_tokens: list[int], reason: FinishReason
+        self,
+        sequence: Sequence,
+        new_tokens: list[int],
+        reason: FinishReason,
+        logprobs: Seq[Logprobs] = (),
     ) -> RequestOutput:
-        output = self._output(sequence, new_tokens)
+        output = self._output(sequence, new_tokens, logprobs)
         output.finish_reason, output.usage = reason, sequence.usage()
         return output
 
-    def _output(self, sequence: Sequence, new_tokens: list[int]) -> RequestOutput:
+    def _output(
+        self, sequence: Sequence, new_tokens: list[int], logprobs: Seq[Logprobs] = ()
+    ) -> RequestOutput:
         output = RequestOutput(sequence.id, new_tokens, num_cached_tokens=sequence.num_cached)
+        if logprobs:
+            output.logprobs = list(logprobs[: len(new_tokens)])
+        if new_tokens and sequence.scores is not None:
+            output.prompt_logprobs, sequence.scores = sequence.scores, None
         if not sequence.reported:
             sequence.reported = True
             output.timeline = Timeline(

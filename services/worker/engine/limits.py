@@ -1,8 +1,18 @@
 """What a request may ask for. Checked before it is queued, so that nothing fails halfway."""
 
 import math
+from collections.abc import Iterable, Sized
 
-from services.worker.engine.messages import Request, RequestError
+from services.worker.engine.messages import (
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_IDS,
+    MAX_WORD,
+    Request,
+    RequestError,
+    Sampling,
+)
 
 MAX_CONSTRAINT = 128 * 1024
 """Characters of its text."""
@@ -44,6 +54,9 @@ def find_error(request: Request, vocab_size: int, max_model_len: int) -> Request
             return invalid("constraint", f"must have at most {MAX_CONSTRAINT} characters")
         if sampling.ignore_eos:
             return invalid("ignore_eos", "excludes a constraint, which says where the output ends")
+    for param, wrong in _found_wrong(sampling, vocab_size).items():
+        if wrong:
+            return invalid(param, wrong)
     if not 0 <= request.generated_prefix < len(prompt):
         return invalid("generated_prefix", "must be at least 0 and less than the prompt's length")
     if request.prefill_only and request.remote_prefill:
@@ -53,3 +66,45 @@ def find_error(request: Request, vocab_size: int, max_model_len: int) -> Request
     if request.export_from_block < 0:
         return invalid("export_from_block", "must not be negative")
     return None
+
+
+def _found_wrong(sampling: Sampling, vocab_size: int) -> dict[str, str]:
+    """Of what changes logits and tells of them, by parameter: what is wrong with it, or nothing."""
+    s = sampling
+    ids = f"must be token ids in [0, {vocab_size})"
+
+    def strange(tokens: Iterable[int]) -> bool:
+        return any(not 0 <= token < vocab_size for token in tokens)
+
+    def number(value: float, low: float, high: float) -> str:
+        return "" if low <= value <= high else f"must be in [{low:g}, {high:g}], is {value}"
+
+    def top(wanted: int | None) -> str:
+        fits = wanted is None or 0 <= wanted <= MAX_LOGPROBS
+        return "" if fits else f"must be in [0, {MAX_LOGPROBS}], is {wanted}"
+
+    def few(what: Sized, most: int) -> str:
+        return "" if len(what) <= most else f"may have at most {most} entries, has {len(what)}"
+
+    biased = [token for token, _ in s.logit_bias]
+    return {
+        "min_p": number(s.min_p, 0, 1),
+        "repetition_penalty": number(s.repetition_penalty, 0.01, 100),
+        "frequency_penalty": number(s.frequency_penalty, -2, 2),
+        "presence_penalty": number(s.presence_penalty, -2, 2),
+        "logit_bias": few(biased, MAX_BIAS)
+        or (ids if strange(biased) else "")
+        or next(filter(None, (number(bias, -100, 100) for _, bias in s.logit_bias)), "")
+        or ("" if len({*biased}) == len(biased) else "names a token twice"),
+        "bad_words": few(s.bad_words, MAX_BAD_WORDS)
+        or ("" if all(0 < len(w) <= MAX_WORD for w in s.bad_words) else _WORDS)
+        or (ids if any(map(strange, s.bad_words)) else ""),
+        "stop_token_ids": few(s.stop_token_ids, MAX_STOP_IDS)
+        or (ids if strange(s.stop_token_ids) else ""),
+        "min_tokens": number(s.min_tokens, 0, 2**31 - 1),
+        "logprobs": top(s.logprobs),
+        "prompt_logprobs": top(s.prompt_logprobs),
+    }
+
+
+_WORDS = f"must be of 1 to {MAX_WORD} tokens each"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
 from pickle import PickleBuffer
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -65,7 +65,44 @@ class Sampling:
     ignore_eos: bool = False
     """Go on after an end-of-text token. `stop_token_ids` still end the request."""
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    """In [0, 1]: tokens of less probability than so much of the best one's are out; 0: off."""
+    repetition_penalty: float = 1.0
+    """> 0; 1: off. See logits.py, and so for those that follow."""
+    frequency_penalty: float = 0.0
+    """In [-2, 2]; 0: off."""
+    presence_penalty: float = 0.0
+    """In [-2, 2]; 0: off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, bias), the bias in [-100, 100]; at most MAX_BIAS, each token once."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """At most MAX_BAD_WORDS, of 1 to MAX_WORD tokens each."""
+    min_tokens: int = 0
+    """>= 0; `Request.generated_prefix` counts. Before so many no end-of-text or stop token is
+    drawn; with `ignore_eos` only stop tokens are meant."""
+    logprobs: int | None = None
+    """At most MAX_LOGPROBS: of each new token, and of so many best ones; None: none."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens but the first; with the first new token, of a request without
+    `generated_prefix`."""
     constraint: Constraint | None = None
+
+
+MAX_BIAS = 300
+MAX_BAD_WORDS = 256
+MAX_WORD = 32
+MAX_STOP_IDS = 256
+MAX_LOGPROBS = 20
+
+
+class Logprobs(NamedTuple):
+    """Natural logarithms of a token's probability and of the best ones', as the model gives them:
+    before penalties, temperature and filters."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    """Best first; the first of equals."""
+    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +127,8 @@ class Request:
     priority: int = 0
     """Lower runs first; first come, first served among equals."""
     generated_prefix: int = 0
-    """How many of the last prompt ids are earlier output. Only `Usage` differs by it: positions are
-    absolute, so a seeded request continues as it would have."""
+    """How many of the last prompt ids are earlier output. Positions are absolute, and penalties and
+    `min_tokens` count them as output: a seeded request continues as it would have."""
     prefill_only: bool = False
     remote_prefill: bool = False
     export_kv: Literal["inline", "shared"] | None = None
@@ -196,6 +233,10 @@ class RequestOutput:
     """Set once: with the first token, or with the end of a request that got none."""
     usage: Usage | None = None
     """Set with `finish_reason`, unless the request was refused."""
+    logprobs: list[Logprobs] | None = None
+    """Of each new token, if asked for."""
+    prompt_logprobs: list[Logprobs] | None = None
+    """With the first new token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling import SAMPLING
+from kernels.sampling import NO_EDITS, SAMPLING, Top
 from services.worker.engine.chunks import Chunk
-from services.worker.engine.messages import RequestError
+from services.worker.engine.logits import gathered
+from services.worker.engine.messages import Logprobs, RequestError
 
 Ints = NDArray[np.int32]
 
@@ -22,6 +24,10 @@ class Result:
     """That it sampled, in order; none if its prompt goes on."""
     error: RequestError | None = None
     """Why it cannot go on."""
+    logprobs: list[Logprobs] = field(default_factory=list)
+    """Of those tokens, if asked for."""
+    scores: list[Logprobs] = field(default_factory=list)
+    """Of prompt tokens, in order, from that behind the chunk's first on, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +60,16 @@ class StepPlan:
     num_decodes: int
     """Leading sequences with exactly one token"""
     sampled: Ints
-    """[R]: sequences that sample; after their last token here"""
+    """[R]: sequences that sample, or score a token of their prompt"""
+    rows: Ints
+    """[R]: the tokens of the step after which they do"""
     samplings: NDArray[np.void]
     """[R] of SAMPLING"""
+    edits: NDArray[np.void] = field(default_factory=lambda: NO_EDITS)
+    """[E] of EDIT: those of all rows"""
     constrained: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     """[M]: of the R rows those of which a grammar says what they may sample. Where there are any,
     the step waits for that before it samples (`Runner.sample`)."""
-
-    @property
-    def rows(self) -> Ints:
-        """[R]: tokens of the step after which one is sampled."""
-        found: Ints = self.starts[1:][self.sampled] - 1
-        return found
 
     def slots(self, block_size: int) -> Ints:
         """[T]: block * block_size + offset, where the tokens' keys and values go."""
@@ -74,8 +78,10 @@ class StepPlan:
         found: Ints = blocks * block_size + self.positions % block_size
         return found
 
-    def results(self, sampled_ids: Seq[int]) -> list[Result]:
+    def results(self, sampled_ids: Seq[int], top: Top) -> list[Result]:
         """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite."""
+        if top.width:
+            return self._with_logprobs(sampled_ids, top)
         made = [Result([token]) if token >= 0 else NOT_FINITE for token in sampled_ids]
         if len(made) == len(self.lengths):
             return made
@@ -84,20 +90,51 @@ class StepPlan:
             results[sequence] = result
         return results
 
+    def _with_logprobs(self, sampled_ids: Seq[int], top: Top) -> list[Result]:
+        results = [Result([]) for _ in self.lengths]
+        wanted, given = self.samplings["logprobs"].tolist(), self.samplings["given"].tolist()
+        for row, (sequence, token) in enumerate(
+            zip(self.sampled.tolist(), sampled_ids, strict=True)
+        ):
+            if token < 0:
+                results[sequence] = NOT_FINITE
+            result = results[sequence]
+            if result.error:
+                continue
+            told = [_logprobs(top, row, wanted[row])] if wanted[row] else []
+            if given[row]:
+                result.scores.extend(told)
+            else:
+                result.tokens.append(token)
+                result.logprobs.extend(told)
+        return results
+
+
+def _logprobs(top: Top, row: int, wanted: int) -> Logprobs:
+    ids = [id for id in top.ids[row, 1:wanted].tolist() if id >= 0]
+    logprob, *best = top.logprobs[row, : len(ids) + 1].tolist()
+    return Logprobs(logprob, tuple(ids), tuple(best))
+
 
 NOT_FINITE = Result([], RequestError("internal", "The model's logits are not finite"))
 
 
 def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
     """Which of the R rows of their step is whose, by the sequence's id."""
-    sampling = (chunk.sequence.id for chunk in chunks if chunk.samples)
-    return {name: row for row, name in enumerate(sampling)}
+    ends = accumulate(chunk.rows for chunk in chunks)
+    return {
+        chunk.sequence.id: end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples
+    }
 
 
 def constrained(chunks: Seq[Chunk]) -> list[tuple[int, Chunk]]:
     """Those of a step's R rows that a grammar constrains, with their numbers."""
-    sampling = (chunk for chunk in chunks if chunk.samples)
-    return [(row, chunk) for row, chunk in enumerate(sampling) if chunk.sequence.matcher]
+    ends = accumulate(chunk.rows for chunk in chunks)
+    return [
+        (end - 1, chunk)
+        for chunk, end in zip(chunks, ends, strict=True)
+        if chunk.samples and chunk.sequence.matcher
+    ]
 
 
 def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) -> StepPlan:
@@ -109,6 +146,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
     starts = [0]
     lengths: list[int] = []
     sampled: list[int] = []
+    rows: list[int] = []
     for row, chunk in enumerate(chunks):
         sequence, start, end = chunk.sequence, chunk.start, chunk.end
         token_ids += sequence.tokens[start:end]
@@ -118,8 +156,13 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         positions += range(start, end)
         starts.append(len(positions))
         lengths.append(end)
-        if chunk.samples:
+        if chunk.scores:
+            sampled += [row] * chunk.count
+            rows += range(len(positions) - chunk.count, len(positions))
+        elif chunk.samples:
             sampled.append(row)
+            rows.append(len(positions) - 1)
+    samplings = _samplings(chunks, sampled)
     return StepPlan(
         token_ids=np.array(token_ids, np.int32),
         awaited=np.array(awaited, np.int32).reshape(-1, 2),
@@ -129,7 +172,9 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         block_tables=_tables(chunks),
         num_decodes=sum(chunk.count == 1 for chunk in chunks),
         sampled=np.array(sampled, np.int32),
-        samplings=_samplings([chunks[row] for row in sampled]),
+        rows=np.array(rows, np.int32),
+        samplings=samplings,
+        edits=gathered([chunks[row].sequence.edits for row in sampled], samplings),
         constrained=np.array([row for row, _ in constrained(chunks)], np.int32),
     )
 
@@ -142,8 +187,23 @@ def _tables(chunks: Seq[Chunk]) -> Ints:
     return np.frombuffer(rows, np.int32).reshape(len(tables), -1)
 
 
-def _samplings(chunks: Seq[Chunk]) -> NDArray[np.void]:
-    rows = bytearray().join([chunk.sequence.sampling_row for chunk in chunks])
+def _samplings(chunks: Seq[Chunk], sampled: Seq[int]) -> NDArray[np.void]:
+    """A row for each of `sampled`."""
+    rows = bytearray().join([chunks[row].sequence.sampling_row for row in sampled])
     samplings = np.frombuffer(rows, SAMPLING)
-    samplings["position"] = [chunk.end for chunk in chunks]
+    samplings["position"] = [chunks[row].end for row in sampled]
+    if any(chunk.scores for chunk in chunks):
+        _score(chunks, samplings)
     return samplings
+
+
+def _score(chunks: Seq[Chunk], samplings: NDArray[np.void]) -> None:
+    """Makes the rows before the one that samples, if it does, ones of the tokens behind them."""
+    row = 0
+    for chunk in chunks:
+        wanted = chunk.sequence.request.sampling.prompt_logprobs
+        if chunk.scores and wanted is not None:
+            behind = chunk.sequence.tokens[chunk.start + 1 : chunk.end + (not chunk.samples)]
+            samplings["given"][row : row + len(behind)] = np.add(behind, 1)
+            samplings["logprobs"][row : row + len(behind)] = 1 + wanted
+        row += chunk.rows

@@ -8,9 +8,14 @@ Randomness is counter-based: Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: "Parall
 as easy as 1, 2, 3", SC 2011), key = the 64-bit seed, counter = (token id // 4, position, 0, 0), and
 the word token id % 4 of its output. Sampling is by Gumbel-max (Maddison et al., arXiv 1411.0030):
 argmax(logit / temperature - log(-log(u))) is distributed as softmax(logit / temperature), and the
-mask of top-k and top-p needs no renormalization.
+mask of top-k, top-p and min-p (Nguyen et al., arXiv 2407.01082) needs no renormalization. Each of
+the three leaves tokens out for itself: a token is drawn that all of them leave in.
+
+Before that a row's edits change single logits (logits.py), and after it come the logprobs of what
+was drawn, of the logits as they were before the edits.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kernels.sampling import Top
 
 _TOP_P_WIDTH = 1024
 _MASK = 0xFFFFFFFF
@@ -37,12 +44,14 @@ class SamplingBatch:
     """int64 [R]; 0: off"""
     top_ps: Tensor
     """float64 [R]"""
+    least_scores: Tensor
+    """float32 [R]: min_p as a distance to the best token's score; -inf: off"""
     seeds: Tensor
     """int64 [R]: the unsigned seed's bits"""
     positions: Tensor
     """int64 [R]: of the tokens to be sampled"""
     filtered: bool
-    """Any row has top_k or top_p."""
+    """Any row has top_k, top_p or min_p."""
     width: int
     """How many of the best tokens to look at first: enough for each top_k, mostly for top_p."""
 
@@ -53,6 +62,7 @@ class SamplingBatch:
         chosen = rows[drawn]
         top_ks = chosen["top_k"].astype(np.int64)
         by_top_p = chosen["top_p"] < 1
+        nothing = np.full(len(chosen), -np.inf, np.float32)
 
         def tensor(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
@@ -62,9 +72,10 @@ class SamplingBatch:
             temperatures=tensor(chosen["temperature"]),
             top_ks=tensor(top_ks),
             top_ps=tensor(chosen["top_p"]),
+            least_scores=tensor(np.log(chosen["min_p"], out=nothing, where=chosen["min_p"] > 0)),
             seeds=tensor(chosen["seed"].view(np.int64)),
             positions=tensor(chosen["position"].astype(np.int64)),
-            filtered=bool(by_top_p.any() or top_ks.any()),
+            filtered=bool(by_top_p.any() or top_ks.any() or chosen["min_p"].any()),
             width=max(
                 [1, *top_ks.tolist(), *([_TOP_P_WIDTH] if (by_top_p & (top_ks == 0)).any() else [])]
             ),
@@ -94,6 +105,49 @@ def keep_allowed(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
 
 
+def edit(logits: Tensor, rows: NDArray[np.void], edits: NDArray[np.void]) -> None:
+    """Changes float32 logits [R, vocab] as the rows' edits say. A token that is there twice is
+    changed twice."""
+    for row in np.flatnonzero(rows["num_edits"]):
+        first = int(rows["first_edit"][row])
+        own = edits[first : first + int(rows["num_edits"][row])]
+        for once in _each_token_once(own):
+            tokens, factor, add = (
+                torch.from_numpy(np.ascontiguousarray(once[name])).to(logits.device)
+                for name in ("token", "factor", "add")
+            )
+            x = logits[row, tokens.long()]
+            logits[row, tokens.long()] = torch.where(x > 0, x / factor, x * factor) + add
+
+
+def _each_token_once(edits: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Consecutive pieces of which none has a token twice."""
+    while len(edits):
+        _, firsts = np.unique(edits["token"], return_index=True)
+        end = next((at for at, first in enumerate(np.sort(firsts)) if at != first), len(firsts))
+        yield edits[:end]
+        edits = edits[end:]
+
+
+def top_of(logits: Tensor, tokens: Tensor, rows: NDArray[np.void]) -> Top:
+    """Logprobs of int64 tokens [R] and of the best ones, by float32 logits [R, vocab]."""
+    found = Top.of(rows)
+    asked = np.flatnonzero(rows["logprobs"])
+    if not len(asked):
+        return found
+    logprobs = logits[asked].log_softmax(dim=-1)
+    # Stable, so that of equals the first comes first, as in C++.
+    best = logprobs.sort(dim=-1, descending=True, stable=True)
+    width = min(found.width - 1, logits.shape[-1])
+    own = tokens[asked][:, None].clamp(min=0)
+    ids = torch.cat((own, best.indices[:, :width]), dim=-1)
+    values = torch.cat((logprobs.gather(-1, own), best.values[:, :width]), dim=-1)
+    found.ids[:] = -1
+    found.ids[asked, : 1 + width] = ids.cpu().numpy()
+    found.logprobs[asked, : 1 + width] = values.cpu().numpy()
+    return found
+
+
 def _lowest_allowed(scores: Tensor, batch: SamplingBatch) -> Tensor:
     """The score, per row, below which tokens are out: [R]. Each row's best score is 0.
 
@@ -106,7 +160,7 @@ def _lowest_allowed(scores: Tensor, batch: SamplingBatch) -> Tensor:
     lowest, decided = _border(scores, batch, width, total)
     if width < vocab and not decided.all():
         lowest, _ = _border(scores, batch, vocab, total)
-    return lowest
+    return lowest.maximum(batch.least_scores)
 
 
 def _border(

@@ -46,11 +46,12 @@ Order of effects
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.chunks import Chunk, Step
+from services.worker.engine.config import SCORED_ROWS
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.messages import FinishReason
 from services.worker.engine.preemption import choose_victim
@@ -142,10 +143,7 @@ class Scheduler:
         context = sum(sequence.length for sequence in decodes)
         decoding = StepShape(decodes=len(decodes), decode_context=context)
         room = self._room(decoding)
-        prompts = [
-            Chunk.of(sequence, room.take(sequence.num_launched, sequence.num_remaining))
-            for sequence in self._prompts(begun, step, room)
-        ]
+        prompts = list(self._chunks(self._prompts(begun, step, room), room))
         prompts.sort(key=lambda chunk: chunk.count > 1)
         step.chunks = [Chunk.of(sequence, 1) for sequence in decodes] + prompts
         step.shape = decoding.beside(
@@ -264,6 +262,19 @@ class Scheduler:
         )
         self._looks = not self._looks and is_worth_a_look(self.cost, decoding)
         return PromptRoom(self.cost, tokens, 0.0 if self._looks else seconds)
+
+    def _chunks(self, prompts: Iterable[Sequence], room: PromptRoom) -> Iterator[Chunk]:
+        """Their next ones. Of those whose logprobs are wanted only as much as there are rows of
+        logits for, besides one for each sequence."""
+        rows = SCORED_ROWS
+        for sequence in prompts:
+            most = sequence.num_remaining
+            if sequence.scores is not None:
+                most = min(most, rows + 1)
+            chunk = Chunk.of(sequence, room.take(sequence.num_launched, most))
+            if chunk.scores:
+                rows -= chunk.count - 1
+            yield chunk
 
     def _prompts(self, begun: deque[Sequence], step: Step, room: PromptRoom) -> Iterator[Sequence]:
         """Sequences with a prompt to compute, in order, while there is room; new ones are admitted

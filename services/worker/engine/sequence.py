@@ -8,7 +8,15 @@ import numpy as np
 from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
 from services.worker.engine.grammar.compiler import Matcher
-from services.worker.engine.messages import FinishReason, PrefillChunk, Request, Sampling, Usage
+from services.worker.engine.logits import LogitEdits
+from services.worker.engine.messages import (
+    FinishReason,
+    Logprobs,
+    PrefillChunk,
+    Request,
+    Sampling,
+    Usage,
+)
 
 
 class Status(Enum):
@@ -92,6 +100,17 @@ class Sequence:
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             self._stop_ids |= eos_token_ids
+        earlier = self.num_prompt - request.generated_prefix
+        self.edits = LogitEdits.of(
+            request.sampling, self.tokens[:earlier], self.tokens[earlier:], self._stop_ids
+        )
+        """What its parameters do to logits; None: nothing."""
+        self._waits = self.edits is not None and self.edits.waits
+        wanted = request.sampling.prompt_logprobs is not None
+        self.scores: list[Logprobs] | None = None
+        """Of prompt tokens 1, 2, ... if those are wanted and no token has come yet."""
+        if wanted and not request.generated_prefix and not request.remote_prefill:
+            self.scores = []
 
     def hold(self, blocks: list[int]) -> None:
         """Adds blocks to the table's end."""
@@ -101,8 +120,11 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens to launch before the next one can be sampled; 0 where there will be no next one,
-        which is known before that which comes before it: all but a stop token."""
-        return self.length - self.num_launched if self.length < self._last else 0
+        which is known before that which comes before it: all but a stop token. And 0 while the one
+        before it is not known, if its logits depend on that (logits.py)."""
+        if self.length >= self._last or (self._waits and self.length > len(self.tokens)):
+            return 0
+        return self.length - self.num_launched
 
     @property
     def blocks_needed(self) -> int:
@@ -120,6 +142,8 @@ class Sequence:
     def append(self, token: int) -> FinishReason | None:
         """Adds an output token; says whether it is the last one, and why."""
         self.tokens.append(token)
+        if self.edits is not None:
+            self.edits.append(token)
         self.length = max(self.length, len(self.tokens))
         if token in self._stop_ids:
             return FinishReason.STOP
@@ -159,4 +183,8 @@ class Sequence:
 
 def _sampling_row(sampling: Sampling) -> bytes:
     s = sampling
-    return np.array((s.temperature, s.top_k, s.top_p, s.seed, 0), SAMPLING).tobytes()
+    row = np.zeros((), SAMPLING)
+    for name in ("temperature", "top_k", "top_p", "seed", "min_p"):
+        row[name] = getattr(s, name)
+    row["logprobs"] = 0 if s.logprobs is None else 1 + s.logprobs
+    return row.tobytes()

@@ -23,11 +23,12 @@ _ALIGNED = 4  # words; kernels read faster what begins at 16 bytes
 
 @dataclass(frozen=True)
 class Capacity:
-    """Of the largest step, and of a sequence: `blocks` in its table. `scratch` is a block that is
-    no sequence's, `queries` what a tile of prefill attention has."""
+    """Of the largest step, and of a sequence: `blocks` in its table. `rows` are of logits,
+    `scratch` is a block that is no sequence's, `queries` what a tile of prefill attention has."""
 
     tokens: int
     sequences: int
+    rows: int
     blocks: int
     block_size: int
     scratch: int
@@ -52,14 +53,14 @@ class StepInputs:
         self._of, self._pinned = capacity, device.type == "cuda"
         tokens, sequences = capacity.tokens, capacity.sequences
         sizes = {
-            "samplings": sequences * _WORDS,
+            "samplings": capacity.rows * _WORDS,
             "token_ids": tokens,
             "positions": tokens,
             "slots": tokens,
             "tiles": 2 * tokens,
             "starts": sequences + 1,
             "lengths": sequences,
-            "rows": sequences,
+            "rows": capacity.rows,
         }
         self._places: dict[str, slice] = {}
         end = 0

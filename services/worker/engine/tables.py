@@ -67,7 +67,9 @@ class Tables:
 
     def _usable(self, sequence: Sequence) -> int:
         """Full blocks that may come from the cache. A remote prompt is not computed here, so all of
-        it may; else its last token is, for its logits."""
+        it may; else its last token is, for its logits, or all are, whose logprobs are wanted."""
+        if sequence.scores is not None:
+            return 0
         return (len(sequence.tokens) - (not sequence.remote)) // self.pool.block_size
 
     def _cached(self, sequence: Sequence) -> list[int]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.paged_batch import PagedBatch, tiles_of
+from kernels.sampling import NO_TOP, Top
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
@@ -18,7 +19,7 @@ from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
-from services.worker.engine.sampler import SamplingBatch, keep_allowed, sample
+from services.worker.engine.sampler import SamplingBatch, edit, keep_allowed, sample, top_of
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_weights import DTYPES, Linear, TorchWeights
 
@@ -73,21 +74,29 @@ class TorchRunner:
 
     @torch.inference_mode()
     def sample(self, ticket: "Launched", allowed: Words) -> None:
-        rows = self.tensor(ticket.plan.constrained)
-        keep_allowed(ticket.logits, rows, self.tensor(allowed))
+        ticket.allowed = allowed
         self._sample(ticket)
 
     def _sample(self, launched: "Launched") -> None:
         plan, logits = launched.plan, launched.logits
         self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
+        top = Top.of(plan.samplings)
         if len(plan.sampled):
+            raw = logits.clone() if top.width else logits
+            edit(logits, plan.samplings, plan.edits)
+            if launched.allowed is not None:
+                rows = self.tensor(plan.constrained)
+                keep_allowed(logits, rows, self.tensor(launched.allowed))
             tokens = sample(logits, SamplingBatch.of(plan.samplings, self._device))
+            given = self.tensor(plan.samplings["given"].astype(np.int64))
+            tokens = torch.where(given > 0, given - 1, tokens)
+            top = top_of(raw, tokens, plan.samplings)
             finite = torch.isfinite(logits.amax(dim=-1))
             self._sampled = torch.where(finite, tokens, -1).to(torch.int32)
-        launched.take(self._sampled)
+        launched.take(self._sampled, top)
 
     def collect(self, ticket: "Launched") -> Collected:
-        return Collected(ticket.plan.results(ticket.wait()), ticket.seconds)
+        return Collected(ticket.plan.results(ticket.wait(), ticket.top), ticket.seconds)
 
     def _batch(self, plan: StepPlan) -> PagedBatch:
         return PagedBatch(
@@ -108,12 +117,15 @@ class Launched:
     """A step whose operations are in the device's queue; on a CPU they are done."""
 
     def __init__(self, plan: StepPlan, began: Moment, logits: Tensor) -> None:
-        """`logits`: of its rows."""
+        """`logits`: of its rows, which sampling changes."""
         self.plan, self._began, self.logits = plan, began, logits
-        self.take(torch.zeros(0, dtype=torch.int32, device=logits.device))
+        self.allowed: Words | None = None
+        """Of the plan's constrained rows, once it is known."""
+        self.take(torch.zeros(0, dtype=torch.int32, device=logits.device), NO_TOP)
 
-    def take(self, sampled: Tensor) -> None:
-        """What it samples, on the device."""
+    def take(self, sampled: Tensor, top: Top) -> None:
+        """What it samples, on the device, and its logprobs."""
+        self.top = top
         self._ids = torch.empty(len(sampled), dtype=sampled.dtype, pin_memory=sampled.is_cuda)
         self._ids.copy_(sampled, non_blocking=True)
         self._ended = Moment(sampled.device)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.sampling import NO_TOP, Top
 from kernels.triton.decode import Splits
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.prefill import queries_per_tile
@@ -27,7 +28,7 @@ from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype, describe
-from services.worker.engine.sampler import keep_allowed
+from services.worker.engine.sampler import edit, keep_allowed, top_of
 from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_runner import Launched
@@ -74,6 +75,7 @@ class TritonRunner:
             Capacity(
                 tokens=config.max_batched_tokens,
                 sequences=rows,
+                rows=config.max_rows,
                 blocks=-(-context // config.block_size),
                 block_size=config.block_size,
                 scratch=blocks,
@@ -92,9 +94,9 @@ class TritonRunner:
                 torch.from_numpy(sin).to(self._device),
             ),
             splits=Splits.of(rows, model.num_heads, model.head_dim, context, self._device),
-            tokens=torch.zeros(rows, dtype=torch.int32, device=self._device),
+            tokens=torch.zeros(config.max_rows, dtype=torch.int32, device=self._device),
         )
-        self._room = SamplerRoom.of(rows, model.vocab_size, self._device)
+        self._room = SamplerRoom.of(config.max_rows, model.vocab_size, self._device)
         self._before = np.zeros(0, np.int32)
         """Of the step launched last, `Ticket.rows`."""
         self._graphs = DecodeGraphs(rows, self._decode, self._device)
@@ -102,7 +104,8 @@ class TritonRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Ticket:
         began = Moment(self._device)
-        if plan.num_decodes == len(plan.lengths):
+        plain = not (len(plan.edits) or Top.of(plan.samplings).width)
+        if plain and plan.num_decodes == len(plan.lengths):
             size = self._graphs.size(plan.num_decodes)
             self._inputs.load_decodes(plan, self._before, size)
             logits = self._graphs.run(size)
@@ -113,21 +116,29 @@ class TritonRunner:
             rows = np.arange(len(plan.sampled), dtype=np.int32)
         self._before = rows
         launched = Launched(plan, began, logits)
-        launched.take(self._memory.tokens)
+        launched.take(self._memory.tokens, NO_TOP)
+        if not (plain or len(plan.constrained)):
+            self._sample_specially(launched, step)
         return Ticket(launched, rows, step)
 
     @torch.inference_mode()
     def sample(self, ticket: Ticket, allowed: Words) -> None:
         """It has sampled already, as a graph does: once more, then, now that it is known what."""
-        rows = ticket.rows[ticket.launched.plan.constrained]
-        keep_allowed(ticket.launched.logits, self._tensor(rows), self._tensor(allowed))
-        self._sample(ticket.launched.logits, ticket.step)
-        ticket.launched.take(self._memory.tokens)
+        launched, plan = ticket.launched, ticket.launched.plan
+        if len(plan.edits) or Top.of(plan.samplings).width:
+            launched.allowed = allowed
+            self._sample_specially(launched, ticket.step)
+            return
+        rows = ticket.rows[plan.constrained]
+        keep_allowed(launched.logits, self._tensor(rows), self._tensor(allowed))
+        self._sample(launched.logits, ticket.step)
+        launched.take(self._memory.tokens, NO_TOP)
 
     def collect(self, ticket: Ticket) -> Collected:
         launched = ticket.launched
         tokens = np.array(launched.wait())
-        return Collected(launched.plan.results(tokens[ticket.rows].tolist()), launched.seconds)
+        results = launched.plan.results(tokens[ticket.rows].tolist(), launched.top)
+        return Collected(results, launched.seconds)
 
     @torch.inference_mode()
     def _decode(self, rows: int) -> Tensor:
@@ -141,6 +152,20 @@ class TritonRunner:
 
     def _sample(self, logits: Tensor, step: DeviceStep) -> None:
         sample(self._memory.tokens[: len(step.rows)], logits, step.samplings, self._room)
+
+    def _sample_specially(self, launched: Launched, step: DeviceStep) -> None:
+        """Where rows have edits or want logprobs: by torch's operations, which are waited for. What
+        was sampled before is thrown away."""
+        plan, raw = launched.plan, launched.logits.float()
+        logits, tokens = raw.clone(), self._memory.tokens[: len(step.rows)]
+        edit(logits, plan.samplings, plan.edits)
+        if launched.allowed is not None:
+            rows = self._tensor(plan.constrained)
+            keep_allowed(logits, rows, self._tensor(launched.allowed))
+        self._sample(logits, step)
+        given = self._tensor(plan.samplings["given"].copy())
+        tokens.copy_(torch.where((given > 0) & (tokens >= 0), given - 1, tokens))
+        launched.take(self._memory.tokens, top_of(raw, tokens.long(), plan.samplings))
 
     def _tensor(self, values: NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kernels.sampling import Top
 from services.worker.engine import ModelInfo
 from services.worker.engine.plan import Collected, StepPlan
 
@@ -78,7 +79,7 @@ class MemoryRunner:
         if ticket.error:
             raise ticket.error
         assert ticket.sampled is not None
-        results = ticket.plan.results(ticket.sampled)
+        results = ticket.plan.results(ticket.sampled, Top.of(ticket.plan.samplings))
         for row in ticket.plan.sampled.tolist():
             tokens = results[row].tokens
             for _ in range(0 if tokens == [WRONG] else self.more()):

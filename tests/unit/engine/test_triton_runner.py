@@ -55,6 +55,7 @@ def plan(
         block_tables=tables,
         num_decodes=counts.count(1),
         sampled=np.array(sampled, np.int32),
+        rows=np.cumsum(counts, dtype=np.int32)[sampled] - 1,
         samplings=samplings,
     )
 
@@ -127,7 +128,7 @@ def test_what_fills_a_batch_up_writes_to_no_block(checkpoint: Checkpoint) -> Non
 
 
 def test_decodes_are_filled_up() -> None:
-    of = Capacity(tokens=8, sequences=4, blocks=3, block_size=4, scratch=6, queries=16)
+    of = Capacity(tokens=8, sequences=4, blocks=3, block_size=4, rows=8, scratch=6, queries=16)
     inputs = StepInputs(of, torch.device("cpu"))
     crowded = plan([([1], 9, [1, 2, 3])] * 4, [0, 1, 2, 3], temperature=1, seed=9)
     inputs.load_decodes(crowded, np.zeros(0, np.int32), 4)

@@ -30,13 +30,6 @@ def completion(**more: Any) -> CompletionRequest:
     ("fields", "param", "reason"),
     [
         ({"nonsense": 1}, "nonsense", "unknown_parameter"),
-        ({"n": 2}, "n", "unsupported_parameter"),
-        ({"n": True}, "n", "unsupported_parameter"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
-        ({"presence_penalty": -1}, "presence_penalty", "unsupported_parameter"),
-        ({"logit_bias": {"1": 2}}, "logit_bias", "unsupported_parameter"),
-        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
-        ({"top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
@@ -113,6 +106,78 @@ def test_values_that_ask_for_nothing_are_accepted(fields):
     given = chat(**fields).prompt(4).request
     assert given.sampling.seed  # drawn by the gateway
     assert given == chat(seed=given.sampling.seed).prompt(4).request
+
+
+WAYS = {
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+    "frequency_penalty": -2.0,
+    "presence_penalty": 2,
+    "min_tokens": 3,
+    "stop_token_ids": [5, 6],
+}
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_every_way_of_sampling_arrives(ask):
+    asked = ask(**WAYS, logit_bias={"7": -100, "9": 0.5}, bad_words=["no"], n=3)
+    made = asked.prompt(4) if ask is chat else asked.prompts(GatewaySettings())[0]
+    sampling = made.request.sampling
+    assert {name: getattr(sampling, name) for name in WAYS} == WAYS
+    assert {one.id: one.bias for one in sampling.logit_bias} == {7: -100, 9: 0.5}
+    assert (made.request.choices, list(made.request.bad_words)) == (3, ["no"])
+    assert not sampling.HasField("logprobs")
+
+
+def test_logprobs_are_asked_for_in_the_form_of_each_endpoint():
+    assert chat(logprobs=True).prompt(4).request.sampling.logprobs == 0
+    assert chat(logprobs=True).prompt(4).request.sampling.HasField("logprobs")
+    assert chat(logprobs=True, top_logprobs=20).prompt(4).request.sampling.logprobs == 20
+    (told,) = completion(logprobs=5, echo=True).prompts(GatewaySettings())
+    assert (told.request.sampling.logprobs, told.request.echo) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        (ChatCompletionRequest, {"min_p": 1.1}, "min_p"),
+        (ChatCompletionRequest, {"repetition_penalty": 0}, "repetition_penalty"),
+        (ChatCompletionRequest, {"frequency_penalty": 2.1}, "frequency_penalty"),
+        (ChatCompletionRequest, {"presence_penalty": -2.1}, "presence_penalty"),
+        (ChatCompletionRequest, {"logit_bias": {"x": 1}}, "logit_bias"),
+        (ChatCompletionRequest, {"logit_bias": {"7": 101}}, "logit_bias[7]"),
+        (ChatCompletionRequest, {"logit_bias": {str(id): 1 for id in range(301)}}, "logit_bias"),
+        (ChatCompletionRequest, {"bad_words": ["x"] * 65}, "bad_words"),
+        (ChatCompletionRequest, {"bad_words": [""]}, "bad_words[0]"),
+        (ChatCompletionRequest, {"stop_token_ids": list(range(65))}, "stop_token_ids"),
+        (ChatCompletionRequest, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        (ChatCompletionRequest, {"n": 0}, "n"),
+        (ChatCompletionRequest, {"n": True}, "n"),
+        (ChatCompletionRequest, {"n": 17}, "n"),
+        (ChatCompletionRequest, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (ChatCompletionRequest, {"top_logprobs": 1}, "top_logprobs"),
+        (ChatCompletionRequest, {"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        (ChatCompletionRequest, {"best_of": 2}, "best_of"),
+        (ChatCompletionRequest, {"echo": True}, "echo"),
+        (CompletionRequest, {"min_tokens": 17}, "min_tokens"),
+        (CompletionRequest, {"logprobs": 6}, "logprobs"),
+        (CompletionRequest, {"n": 16, "prompt": ["x"] * 3}, "n"),
+    ],
+)
+def test_ways_of_sampling_have_bounds(model, fields, param):
+    limits = GatewaySettings()
+
+    def ask() -> None:
+        body = {"model": "m", **fields}
+        if model is ChatCompletionRequest:
+            parse(model, json.dumps({"messages": [USER], **body}).encode(), limits).prompt(4)
+        else:
+            parse(model, json.dumps({"prompt": "x", **body}).encode(), limits).prompts(limits)
+
+    with pytest.raises(PenstockError) as refused:
+        ask()
+    assert refused.value.param == param
+    assert param in refused.value.message
 
 
 def text_part(text: str) -> dict[str, str]:
@@ -368,9 +433,7 @@ def test_other_prompts_are_refused(prompt):
     assert refused.value.param == "prompt"
 
 
-@pytest.mark.parametrize(
-    "fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"n": 2}, {"logprobs": 0}]
-)
+@pytest.mark.parametrize("fields", [{"suffix": "x"}, {"best_of": 2}])
 def test_completions_refuse_what_they_do_not_do(fields):
     (name,) = fields
     with pytest.raises(PenstockError) as refused:

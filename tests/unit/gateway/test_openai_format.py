@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, TokenIds, Usage
-from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
+from protos.tokenizer_pb2 import Chat, Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
 from services.common.content import said
+from services.gateway.api.rest.logprobs import joined
 from services.gateway.api.rest.openai_format import (
     Chunks,
     chat_completion,
@@ -51,7 +52,7 @@ def told(events: bytes) -> list[Any]:
 def test_a_chats_answer():
     made = answer()
     made.warnings += ["one", "two"]
-    whole = chat_completion(made)
+    whole = chat_completion([made])
     assert (whole["id"], whole["object"], whole["created"]) == (
         "chatcmpl-abc",
         "chat.completion",
@@ -97,6 +98,79 @@ def test_an_answer_to_each_prompt_ends_by_itself():
     assert [plan["user"] for plan in whole["penstock"]["plans"]] == [5, 5]
     alone = text_completion(answers[:1])["penstock"]
     assert (alone["plan"]["window"], "plans" in alone, "warning" in alone) == (512, False, False)
+
+
+def candidate(data: bytes, logprob: float) -> TextLogprob.Candidate:
+    text = data.decode("utf-8", "replace")
+    return TextLogprob.Candidate(text=text, bytes=data, logprob=logprob)
+
+
+def thought(data: bytes, logprob: float, *top: TextLogprob.Candidate) -> TextLogprob:
+    return TextLogprob(token=candidate(data, logprob), top=top)
+
+
+EURO = "€".encode()
+PIECES = [
+    thought(EURO[:1], -0.5, candidate(EURO[:1], -0.5), candidate(b"x", -1.0)),
+    thought(EURO[1:], -0.25, candidate(b"y", -0.125), candidate(b"z", -3.0)),
+    thought(b"b", -0.75),
+]
+
+
+def with_logprobs() -> Answer:
+    made = answer("€b", used=0)
+    made.wants_logprobs = True
+    made.add([TextDelta(logprobs=PIECES)])
+    return made
+
+
+def test_the_choices_of_a_chat_share_their_prompt():
+    made = [with_logprobs(), answer("other", FINISH_LENGTH, index=1)]
+    made[1].choice = 1
+    whole = chat_completion(made)
+    first, second = whole["choices"]
+    assert (first["index"], second["index"]) == (0, 1)
+    assert (first["finish_reason"], second["finish_reason"]) == ("stop", "length")
+    assert whole["usage"]["prompt_tokens"] == 10, "once"
+    assert whole["usage"]["completion_tokens"] == 6
+    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+    assert second["logprobs"] is None
+    start, end, letter = first["logprobs"]["content"]
+    assert (start["token"], start["bytes"], start["logprob"]) == ("\ufffd", [0xE2], -0.5)
+    assert [one["token"] for one in end["top_logprobs"]] == ["y", "z"]
+    assert letter == {"token": "b", "bytes": [98], "logprob": -0.75, "top_logprobs": []}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_completion_tells_of_its_prompt_and_of_each_token(streamed):
+    made = with_logprobs()
+    unexpected, second = TextLogprob(token=candidate(b"The", 0.0)), thought(b" q", -2.0)
+    made.echo = Echo(text="The q", logprobs=[unexpected, second])
+    if streamed:
+        chunks = Chunks(made, chat=False, include_usage=False)
+        deltas = [TextDelta(logprobs=PIECES[:1]), TextDelta(text="€b", logprobs=PIECES[1:])]
+        assert chunks.delta(TextDelta(token_ids=[1])) == b""
+        events = told(chunks.opening() + b"".join(map(chunks.delta, deltas)))
+        pieces = [event["choices"][0] for event in events]
+        text = "".join(piece["text"] for piece in pieces)
+        found = joined([piece["logprobs"] for piece in pieces])
+    else:
+        (choice,) = text_completion([made])["choices"]
+        text, found = choice["text"], choice["logprobs"]
+    assert text == "The q€b"
+    tokens = ["The", " q", *(piece.token.text for piece in PIECES)]
+    assert found == {
+        "tokens": tokens,
+        "token_logprobs": [None, -2.0, -0.5, -0.25, -0.75],
+        "top_logprobs": [
+            None,
+            None,
+            {tokens[2]: -0.5, "x": -1.0},
+            {"y": -0.125, "z": -3.0} | {tokens[3]: -0.25},
+            None,
+        ],
+        "text_offset": [0, 3, 5, 5, 6],
+    }
 
 
 # ---- events -------------------------------------------------------------------------------------

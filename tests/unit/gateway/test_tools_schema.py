@@ -153,7 +153,7 @@ def deltas() -> list[TextDelta]:
 def test_a_stream_puts_together_what_is_answered_at_once() -> None:
     whole = Answer("req_abc", "m", [])
     whole.add(deltas())
-    (choice,) = chat_completion(whole)["choices"]
+    (choice,) = chat_completion([whole])["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert (message["content"], message["reasoning_content"]) == ("I look.", "Well, so.")
@@ -188,7 +188,7 @@ def test_a_stream_puts_together_what_is_answered_at_once() -> None:
 def test_an_answer_of_calls_alone_has_no_content_and_may_be_sent_back() -> None:
     made = Answer("req_abc", "m", [])
     made.add([TextDelta(tool_calls=[ToolCallDelta(index=0, name="find", arguments="{}")])])
-    (choice,) = chat_completion(made)["choices"]
+    (choice,) = chat_completion([made])["choices"]
     assert choice["message"]["content"] is None
     id = choice["message"]["tool_calls"][0]["id"]
     result = {"role": "tool", "tool_call_id": id, "content": "y"}

@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from typing import Any, TypeVar
 
 import grpc
@@ -26,7 +27,10 @@ from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.api.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
 from services.gateway.api.generation_schema import (
+    MAX_BAD_WORDS,
+    MAX_BIAS,
     MAX_DOCUMENTS,
+    MAX_STOP_IDS,
     MAX_STOPS,
     ChatCompletionRequest,
     CompletionRequest,
@@ -40,7 +44,7 @@ from services.gateway.api.tools_schema import MAX_STORES
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.runs.pipeline import Gateway, serve
-from services.gateway.runs.prompt import Answer, Prompt
+from services.gateway.runs.prompt import Answer, Prompt, total_usage
 from services.gateway.runs.text_stream import client_too_slow
 
 log = logging.getLogger(__name__)
@@ -56,6 +60,7 @@ _FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.function\.")
 _STORES = re.compile(r"tools\[\d+\]\.vector_store_ids")
 _PARAMS = (
     ("input", "texts"),
+    ("top_logprobs", "sampling.logprobs"),
     *FORMS,
     *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
 )
@@ -89,7 +94,7 @@ class GrpcFront:
         fields = _completion_fields(
             self._inbox.parse(CompleteRequest, message), limits.max_prompt_tokens
         )
-        return validated(CompletionRequest, fields).prompts(limits)
+        return validated(CompletionRequest, fields, limits).prompts(limits)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """One event for all that is ready."""
@@ -97,18 +102,26 @@ class GrpcFront:
             text="".join([delta.text for delta in deltas]),
             reasoning="".join([delta.reasoning for delta in deltas]),
             tool_calls=[call for delta in deltas for call in delta.tool_calls],
+            logprobs=[one for delta in deltas for one in delta.logprobs],
+            choice=answer.index,
         )
         if not self._began:
             self._began = True
             event.plan.CopyFrom(answer.plan)
             event.passages.extend(answer.passages_used)
             event.warning = answer.warning
-        if event.text or event.reasoning or event.tool_calls or event.HasField("plan"):
+            if answer.echo is not None:
+                event.echo.CopyFrom(answer.echo)
+        says = event.text or event.reasoning or event.tool_calls or event.logprobs
+        if says or event.HasField("plan"):
             await self._send(event)
 
     async def finish(self, answers: list[Answer]) -> None:
-        (answer,) = answers  # a call has one prompt
-        await self._send(GenerateEvent(finish=answer.finish, usage=answer.usage))
+        *others, last = answers
+        for answer in others:
+            await self._send(GenerateEvent(choice=answer.index, finish=answer.finish))
+        usage = total_usage(answers)
+        await self._send(GenerateEvent(choice=last.index, finish=last.finish, usage=usage))
 
     async def _send(self, event: GenerateEvent) -> None:
         try:
@@ -119,8 +132,24 @@ class GrpcFront:
 
 
 def _sampling(options: SamplingOptions) -> dict[str, Any]:
+    """Lists cut where they are too long already, which refuses them."""
     fields = {field.name: value for field, value in options.ListFields()}
-    return {**fields, **({"stop": list(options.stop[: MAX_STOPS + 1])} if options.stop else {})}
+    for name, most in _LISTS.items():
+        if name in fields:
+            fields[name] = list(fields[name][: most + 1])
+    if "logit_bias" in fields:
+        fields["logit_bias"] = dict(islice(options.logit_bias.items(), MAX_BIAS + 1))
+    return fields
+
+
+def _of_chat(sampling: dict[str, Any]) -> dict[str, Any]:
+    """A chat's form of logprobs is another than a completion's."""
+    if "logprobs" in sampling:
+        sampling = {**sampling, "logprobs": True, "top_logprobs": sampling["logprobs"]}
+    return sampling
+
+
+_LISTS = {"stop": MAX_STOPS, "bad_words": MAX_BAD_WORDS, "stop_token_ids": MAX_STOP_IDS}
 
 
 def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
@@ -136,7 +165,7 @@ def _chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
             for index, m in enumerate(request.messages[: max_messages + 1])
         ],
         "documents": [{"title": d.title, "text": d.text} for d in documents],
-        **_sampling(request.sampling),
+        **_of_chat(_sampling(request.sampling)),
         **tool_fields(request),
         **(form_fields(request.constraint) if request.HasField("constraint") else {}),
     }

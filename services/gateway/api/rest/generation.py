@@ -42,7 +42,7 @@ class RestFront:
             request = parse(ChatCompletionRequest, body, self._settings.gateway)
             prompts = [request.prompt(self._settings.retrieval.top_k)]
         else:
-            request = parse(CompletionRequest, body)
+            request = parse(CompletionRequest, body, self._settings.gateway)
             prompts = request.prompts(self._settings.gateway)
         self._stream = bool(request.stream)
         self._include_usage = request.include_usage
@@ -67,7 +67,7 @@ class RestFront:
             events = b"".join([of_one.closing() for of_one in chunks])
             await self._exchange.end_events(events + chunks[0].ending(answers))
         else:
-            whole = chat_completion(*answers) if self._chat else text_completion(answers)
+            whole = chat_completion(answers) if self._chat else text_completion(answers)
             await self._exchange.reply_json(whole)
 
     async def _open(self, answer: Answer) -> Chunks:
@@ -75,8 +75,8 @@ class RestFront:
         if not self._chunks:
             await self._exchange.start_events()
         self._chunks[answer.index] = chunks
-        if self._chat:
-            await self._exchange.write(chunks.opening())
+        if opening := chunks.opening():
+            await self._exchange.write(opening)
         return chunks
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from protos.common_pb2 import FINISH_LENGTH, FINISH_TOOL_CALLS
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
+from services.gateway.api.rest import logprobs
 from services.gateway.runs.citations import annotations, filename
 from services.gateway.runs.prompt import Answer, total_usage
 
@@ -78,7 +79,21 @@ def _plan(answer: Answer) -> dict[str, int]:
     return {name: getattr(answer.plan, name) for name in _PLAN}
 
 
-def chat_completion(answer: Answer) -> dict[str, Any]:
+def chat_completion(answers: Sequence[Answer]) -> dict[str, Any]:
+    """`answers`: the choices of one chat."""
+    first = answers[0]
+    return {
+        "id": "chatcmpl-" + first.request_id.removeprefix("req_"),
+        "object": "chat.completion",
+        "created": first.created,
+        "model": first.model,
+        "choices": [_chat_choice(answer) for answer in answers],
+        "usage": usage(answers),
+        "penstock": extension(first),
+    }
+
+
+def _chat_choice(answer: Answer) -> dict[str, Any]:
     text = answer.text
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     message["annotations"] = annotations(text, answer.passages_used)
@@ -90,20 +105,11 @@ def chat_completion(answer: Answer) -> dict[str, Any]:
         ]
     if answer.reasons:
         message["reasoning_content"] = answer.reasoning
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": finish_reason(answer),
-    }
     return {
-        "id": "chatcmpl-" + answer.request_id.removeprefix("req_"),
-        "object": "chat.completion",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": [choice],
-        "usage": usage([answer]),
-        "penstock": extension(answer),
+        "index": answer.index,
+        "message": message,
+        "logprobs": logprobs.of_chat(answer.logprobs) if answer.wants_logprobs else None,
+        "finish_reason": finish_reason(answer),
     }
 
 
@@ -116,14 +122,15 @@ def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
     choices = [
         {
             "index": answer.index,
-            "text": answer.text,
-            "logprobs": None,
+            "text": (answer.echo.text if answer.echo else "") + answer.text,
+            "logprobs": _text_logprobs(answer) if answer.wants_logprobs else None,
             "finish_reason": finish_reason(answer),
         }
         for answer in answers
     ]
     first = answers[0]
-    told = {"request_id": first.request_id, "plans": [_plan(answer) for answer in answers]}
+    prompts = [answer for answer in answers if not answer.choice]
+    told = {"request_id": first.request_id, "plans": [_plan(answer) for answer in prompts]}
     return {
         "id": "cmpl-" + first.request_id.removeprefix("req_"),
         "object": "text_completion",
@@ -131,8 +138,14 @@ def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
         "model": first.model,
         "choices": choices,
         "usage": usage(answers),
-        "penstock": told if len(answers) > 1 else extension(first),
+        "penstock": told if len(prompts) > 1 else extension(first),
     }
+
+
+def _text_logprobs(answer: Answer) -> dict[str, Any]:
+    of_text = logprobs.OfText()
+    pieces = [of_text.echo(answer.echo)] if answer.echo else []
+    return logprobs.joined([*pieces, of_text.next(answer.logprobs)])
 
 
 class Chunks:
@@ -151,32 +164,45 @@ class Chunks:
             "created": answer.created,
             "model": answer.model,
         }
-        before, after = self._chunk("\0", None).split(rb'"\u0000"')
+        self._of_text = logprobs.OfText()
+        before, after = self._piece(self._said("\0")).split(rb'"\u0000"')
         self._before, self._after = before, after
 
     def opening(self) -> bytes:
-        """Before a chat's first text: who speaks."""
-        return self._event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        """Before a chat's first text: who speaks; before a completion's: the prompt, if it is to
+        come back."""
+        if self._chat:
+            return self._piece({"delta": {"role": "assistant", "content": ""}})
+        if (echo := self._answer.echo) is None:
+            return b""
+        told = self._of_text.echo(echo) if self._answer.wants_logprobs else None
+        return self._piece(self._said(echo.text), told)
 
     def delta(self, delta: TextDelta) -> bytes:
-        """Its events, one for each kind of what it says; of text the only work per token."""
-        if not (delta.reasoning or delta.tool_calls):
+        """Its events, one for each kind of what it says; of text the only work per token. Logprobs
+        come with its last event."""
+        if not (delta.reasoning or delta.tool_calls or self._answer.wants_logprobs):
             return self._text(delta.text)
-        reasoning = self._said({"reasoning_content": delta.reasoning}) if delta.reasoning else b""
-        calls = [self._called(call) for call in delta.tool_calls]
-        return b"".join([reasoning, self._text(delta.text), *calls])
+        told = None
+        if self._answer.wants_logprobs and delta.logprobs:
+            told = (logprobs.of_chat if self._chat else self._of_text.next)(delta.logprobs)
+        said: list[dict[str, Any]] = []
+        if delta.reasoning:
+            said.append({"delta": {"reasoning_content": delta.reasoning}})
+        if delta.text or not (delta.reasoning or delta.tool_calls or told is None):
+            said.append(self._said(delta.text))
+        said += [{"delta": {"tool_calls": [self._called(call)]}} for call in delta.tool_calls]
+        events = [self._piece(one) for one in said[:-1]]
+        return b"".join([*events, *(self._piece(last, told) for last in said[-1:])])
 
     def _text(self, text: str) -> bytes:
         return self._before + json.dumps(text).encode() + self._after if text else b""
 
-    def _called(self, call: ToolCallDelta) -> bytes:
+    def _called(self, call: ToolCallDelta) -> dict[str, Any]:
         piece: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
         if call.name:
             piece |= _call(self._answer, call.index, call.name, call.arguments)
-        return self._said({"tool_calls": [piece]})
-
-    def _said(self, delta: dict[str, Any]) -> bytes:
-        return self._event({"delta": delta, "finish_reason": None})
+        return piece
 
     def closing(self) -> bytes:
         """After the last text: why it ended, and sources."""
@@ -196,12 +222,15 @@ class Chunks:
             return DONE
         return event({**self._head, "choices": [], "usage": usage(answers)}) + DONE
 
-    def _chunk(self, text: str, finish: str | None) -> bytes:
-        said: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
-        return self._event({**said, "finish_reason": finish})
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}} if self._chat else {"text": text}
+
+    def _piece(self, said: dict[str, Any], told: dict[str, Any] | None = None) -> bytes:
+        """`told`: logprobs."""
+        return self._event({**said, "finish_reason": None, "logprobs": told})
 
     def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
         if self._include_usage:
             more["usage"] = None  # as OpenAI does on all chunks but the last
-        choice = {"index": self._answer.index, **choice, "logprobs": None}
+        choice = {"index": self._answer.index, "logprobs": None, **choice}
         return event({**self._head, "choices": [choice], **more})

@@ -1,0 +1,61 @@
+"""What the model thought of each token, in the two forms that OpenAI's API has for it."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from protos.tokenizer_pb2 import Echo, TextLogprob
+
+
+def of_chat(logprobs: Iterable[TextLogprob]) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat."""
+    content = [
+        {**_candidate(one.token), "top_logprobs": [_candidate(other) for other in one.top]}
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _candidate(one: TextLogprob.Candidate) -> dict[str, Any]:
+    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.bytes)}
+
+
+class OfText:
+    """`choices[].logprobs` of a plain completion, piece by piece: a token's `text_offset` counts
+    the characters of all that came before it."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._offset = 0
+
+    def echo(self, echo: Echo) -> dict[str, Any]:
+        """The prompt's own, first. Nobody expected its first token: there are none of that."""
+        told = self.next(echo.logprobs)
+        for name in ("token_logprobs", "top_logprobs"):
+            told[name][:1] = [None] * len(told[name][:1])
+        return told
+
+    def next(self, logprobs: Sequence[TextLogprob]) -> dict[str, Any]:
+        offsets = []
+        for one in logprobs:
+            offsets.append(self._offset)
+            self._offset += len(self._decode(one.token.bytes))
+        return {
+            "tokens": [one.token.text for one in logprobs],
+            "token_logprobs": [one.token.logprob for one in logprobs],
+            "top_logprobs": [_by_text(one) for one in logprobs],
+            "text_offset": offsets,
+        }
+
+
+def _by_text(one: TextLogprob) -> dict[str, float] | None:
+    """The best and the token itself; of two that read the same the better one."""
+    found: dict[str, float] = {}
+    for other in (*one.top, *([one.token] if one.top else ())):
+        found.setdefault(other.text, other.logprob)
+    return found or None
+
+
+def joined(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of `OfText`'s pieces, one after the other."""
+    return {name: [one for piece in pieces for one in piece[name]] for name in pieces[0]}

@@ -1,0 +1,222 @@
+"""Ways of sampling in the engine: the same tokens whatever happens to a request on its way."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.worker.engine import Request, Sampling
+from services.worker.engine.engine import Engine
+from services.worker.engine.logits import LogitEdits, gathered
+from services.worker.engine.messages import Logprobs, RequestOutput
+from tests.support.plain_sampling import adjusted
+from tests.support.samplings import as_rows
+from tests.unit.engine.checkpoints import VOCAB
+from tests.unit.engine.driving import drive, make_engine, make_prompts
+
+Checkpoint = Callable[..., Path]
+ALL = Sampling(
+    40,
+    temperature=1.3,
+    seed=11,
+    ignore_eos=True,
+    min_p=0.01,
+    repetition_penalty=1.3,
+    frequency_penalty=0.7,
+    presence_penalty=0.4,
+    logit_bias=((5, 2.0), (9, -3.0)),
+    bad_words=((17,), (20, 21), (1, 2, 3)),
+    min_tokens=30,
+    stop_token_ids=(8, 30),
+    logprobs=3,
+)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Checkpoint) -> Engine:
+    return make_engine(checkpoint())
+
+
+class Told:
+    """Of one request: all that came of it."""
+
+    def __init__(self, outputs: list[RequestOutput]) -> None:
+        self.tokens = [token for output in outputs for token in output.new_token_ids]
+        self.logprobs = [one for output in outputs for one in output.logprobs or ()]
+        self.of_prompt = [one for output in outputs for one in output.prompt_logprobs or ()]
+
+
+def ask(engine: Engine, *requests: Request) -> list[Told]:
+    run = drive(engine, requests)
+    outputs = [output for step in run.steps for output in step.outputs]
+    return [Told([o for o in outputs if o.request_id == r.request_id]) for r in requests]
+
+
+PROMPT = make_prompts(1, longest=50, seed=4)[0]
+
+
+def near(found: list[Logprobs], wanted: list[Logprobs]) -> None:
+    assert [one.top_ids for one in found] == [one.top_ids for one in wanted]
+    for name in ("logprob", "top_logprobs"):
+        values = [
+            np.hstack([[], *(getattr(one, name) for one in told)]) for told in (found, wanted)
+        ]
+        assert values[0] == pytest.approx(values[1], abs=2e-3)
+
+
+def test_edits_are_what_the_definitions_say() -> None:
+    """Token by token, from any beginning."""
+    generator = np.random.default_rng(1)
+    logits = generator.normal(size=VOCAB).astype(np.float32) * 3
+    prompt, output = PROMPT, generator.integers(3, 40, 60).tolist()
+    whole = LogitEdits.of(ALL, prompt, [], ALL.stop_token_ids)
+    assert whole is not None
+    for count in range(len(output)):
+        later = LogitEdits.of(ALL, prompt, output[:count], ALL.stop_token_ids)
+        for edits in (whole, later):
+            rows = as_rows([ALL], [len(prompt) + count])
+            found = logits.copy()
+            for token, factor, add in gathered([edits], rows).tolist():
+                x = found[token]
+                found[token] = (x / factor if x > 0 else x * factor) + add
+            want = adjusted(logits, ALL, prompt, output[:count])
+            assert found == pytest.approx(want, rel=1e-5, abs=1e-5)
+        whole.append(output[count])
+
+
+@pytest.mark.parametrize("field", ["temperature", "seed", "logprobs", "min_p"])
+def test_who_asks_for_nothing_has_no_edits(field: str) -> None:
+    asked = replace(Sampling(5), **{field: 1})
+    assert LogitEdits.of(asked, PROMPT, [4], (2,)) is None
+
+
+def test_bans_and_least_lengths_hold(engine: Engine) -> None:
+    (told,) = ask(engine, Request("a", PROMPT, ALL))
+    assert len(told.tokens) >= 30
+    assert not {8, 30} & {*told.tokens[:29]}
+    pairs = set(zip(told.tokens, told.tokens[1:], strict=False))
+    assert 17 not in told.tokens
+    assert (20, 21) not in pairs
+    repeated = replace(ALL, logit_bias=((17, 100.0),), bad_words=())
+    assert 17 in ask(engine, Request("b", PROMPT, repeated))[0].tokens, "it is the ban that holds"
+
+
+def test_neighbours_and_preemption_change_nothing(checkpoint: Checkpoint, engine: Engine) -> None:
+    (alone,) = ask(engine, Request("a", PROMPT, ALL))
+    small = make_engine(checkpoint(), num_blocks=9, max_running=4)
+    small.add(Request("a", PROMPT, ALL, priority=9))
+    steps = [small.step() for _ in range(12)]
+    others = make_prompts(4, longest=40, seed=9)
+    plain = replace(ALL, repetition_penalty=1.0)
+    for i, prompt in enumerate(others):
+        small.add(Request(str(i), prompt, replace(plain, seed=i, logprobs=i, max_tokens=35)))
+    while small.has_work:
+        steps.append(small.step())
+    assert "a" in [name for step in steps for name in step.preempted]
+    outputs = [output for step in steps for output in step.outputs]
+    told = Told([output for output in outputs if output.request_id == "a"])
+    assert told.tokens == alone.tokens
+    near(told.logprobs, alone.logprobs)
+
+
+def test_who_goes_on_elsewhere_goes_on_the_same(engine: Engine) -> None:
+    (whole,) = ask(engine, Request("a", PROMPT, ALL))
+    for known in (1, 7, 35):
+        rest = replace(ALL, max_tokens=ALL.max_tokens - known, prompt_logprobs=2)
+        prompt = PROMPT + whole.tokens[:known]
+        (told,) = ask(engine, Request("b", prompt, rest, generated_prefix=known))
+        assert told.tokens == whole.tokens[known:]
+        near(told.logprobs, whole.logprobs[known:])
+        assert told.of_prompt == [], "they came with the first token"
+
+
+def test_a_split_changes_nothing(checkpoint: Checkpoint, engine: Engine) -> None:
+    asked = replace(ALL, prompt_logprobs=1)
+    (whole,) = ask(engine, Request("a", PROMPT, asked))
+    prefill, decode = make_engine(checkpoint()), make_engine(checkpoint())
+    decode.add(Request("a", PROMPT, asked, remote_prefill=True))
+    decode.step()
+    prefill.add(Request("a", PROMPT, asked, prefill_only=True, export_kv="inline"))
+    first: list[RequestOutput] = []
+    while prefill.has_work:
+        step = prefill.step()
+        first += step.outputs
+        for blocks in step.kv_exports:
+            decode.write_kv(blocks)
+    decode.start_decode("a", first[0].new_token_ids[0])
+    rest: list[RequestOutput] = []
+    while decode.has_work:
+        rest += decode.step().outputs
+    told = Told(first + rest)
+    assert told.tokens == whole.tokens
+    near(told.logprobs, whole.logprobs)
+    near(told.of_prompt, whole.of_prompt)
+
+
+@pytest.mark.usefixtures("both_loops")
+def test_steps_that_overlap_change_nothing(checkpoint: Checkpoint, engine: Engine) -> None:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"repetition_penalty": 1.0, "frequency_penalty": 0, "presence_penalty": 0, "bad_words": ()},
+        {"bad_words": ((20, 21),), "prompt_logprobs": 0},
+    ]
+    requests = [
+        Request(str(i), prompt, replace(ALL, seed=i, **kind))
+        for i, (prompt, kind) in enumerate(zip(make_prompts(3, seed=2), kinds, strict=True))
+    ]
+    want = ask(engine, *requests)
+    found = ask(make_engine(checkpoint()), *requests)
+    assert [told.tokens for told in found] == [told.tokens for told in want]
+    for one, other in zip(found, want, strict=True):
+        near(one.logprobs, other.logprobs)
+        near(one.of_prompt, other.of_prompt)
+
+
+def test_a_prompt_is_scored_as_if_it_were_drawn(checkpoint: Checkpoint, engine: Engine) -> None:
+    """In chunks, beside others, and though its blocks are cached already."""
+    asked = Sampling(1, temperature=0, ignore_eos=True, logprobs=4, prompt_logprobs=4)
+    prompt = make_prompts(1, longest=200, seed=3)[0] * 3
+    short = [prompt[:count] for count in (20, 55, len(prompt) - 1)]
+    drawn = ask(engine, *(Request(str(len(p)), p, asked) for p in short))
+    (told,) = ask(engine, Request("a", prompt, asked))
+    (cached,) = ask(engine, Request("b", prompt, replace(asked, prompt_logprobs=None)))
+    assert cached.tokens == told.tokens
+    assert len(told.of_prompt) == len(prompt) - 1
+    for before, one in zip(short, drawn, strict=True):
+        scored, token = told.of_prompt[len(before) - 1], prompt[len(before)]
+        assert scored.top_ids == one.logprobs[0].top_ids
+        if token in scored.top_ids:
+            assert scored.logprob == scored.top_logprobs[scored.top_ids.index(token)]
+        near([scored._replace(logprob=0)], [one.logprobs[0]._replace(logprob=0)])
+    assert all(list(one.top_logprobs) == sorted(one.top_logprobs)[::-1] for one in told.of_prompt)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_p", 1.5),
+        ("min_p", float("nan")),
+        ("repetition_penalty", 0.0),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
+        ("logit_bias", ((VOCAB, 1.0),)),
+        ("logit_bias", ((1, 101.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", tuple((i, 1.0) for i in range(301))),
+        ("bad_words", ((),)),
+        ("bad_words", ((-1,),)),
+        ("bad_words", ((1,) * 33,)),
+        ("stop_token_ids", (VOCAB,)),
+        ("min_tokens", -1),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
+    ],
+)
+def test_what_is_out_of_range_is_named(engine: Engine, field: str, value: Any) -> None:
+    run = drive(engine, [Request("a", PROMPT, replace(Sampling(2), **{field: value}))])
+    error = run.last["a"].error
+    assert error is not None
+    assert (error.code, error.param) == ("invalid_request", field)
