@@ -86,7 +86,7 @@ def compiler(folder: Path) -> Compiler:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    return make_engine(folder, kernels="reference", overlap=True)
+    return make_engine(folder, overlap=True)
 
 
 def schema(of: Any) -> Constraint:
@@ -140,7 +140,7 @@ def test_a_text_is_taken_just_if_it_fits(
 
 def test_whatever_is_sampled_validates(engine: Engine, tokenizer: Tokenizer) -> None:
     """With weights that know nothing, and half of the requests beside them free."""
-    schemas = [of for of, _, _ in CASES.values()] * 2
+    schemas = [of for of, _, _ in CASES.values()]
     requests = [Request(str(i), PROMPT, sampling(schema(of), i)) for i, of in enumerate(schemas)]
     free = [Request(f"free {i}", PROMPT, sampling(None, i, max_tokens=20)) for i in range(8)]
     run = drive(engine, [*requests, *free])
@@ -255,7 +255,7 @@ def test_a_hostile_one_costs_its_own_request(
     """While its grammar is being made others overtake it; who cancels is not waited for; and the
     next one is served as ever."""
     monkeypatch.setattr("services.worker.engine.grammar.trial._DEADLINE_S", 2.0)
-    engine = make_engine(folder, kernels="reference")
+    engine = make_engine(folder)
     bad = [Request(name, PROMPT, sampling(c)) for name, c in HOSTILE.items()]
     gone = Request("gone", PROMPT, sampling(Constraint("regex", "gone")))
     good = Request("good", PROMPT, sampling(schema(POINT), 1))
