@@ -129,7 +129,7 @@ async def test_refusals_name_the_field_as_grpc_has_it(rig):
             "sampling.temperature",
         ),
         (
-            ChatRequest(model=MODEL, messages=[said("tool", "x")]),
+            ChatRequest(model=MODEL, messages=[said("critic", "x")]),
             "messages[0].role",
         ),
         (

@@ -9,6 +9,7 @@ import pytest
 
 from protos.common_pb2 import (
     FINISH_STOP,
+    FINISH_TOOL_CALLS,
     Constraint,
     ContentPart,
     Message,
@@ -16,6 +17,7 @@ from protos.common_pb2 import (
     TokenIds,
     Tool,
     ToolCall,
+    ToolChoice,
     Usage,
 )
 from protos.gateway_pb2 import (
@@ -27,7 +29,7 @@ from protos.gateway_pb2 import (
     SamplingOptions,
 )
 from protos.retrieval_pb2 import EmbedReply, SearchReply, Vector
-from protos.tokenizer_pb2 import PromptPlan, TextDelta
+from protos.tokenizer_pb2 import PromptPlan, TextDelta, ToolCallDelta
 from services.common.content import said, text_of
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
@@ -306,6 +308,39 @@ async def test_a_message_that_has_no_room_is_not_read(parts):
         taken.hold(50_000)
         call = await chat(parts, Call(ChatRequest(model=MODEL, messages=HI)))
     assert (call.code, call.asked) == (CODE.RESOURCE_EXHAUSTED, 0)
+
+
+async def test_tools_and_forms_as_over_rest(parts):
+    def calls(opened: Opened) -> None:
+        call = ToolCallDelta(index=0, name="find", arguments="{}")
+        opened.say(
+            TextDelta(reasoning="Well.", token_ids=[1], plan=PromptPlan(window=512)),
+            TextDelta(tool_calls=[call], token_ids=[2]),
+            TextDelta(finish=FINISH_TOOL_CALLS),
+        )
+        opened.finish()
+
+    parts.tokenizers.script = calls
+    called = Message(role="assistant", tool_calls=[ToolCall(id="c", name="find", arguments="{}")])
+    result = Message(role="tool", content=[ContentPart(text="12")], tool_call_id="c")
+    asked = ChatRequest(
+        model=MODEL,
+        messages=[*HI, called, result],
+        tools=[Tool(name="find", parameters='{"type": "object"}', strict=True)],
+        tool_choice=ToolChoice(mode=ToolChoice.NAMED, name="find"),
+        parallel_tool_calls=False,
+        constraint=Constraint(choice=Constraint.Options(texts=["a"])),
+    )
+    call = await chat(parts, Call(asked))
+    assert "".join(event.reasoning for event in call.events) == "Well."
+    assert [c.name for event in call.events for c in event.tool_calls] == ["find"]
+    assert call.events[-1].finish == FINISH_TOOL_CALLS
+    (opened,) = parts.tokenizers.opened
+    sent = opened.request
+    assert list(sent.chat.messages) == list(asked.messages)
+    assert (list(sent.chat.tools), sent.chat.tool_choice) == (list(asked.tools), asked.tool_choice)
+    assert sent.chat.one_call
+    assert sent.sampling.constraint == asked.constraint
 
 
 # ---- errors -------------------------------------------------------------------------------------
