@@ -6,10 +6,12 @@
 A Kalman filter (R. E. Kalman, "A new approach to linear filtering and prediction problems", 1960)
 of the five costs: with each goes how uncertain it is, and with each pair how far the one follows
 the other. A step corrects the costs that it tells most of, by as much as they are uncertain beside
-the step's own noise. Two things make them uncertain again: the machine as a whole becomes slower or
-faster, which moves all costs alike, those that no step shows, too; and each moves by itself, while
-steps contain it. So where all steps are alike, what they do not tell apart keeps its proportions
-and is known to be in doubt (`doubt`): the scheduler now and then makes a step of decodes alone.
+the step's own noise. Two things make those that a step contains uncertain again: the machine as a
+whole becomes slower or faster, which moves all of them alike; and each moves by itself. So where
+all steps are alike, what they do not tell apart keeps its proportions and is known to be in doubt
+(`doubt`): the scheduler now and then makes a step of decodes alone. What steps do not contain stays
+as it was, and in ever more doubt: they do not tell whether the machine changed or only what they
+compute, and to guess it step by step would add up to anything.
 
 A step may be held up, by any factor, and a clock may be wrong. So an error counts for no more than
 twice what was to be expected, and no cost falls by more than a half at once: one step says little,
@@ -25,7 +27,8 @@ from operator import mul
 _NOISE = 0.1
 """Of a step's time, that nobody can tell."""
 _TOGETHER = 0.03
-"""By so much of itself each cost moves from step to step, all in the same direction."""
+"""By so much of itself each cost moves from step to step, those of the step in the same direction.
+"""
 _ALONE = 0.05
 """Likewise, each by itself."""
 _FAR = 2.0
@@ -135,17 +138,16 @@ class CostModel:
     def _grow_doubt(self, sizes: Sizes, seconds: float) -> None:
         """Since the step before. What has no cost yet may be all that took the `seconds`."""
         costs, spread = self._costs, self._spread
-        together = [_TOGETHER**2 * cost for cost in costs]
-        for row, moved in zip(spread, together, strict=True):
-            row[:] = [value + moved * cost for value, cost in zip(row, costs, strict=True)]
+        moved = [_TOGETHER * cost if size else 0.0 for cost, size in zip(costs, sizes, strict=True)]
+        for row, one in zip(spread, moved, strict=True):
+            row[:] = [value + one * other for value, other in zip(row, moved, strict=True)]
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
             if size and not cost:
                 for other in range(5):  # it goes with no other as yet
                     spread[index][other] = spread[other][index] = 0.0
                 spread[index][index] = (_AT_MOST[index] * seconds / size) ** 2
                 continue
-            if size:
-                spread[index][index] += (_ALONE * cost) ** 2
+            spread[index][index] += ((_ALONE if size else _TOGETHER) * cost) ** 2
             if spread[index][index] > (most := (_MOST_DOUBT * cost) ** 2):
                 less = math.sqrt(most / spread[index][index])
                 spread[index] = [value * less for value in spread[index]]
