@@ -17,12 +17,3 @@ class KvLayer:
     scales: Tensor | None = None
     """float32 [num_blocks, 2, kv_heads, block_size], of values in float8_e4m3fn: what a token's
     are to be multiplied with. A token's largest is stored as 448, so no calibration is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class QkNorm:
-    """Root mean square norm of each head's queries and keys: weights [dim]."""
-
-    q: Tensor
-    k: Tensor
-    epsilon: float

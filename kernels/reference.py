@@ -8,18 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.kv_layer import E4M3_MOST, KvLayer, QkNorm
+from kernels.heads import QkNorm, Scores
+from kernels.kv_layer import E4M3_MOST, KvLayer
 from kernels.paged_batch import PagedBatch
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean(x², last dim) + epsilon) * weight, of x's dtype; the mean is taken in float32.
+    """x / sqrt(mean(x², last dim) + epsilon) * weight, of x's dtype; the mean is taken in float32,
+    and what is multiplied with the weight is rounded to the weight's dtype.
 
     x: [..., N]; weight: [N].
     """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return weight * (wide * scale).to(x.dtype)
+    return (weight * (wide * scale).to(weight.dtype)).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -34,14 +36,28 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (x[..., i], x[..., i + D/2]) by their angles; the result is of x's dtype.
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """gelu, approximated by tanh, of the first half of each row of x [T, 2 N], times the second:
+    [T, N]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
 
-    x: [T, heads, D]; cos, sin: float32 [T, D/2].
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), of x's dtype."""
+    return (cap * torch.tanh(x.float() / cap)).to(x.dtype)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (x[..., i], x[..., i + R/2]) by their angles, and leaves x[..., R:] as it
+    is; the result is of x's dtype.
+
+    x: [T, heads, D]; cos, sin: float32 [T, R/2], R at most D.
     """
-    a, b = x.float().chunk(2, dim=-1)
+    turned, rest = x.float().tensor_split([2 * cos.shape[-1]], dim=-1)
+    a, b = turned.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1).to(x.dtype)
 
 
 def rotary_store(
@@ -55,16 +71,21 @@ def rotary_store(
     """Of rows qkv [T, (H + 2 G) D], whose memory may be used: queries [T, H, D], normed if there is
     a norm, turned by their positions; keys likewise, and values, are stored in their slots.
 
-    angles: cos and sin, float32 [context, D/2]; positions, slots: int32 [T].
+    angles: cos and sin, float32 [context, R/2]; positions, slots: int32 [T].
     """
     kv_heads, dim = layer.values.shape[2], layer.values.shape[4]
     heads = qkv.view(len(qkv), -1, dim)
     q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if norm is not None:
-        q, k = rms_norm(q, norm.q, norm.epsilon), rms_norm(k, norm.k, norm.epsilon)
+        q, k = _norm_parts(q, norm.q, norm.epsilon), _norm_parts(k, norm.k, norm.epsilon)
     cos, sin = (table[positions] for table in angles)
     store_kv(rotary(k, cos, sin), v, layer, slots)
     return rotary(q, cos, sin)
+
+
+def _norm_parts(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Of x [T, heads, D] as many features together as there are weights."""
+    return rms_norm(x.reshape(len(x), -1, len(weight)), weight, epsilon).view(x.shape)
 
 
 def store_kv(k: Tensor, v: Tensor, layer: KvLayer, slots: Tensor) -> None:
@@ -93,11 +114,9 @@ def _bits(values: Tensor) -> Tensor:
     return values.view(torch.uint8) if values.dtype == torch.float8_e4m3fn else values
 
 
-def paged_attention(
-    q: Tensor, layer: KvLayer, batch: PagedBatch, scale: float, window: int = 0
-) -> Tensor:
+def paged_attention(q: Tensor, layer: KvLayer, batch: PagedBatch, scores: Scores) -> Tensor:
     """Causal attention of each sequence's newest tokens over all its tokens in the cache, theirs
-    included (so `rotary_store` comes first); with a window over the last `window` up to itself.
+    included (so `rotary_store` comes first); with a window over the last ones up to itself.
 
     q and the result: [T, H, D]; query heads h * H/G to (h + 1) * H/G - 1 share key-value head h.
     Cache content outside the sequences' lengths has no influence, not even when it is NaN.
@@ -105,18 +124,18 @@ def paged_attention(
     outputs = []
     decodes = batch.num_decodes
     if decodes:
-        outputs.append(_decode(q[:decodes], layer, batch, scale, window))
+        outputs.append(_decode(q[:decodes], layer, batch, scores))
     starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
     for row in range(decodes, len(lengths)):
         places = torch.arange(lengths[row], device=q.device)
         size = layer.values.shape[3]
         blocks = batch.block_tables[row, places // size]
         k, v = load_kv(layer, blocks, places % size, q.dtype).unbind(1)
-        outputs.append(_prefill(q[starts[row] : starts[row + 1]], k, v, scale, window))
+        outputs.append(_prefill(q[starts[row] : starts[row + 1]], k, v, scores))
     return torch.cat(outputs)
 
 
-def _decode(q: Tensor, layer: KvLayer, batch: PagedBatch, scale: float, window: int) -> Tensor:
+def _decode(q: Tensor, layer: KvLayer, batch: PagedBatch, scores: Scores) -> Tensor:
     """One token each of the first sequences: q [S, H, D], all at once, padded to the longest."""
     rows, heads, dim = q.shape
     _, _, kv_heads, size, _ = layer.values.shape
@@ -128,36 +147,45 @@ def _decode(q: Tensor, layer: KvLayer, batch: PagedBatch, scale: float, window: 
     blocks = batch.block_tables.gather(1, places // size)
     k, v = load_kv(layer, blocks, places % size, q.dtype).unbind(2)
     mask = positions < lengths
-    if window:
-        mask &= positions >= lengths - window
+    if scores.window:
+        mask &= positions >= lengths - scores.window
     # The query heads of one key-value head are rows of one product: the cache is read once.
-    result = F.scaled_dot_product_attention(
+    result = _attend(
         q.view(rows, kv_heads, heads // kv_heads, dim),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=mask[:, None, None, :],
-        scale=scale,
+        mask[:, None, None, :],
+        scores,
     )
     return result.reshape(rows, heads, dim)
 
 
-def _prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+def _prefill(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     """The last tokens of one sequence: q [n, H, D] over k, v [length, G, D]."""
     count, heads, dim = q.shape
     length, kv_heads, _ = k.shape
     groups = heads // kv_heads
     mask = None
-    if count < length or window:
+    if count < length or scores.window or scores.cap:
         mask = torch.ones(count, length, dtype=torch.bool, device=q.device)
         mask = mask.tril_(diagonal=length - count)
-        if window:
-            mask = mask.triu_(diagonal=length - count - window + 1)
-    result = F.scaled_dot_product_attention(
+        if scores.window:
+            mask = mask.triu_(diagonal=length - count - scores.window + 1)
+    result = _attend(
         q.view(count, kv_heads, groups, dim).permute(1, 2, 0, 3),
         k.transpose(0, 1).unsqueeze(1).expand(-1, groups, -1, -1),
         v.transpose(0, 1).unsqueeze(1).expand(-1, groups, -1, -1),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
+        mask,
+        scores,
     )
     return result.permute(2, 0, 1, 3).reshape(count, heads, dim)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """Queries [.., n, D] over keys and values [.., length, D]; no mask: a causal one."""
+    if not scores.cap or mask is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scores.scale
+        )
+    found = capped((q @ k.transpose(-1, -2)).float() * scores.scale, scores.cap)
+    return found.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype) @ v

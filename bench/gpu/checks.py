@@ -11,7 +11,8 @@ from torch import Tensor
 from bench.gpu.device import Device
 from bench.gpu.inputs import Heads, attention, samplings
 from kernels import reference
-from kernels.kv_layer import KvLayer, QkNorm
+from kernels.heads import QkNorm, Scores
+from kernels.kv_layer import KvLayer
 from kernels.triton import activation, embed, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.prefill import prefill
@@ -54,14 +55,14 @@ def _attention(device: torch.device, heads: Heads, dry: bool) -> Iterator[Check]
     for eight_bits in (False, True):
         for window in (0, 100):
             case = attention(query_lens, lengths, heads, device, eight_bits=eight_bits)
-            scale = heads.dim**-0.5
+            scores = Scores(heads.dim**-0.5, window=window)
             out = torch.full_like(case.q, torch.nan)
-            decode(out, case.q, case.layer, case.batch, scale, window, splits)
-            prefill(out, case.q, case.layer, case.batch, scale, window)
+            decode(out, case.q, case.layer, case.batch, scores, splits)
+            prefill(out, case.q, case.layer, case.batch, scores)
             wide = KvLayer(case.layer.values.float(), None)
             if case.layer.scales is not None:
                 wide = KvLayer(wide.values * case.layer.scales[..., None])
-            expected = reference.paged_attention(case.q.float(), wide, case.batch, scale, window)
+            expected = reference.paged_attention(case.q.float(), wide, case.batch, scores)
             name = f"attention {heads}{' fp8' * eight_bits}{f' window {window}' * bool(window)}"
             yield _compared(name, out, expected)
 

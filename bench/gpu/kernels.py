@@ -8,6 +8,7 @@ import torch
 
 from bench.gpu.device import Device, seconds
 from bench.gpu.inputs import Attention, Heads, attention, samplings
+from kernels.heads import Scores
 from kernels.triton import activation, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.prefill import prefill
@@ -65,7 +66,7 @@ def _decode(device: Device, heads: Heads, rows: int, length: int, eight_bits: bo
     return _timed(
         device,
         f"decode attention, {rows} x {length}{', fp8' * eight_bits}",
-        lambda: decode(out, case.q, case.layer, case.batch, 0.1, 0, splits),
+        lambda: decode(out, case.q, case.layer, case.batch, Scores(0.1), splits),
         _cache_bytes(case),
     )
 
@@ -83,7 +84,7 @@ def _prefill(device: Device, heads: Heads, rows: int, length: int) -> Measured:
     return _timed(
         device,
         f"prefill attention, {rows} x {length}",
-        lambda: prefill(out, case.q, case.layer, case.batch, 0.1, 0),
+        lambda: prefill(out, case.q, case.layer, case.batch, Scores(0.1)),
         2 * case.q.nbytes + _cache_bytes(case),
         4 * heads.queries * heads.dim * products,
     )

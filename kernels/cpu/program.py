@@ -4,6 +4,7 @@ them, so that a step may be launched while another runs."""
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from kernels.cpu.library import Library
 from kernels.cpu.matrix import Matrix
 from kernels.cpu.memory import LINE, zeros
 from kernels.cpu.recorder import Floats, Recorder, Rows
+from kernels.heads import QkNorm, Scores
 from kernels.sampling import EDIT, NO_EDITS, SAMPLING, Top
 
 Ints = NDArray[np.int32]
@@ -55,13 +57,13 @@ class Program:
         logits: Rows,
         geometry: Geometry,
         limits: Limits,
-        rotary: tuple[Floats, Floats],
+        angles: Sequence[tuple[Floats, Floats]],
         number_format: Format,
         num_blocks: int,
         threads: int,
     ) -> None:
-        """`rotary`: cos and sin, [context, dim / 2] each. Raises MemoryError where no thread can be
-        made."""
+        """`angles`: of each of the model's rotary embeddings cos and sin, [context, dims / 2] each,
+        which turn a head's first `dims`. Raises MemoryError where no thread can be made."""
         self._library = library
         dot = number_format == "bfloat16" and library.has_dot
         self._format = c.BF16_PRODUCTS if dot else _FORMATS[number_format]
@@ -79,6 +81,9 @@ class Program:
         bfloat16, a head's tokens and dims in the order that native/rows.h says. Zeros, of which a
         page costs memory once it is written."""
         self._buffers, places = self._lay_buffers(recorder, limits)
+        self._turns = [
+            c.Turn(self._counted(cos), self._counted(sin), 2 * cos.shape[1]) for cos, sin in angles
+        ]
         ops = [self._op(op, places) for op in recorder.ops]
         ops.append(c.Op(kind=c.SAMPLE, source=places[logits], sampled=1))
         self._ops = (c.Op * len(ops))(*ops)
@@ -89,10 +94,8 @@ class Program:
             ops=self._ops,
             num_ops=len(ops),
             buffers=self._buffers,
-            shape=c.Shape(g.heads, g.kv_heads, g.dim, g.layers, g.block_tokens, g.dim**-0.5),
+            shape=c.Shape(g.heads, g.kv_heads, g.dim, g.layers, g.block_tokens),
             arena=self.arena.ctypes.data,
-            cos=self._counted(rotary[0]),
-            sin=self._counted(rotary[1]),
             operand=self._space(limits.tokens * (widest + c.OPERAND_PAD) * 4),
             scratch=self._space(scratch * threads),
             scratch_bytes=scratch,
@@ -246,18 +249,34 @@ class Program:
     def _op(self, op: dict[str, Any], places: dict[Rows, int]) -> c.Op:
         target: Rows = op["target"]
         found = c.Op(kind=op["kind"], target=places[target], sampled=target.sampled)
-        found.layer = op.get("layer", 0)
+        found.layer, found.factor = op.get("layer", 0), op.get("factor", 0)
         if "source" in op:
             found.source = places[op["source"]]
         if op["kind"] == c.LINEAR:
             found.prelude, norm, found.epsilon = op["prelude"]
             found.norm = None if norm is None else self._pointer(norm)
             found.epilogue = op["epilogue"]
+        if op["kind"] == c.ADD_NORM:
+            found.norm, found.epsilon = self._pointer(op["norm"]), op["epsilon"]
+        if op["kind"] == c.ROTARY:
+            found.turn, found.epsilon = self._turn(op["rope"], op["qk_norm"])
+        if op["kind"] == c.ATTENTION:
+            scores: Scores = op["scores"]
+            found.scores = c.Scores(scores.scale, scores.cap, scores.window)
         if "matrix" in op:
             matrix: Matrix = op["matrix"]
             bias = None if matrix.bias is None else self._pointer(matrix.bias)
             found.matrix = c.Matrix(self._pointer(matrix.panels), bias, matrix.n, matrix.k)
         return found
+
+    def _turn(self, rope: int, norm: QkNorm | None) -> tuple[c.Turn, float]:
+        """And the epsilon of the norm before it."""
+        of = self._turns[rope]
+        if norm is None:
+            return of, 0.0
+        widths, weights = (len(norm.q), len(norm.k)), (norm.q, norm.k)
+        found = c.Turn(of.cos, of.sin, of.dims, *widths, *map(self._pointer, weights))
+        return found, norm.epsilon
 
     def _pointer(self, array: NDArray[Any]) -> int:
         assert array.flags.c_contiguous

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kernels.cpu import structures as c
 from kernels.cpu.matrix import Matrix
+from kernels.heads import QkNorm, Scores
 
 Floats = NDArray[np.float32]
 
@@ -37,9 +38,9 @@ class Recorder:
     def __init__(self) -> None:
         self.ops: list[dict[str, Any]] = []
 
-    def embed(self, table: Matrix) -> Rows:
-        """Rows of the table [vocab, width] by the step's token ids."""
-        return self._emit(c.EMBED, table.k, False, matrix=table)
+    def embed(self, table: Matrix, scale: float = 1.0) -> Rows:
+        """Rows of the table [vocab, width] by the step's token ids, times `scale`."""
+        return self._emit(c.EMBED, table.k, False, matrix=table, factor=scale)
 
     def norm(self, x: Rows, weight: Floats, epsilon: float) -> Rows:
         """x / sqrt(mean(x²) + epsilon) * weight."""
@@ -49,12 +50,15 @@ class Recorder:
         """silu of the row's first half times its second half."""
         return Rows(x.width // 2, x.sampled, (c.SILU_MUL, None, 0.0), x, x.added)
 
+    def gelu_mul(self, x: Rows) -> Rows:
+        """gelu of the row's first half, by tanh, times its second half."""
+        return Rows(x.width // 2, x.sampled, (c.GELU_MUL, None, 0.0), x, x.added)
+
     def linear(self, x: Rows, weights: Matrix) -> Rows:
         """x W^T + bias."""
         if x.width != weights.k:
             raise ValueError(f"rows of {x.width} meet a matrix of {weights.k}")
-        if x.origin is not None and x.origin.added != x.added:
-            raise ValueError("a norm or activation is of rows that were added to since")
+        self._check_fresh(x)
         return self._emit(
             c.LINEAR,
             weights.n,
@@ -66,11 +70,16 @@ class Recorder:
         )
 
     def add(self, x: Rows, y: Rows) -> Rows:
-        """x + y, where y is what the last `linear` gave; x is no more."""
-        op = self.ops[-1]
-        if op["target"] is not y or op["kind"] != c.LINEAR or x.width != y.width:
+        """x + y, where y is what the last `linear` gave, or the norm of rows; x is no more."""
+        op, (prelude, weight, epsilon) = self.ops[-1], y.prelude
+        if prelude == c.NORM and x.width == y.width:
+            self._check_fresh(y)
+            fields = {"source": y.origin, "target": x, "norm": weight, "epsilon": epsilon}
+            self.ops.append({"kind": c.ADD_NORM, **fields})
+        elif op["target"] is y and op["kind"] == c.LINEAR and x.width == y.width:
+            op["target"], op["epilogue"] = x, c.ADD
+        else:
             raise ValueError("only what a linear just gave is added, to rows of its width")
-        op["target"], op["epilogue"] = x, c.ADD
         x.added += 1
         return x
 
@@ -79,19 +88,31 @@ class Recorder:
         x = self.add(x, y)
         return x, self.norm(x, weight, epsilon)
 
-    def rotary(self, qkv: Rows, layer: int) -> Rows:
-        """Queries and keys of [heads + 2 kv_heads, dim] turned by their positions, in place; keys
-        and values stored in the cache."""
-        self.ops.append({"kind": c.ROTARY, "source": qkv, "target": qkv, "layer": layer})
+    def rotary(self, qkv: Rows, layer: int, rope: int = 0, norm: QkNorm | None = None) -> Rows:
+        """Queries and keys of [heads + 2 kv_heads, dim] normed, where there is a norm, and turned
+        by their positions (of the program's tables, those of number `rope`), in place; keys and
+        values stored in the cache."""
+        fields = {"layer": layer, "rope": rope, "qk_norm": norm}
+        self.ops.append({"kind": c.ROTARY, "source": qkv, "target": qkv, **fields})
         return qkv
 
-    def attention(self, qkv: Rows, layer: int, width: int) -> Rows:
+    def attention(self, qkv: Rows, layer: int, width: int, scores: Scores) -> Rows:
         """Each token's queries over its sequence's tokens in the cache, itself included."""
-        return self._emit(c.ATTENTION, width, False, source=qkv, layer=layer)
+        return self._emit(c.ATTENTION, width, False, source=qkv, layer=layer, scores=scores)
+
+    def cap(self, x: Rows, cap: float) -> Rows:
+        """cap * tanh(x / cap), in place."""
+        self.ops.append({"kind": c.CAP, "source": x, "target": x, "factor": cap})
+        x.added += 1
+        return x
 
     def sampled(self, x: Rows) -> Rows:
         """The rows whose logits are wanted: what comes after is computed for them alone."""
         return self._emit(c.GATHER, x.width, True, source=x)
+
+    def _check_fresh(self, x: Rows) -> None:
+        if x.origin is not None and x.origin.added != x.added:
+            raise ValueError("a norm or activation is of rows that were added to since")
 
     def _emit(self, kind: int, width: int, sampled: bool, **fields: Any) -> Rows:
         rows = Rows(width, sampled)

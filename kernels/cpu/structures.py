@@ -2,9 +2,9 @@
 
 import ctypes
 
-EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE = range(6)
+EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE, ADD_NORM, CAP = range(8)
 FLOATS, BF16_WEIGHTS, BF16_CACHE, BF16_PRODUCTS = range(4)
-PLAIN, NORM, SILU_MUL = range(3)
+PLAIN, NORM, SILU_MUL, GELU_MUL = range(4)
 PUT, ADD = range(2)
 OPERAND_PAD = 32
 
@@ -16,6 +16,20 @@ class Matrix(ctypes.Structure):
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
     ]
+
+
+class Turn(ctypes.Structure):
+    _fields_ = [
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("dims", "q_width", "k_width")),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+    ]
+
+
+class Scores(ctypes.Structure):
+    _fields_ = [("scale", ctypes.c_float), ("cap", ctypes.c_float), ("window", ctypes.c_int)]
 
 
 class Op(ctypes.Structure):
@@ -30,6 +44,9 @@ class Op(ctypes.Structure):
         ("epsilon", ctypes.c_float),
         ("norm", ctypes.c_void_p),
         ("matrix", Matrix),
+        ("factor", ctypes.c_float),
+        ("turn", Turn),
+        ("scores", Scores),
     ]
 
 
@@ -39,9 +56,7 @@ class Buffer(ctypes.Structure):
 
 class Shape(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("heads", "kv_heads", "dim", "layers")),
-        ("block_tokens", ctypes.c_int),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("heads", "kv_heads", "dim", "layers", "block_tokens")),
     ]
 
 
@@ -52,8 +67,6 @@ class Program(ctypes.Structure):
         ("buffers", ctypes.POINTER(Buffer)),
         ("shape", Shape),
         ("arena", ctypes.c_void_p),
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
         ("operand", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("scratch_bytes", ctypes.c_long),

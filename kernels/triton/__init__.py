@@ -5,8 +5,8 @@
     decode.py        attention of one, the sequence cut in splits; merge.py puts these together
     embed.py         rows of the embedding, by ids that the device may know alone
     norm.py          root mean square norm, alone or with the addition before it
-    rotary.py        turned queries; turned keys and values into the cache
-    activation.py    silu(gate) * up
+    rotary.py        normed and turned queries; such keys, and values, into the cache
+    activation.py    silu(gate) * up, gelu(gate) * up
     sampling.py      the next tokens, without a sort; philox.py its noise
     numbers.py       what Triton's interpreter needs otherwise
     launch.py        what launches have in common

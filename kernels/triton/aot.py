@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from kernels.kv_layer import KvLayer, QkNorm
+from kernels.heads import QkNorm, Scores
+from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch
 from kernels.triton import activation, decode, embed, norm, prefill, rotary, sampling
 
@@ -50,18 +51,19 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     eight_bits: bool = False
     """Keys and values."""
-    window: int = 0
+    scores: Scores = field(default=Scores(0.1))
     qk_norm: bool = False
 
 
 CASES = (
     Case(32, 8, 64),  # as Llama 3.2 1B
     Case(32, 8, 128, eight_bits=True),  # as Llama 3.1 8B
-    Case(32, 8, 128, window=4096),  # as Mistral 7B
+    Case(32, 8, 128, scores=Scores(0.1, window=4096)),  # as Mistral 7B
     Case(9, 3, 64, 576, 1536, 49152),  # as SmolLM 135M
     Case(16, 16, 128),  # a head each
     Case(64, 8, 128, 8192),  # as Llama 3.1 70B
     Case(16, 8, 128, qk_norm=True),  # as Qwen3 0.6B
+    Case(8, 4, 256, 2304, 9216, 256000, scores=Scores(0.1, 50.0, 4096)),  # as Gemma 2 2B
     Case(32, 8, 64, dtype=torch.float32),
 )
 
@@ -99,12 +101,13 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
     norm.rms_norm(x, weight, 1e-5)
     norm.add_rms_norm(x, x, weight, 1e-5)
     activation.silu_and_mul(room(tokens, 2 * case.inner))
+    activation.gelu_and_mul(room(tokens, 2 * case.inner))
     q = rotary.rotary_store(
         room(tokens, width), angles, batch.positions, batch.slots, layer, qk_norm
     )
     out = room(tokens, case.heads, case.dim)
-    decode.decode(out, q, layer, batch, 0.1, case.window, splits)
-    prefill.prefill(out, q, layer, batch, 0.1, case.window)
+    decode.decode(out, q, layer, batch, case.scores, splits)
+    prefill.prefill(out, q, layer, batch, case.scores)
     sampling.sample(
         ints(16),
         room(16, case.vocab),

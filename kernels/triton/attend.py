@@ -32,13 +32,15 @@ def attend(
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     SCALED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Rows q [ROWS, PADDED] at `positions` [ROWS] over the tokens [start, end).
 
     keys: of the head in block 0; values lie `side_stride` further. SCALED: both are 8 bits wide and
-    have a factor for each token. `scale` is of the scores, times log2(e).
+    have a factor for each token. `scale` is of the scores, times log2(e); where they are capped,
+    as log2(e) times CAP is, divided by the cap.
     Gives the weighted sums [ROWS, PADDED], the weights' sums and the best scores, to base 2.
     """
     dims = tl.arange(0, PADDED)
@@ -59,6 +61,8 @@ def attend(
         if SCALED:
             at = scales + block * scales_block_stride + offset
             scores *= tl.load(at, mask=inside, other=0.0)[None, :]
+        if CAP > 0:
+            scores = CAP * (2 * tl.sigmoid(2 * scores) - 1)  # of tanh
         seen = inside[None, :] & (tokens[None, :] <= positions[:, None])
         if WINDOW > 0:
             seen &= tokens[None, :] > positions[:, None] - WINDOW

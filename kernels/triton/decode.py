@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.heads import Scores
 from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch
 from kernels.triton.attend import attend
-from kernels.triton.launch import INTERPRETED, LOG2_E, power_of_two, tile
+from kernels.triton.launch import INTERPRETED, power_of_two, scale_and_cap, tile
 from kernels.triton.merge import merge
 
 MAX_SPLITS = 32
@@ -50,6 +51,7 @@ def decode_kernel(
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     SCALED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -84,6 +86,7 @@ def decode_kernel(
             PADDED,
             TILE,
             WINDOW,
+            CAP,
             SCALED,
             WIDE,
         )
@@ -135,8 +138,7 @@ def decode(
     q: Tensor,
     layer: KvLayer,
     batch: PagedBatch,
-    scale: float,
-    window: int,
+    scores: Scores,
     splits: Splits,
 ) -> None:
     """Of the first `num_decodes` sequences; see `ops.paged_attention`."""
@@ -145,6 +147,7 @@ def decode(
     group = q.shape[1] // kv_heads
     most = splits.weights.shape[-1]
     scales = layer.values if layer.scales is None else layer.scales
+    scale, cap = scale_and_cap(scores)
     decode_kernel[(count, kv_heads, min(most, -(-splits.programs // (count * kv_heads))))](
         splits.parts,
         splits.weights,
@@ -157,7 +160,7 @@ def decode(
         *layer.values.stride()[:3],
         scales,
         *scales.stride()[:2],
-        scale * LOG2_E,
+        scale,
         GROUP=group,
         ROWS=max(16, power_of_two(group)),
         SPLIT=splits.size,
@@ -166,7 +169,8 @@ def decode(
         DIM=dim,
         PADDED=max(16, power_of_two(dim)),
         TILE=tile(dim),
-        WINDOW=window,
+        WINDOW=scores.window,
+        CAP=cap,
         SCALED=layer.scales is not None,
         WIDE=INTERPRETED,
         num_warps=4,

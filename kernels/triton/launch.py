@@ -2,6 +2,8 @@
 
 import triton
 
+from kernels.heads import Scores
+
 LOG2_E = 1.4426950408889634
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -12,6 +14,13 @@ def power_of_two(size: int) -> int:
     """The least that is not less."""
     found: int = triton.next_power_of_2(size)
     return found
+
+
+def scale_and_cap(scores: Scores) -> tuple[float, float]:
+    """What `attend` is given for them."""
+    if scores.cap:
+        return scores.scale / scores.cap, scores.cap * LOG2_E
+    return scores.scale * LOG2_E, 0.0
 
 
 def tile(dim: int) -> int:

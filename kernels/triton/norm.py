@@ -11,6 +11,7 @@ from kernels.triton.launch import power_of_two
 @triton.jit
 def norm_kernel(
     out,
+    out_stride,
     x,
     x_stride,
     y,
@@ -32,26 +33,30 @@ def norm_kernel(
         tl.store(x + row * x_stride + at, rounded, mask=mask)
         values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / WIDTH + epsilon)
-    normed = (values * scale).to(kind).to(tl.float32)
+    normed = (values * scale).to(weight.dtype.element_ty).to(tl.float32)
     normed *= tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + at, normed.to(kind), mask=mask)
+    tl.store(out + row * out_stride + at, normed.to(kind), mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _norm(x, None, weight, epsilon)
+    return _norm(torch.empty(x.shape, dtype=x.dtype, device=x.device), x, None, weight, epsilon)
+
+
+def rms_norm_in_place(x: Tensor, weight: Tensor, epsilon: float) -> None:
+    _norm(x, x, None, weight, epsilon)
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    return x, _norm(x, y, weight, epsilon)
+    return x, _norm(torch.empty(x.shape, dtype=x.dtype, device=x.device), x, y, weight, epsilon)
 
 
-def _norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
+def _norm(out: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     added = x if y is None else y
     padded = power_of_two(width)
     norm_kernel[(rows,)](
         out,
+        out.stride(0),
         x,
         x.stride(0),
         added,

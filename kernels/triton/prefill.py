@@ -5,10 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.heads import Scores
 from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch
 from kernels.triton.attend import attend
-from kernels.triton.launch import INTERPRETED, LOG2_E, power_of_two, tile
+from kernels.triton.launch import INTERPRETED, power_of_two, scale_and_cap, tile
 
 
 @triton.jit
@@ -38,6 +39,7 @@ def prefill_kernel(
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     SCALED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -79,6 +81,7 @@ def prefill_kernel(
         PADDED,
         TILE,
         WINDOW,
+        CAP,
         SCALED,
         WIDE,
     )
@@ -95,14 +98,13 @@ def queries_per_tile(group: int) -> int:
     return max(1, 64 // group)
 
 
-def prefill(
-    out: Tensor, q: Tensor, layer: KvLayer, batch: PagedBatch, scale: float, window: int
-) -> None:
+def prefill(out: Tensor, q: Tensor, layer: KvLayer, batch: PagedBatch, scores: Scores) -> None:
     """Of the sequences after the first `num_decodes`; see `ops.paged_attention`."""
     _, _, kv_heads, block_size, dim = layer.values.shape
     group = q.shape[1] // kv_heads
     queries = queries_per_tile(group)
     scales = layer.values if layer.scales is None else layer.scales
+    scale, cap = scale_and_cap(scores)
     prefill_kernel[(len(batch.tiles), kv_heads)](
         out,
         out.stride(0),
@@ -117,7 +119,7 @@ def prefill(
         *layer.values.stride()[:3],
         scales,
         *scales.stride()[:2],
-        scale * LOG2_E,
+        scale,
         GROUP=group,
         QUERIES=queries,
         ROWS=max(16, power_of_two(queries * group)),
@@ -125,7 +127,8 @@ def prefill(
         DIM=dim,
         PADDED=max(16, power_of_two(dim)),
         TILE=tile(dim),
-        WINDOW=window,
+        WINDOW=scores.window,
+        CAP=cap,
         SCALED=layer.scales is not None,
         WIDE=INTERPRETED,
         num_warps=4,

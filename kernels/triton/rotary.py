@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_layer import E4M3_MOST, KvLayer, QkNorm
+from kernels.heads import QkNorm
+from kernels.kv_layer import E4M3_MOST, KvLayer
 from kernels.triton.launch import INTERPRETED, power_of_two
+from kernels.triton.norm import rms_norm_in_place
 from kernels.triton.numbers import to_e4m3
 
 _HEADS = 8
@@ -36,6 +38,7 @@ def rotary_kernel(
     HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
+    TURNED: tl.constexpr,
     PADDED: tl.constexpr,
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
@@ -50,28 +53,33 @@ def rotary_kernel(
     mask = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
     kind = qkv.dtype.element_ty
 
-    place = qkv + token * qkv_stride + heads[:, None] * (2 * HALF) + dims[None, :]
-    a = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
+    # Pairs: first those that are turned, then what is left as it is.
+    turned = dims < TURNED
+    first = tl.where(turned, dims, dims + TURNED)
+    second = tl.where(turned, dims + TURNED, dims + HALF)
+    place = qkv + token * qkv_stride + heads[:, None] * (2 * HALF)
+    a = tl.load(place + first[None, :], mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(place + second[None, :], mask=mask, other=0.0).to(tl.float32)
     if NORM:
         factor = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + epsilon)[:, None]
         chosen = is_query[:, None]
-        q_a = tl.load(q_weight + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        q_b = tl.load(q_weight + HALF + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        k_a = tl.load(k_weight + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        k_b = tl.load(k_weight + HALF + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        normed_a = (a * factor).to(kind).to(tl.float32) * tl.where(chosen, q_a, k_a)
-        normed_b = (b * factor).to(kind).to(tl.float32) * tl.where(chosen, q_b, k_b)
+        q_a = tl.load(q_weight + first, mask=inside, other=0.0).to(tl.float32)[None, :]
+        q_b = tl.load(q_weight + second, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_a = tl.load(k_weight + first, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_b = tl.load(k_weight + second, mask=inside, other=0.0).to(tl.float32)[None, :]
+        narrow = q_weight.dtype.element_ty
+        normed_a = (a * factor).to(narrow).to(tl.float32) * tl.where(chosen, q_a, k_a)
+        normed_b = (b * factor).to(narrow).to(tl.float32) * tl.where(chosen, q_b, k_b)
         a = tl.where(is_value[:, None], a, normed_a.to(kind).to(tl.float32))
         b = tl.where(is_value[:, None], b, normed_b.to(kind).to(tl.float32))
-    angle = tl.load(positions + token).to(tl.int64) * HALF + dims
-    c = tl.where(is_value[:, None], 1.0, tl.load(cos + angle, mask=inside, other=0.0)[None, :])
-    s = tl.where(is_value[:, None], 0.0, tl.load(sin + angle, mask=inside, other=0.0)[None, :])
+    angle = tl.load(positions + token).to(tl.int64) * TURNED + dims
+    c = tl.where(is_value[:, None], 1.0, tl.load(cos + angle, mask=turned, other=1.0)[None, :])
+    s = tl.where(is_value[:, None], 0.0, tl.load(sin + angle, mask=turned, other=0.0)[None, :])
     turned_a, turned_b = a * c - b * s, b * c + a * s
 
     queries = mask & is_query[:, None]
-    tl.store(place, turned_a.to(kind), mask=queries)
-    tl.store(place + HALF, turned_b.to(kind), mask=queries)
+    tl.store(place + first[None, :], turned_a.to(kind), mask=queries)
+    tl.store(place + second[None, :], turned_b.to(kind), mask=queries)
 
     slot = tl.load(slots + token)
     block, offset = (slot // BLOCK_SIZE).to(tl.int64), slot % BLOCK_SIZE
@@ -87,9 +95,9 @@ def rotary_kernel(
         turned_a = to_e4m3(turned_a / factor[:, None], WIDE)
         turned_b = to_e4m3(turned_b / factor[:, None], WIDE)
     at = block * block_stride + side * side_stride + kv_head * head_stride + offset * (2 * HALF)
-    target = cache + at[:, None] + dims[None, :]
-    tl.store(target, turned_a.to(cache.dtype.element_ty), mask=stored)
-    tl.store(target + HALF, turned_b.to(cache.dtype.element_ty), mask=stored)
+    target = cache + at[:, None]
+    tl.store(target + first[None, :], turned_a.to(cache.dtype.element_ty), mask=stored)
+    tl.store(target + second[None, :], turned_b.to(cache.dtype.element_ty), mask=stored)
 
 
 def rotary_store(
@@ -103,6 +111,11 @@ def rotary_store(
     _, _, kv_heads, block_size, dim = layer.values.shape
     heads = qkv.shape[1] // dim
     q_heads = heads - 2 * kv_heads
+    if norm is not None and len(norm.q) > dim:  # over several heads: in passes of their own
+        q, k, _ = qkv.split([q_heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+        rms_norm_in_place(q, norm.q, norm.epsilon)
+        rms_norm_in_place(k, norm.k, norm.epsilon)
+        norm = None
     cos, sin = angles
     scales = layer.values if layer.scales is None else layer.scales
     rotary_kernel[(len(qkv), triton.cdiv(heads, _HEADS))](
@@ -124,6 +137,7 @@ def rotary_store(
         HEADS=_HEADS,
         BLOCK_SIZE=block_size,
         HALF=dim // 2,
+        TURNED=cos.shape[1],
         PADDED=power_of_two(dim // 2),
         NORM=norm is not None,
         SCALED=layer.scales is not None,

@@ -32,14 +32,13 @@ def program() -> Iterator[Program]:
     library, recorder = Library(supported()[0]), Recorder()
     one_hot = packed(library, np.eye(WIDTH, dtype=np.float32))
     logits = recorder.linear(recorder.sampled(recorder.embed(one_hot)), one_hot)
-    angles = np.zeros((WIDTH, 8), np.float32)
     found = Program(
         library,
         recorder,
         logits,
         Geometry(1, 1, 16, 1, 16),
         Limits(tokens=WIDTH, sampled=WIDTH, context=WIDTH),
-        (angles, angles),
+        [],
         "float32",
         1,
         2,

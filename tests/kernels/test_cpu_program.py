@@ -18,6 +18,7 @@ from kernels.cpu.library import Library, Unavailable, supported
 from kernels.cpu.matrix import Matrix
 from kernels.cpu.program import Format, Geometry, Limits, Program
 from kernels.cpu.recorder import Recorder, Rows
+from kernels.heads import Scores
 from kernels.sampling import SAMPLING
 from tests.support.programs import NOTHING_AWAITED, compute, logits_of, packed
 
@@ -39,6 +40,12 @@ class Model:
     vocab: int = 331
     layers: int = 2
     block_tokens: int = 16
+    cap: float = 0.0
+    window: int = 0
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(self.dim**-0.5, self.cap, self.window)
 
     def weights(self) -> dict[str, Tensor]:
         """Values that bfloat16 holds, so that all formats compute with the same."""
@@ -69,7 +76,9 @@ class Model:
         """[tokens, vocab], from definitions."""
         w = self.weights()
         x = w["embed"][torch.tensor(token_ids)]
-        angles = self.angles()[: len(token_ids), None]
+        count = len(token_ids)
+        angles = self.angles()[:count, None]
+        seen = torch.ones(count, count).tril().triu(1 - (self.window or count)).bool()
 
         def norm(x: Tensor, weight: Tensor) -> Tensor:
             return F.rms_norm(x, (self.hidden,), weight, EPSILON)
@@ -87,7 +96,10 @@ class Model:
             group = self.heads // self.kv_heads
             q, k, v = turned(parts[0]), turned(parts[1]), parts[2]
             k, v = (part.repeat_interleave(group, 1).transpose(0, 1) for part in (k, v))
-            y = F.scaled_dot_product_attention(q.transpose(0, 1), k, v, is_causal=True)
+            found = q.transpose(0, 1) @ k.transpose(1, 2) * self.scores.scale
+            if self.cap:
+                found = self.cap * (found / self.cap).tanh()
+            y = found.masked_fill(~seen, -torch.inf).softmax(-1) @ v
             x = x + F.linear(y.transpose(0, 1).flatten(1), w[f"out.{layer}"])
             gate, up = F.linear(norm(x, w[f"norm2.{layer}"]), w[f"gate_up.{layer}"]).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, w[f"down.{layer}"])
@@ -114,7 +126,7 @@ def compiled(
         normed = recorder.norm(x, weights[f"norm1.{layer}"].numpy(), EPSILON)
         qkv = recorder.linear(normed, matrix(f"qkv.{layer}", weights[f"bias.{layer}"]))
         qkv = recorder.rotary(qkv, layer)
-        y = recorder.attention(qkv, layer, model.heads * model.dim)
+        y = recorder.attention(qkv, layer, model.heads * model.dim, model.scores)
         if layer == model.layers - 1:
             x, y = recorder.sampled(x), recorder.sampled(y)
         x = recorder.add(x, recorder.linear(y, matrix(f"out.{layer}")))
@@ -136,7 +148,7 @@ def compiled(
             model.block_tokens,
         ),
         Limits(tokens=300, sampled=sampled, context=600),
-        (angles.cos().numpy(), angles.sin().numpy()),
+        [(angles.cos().numpy(), angles.sin().numpy())],
         number_format,
         NUM_BLOCKS,
         threads,
@@ -217,8 +229,11 @@ def test_prompts_in_pieces_beside_decodes(instruction_set: str, number_format: F
         Model(heads=5, kv_heads=1, dim=48),
         Model(heads=14, kv_heads=1, dim=16, layers=1),  # more heads in a group than a tile has rows
         Model(heads=2, kv_heads=1, dim=64, hidden=64, inner=64, vocab=64, block_tokens=48),
+        Model(cap=0.6, window=16, block_tokens=32),
+        Model(kv_heads=1, window=35, layers=3),
+        Model(window=1),
     ],
-    ids=["multi-head", "multi-query", "wide-group", "all-multiples"],
+    ids=["multi-head", "multi-query", "wide-group", "all-multiples", "capped", "window", "alone"],
 )
 @pytest.mark.parametrize("threads", [1, 3])
 @each_library
@@ -233,11 +248,14 @@ def test_shapes(instruction_set: str, model: Model, threads: int) -> None:
         torch.testing.assert_close(got[0], want[69], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("window", [0, 27])
 @each_format
 @each_library
-def test_what_a_row_gives_is_its_own(instruction_set: str, number_format: Format) -> None:
+def test_what_a_row_gives_is_its_own(
+    instruction_set: str, number_format: Format, window: int
+) -> None:
     """Bit for bit the same, alone or in any company, in one piece or in many, on any threads."""
-    model = replace(Model(), vocab=64)
+    model = replace(Model(), vocab=64, window=window)
 
     def last_of(program: Program, pieces: list[int], company: list[int]) -> Tensor:
         subject, *others = sequences(model, 61, *company)

@@ -28,14 +28,13 @@ class Rig:
         library, recorder = Library(instruction_set), Recorder()
         x = recorder.sampled(recorder.embed(packed(library, np.eye(ROWS, dtype=np.float32))))
         head = recorder.linear(x, packed(library, logits.T.contiguous().numpy()))
-        angles = np.zeros((64, 8), np.float32)
         self.program = Program(
             library,
             recorder,
             head,
             Geometry(1, 1, 16, 1, 16),
             Limits(tokens=ROWS, sampled=ROWS, context=64),
-            (angles, angles),
+            [],
             "float32",
             4,
             2,
@@ -201,14 +200,13 @@ def _sample_with(instruction_set: str, place: int, value: float, temperature: fl
     bias = np.zeros(VOCAB, np.float32)
     bias[place] = value
     head = recorder.linear(x, packed(library, np.ones((VOCAB, 16), np.float32), bias))
-    angles = np.zeros((64, 8), np.float32)
     program = Program(
         library,
         recorder,
         head,
         Geometry(1, 1, 16, 1, 16),
         Limits(3, 3, 64),
-        (angles, angles),
+        [],
         "float32",
         4,
         1,

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels import reference as kernels
-from kernels.kv_layer import KvLayer, QkNorm
+from kernels.heads import QkNorm, Scores
+from kernels.kv_layer import KvLayer
 from kernels.paged_batch import tiles_of
 from tests.support.paged import paged
 
@@ -46,6 +47,19 @@ def test_silu_and_mul() -> None:
     torch.testing.assert_close(result, gate * gate.sigmoid() * up)
 
 
+def test_gelu_and_mul() -> None:
+    gate, up = torch.randn(3, 5), torch.randn(3, 5)
+    result = kernels.gelu_and_mul(torch.cat((gate, up), dim=-1))
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    torch.testing.assert_close(result, gate * (1 + inner.tanh()) / 2 * up)
+
+
+def test_a_wide_weight_is_taken_as_it_is() -> None:
+    x, weight = torch.randn(5, 16).bfloat16(), 1 + torch.randn(16) / 1000
+    exact = torch.nn.functional.rms_norm(x.float(), (16,), weight, 1e-5)
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), exact.bfloat16())
+
+
 def test_add_rms_norm() -> None:
     x, y, weight = torch.randn(5, 16), torch.randn(5, 16), torch.randn(16)
     total, normed = kernels.add_rms_norm(x, y, weight, 1e-5)
@@ -53,24 +67,30 @@ def test_add_rms_norm() -> None:
     torch.testing.assert_close(normed, kernels.rms_norm(x + y, weight, 1e-5))
 
 
-@pytest.mark.parametrize("with_norm", [False, True])
-def test_queries_are_turned_and_keys_and_values_stored(with_norm: bool) -> None:
+@pytest.mark.parametrize("turned", [8, 6])
+@pytest.mark.parametrize("normed", ["", "head", "all"])
+def test_queries_are_turned_and_keys_and_values_stored(normed: str, turned: int) -> None:
     heads, kv_heads, dim, size = 4, 2, 8, 4
-    x, angles = torch.randn(3, heads + 2 * kv_heads, dim), torch.randn(20, dim // 2)
+    x, angles = torch.randn(3, heads + 2 * kv_heads, dim), torch.randn(20, turned // 2)
     positions, slots = torch.tensor([7, 0, 19]).int(), torch.tensor([5, 2, 11]).int()
     layer = KvLayer(torch.full((3, 2, kv_heads, size, dim), torch.nan))
-    norm = QkNorm(torch.randn(dim), torch.randn(dim), 1e-6) if with_norm else None
+    widths = {"head": (dim, dim), "all": (heads * dim, kv_heads * dim)}
+    norm = QkNorm(*map(torch.randn, widths[normed]), 1e-6) if normed else None
     tables = (angles.cos(), angles.sin())
     q = kernels.rotary_store(x.flatten(1).clone(), tables, positions, slots, layer, norm)
     for token, (position, slot) in enumerate(zip([7, 0, 19], [5, 2, 11], strict=True)):
         cos, sin = angles[[position]].cos(), angles[[position]].sin()
         queries, keys, values = x[token].split([heads, kv_heads, kv_heads])
+        if normed == "all":
+            queries, keys = queries.flatten(), keys.flatten()
         if norm is not None:
-            queries = kernels.rms_norm(queries, norm.q, norm.epsilon)
-            keys = kernels.rms_norm(keys, norm.k, norm.epsilon)
-        torch.testing.assert_close(q[token], kernels.rotary(queries[None], cos, sin)[0])
+            queries = kernels.rms_norm(queries, norm.q, norm.epsilon).view(heads, dim)
+            keys = kernels.rms_norm(keys, norm.k, norm.epsilon).view(kv_heads, dim)
         stored = layer.values[slot // size, :, :, slot % size]
-        torch.testing.assert_close(stored[0], kernels.rotary(keys[None], cos, sin)[0])
+        for found, of in ((q[token], queries), (stored[0], keys)):
+            expected = kernels.rotary(of[None, :, :turned], cos, sin)[0]
+            torch.testing.assert_close(found[:, :turned], expected)
+            torch.testing.assert_close(found[:, turned:], of[:, turned:])
         torch.testing.assert_close(stored[1], values)
     assert layer.values.isnan().sum() == layer.values.numel() - 3 * 2 * kv_heads * dim
 
@@ -96,22 +116,24 @@ def test_tiles_cover_each_new_token_once() -> None:
     assert tiles_of(starts[:3], 2, 5).shape == (0, 2)
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     """One head and one query at a time, from the formula."""
     count, heads, _ = q.shape
     length, kv_heads, _ = k.shape
     result = torch.empty_like(q)
     for i in range(count):
         end = length - count + i + 1
-        seen = slice(max(end - window, 0) if window else 0, end)
+        seen = slice(max(end - scores.window, 0) if scores.window else 0, end)
         for head in range(heads):
             group = head // (heads // kv_heads)
-            weights = (k[seen, group] @ q[i, head] * scale).softmax(0)
-            result[i, head] = weights @ v[seen, group]
+            found = k[seen, group] @ q[i, head] * scores.scale
+            if scores.cap:
+                found = scores.cap * (found / scores.cap).tanh()
+            result[i, head] = found.softmax(0) @ v[seen, group]
     return result
 
 
-@pytest.mark.parametrize("window", [0, 1, 4])
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (1, 0.0), (4, 0.0), (0, 0.7), (4, 0.7)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
 @pytest.mark.parametrize(
     ("query_lens", "seq_lens"),
@@ -124,16 +146,16 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) 
     ],
 )
 def test_paged_attention(
-    heads: int, kv_heads: int, query_lens: list[int], seq_lens: list[int], window: int
+    heads: int, kv_heads: int, query_lens: list[int], seq_lens: list[int], window: int, cap: float
 ) -> None:
     torch.manual_seed(0)
     dim = 8
     case = paged(query_lens, seq_lens, kv_heads, dim)
     q = torch.randn(sum(query_lens), heads, dim)
-    scale = 1 / math.sqrt(dim)
-    result = kernels.paged_attention(q, case.layer, case.batch, scale, window)
+    scores = Scores(1 / math.sqrt(dim), cap, window)
+    result = kernels.paged_attention(q, case.layer, case.batch, scores)
     expected = [
-        dense_attention(part, k, v, scale, window)
+        dense_attention(part, k, v, scores)
         for part, (k, v) in zip(q.split(query_lens), case.content, strict=True)
     ]
     torch.testing.assert_close(result, torch.cat(expected))

@@ -96,18 +96,21 @@ static inline void over_rows(F& f, int rows) {
   }
 }
 
-// Scores of `length` tokens to weights e^(scale * (score - best)), zero beyond; returns 1 / sum.
+// Scores of the tokens [start, length) to weights e^(scale * (score - best)), zero elsewhere; returns 1 / sum.
 template <class Row>
-static float soften(const float* scores, Row* weights, int length, int padded, float scale) {
+static float soften(float* scores, Row* weights, int start, int length, int padded, float scale) {
   const Lanes lowest = all(-__builtin_inff());
-  int whole = length / PANEL * PANEL, left = length - whole;
+  int from = start / PANEL * PANEL, whole = length / PANEL * PANEL, left = length - whole;
+  if (start > from) store(scores + from, first(start - from, lowest, load(scores + from)));
   Lanes best = left ? first(left, load(scores + whole), lowest) : lowest;
-  for (int i = 0; i < whole; i += PANEL) best = max(best, load(scores + i));
+  for (int i = from; i < whole; i += PANEL) best = max(best, load(scores + i));
   Lanes factor = all(scale), shift = all(-largest(best) * scale), total = zero();
-  for (int i = 0; i < padded; i += PANEL) {
+  for (int i = 0; i < from; i += PANEL) put_row(weights, i, zero());
+  for (int i = from; i < padded; i += PANEL) {
     Lanes weight = zero();
     if (i < length) weight = exponential(fma(load(scores + i), factor, shift));
     if (i == whole) weight = first(left, weight, zero());
+    if (i < start) weight = first(start - i, zero(), weight);
     total = add(total, weight);
     put_row(weights, i, weight);
   }
@@ -116,7 +119,8 @@ static float soften(const float* scores, Row* weights, int length, int padded, f
 
 static long round_up(long x, long to) { return (x + to - 1) / to * to; }
 
-// `first`: of its sequence's tiles and heads, so that its keys and values are still in memory.
+// `first`: of its sequence's tiles and heads, so that its keys and values are still in memory. Tokens are counted
+// from `before` on: no row of the tile sees one that is further back.
 template <class P, int PANELS>
 static void attend(
     const Program* p, const Step* s, const Op* op, const Tile* tile, bool first, int head, int group_first, int group,
@@ -125,7 +129,9 @@ static void attend(
   typedef typename P::Weight Weight;
   Cache<Weight> cache(p);
   int dim = cache.dim, heads = p->shape.heads, rows = tile->count * group;
-  int length = s->positions[tile->token + tile->count - 1] + 1;  // of the tile's last token
+  int window = op->scores.window, seen = window ? s->positions[tile->token] + 1 - window : 0;
+  int before = seen > 0 ? seen / PANEL * PANEL : 0;
+  int length = s->positions[tile->token + tile->count - 1] + 1 - before;  // of the tile's last token
   int pieces = (length + PANEL - 1) / PANEL, padded = pieces * PANEL;
   const int* table = s->block_tables + (long)tile->sequence * s->table_width;
   const Buffer* qkv = &p->buffers[op->source];
@@ -143,7 +149,7 @@ static void attend(
   float factors[TILE_ROWS];
 
   for (int i = 0; i < pieces; i++) {
-    int block = table[i * PANEL / cache.block_tokens], token = i * PANEL % cache.block_tokens;
+    int at = before + i * PANEL, block = table[at / cache.block_tokens], token = at % cache.block_tokens;
     keys[i] = cache.piece(block, op->layer, 0, head, token);
     values[i] = cache.piece(block, op->layer, 1, head, token);
   }
@@ -167,11 +173,18 @@ static void attend(
   }
 
   for (int r = 0; r < rows; r++) {
-    int row_length = s->positions[tile->token + r / group] + 1;
-    factors[r] = soften(scores + r * row_stride, weights + r * row_stride, row_length, padded, p->shape.scale);
+    int row_length = s->positions[tile->token + r / group] + 1 - before;
+    int start = window && row_length > window ? row_length - window : 0;
+    float* row = scores + r * row_stride;
+    float scale = op->scores.scale, cap = op->scores.cap;
+    if (cap) {
+      for (int i = 0; i < padded; i += PANEL) store(row + i, capped(mul(load(row + i), all(scale / cap)), cap));
+      scale = 1;
+    }
+    factors[r] = soften(row, weights + r * row_stride, start, row_length, padded, scale);
   }
 
-  int valid = s->lengths[tile->sequence] - (pieces - 1) * PANEL;
+  int valid = s->lengths[tile->sequence] - before - (pieces - 1) * PANEL;
   if (valid < PANEL) {  // what lies beyond may be NaN, which a weight of zero would not silence
     cache.copy_values(values[pieces - 1], valid, last);
     values[pieces - 1] = last;

@@ -29,7 +29,8 @@ struct Kernels {
     switch (op->prelude) {
       case PLAIN: return plain_row(from, to, op->matrix.k);
       case NORM: return norm_row(from, op->norm, op->epsilon, to, op->matrix.k);
-      case SILU_MUL: return silu_mul_row(from, to, op->matrix.k);
+      case SILU_MUL: return gated_row<Silu>(from, to, op->matrix.k);
+      case GELU_MUL: return gated_row<Gelu>(from, to, op->matrix.k);
     }
   }
 
@@ -70,7 +71,7 @@ struct Kernels {
       while (s->starts[sequence + 1] <= t) sequence++;
       int position = s->positions[t];
       int block = s->block_tables[(long)sequence * s->table_width + position / p->shape.block_tokens];
-      rotate_and_store<typename A::Weight>(p, op->layer, qkv->data + t * qkv->width, position, block);
+      rotate_and_store<typename A::Weight>(p, op, qkv->data + t * qkv->width, position, block);
     }
   }
 
@@ -121,7 +122,7 @@ struct Kernels {
       switch (op->kind) {
         case EMBED:
           for (int t = part_of(rows, thread, size); t < part_of(rows, thread + 1, size); t++)
-            embed<L>(&op->matrix, s->token_ids[t], target->data + t * target->width);
+            embed<L>(&op->matrix, s->token_ids[t], op->factor, target->data + t * target->width);
           break;
         case LINEAR: linear(run, op, thread, rows, tasks); break;
         case ROTARY: rotary(run, op, thread); break;
@@ -132,6 +133,16 @@ struct Kernels {
             plain_row(source->data + s->rows[r] * source->width, target->data + r * target->width, target->width);
           break;
         }
+        case ADD_NORM: {
+          const Buffer* source = &p->buffers[op->source];
+          for (int t = part_of(rows, thread, size); t < part_of(rows, thread + 1, size); t++)
+            add_norm_row(source->data + t * source->width, op->norm, op->epsilon, target->data + t * target->width, target->width);
+          break;
+        }
+        case CAP:
+          for (int r = part_of(rows, thread, size); r < part_of(rows, thread + 1, size); r++)
+            cap_row(target->data + r * target->width, op->factor, target->width);
+          break;
         case SAMPLE: sample_rows(run, op, thread, tasks);
       }
       team_meet(run->team);

@@ -6,22 +6,40 @@
 #include "linear.h"
 #include "sampler.h"
 
-enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4, SAMPLE = 5 };
+enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4, SAMPLE = 5, ADD_NORM = 6, CAP = 7 };
 enum Format {
   FLOATS = 0,         // weights and cache are float32
   BF16_WEIGHTS = 1,
   BF16_CACHE = 2,     // and the weights
   BF16_PRODUCTS = 3,  // and the rows that meet them
 };
-enum Prelude { PLAIN = 0, NORM = 1, SILU_MUL = 2 };  // what becomes of a linear's rows before it
+enum Prelude { PLAIN = 0, NORM = 1, SILU_MUL = 2, GELU_MUL = 3 };  // what becomes of a linear's rows before it
+
+struct Turn {  // of queries and keys, by their positions
+  const float* cos;  // [positions, dims / 2], and so sin
+  const float* sin;
+  int dims;              // of a head: its first ones
+  int q_width, k_width;  // features that are normed together before; 0: none are
+  const float* q_norm;   // [q_width]
+  const float* k_norm;
+};
+
+struct Scoring {  // of queries and keys, before their softmax
+  float scale;
+  float cap;   // c > 0: of a score s comes c tanh(s / c)
+  int window;  // tokens that one sees, itself included; 0: all before it
+};
 
 struct Op {
   int kind, prelude, epilogue, layer;
   int source, target;  // buffers
   int sampled;         // 1: its rows are the sampled ones, 0: all tokens
-  float epsilon;       // NORM
-  const float* norm;   // NORM: [k]
+  float epsilon;       // of norms
+  const float* norm;   // NORM, ADD_NORM: [k]
   Matrix matrix;       // LINEAR; EMBED: [vocab, width]
+  float factor;        // EMBED: of the rows; CAP: c, see Scoring
+  Turn turn;           // ROTARY
+  Scoring scores;      // ATTENTION
 };
 
 struct Buffer {  // [rows, width] floats
@@ -31,7 +49,6 @@ struct Buffer {  // [rows, width] floats
 
 struct Shape {
   int heads, kv_heads, dim, layers, block_tokens;
-  float scale;  // of attention's scores
 };
 
 struct Program {
@@ -40,8 +57,6 @@ struct Program {
   const Buffer* buffers;
   Shape shape;
   char* arena;       // KV blocks
-  const float* cos;  // [positions, dim / 2], and so sin
-  const float* sin;
   char* operand;     // rows of a linear as its panels want them, OPERAND_PAD apart beyond k
   char* scratch;     // of each thread
   long scratch_bytes;

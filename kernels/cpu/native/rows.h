@@ -13,10 +13,10 @@ static inline float one(const bf16* p) { return from_bf16(*p); }
 // Row `id` of a matrix in panels: its column of each step. Slower than a row that lies together, and nothing beside
 // the linears; a table that is the model's last matrix, too, lies once.
 template <class P>
-static void embed(const Matrix* table, int id, float* x) {
+static void embed(const Matrix* table, int id, float factor, float* x) {
   const typename P::Weight* at = (const typename P::Weight*)table->panels + (long)(id / PANEL) * table->k * PANEL + id % PANEL * P::STEP;
   for (int i = 0; i < table->k; i += P::STEP, at += PANEL * P::STEP)
-    for (int j = 0; j < P::STEP; j++) x[i + j] = one(at + j);
+    for (int j = 0; j < P::STEP; j++) x[i + j] = one(at + j) * factor;
 }
 
 template <class Row>
@@ -26,43 +26,91 @@ static void plain_row(const float* x, Row* to, int width) {
   for (; i < width; i++) put_one(to + i, x[i]);
 }
 
-template <class Row>
-static void norm_row(const float* x, const float* weight, float epsilon, Row* to, int width) {
+// What a norm multiplies its row with, besides the weights.
+static float norm_factor(const float* x, float epsilon, int width) {
   Lanes squares = zero();
   float rest = 0;
   int i = 0;
   for (; i + PANEL <= width; i += PANEL) squares = fma(load(x + i), load(x + i), squares);
   for (; i < width; i++) rest += x[i] * x[i];
-  float scale = 1 / __builtin_sqrtf((sum(squares) + rest) / width + epsilon);
-  for (i = 0; i + PANEL <= width; i += PANEL) put_row(to, i, mul(load(weight + i), mul(load(x + i), all(scale))));
+  return 1 / __builtin_sqrtf((sum(squares) + rest) / width + epsilon);
+}
+
+// `to` may be x.
+template <class Row>
+static void norm_row(const float* x, const float* weight, float epsilon, Row* to, int width) {
+  float scale = norm_factor(x, epsilon, width);
+  int i = 0;
+  for (; i + PANEL <= width; i += PANEL) put_row(to, i, mul(load(weight + i), mul(load(x + i), all(scale))));
   for (; i < width; i++) put_one(to + i, weight[i] * (x[i] * scale));
 }
 
-static inline Lanes silu(Lanes x) { return div(x, add(all(1), exponential(min(sub(zero(), x), all(88))))); }
+// x += the norm of y.
+static void add_norm_row(const float* y, const float* weight, float epsilon, float* x, int width) {
+  float scale = norm_factor(y, epsilon, width);
+  int i = 0;
+  for (; i + PANEL <= width; i += PANEL) store(x + i, fma(load(weight + i), mul(load(y + i), all(scale)), load(x + i)));
+  for (; i < width; i++) x[i] += weight[i] * (y[i] * scale);
+}
+
+static inline Lanes logistic_times(Lanes x, Lanes y) {  // x / (1 + e^-y)
+  return div(x, add(all(1), exponential(min(sub(zero(), y), all(88)))));
+}
+
+struct Silu {
+  static inline Lanes of(Lanes x) { return logistic_times(x, x); }
+};
+
+struct Gelu {  // x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), and (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
+  static inline Lanes of(Lanes x) {
+    Lanes cubed = mul(mul(x, x), x);
+    return logistic_times(x, mul(all(1.5957691216057308f), fma(all(0.044715f), cubed, x)));
+  }
+};
 
 // x is [gate | up], each of `width`.
-template <class Row>
-static void silu_mul_row(const float* x, Row* to, int width) {
+template <class Activation, class Row>
+static void gated_row(const float* x, Row* to, int width) {
   const float* up = x + width;
   int i = 0;
-  for (; i + PANEL <= width; i += PANEL) put_row(to, i, mul(silu(load(x + i)), load(up + i)));
+  for (; i + PANEL <= width; i += PANEL) put_row(to, i, mul(Activation::of(load(x + i)), load(up + i)));
   if (i == width) return;
   float gates[PANEL] = {0};
   for (int j = i; j < width; j++) gates[j - i] = x[j];
-  store(gates, silu(load(gates)));
+  store(gates, Activation::of(load(gates)));
   for (int j = i; j < width; j++) put_one(to + j, gates[j - i] * up[j]);
 }
 
-// Turns the pairs (x[i], x[i + dim / 2]) by a position's angles.
-static void turn(float* x, const float* cos, const float* sin, int dim) {
-  float* y = x + dim / 2;
+static inline Lanes capped(Lanes ratio, float cap) {  // cap tanh(ratio)
+  Lanes e = exponential(min(all(88), add(ratio, ratio)));  // in this order NaN stays
+  return mul(all(cap), div(sub(e, all(1)), add(e, all(1))));
+}
+
+// x to cap tanh(x / cap).
+static void cap_row(float* x, float cap, int width) {
   int i = 0;
-  for (; i + PANEL <= dim / 2; i += PANEL) {
+  for (; i + PANEL <= width; i += PANEL) store(x + i, capped(mul(load(x + i), all(1 / cap)), cap));
+  if (i == width) return;
+  float last[PANEL];
+  store(last, capped(mul(part(x + i, width - i, 0), all(1 / cap)), cap));
+  for (int j = i; j < width; j++) x[j] = last[j - i];
+}
+
+// Norms of each `width` features of x, in place; of none if that is 0.
+static void norm_parts(float* x, int count, const float* weight, float epsilon, int width) {
+  for (int i = 0; width && i < count; i += width) norm_row(x + i, weight, epsilon, x + i, width);
+}
+
+// Turns the pairs (x[i], x[i + dims / 2]) by a position's angles.
+static void turn(float* x, const float* cos, const float* sin, int dims) {
+  float* y = x + dims / 2;
+  int i = 0;
+  for (; i + PANEL <= dims / 2; i += PANEL) {
     Lanes a = load(x + i), b = load(y + i), c = load(cos + i), s = load(sin + i);
     store(x + i, sub(mul(a, c), mul(b, s)));
     store(y + i, fma(b, c, mul(a, s)));
   }
-  for (; i < dim / 2; i++) {
+  for (; i < dims / 2; i++) {
     float a = x[i], b = y[i];
     x[i] = a * cos[i] - b * sin[i];
     y[i] = b * cos[i] + a * sin[i];
@@ -105,15 +153,18 @@ struct Cache {
   }
 };
 
-// One token's queries, keys and values, [heads + 2 kv_heads, dim]: turns the first two and stores
-// the last two.
+// One token's queries, keys and values, [heads + 2 kv_heads, dim]: norms and turns the first two and
+// stores the last two.
 template <class T>
-static void rotate_and_store(const Program* p, int layer, float* qkv, int position, int block) {
+static void rotate_and_store(const Program* p, const Op* op, float* qkv, int position, int block) {
   Cache<T> cache(p);
-  int dim = cache.dim, heads = p->shape.heads;
-  const float* cos = p->cos + (long)position * (dim / 2);
-  const float* sin = p->sin + (long)position * (dim / 2);
-  for (int head = 0; head < heads + cache.kv_heads; head++) turn(qkv + (long)head * dim, cos, sin, dim);
+  const Turn* by = &op->turn;
+  int dim = cache.dim, heads = p->shape.heads, layer = op->layer;
+  norm_parts(qkv, heads * dim, by->q_norm, op->epsilon, by->q_width);
+  norm_parts(qkv + (long)heads * dim, cache.kv_heads * dim, by->k_norm, op->epsilon, by->k_width);
+  const float* cos = by->cos + (long)position * (by->dims / 2);
+  const float* sin = by->sin + (long)position * (by->dims / 2);
+  for (int head = 0; head < heads + cache.kv_heads; head++) turn(qkv + (long)head * dim, cos, sin, by->dims);
   int token = position % cache.block_tokens;
   for (int head = 0; head < cache.kv_heads; head++) {
     const float* k = qkv + (long)(heads + head) * dim;

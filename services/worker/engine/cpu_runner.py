@@ -17,7 +17,7 @@ from services.worker.engine.grammar.compiler import Words
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.rope import build_rope
+from services.worker.engine.rope import angle_tables
 from services.worker.engine.runner import (
     choose_dtype,
     describe,
@@ -74,7 +74,7 @@ class CpuRunner:
                     config.block_size,
                 ),
                 limits,
-                build_rope(model.rope).tables(np.arange(context)),
+                angle_tables(model, context),
                 weights.format,
                 blocks,
                 threads,

@@ -40,6 +40,8 @@ class _Part:
     in_panels: bool
     dtype: str
     """Of numpy."""
+    plus: float
+    """What is added to a vector."""
 
     @property
     def end(self) -> int:
@@ -59,8 +61,8 @@ class _Layout:
     def table(self, name: str, rows: int, width: int) -> None:
         self.matrix({name: rows}, width)
 
-    def vector(self, name: str, size: int) -> None:
-        self._add((f"{name}.weight",), size, 1, False)
+    def vector(self, name: str, size: int, plus: float = 0.0) -> None:
+        self._add((f"{name}.weight",), size, 1, False, plus)
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> None:
         rows = sum(layers.values())
@@ -68,11 +70,13 @@ class _Layout:
         if bias:
             self._add(tuple(f"{name}.bias" for name in layers), rows, 1, False)
 
-    def _add(self, names: tuple[str, ...], n: int, k: int, in_panels: bool) -> None:
+    def _add(
+        self, names: tuple[str, ...], n: int, k: int, in_panels: bool, plus: float = 0.0
+    ) -> None:
         if names in self.parts:
             return
         dtype = self._matrices if in_panels else "float32"
-        part = self.parts[names] = _Part(self.end, names, n, k, in_panels, dtype)
+        part = self.parts[names] = _Part(self.end, names, n, k, in_panels, dtype, plus)
         self.end = -(-part.end // LINE) * LINE
 
 
@@ -114,7 +118,7 @@ class CpuWeights:
     def table(self, name: str, rows: int, width: int) -> Matrix:
         return self.matrix({name: rows}, width)
 
-    def vector(self, name: str, size: int) -> Floats:
+    def vector(self, name: str, size: int, plus: float = 0.0) -> Floats:
         return self._floats((f"{name}.weight",))
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Matrix:
@@ -215,7 +219,8 @@ class _Packer:
         """Bytes of a part that contain [first, last), and where they begin."""
         if not part.in_panels:
             vectors = [self._checkpoint.tensors[name].float32() for name in part.names]
-            return part.offset, np.concatenate(vectors).view(np.uint8)
+            whole = np.concatenate(vectors) + np.float32(part.plus)
+            return part.offset, whole.view(np.uint8)
         panel = PANEL * part.k * np.dtype(part.dtype).itemsize
         begin, end = (first - part.offset) // panel, -(-(last - part.offset) // panel)
         rows = self._rows(part, begin * PANEL, min(part.n, end * PANEL))

@@ -1,11 +1,21 @@
-"""What a checkpoint's config.json says, checked against what the models here can compute."""
+"""What a checkpoint's config.json says, as far as families say it alike; what one of them says in
+its own way is read in its file (models/)."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from services.worker.engine.rope_config import RopeConfig, parse_rope
+from services.worker.engine.rope_config import (
+    RopeConfig,
+    UnsupportedRope,
+    is_number,
+    object_in,
+    parse_rope,
+)
+
+MOST_LAYERS = 10_000
 
 
 class UnsupportedModel(Exception):
@@ -14,8 +24,16 @@ class UnsupportedModel(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class LayerConfig:
+    window: int = 0
+    """Tokens that one sees, itself included; 0: all before it."""
+    rope: int = 0
+    """Which of the model's `ropes` turns its queries and keys."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama-architecture model. Sizes in features, `context` in tokens."""
+    """A decoder-only transformer. Sizes in features, `context` in tokens."""
 
     architecture: str
     vocab_size: int
@@ -27,118 +45,179 @@ class ModelConfig:
     head_dim: int
     context: int
     rms_norm_epsilon: float
-    rope: RopeConfig
-    attention_bias: bool
-    mlp_bias: bool
+    ropes: tuple[RopeConfig, ...]
+    layers: tuple[LayerConfig, ...]
+    attention_scale: float
     tie_word_embeddings: bool
     checkpoint_dtype: str
     """float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...]
     """Of config.json and generation_config.json together."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["", "head", "all"] = ""
+    """Whether queries and keys are normed: each head, or all heads as one."""
+    score_cap: float = 0.0
+    """c > 0: of a score s in attention comes c tanh(s / c)."""
+    logit_cap: float = 0.0
+    """So, too, of a logit."""
 
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
-"""Mistral without a sliding window is Llama."""
+class Fields:
+    """config.json, field by field, and the generation_config.json beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UnsupportedModel."""
+        self._folder = folder
+        self._path = folder / "config.json"
+        self.raw = _read_json(self._path)
+
+    def refusal(self, words: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self._path}: {words}")
+
+    @property
+    def architecture(self) -> str:
+        """The first one; "" where there is none."""
+        named = self.raw.get("architectures") or [""]
+        if not isinstance(named, list) or not isinstance(named[0], str):
+            raise self.refusal(f"architectures {named!r} is no list of names")
+        return named[0]
+
+    def only(self, name: str, *values: object) -> None:
+        """Other values would silently change what the model computes. None: or none at all."""
+        value = self.raw.get(name)
+        if value not in values:
+            raise self.refusal(f"{name} {value!r} is not supported")
+
+    def number(self, name: str, usual: float | None = None) -> float:
+        """Above 0. `usual`: where there is none."""
+        value = self.raw.get(name)
+        if value is None and usual is not None:
+            return usual
+        if value is None:
+            raise self.refusal(f"{name} is missing")
+        if not is_number(value):
+            raise self.refusal(f"{name} {value!r} is not a number above 0")
+        return float(value)
+
+    def size(self, name: str, usual: int | None = None) -> int:
+        found = self.number(name, usual)
+        if found != int(found):
+            raise self.refusal(f"{name} {found!r} is not a whole number")
+        return int(found)
+
+    def flag(self, name: str, usual: bool = False) -> bool:
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.refusal(f"{name} {value!r} is neither true nor false")
+        return usual if value is None else value
+
+    def num_layers(self) -> int:
+        found = self.size("num_hidden_layers")
+        if found > MOST_LAYERS:
+            raise self.refusal(f"num_hidden_layers {found} is above {MOST_LAYERS}")
+        return found
+
+    def optional(self, name: str, usual: float) -> float:
+        """Above 0, or 0 where it is null. `usual`: where there is none."""
+        return self.number(name, 0.0) if name in self.raw else usual
+
+    def optional_size(self, name: str, usual: int) -> int:
+        return int(self.optional(name, usual))
+
+    def layers(
+        self, window: int, slides: Callable[[int], bool], of_sliding: int = 0
+    ) -> tuple[LayerConfig, ...]:
+        """Those that slide have the window and the rope `of_sliding`, the others see all and have
+        the first rope. Which do `layer_types` says, and `slides` where there is none."""
+        count = self.num_layers()
+        usual = [("full_attention", "sliding_attention")[slides(i)] for i in range(count)]
+        types = self.raw.get("layer_types") or usual
+        if not isinstance(types, list) or len(types) != count:
+            raise self.refusal(f"layer_types does not name each of {count} layers")
+        for kind in types:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise self.refusal(f"layer_types {kind!r} is not supported")
+        if window >= self.size("max_position_embeddings"):
+            window = 0
+        sliding, full = LayerConfig(window, of_sliding), LayerConfig()
+        return tuple(sliding if kind == "sliding_attention" else full for kind in types)
+
+    def head_dim(self, usual: int | None) -> int:
+        share = self.size("hidden_size") // self.size("num_attention_heads")
+        return self.size("head_dim", usual or share)
+
+    def rope(self, head_dim: int, of: str = "", **instead: Any) -> RopeConfig:
+        """What the fields say of it (see `parse_rope`), those of `instead` replaced. `of`: layers
+        by whose type its parameters lie in `rope_parameters`."""
+        context = self.size("max_position_embeddings")
+        try:
+            if of:
+                instead["rope_parameters"] = object_in(object_in(self.raw, "rope_parameters"), of)
+            return parse_rope(self.raw | instead, head_dim, context)
+        except UnsupportedRope as error:
+            raise self.refusal(str(error)) from error
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        found: list[Any] = [self.raw.get("eos_token_id")]
+        generation = self._folder / "generation_config.json"
+        if generation.exists():
+            found.append(_read_json(generation).get("eos_token_id"))
+        ids: set[int] = set()
+        for value in found:
+            of_file = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(one) is int for one in of_file):
+                raise self.refusal(f"eos_token_id {value!r}, here or beside it, is no token")
+            ids.update(of_file)
+        return tuple(sorted(ids))
 
 
-_NUMBERS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-)
-
-
-def read_config(directory: str | Path) -> ModelConfig:
-    """Reads config.json and, if there, generation_config.json. Raises UnsupportedModel."""
-    folder = Path(directory)
-    path = folder / "config.json"
-    raw = _read_json(path)
-    architecture = next(iter(raw.get("architectures") or []), "")
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"{path}: architectures {architecture!r} is not supported; "
-            f"supported: {', '.join(ARCHITECTURES)}"
-        )
-    _refuse_unsupported(path, raw)
-    _refuse_odd_numbers(path, raw)
-    try:
-        return _build(path, architecture, raw, _eos_token_ids(folder, raw))
-    except KeyError as error:
-        raise UnsupportedModel(f"{path}: {error.args[0]} is missing") from error
-    except (ValueError, TypeError) as error:  # of the rotary embedding, too
-        raise UnsupportedModel(f"{path}: {error}") from error
-
-
-def _build(
-    path: Path, architecture: str, raw: dict[str, Any], eos_token_ids: tuple[int, ...]
+def read_decoder(
+    fields: Fields,
+    *,
+    ropes: tuple[RopeConfig, ...] = (),
+    head_dim: int | None = None,
+    epsilon: float = 1e-6,
+    tied: bool = False,
+    partial: bool = False,
 ) -> ModelConfig:
-    hidden, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
-    kv_heads = int(raw.get("num_key_value_heads") or heads)
-    head_dim = int(raw.get("head_dim") or hidden // heads)
-    context = int(raw["max_position_embeddings"])
+    """What a Llama is, too. `head_dim`, `epsilon` and `tied` are what a field that is not there
+    means; no `ropes`: that which the fields say; `partial`: it may turn a part of a head alone.
+    Raises UnsupportedModel."""
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", heads)
+    dim = fields.head_dim(head_dim)
+    ropes = ropes or (fields.rope(dim),)
+    if ropes[0].dims != dim and not partial:
+        raise fields.refusal(f"partial_rotary_factor {ropes[0].dims / dim} is not supported")
+    fields.only("quantization_config", None)
     if heads % kv_heads:
-        raise UnsupportedModel(
-            f"{path}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"
+        raise fields.refusal(
+            f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"
         )
-    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+    dtype = str(fields.raw.get("dtype") or fields.raw.get("torch_dtype") or "float32")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise UnsupportedModel(f"{path}: dtype {dtype!r} is not supported")
+        raise fields.refusal(f"dtype {dtype!r} is not supported")
+    num_layers = fields.num_layers()
     return ModelConfig(
-        architecture=architecture,
-        vocab_size=int(raw["vocab_size"]),
+        architecture=fields.architecture,
+        vocab_size=fields.size("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=int(raw["intermediate_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
+        intermediate_size=fields.size("intermediate_size"),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        context=context,
-        rms_norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=parse_rope(raw, head_dim, context),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        head_dim=dim,
+        context=ropes[0].context,
+        rms_norm_epsilon=fields.number("rms_norm_eps", epsilon),
+        ropes=ropes,
+        layers=(LayerConfig(),) * num_layers,
+        attention_scale=dim**-0.5,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
         checkpoint_dtype=dtype,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=fields.eos_token_ids(),
     )
-
-
-def _refuse_odd_numbers(path: Path, raw: dict[str, Any]) -> None:
-    """Some of them would fail late and by another's name, or not at all."""
-    for field in _NUMBERS:
-        value = raw.get(field)
-        if value is not None and (not isinstance(value, int | float) or value <= 0):
-            raise UnsupportedModel(f"{path}: {field} {value!r} is not a number above 0")
-
-
-def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
-    """Fields whose other values would silently change what the model computes."""
-    supported: dict[str, tuple[object, ...]] = {
-        "hidden_act": ("silu",),
-        "sliding_window": (None,),
-        "quantization_config": (None,),
-        "partial_rotary_factor": (None, 1, 1.0),
-    }
-    for field, values in supported.items():
-        if field in raw and raw[field] not in values:
-            raise UnsupportedModel(f"{path}: {field} {raw[field]!r} is not supported")
-
-
-def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    found: list[Any] = [raw.get("eos_token_id")]
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        found.append(_read_json(generation).get("eos_token_id"))
-    ids: set[int] = set()
-    for value in found:
-        ids.update([] if value is None else [value] if isinstance(value, int) else value)
-    return tuple(sorted(ids))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -146,7 +225,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise UnsupportedModel(f"{path} is missing") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise UnsupportedModel(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:  # of bytes, of text, of too many digits
         raise UnsupportedModel(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise UnsupportedModel(f"{path} is not a JSON object")

@@ -1,7 +1,8 @@
 """Rotary position embeddings: the frequencies of each variant that a config can name.
 
-Sources: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), and
-the smoothing that Llama 3.1's checkpoints name "llama3". Imports no torch.
+Sources: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071),
+LongRoPE (2402.13753), and the smoothing that Llama 3.1's checkpoints name "llama3". Imports no
+torch.
 """
 
 import math
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.engine.rope_config import RopeConfig
+from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.rope_config import ORIGINAL, RopeConfig
 
 Floats = NDArray[np.float32]
 
@@ -21,11 +23,11 @@ class Rope:
     """Position p turns pair i by the angle p * frequencies[i]; cos and sin are times `scale`."""
 
     frequencies: Floats
-    """[head_dim / 2]"""
+    """[pairs of a head that are turned]"""
     scale: float = 1.0
 
     def tables(self, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """cos and sin, [T, head_dim / 2] each, for positions [T]."""
+        """cos and sin, [T, pairs] each, for positions [T]."""
         angles = positions.astype(np.float32)[:, None] * self.frequencies
         scale = np.float32(self.scale)
         cos: Floats = np.cos(angles) * scale
@@ -33,9 +35,14 @@ class Rope:
         return cos, sin
 
 
-def build_rope(config: RopeConfig) -> Rope:
-    """The frequencies that the config asks for."""
-    parameters, head_dim = config.parameters, config.head_dim
+def angle_tables(model: ModelConfig, served: int) -> list[tuple[Floats, Floats]]:
+    """Of each of the model's rotary embeddings cos and sin, for positions of `served` tokens."""
+    return [build_rope(config, served).tables(np.arange(served)) for config in model.ropes]
+
+
+def build_rope(config: RopeConfig, served: int) -> Rope:
+    """The frequencies that the config asks for, for sequences of up to `served` tokens."""
+    parameters, head_dim = config.parameters, config.dims
     match config.kind:
         case "linear":
             return Rope(_default(parameters, head_dim) / np.float32(parameters["factor"]))
@@ -43,6 +50,8 @@ def build_rope(config: RopeConfig) -> Rope:
             return Rope(_llama3(parameters, head_dim))
         case "yarn":
             return _yarn(parameters, head_dim)
+        case "longrope":
+            return _longrope(config, served)
         case _:
             return Rope(_default(parameters, head_dim))
 
@@ -56,17 +65,29 @@ def _llama3(parameters: dict[str, Any], head_dim: int) -> Floats:
     """Long waves are slowed by `factor`, short ones kept, those between blended."""
     frequencies = _default(parameters, head_dim)
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    turns = float(parameters["original_max_position_embeddings"]) * frequencies / (2 * math.pi)
+    turns = float(parameters[ORIGINAL]) * frequencies / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clip(0, 1)
     blended = frequencies * keep + frequencies / float(parameters["factor"]) * (1 - keep)
     result: Floats = blended.astype(np.float32)
     return result
 
 
+def _longrope(config: RopeConfig, served: int) -> Rope:
+    """Each pair is slowed by a factor of its own, of one list or, for long sequences, the other."""
+    parameters = config.parameters
+    name = "long_factor" if config.is_long(served) else "short_factor"
+    factors: Floats = np.array(parameters[name], np.float32)
+    scale, original = parameters.get("attention_factor"), parameters[ORIGINAL]
+    if scale is None:
+        factor = parameters.get("factor") or config.context / original
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return Rope(_default(parameters, config.dims) / factors, float(scale))
+
+
 def _yarn(parameters: dict[str, Any], head_dim: int) -> Rope:
     """Dimensions that turn often within the original context are kept, slow ones interpolated."""
     theta, factor = float(parameters["rope_theta"]), float(parameters["factor"])
-    original = float(parameters["original_max_position_embeddings"])
+    original = float(parameters[ORIGINAL])
 
     def dimension_of(turns: float) -> float:
         return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))

@@ -9,7 +9,8 @@ from services.worker.engine.grammar.compiler import Words
 from services.worker.engine.host_memory import usable_memory
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.messages import ModelInfo
-from services.worker.engine.model_config import ModelConfig, read_config
+from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.models.registry import read_config
 from services.worker.engine.plan import Collected, StepPlan
 
 log = logging.getLogger(__name__)
@@ -172,10 +173,13 @@ def describe(
 ) -> ModelInfo:
     """Raises ValueError on settings that do not fit."""
     blocks = num_blocks(config, model, dtype)
+    context = max_model_len(config, model, blocks)
+    far = any(rope.is_long(context) for rope in model.ropes)
+    stored = dtype if config.kv_dtype == "auto" else config.kv_dtype
     return ModelInfo(
         architecture=model.architecture,
         vocab_size=model.vocab_size,
-        max_model_len=max_model_len(config, model, blocks),
+        max_model_len=context,
         eos_token_ids=model.eos_token_ids,
         dtype=dtype,
         device=config.device,
@@ -190,5 +194,5 @@ def describe(
         block_size=config.block_size,
         kv_bytes_per_block=kv_bytes_per_block(config, model, dtype),
         kv_shape_per_block=block_shape(model, config.block_size),
-        kv_format=f"{dtype if config.kv_dtype == 'auto' else config.kv_dtype} {kv_order}",
+        kv_format=f"{stored} {kv_order}{' turned for long contexts' * far}",
     )

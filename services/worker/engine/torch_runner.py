@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import reference
+from kernels.heads import QkNorm, Scores
 from kernels.paged_batch import PagedBatch, tiles_of
 from kernels.sampling import NO_TOP, Top
 from services.worker.engine.checkpoint import open_checkpoint
@@ -17,7 +18,7 @@ from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.rope import build_rope
+from services.worker.engine.rope import angle_tables
 from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.sampler import SamplingBatch, edit, keep_allowed, sample, top_of
 from services.worker.engine.torch_cache import TorchCache
@@ -51,11 +52,10 @@ class TorchRunner:
         )
         shape = block_shape(model, config.block_size)
         self.cache = TorchCache(self.info.num_blocks, shape, dtype, self._device)
-        cos, sin = build_rope(model.rope).tables(np.arange(self.info.max_model_len))
-        self.angles = (self.tensor(cos), self.tensor(sin))
+        tables = angle_tables(model, self.info.max_model_len)
+        self.angles = [(self.tensor(cos), self.tensor(sin)) for cos, sin in tables]
         self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
         """Ids of the step launched last; -1: the row's logits are not finite."""
-        self.head_dim = model.head_dim
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "Launched":
@@ -150,13 +150,16 @@ class _Step:
         self._ids = token_ids
         self._rows = runner.tensor(plan.rows)
         self._cache, self._batch = runner.cache, batch
-        self._angles, self._dim = runner.angles, runner.head_dim
+        self._angles = runner.angles
 
-    def embed(self, table: Tensor) -> Tensor:
-        return table[self._ids]
+    def embed(self, table: Tensor, scale: float = 1.0) -> Tensor:
+        return table[self._ids] * scale
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return reference.rms_norm(x, weight, epsilon)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
 
     def add_norm(
         self, x: Tensor, y: Tensor, weight: Tensor, epsilon: float
@@ -169,16 +172,21 @@ class _Step:
     def silu_mul(self, x: Tensor) -> Tensor:
         return reference.silu_and_mul(x)
 
-    def rotary(self, qkv: Tensor, layer: int) -> Tensor:
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return reference.gelu_and_mul(x)
+
+    def rotary(self, qkv: Tensor, layer: int, rope: int = 0, norm: QkNorm | None = None) -> Tensor:
+        batch, kv = self._batch, self._cache.layer(layer)
         return reference.rotary_store(
-            qkv, self._angles, self._batch.positions, self._batch.slots, self._cache.layer(layer)
+            qkv, self._angles[rope], batch.positions, batch.slots, kv, norm
         )
 
-    def attention(self, queries: Tensor, layer: int, width: int) -> Tensor:
-        y = reference.paged_attention(
-            queries, self._cache.layer(layer), self._batch, scale=self._dim**-0.5
-        )
+    def attention(self, queries: Tensor, layer: int, width: int, scores: Scores) -> Tensor:
+        y = reference.paged_attention(queries, self._cache.layer(layer), self._batch, scores)
         return y.reshape(len(y), width)
+
+    def cap(self, x: Tensor, cap: float) -> Tensor:
+        return reference.capped(x, cap)
 
     def sampled(self, x: Tensor) -> Tensor:
         return x[self._rows]

@@ -28,8 +28,13 @@ class TorchWeights:
     def table(self, name: str, rows: int, width: int) -> Tensor:
         return self._tensor(f"{name}.weight")
 
-    def vector(self, name: str, size: int) -> Tensor:
-        return self._tensor(f"{name}.weight")
+    def vector(self, name: str, size: int, plus: float = 0.0) -> Tensor:
+        if not plus:
+            return self._tensor(f"{name}.weight")
+        # Of weights around 0 the sum has more digits than a narrow dtype.
+        stored = torch.from_numpy(self._tensors[f"{name}.weight"].float32())
+        self._made[name] = found = stored.to(self._device) + plus
+        return found
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Linear:
         weights = self._stacked([f"{name}.weight" for name in layers])

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import reference
+from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import KvLayer
 from kernels.triton import activation, norm, rotary
 from kernels.triton.decode import Splits, decode
@@ -20,8 +22,8 @@ class Memory:
     """What stays from step to step."""
 
     layers: list[KvLayer]
-    angles: tuple[Tensor, Tensor]
-    """cos and sin, float32 [context, dim / 2]"""
+    angles: list[tuple[Tensor, Tensor]]
+    """Of each rotary embedding cos and sin, float32 [context, dims / 2]"""
     splits: Splits
     tokens: Tensor
     """int32 [rows]: what the step before sampled"""
@@ -34,11 +36,14 @@ class TritonOps:
         """`every_row`: after each token one is sampled."""
         self._step, self._memory, self._every_row = step, memory, every_row
 
-    def embed(self, table: Tensor) -> Tensor:
-        return embed(self._step.token_ids, self._memory.tokens, table)
+    def embed(self, table: Tensor, scale: float = 1.0) -> Tensor:
+        return embed(self._step.token_ids, self._memory.tokens, table, scale)
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return norm.rms_norm(x, weight, epsilon)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
 
     def add_norm(
         self, x: Tensor, y: Tensor, weight: Tensor, epsilon: float
@@ -51,21 +56,26 @@ class TritonOps:
     def silu_mul(self, x: Tensor) -> Tensor:
         return activation.silu_and_mul(x)
 
-    def rotary(self, qkv: Tensor, layer: int) -> Tensor:
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return activation.gelu_and_mul(x)
+
+    def rotary(self, qkv: Tensor, layer: int, rope: int = 0, norm: QkNorm | None = None) -> Tensor:
         batch, memory = self._step.batch, self._memory
         return rotary.rotary_store(
-            qkv, memory.angles, batch.positions, batch.slots, memory.layers[layer]
+            qkv, memory.angles[rope], batch.positions, batch.slots, memory.layers[layer], norm
         )
 
-    def attention(self, queries: Tensor, layer: int, width: int) -> Tensor:
+    def attention(self, queries: Tensor, layer: int, width: int, scores: Scores) -> Tensor:
         batch, kv = self._step.batch, self._memory.layers[layer]
-        scale = queries.shape[-1] ** -0.5
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if batch.num_decodes:
-            decode(out, queries, kv, batch, scale, 0, self._memory.splits)
+            decode(out, queries, kv, batch, scores, self._memory.splits)
         if len(batch.tiles):
-            prefill(out, queries, kv, batch, scale, 0)
+            prefill(out, queries, kv, batch, scores)
         return out.view(len(out), width)
+
+    def cap(self, x: Tensor, cap: float) -> Tensor:
+        return reference.capped(x, cap)
 
     def sampled(self, x: Tensor) -> Tensor:
         return x if self._every_row else x[self._step.rows]

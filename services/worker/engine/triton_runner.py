@@ -26,7 +26,7 @@ from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.rope import build_rope
+from services.worker.engine.rope import angle_tables
 from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.sampler import edit, keep_allowed, top_of
 from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
@@ -86,13 +86,12 @@ class TritonRunner:
         stored = torch.float8_e4m3fn if config.kv_dtype == "fp8" else DTYPES[name]
         shape = block_shape(model, config.block_size)
         self.cache = TorchCache(blocks + 1, shape, stored, self._device)
-        cos, sin = build_rope(model.rope).tables(np.arange(context))
         self._memory = Memory(
             layers=[self.cache.layer(index) for index in range(model.num_layers)],
-            angles=(
-                torch.from_numpy(cos).to(self._device),
-                torch.from_numpy(sin).to(self._device),
-            ),
+            angles=[
+                (torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device))
+                for cos, sin in angle_tables(model, context)
+            ],
             splits=Splits.of(rows, model.num_heads, model.head_dim, context, self._device),
             tokens=torch.zeros(config.max_rows, dtype=torch.int32, device=self._device),
         )

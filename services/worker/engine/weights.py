@@ -68,7 +68,7 @@ class _Wanted:
     def table(self, name: str, rows: int, width: int) -> None:
         self.shapes[f"{name}.weight"] = (rows, width)
 
-    def vector(self, name: str, size: int) -> None:
+    def vector(self, name: str, size: int, plus: float = 0.0) -> None:
         self.shapes[f"{name}.weight"] = (size,)
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> None:

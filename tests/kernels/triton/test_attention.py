@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels import reference
+from kernels.heads import Scores
 from kernels.triton import decode, prefill
 from kernels.triton.merge import merge
 from tests.support.paged import Paged, paged
@@ -18,21 +19,21 @@ each_width = pytest.mark.parametrize(
 )
 
 
-def compare(case: Paged, q: torch.Tensor, window: int = 0, context: int = 600) -> torch.Tensor:
+def compare(case: Paged, q: torch.Tensor, window: int = 0, cap: float = 0.0) -> torch.Tensor:
     """The kernels' result for all sequences of the batch."""
-    scale = q.shape[2] ** -0.5
+    scores = Scores(q.shape[2] ** -0.5, cap, window)
     out = torch.full_like(q, torch.nan)
     splits = decode.Splits.of(
-        len(case.batch.lengths), q.shape[1], q.shape[2], context, torch.device("cpu")
+        len(case.batch.lengths), q.shape[1], q.shape[2], 600, torch.device("cpu")
     )
     splits.parts.fill_(torch.nan)
     splits.weights.fill_(torch.nan)
     decodes = case.batch.num_decodes
     if decodes:
-        decode.decode(out, q, case.layer, case.batch, scale, window, splits)
+        decode.decode(out, q, case.layer, case.batch, scores, splits)
     if len(case.batch.tiles):
-        prefill.prefill(out, q, case.layer, case.batch, scale, window)
-    expected = reference.paged_attention(q, case.layer, case.batch, scale, window)
+        prefill.prefill(out, q, case.layer, case.batch, scores)
+    expected = reference.paged_attention(q, case.layer, case.batch, scores)
     tolerance = TOLERANCE[q.dtype]
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
     return out
@@ -79,7 +80,8 @@ def test_mixed_batches_of_eight_bits() -> None:
     case = paged(
         [1, 1, 9, 33], [300, 5, 80, 33], 2, 32, eight_bits=True, queries=prefill.queries_per_tile(3)
     )
-    compare(case, queries(case, 6, 32, torch.float32))
+    q = queries(case, 6, 32, torch.float32)
+    assert not torch.allclose(compare(case, q), compare(case, q, cap=0.5))
 
 
 def test_a_rows_result_does_not_depend_on_its_batch() -> None:
@@ -90,16 +92,16 @@ def test_a_rows_result_does_not_depend_on_its_batch() -> None:
     together = torch.empty_like(q)
     cpu = torch.device("cpu")
     wide = decode.Splits.of(3, 4, 16, 600, cpu)
-    decode.decode(together, q, case.layer, case.batch, 0.25, 0, wide)
+    decode.decode(together, q, case.layer, case.batch, Scores(0.25), wide)
     alone = torch.empty_like(q)
     narrow = decode.Splits(wide.size, 1, wide.parts.clone(), wide.weights.clone())
-    decode.decode(alone, q, case.layer, case.batch, 0.25, 0, narrow)
+    decode.decode(alone, q, case.layer, case.batch, Scores(0.25), narrow)
     assert torch.equal(together, alone)
 
     whole = paged([100], [100], 1, 16, queries=prefill.queries_per_tile(4))
     q = queries(whole, 4, 16, torch.float32)
     at_once, late = torch.empty_like(q), torch.empty_like(q[50:])
-    prefill.prefill(at_once, q, whole.layer, whole.batch, 0.25, 0)
+    prefill.prefill(at_once, q, whole.layer, whole.batch, Scores(0.25))
     batch = whole.batch
     piece = type(batch)(
         positions=batch.positions[50:],
@@ -110,7 +112,7 @@ def test_a_rows_result_does_not_depend_on_its_batch() -> None:
         tiles=torch.tensor([[0, first] for first in range(0, 50, 16)], dtype=torch.int32),
         num_decodes=0,
     )
-    prefill.prefill(late, q[50:], whole.layer, piece, 0.25, 0)
+    prefill.prefill(late, q[50:], whole.layer, piece, Scores(0.25))
     assert torch.equal(at_once[50:], late)
 
 
@@ -136,6 +138,6 @@ def test_a_sequence_of_no_tokens_gives_zeros() -> None:
     case.batch.lengths[1] = 0
     q, out = torch.randn(2, 2, 16), torch.full((2, 2, 16), torch.nan)
     splits = decode.Splits.of(2, 2, 16, 64, torch.device("cpu"))
-    decode.decode(out, q, case.layer, case.batch, 0.25, 0, splits)
+    decode.decode(out, q, case.layer, case.batch, Scores(0.25), splits)
     assert not out[0].isnan().any()
     assert torch.equal(out[1], torch.zeros(2, 16))

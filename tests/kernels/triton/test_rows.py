@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.kv_layer import QkNorm
+from kernels.heads import QkNorm
 from kernels.triton import activation, embed, norm, rotary
 from tests.support.paged import paged
 
@@ -27,6 +27,7 @@ def test_embed_takes_ids_that_only_the_device_knows(dtype: torch.dtype) -> None:
     ids = torch.tensor([3, -1, 10, -3, -2, 0], dtype=torch.int32)
     last = torch.tensor([7, -1, 9], dtype=torch.int32)  # the second was not finite
     assert torch.equal(embed.embed(ids, last, table), table[[3, 7, 10, 9, 0, 0]])
+    assert torch.equal(embed.embed(ids, last, table, 8), 8 * table[[3, 7, 10, 9, 0, 0]])
 
 
 @each_dtype
@@ -43,29 +44,38 @@ def test_norm_alone_and_with_the_sum_before_it(width: int, dtype: torch.dtype) -
 
 @each_dtype
 @pytest.mark.parametrize("width", [48, 1100])
-def test_silu_and_mul(width: int, dtype: torch.dtype) -> None:
+def test_gates(width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     x = torch.randn(3, 2 * width).to(dtype) * 4
     close(activation.silu_and_mul(x), reference.silu_and_mul(x))
+    close(activation.gelu_and_mul(x), reference.gelu_and_mul(x))
 
 
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("turned", [1, 0.75])
+@pytest.mark.parametrize("normed", ["", "head", "all"])
 @pytest.mark.parametrize(
     ("dtype", "eight_bits"),
     [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)],
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (9, 3, 24), (8, 1, 128)])
 def test_rotary_and_store(
-    heads: int, kv_heads: int, dim: int, eight_bits: bool, normed: bool, dtype: torch.dtype
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    eight_bits: bool,
+    normed: str,
+    turned: float,
+    dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(1)
     case = paged([1, 4, 2], [9, 11, 2], kv_heads, dim, dtype=dtype, eight_bits=eight_bits)
     qkv = torch.randn(7, (heads + 2 * kv_heads) * dim).to(dtype)
-    angles = torch.randn(20, dim // 2)
+    angles = torch.randn(20, int(dim * turned) // 2)
     tables = angles.cos(), angles.sin()
     qk_norm = None
     if normed:
-        qk_norm = QkNorm(torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6)
+        widths = (dim, dim) if normed == "head" else (heads * dim, kv_heads * dim)
+        qk_norm = QkNorm(*(torch.randn(width).to(dtype) for width in widths), 1e-6)
     batch, expected, found = case.batch, case.copy(), case.copy()
     to = (tables, batch.positions, batch.slots)
     want = reference.rotary_store(qkv.clone(), *to, expected, qk_norm)

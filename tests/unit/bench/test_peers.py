@@ -17,7 +17,7 @@ from bench.peers.contestant import Contestant, ContestantError
 from bench.peers.floors import Machine
 from bench.peers.foreign import ForeignLoad, busy_s
 from bench.peers.table import About, page
-from services.worker.engine.model_config import read_config
+from services.worker.engine.models.registry import read_config
 
 ROOT = Path(__file__).parents[3]
 

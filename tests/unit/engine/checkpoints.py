@@ -34,6 +34,51 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         }
     },
+    "mistral": {"model_type": "mistral", "sliding_window": 21, "head_dim": 32},
+    "qwen2": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
+    "phi3": {
+        "model_type": "phi3",
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "sliding_window": 100,
+        "original_max_position_embeddings": CONTEXT,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "attention_factor": 1.1,
+            "short_factor": [1 + i / 9 for i in range(12)],
+            "long_factor": [1 + i / 2 for i in range(12)],
+        },
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 32,
+        "num_hidden_layers": 3,
+        "sliding_window": 17,
+        "query_pre_attn_scalar": 50,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 12.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 33,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
 }
 
 
@@ -42,8 +87,9 @@ def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overri
 
     Weights are larger than usual so that logits lie well apart and no rounding decides a token.
     """
-    config = transformers.LlamaConfig(
+    config = transformers.AutoConfig.for_model(
         **{
+            "model_type": "llama",
             "vocab_size": VOCAB,
             "hidden_size": 64,
             "intermediate_size": 96,
@@ -60,11 +106,12 @@ def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overri
         }
     )
     torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    around = 0 if config.model_type.startswith("gemma") else 1
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(around - 0.5, around + 0.5)
             elif "embed" in name or "lm_head" in name:
                 parameter.normal_(std=0.5)
             else:
@@ -73,14 +120,14 @@ def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overri
     return folder
 
 
-def load_reference(folder: Path) -> "transformers.LlamaForCausalLM":
+def load_reference(folder: Path) -> "transformers.PreTrainedModel":
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
 
 @torch.inference_mode()
-def reference_logits(model: "transformers.LlamaForCausalLM", tokens: list[int]) -> Tensor:
+def reference_logits(model: "transformers.PreTrainedModel", tokens: list[int]) -> Tensor:
     """[len(tokens), vocab]"""
     logits: Tensor = model(torch.tensor([tokens])).logits[0]
     return logits

@@ -18,8 +18,8 @@ from kernels.cpu.matrix import PANEL
 from services.worker.engine import cpu_weights, packed_file
 from services.worker.engine.checkpoint import Stored, open_checkpoint
 from services.worker.engine.cpu_weights import CpuWeights
-from services.worker.engine.model_config import UnsupportedModel, read_config
-from services.worker.engine.models.registry import build_model
+from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.registry import build_model, read_config
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import generate, greedy, make_engine, make_prompts
 

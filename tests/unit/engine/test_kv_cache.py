@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu.library import supported
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
-from services.worker.engine.model_config import read_config
+from services.worker.engine.models.registry import read_config
 from services.worker.engine.torch_cache import TorchCache
 from tests.unit.engine.driving import make_engine
 

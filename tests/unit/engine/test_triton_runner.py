@@ -79,6 +79,26 @@ def test_tokens_equal_the_references(checkpoint: Checkpoint) -> None:
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("variant", ["phi3", "olmo2", "gemma2", "gemma3"])
+def test_families_compute_as_on_the_reference(checkpoint: Checkpoint, variant: str) -> None:
+    """A prompt in two pieces, over their windows, and what is decoded behind it."""
+    folder = checkpoint(variant)
+    prompt = [5, 9, 200, 31, 8, 17, 40] * 6
+    steps = [
+        plan([(prompt[:25], 0, [4, 2])], []),
+        plan([(prompt[25:], 25, [4, 2, 7])], [0]),
+        plan([([77], 42, [4, 2, 7])], [0]),
+    ]
+    found = []
+    for kernels in ("reference", "triton"):
+        ran = runner(folder, kernels)
+        content = [ran.collect(ran.launch(step)).results for step in steps][1:]
+        blocks = np.frombuffer(ran.cache.read([4, 2, 7]), np.float32)
+        found.append((content, blocks))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_steps_take_what_those_before_sampled(checkpoint: Checkpoint, temperature: float) -> None:
     """Four steps are in the queue before the first is collected."""

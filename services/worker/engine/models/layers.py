@@ -9,6 +9,8 @@ only hands them on.
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from kernels.heads import QkNorm, Scores
+
 Matrix = Any
 Vector = Any
 Rows = Any
@@ -21,8 +23,8 @@ class Weights(Protocol):
     def table(self, name: str, rows: int, width: int) -> Matrix:
         """The tensor `name`.weight, [rows, width], whose rows `Ops.embed` takes."""
 
-    def vector(self, name: str, size: int) -> Vector:
-        """The tensor `name`.weight, [size]."""
+    def vector(self, name: str, size: int, plus: float = 0.0) -> Vector:
+        """The tensor `name`.weight, [size], and `plus`."""
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Matrix:
         """Linear layers of one input, by name and output size, as one: `name`.weight is
@@ -32,8 +34,8 @@ class Weights(Protocol):
 class Ops(Protocol):
     """A step's operations. Tokens are one flat dimension T, whatever sequences they belong to."""
 
-    def embed(self, table: Matrix) -> Rows:
-        """Rows of the table, by the step's token ids: [T, width]."""
+    def embed(self, table: Matrix, scale: float = 1.0) -> Rows:
+        """Rows of the table, by the step's token ids, times `scale`: [T, width]."""
 
     def norm(self, x: Rows, weight: Vector, epsilon: float) -> Rows:
         """x / sqrt(mean(x²) + epsilon) * weight."""
@@ -41,18 +43,28 @@ class Ops(Protocol):
     def linear(self, x: Rows, weights: Matrix) -> Rows:
         """x W^T + bias."""
 
+    def add(self, x: Rows, y: Rows) -> Rows:
+        """x + y, of which y was computed last, by `linear` or `norm`, and x is not used again."""
+
     def add_norm(self, x: Rows, y: Rows, weight: Vector, epsilon: float) -> tuple[Rows, Rows]:
-        """x + y, of which y was computed last and x is not used again; and its `norm`."""
+        """`add`, and the `norm` of that."""
 
     def silu_mul(self, x: Rows) -> Rows:
         """silu of the first half of each row, times the second."""
 
-    def rotary(self, qkv: Rows, layer: int) -> Rows:
-        """Of [heads + 2 kv_heads, dim] a token: turns queries and keys by the positions, stores
-        keys and values in the layer's cache. Gives what `attention` takes."""
+    def gelu_mul(self, x: Rows) -> Rows:
+        """gelu, by tanh, of the first half of each row, times the second."""
 
-    def attention(self, queries: Rows, layer: int, width: int) -> Rows:
+    def rotary(self, qkv: Rows, layer: int, rope: int = 0, norm: QkNorm | None = None) -> Rows:
+        """Of [heads + 2 kv_heads, dim] a token: norms queries and keys, turns them by the
+        positions, as the model's rotary embedding number `rope` does, and stores keys and values
+        in the layer's cache. Gives what `attention` takes."""
+
+    def attention(self, queries: Rows, layer: int, width: int, scores: Scores) -> Rows:
         """Of each token over its sequence's tokens up to itself: [T, width = heads * dim]."""
+
+    def cap(self, x: Rows, cap: float) -> Rows:
+        """cap * tanh(x / cap); x is not used again."""
 
     def sampled(self, x: Rows) -> Rows:
         """Of the tokens after which one is sampled: [R, width]."""

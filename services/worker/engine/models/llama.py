@@ -1,60 +1,64 @@
 """Llama (arXiv 2302.13971; grouped queries of 2305.13245), tensors named as by Hugging Face."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.worker.engine.model_config import ModelConfig
-from services.worker.engine.models.layers import Matrix, Ops, Rows, Vector, Weights
+from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
+from services.worker.engine.models import parts
+from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.only("hidden_act", "silu")
+    fields.only("sliding_window", None)
+    bias = fields.flag("attention_bias")
+    return replace(
+        read_decoder(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias")
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Vector
-    qkv: Matrix
-    out: Matrix
+    attention: parts.Attention
     mlp_norm: Vector
-    gate_up: Matrix
-    down: Matrix
+    mlp: parts.Mlp
 
 
 class Llama:
+    """And others that differ in what their config says alone."""
+
+    FUSED = False
+    """Tensors that meet the same input are one."""
+
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
-        hidden, vocab = config.hidden_size, config.vocab_size
-        self._embed = weights.table("model.embed_tokens", vocab, hidden)
+        hidden = config.hidden_size
+        self._embed = weights.table("model.embed_tokens", config.vocab_size, hidden)
         self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
         self._norm = weights.vector("model.norm", hidden)
-        head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-        self._head = weights.matrix({head: vocab}, hidden)
+        self._head = parts.head(config, weights)
 
     def _layer(self, weights: Weights, index: int) -> Layer:
         config, at = self._config, f"model.layers.{index}"
-        hidden, inner = config.hidden_size, config.intermediate_size
-        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        attention, mlp = f"{at}.self_attn", f"{at}.mlp"
-        qkv = {f"{attention}.q_proj": queries} | {f"{attention}.{n}_proj": keys for n in "kv"}
-        gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
         return Layer(
-            attention_norm=weights.vector(f"{at}.input_layernorm", hidden),
-            qkv=weights.matrix(qkv, hidden, config.attention_bias),
-            out=weights.matrix({f"{attention}.o_proj": hidden}, queries, config.attention_bias),
-            mlp_norm=weights.vector(f"{at}.post_attention_layernorm", hidden),
-            gate_up=weights.matrix(gate_up, hidden, config.mlp_bias),
-            down=weights.matrix({f"{mlp}.down_proj": hidden}, inner, config.mlp_bias),
+            weights.vector(f"{at}.input_layernorm", config.hidden_size),
+            parts.attention(config, weights, index, fused=self.FUSED),
+            weights.vector(f"{at}.post_attention_layernorm", config.hidden_size),
+            parts.mlp(config, weights, index, fused=self.FUSED),
         )
 
     def forward(self, ops: Ops) -> Rows:
         """Writes the tokens' keys and values to the cache; gives the logits of the sampled ones,
         [R, vocab]."""
         epsilon = self._config.rms_norm_epsilon
-        width = self._config.num_heads * self._config.head_dim
         norms = [*(layer.attention_norm for layer in self._layers), self._norm]
         x = ops.embed(self._embed)
         y = ops.norm(x, norms[0], epsilon)
         for index, layer in enumerate(self._layers):
-            y = ops.attention(ops.rotary(ops.linear(y, layer.qkv), index), index, width)
+            y = layer.attention.heads(ops, y)
             if index == len(self._layers) - 1:  # nobody looks at the others any more
                 x, y = ops.sampled(x), ops.sampled(y)
-            x, y = ops.add_norm(x, ops.linear(y, layer.out), layer.mlp_norm, epsilon)
-            y = ops.linear(ops.silu_mul(ops.linear(y, layer.gate_up)), layer.down)
+            x, y = ops.add_norm(x, ops.linear(y, layer.attention.out), layer.mlp_norm, epsilon)
+            y = ops.linear(ops.silu_mul(ops.linear(y, layer.mlp.gate_up)), layer.mlp.down)
             x, y = ops.add_norm(x, y, norms[index + 1], epsilon)
         return ops.linear(y, self._head)

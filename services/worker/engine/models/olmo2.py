@@ -1,0 +1,55 @@
+"""OLMo 2 (arXiv 2501.00656): norms come after attention and MLP and not before; queries and keys
+are normed over all heads together."""
+
+from dataclasses import dataclass, replace
+
+from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
+from services.worker.engine.models import parts
+from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.only("hidden_act", "silu")
+    bias = fields.flag("attention_bias")
+    return replace(read_decoder(fields, epsilon=1e-5), qk_norm="all", qkv_bias=bias, out_bias=bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention: parts.Attention
+    attention_norm: Vector
+    mlp: parts.Mlp
+    mlp_norm: Vector
+
+
+class Olmo2:
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self._config = config
+        hidden = config.hidden_size
+        self._embed = weights.table("model.embed_tokens", config.vocab_size, hidden)
+        self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
+        self._norm = weights.vector("model.norm", hidden)
+        self._head = parts.head(config, weights)
+
+    def _layer(self, weights: Weights, index: int) -> Layer:
+        config, at = self._config, f"model.layers.{index}"
+        return Layer(
+            parts.attention(config, weights, index),
+            weights.vector(f"{at}.post_attention_layernorm", config.hidden_size),
+            parts.mlp(config, weights, index),
+            weights.vector(f"{at}.post_feedforward_layernorm", config.hidden_size),
+        )
+
+    def forward(self, ops: Ops) -> Rows:
+        """As `Llama.forward`."""
+        epsilon = self._config.rms_norm_epsilon
+        x = ops.embed(self._embed)
+        for index, layer in enumerate(self._layers):
+            y = layer.attention.heads(ops, x)
+            if index == len(self._layers) - 1:
+                x, y = ops.sampled(x), ops.sampled(y)
+            y = ops.linear(y, layer.attention.out)
+            x = ops.add(x, ops.norm(y, layer.attention_norm, epsilon))
+            y = ops.linear(ops.silu_mul(ops.linear(x, layer.mlp.gate_up)), layer.mlp.down)
+            x = ops.add(x, ops.norm(y, layer.mlp_norm, epsilon))
+        return ops.linear(ops.norm(x, self._norm, epsilon), self._head)
