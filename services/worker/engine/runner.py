@@ -175,6 +175,12 @@ def describe(
     blocks = num_blocks(config, model, dtype)
     context = max_model_len(config, model, blocks)
     far = any(rope.is_long(context) for rope in model.ropes)
+    if far:
+        log.info(
+            "max_model_len %d is beyond what the model was first trained for: all positions are "
+            "turned by longrope's long_factor (docs/models.md)",
+            context,
+        )
     stored = dtype if config.kv_dtype == "auto" else config.kv_dtype
     return ModelInfo(
         architecture=model.architecture,

@@ -316,3 +316,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "vocab_size": 262144,
     },
 }
+PUBLISHED["Qwen2.5-0.5B, its windows switched on"] = PUBLISHED["Qwen2.5-0.5B-Instruct"] | {
+    "sliding_window": 4096,
+    "use_sliding_window": True,
+}

@@ -2,7 +2,6 @@
 do here is refused by name."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from services.worker.engine.models.gemma2 import embedding_scale
 from services.worker.engine.models.registry import FAMILIES, read_config
 from services.worker.engine.rope import build_rope
 from services.worker.engine.weights import shapes
+from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import generate, greedy, make_engine, make_prompts
 from tests.unit.engine.published import PUBLISHED
 from tests.unit.engine.test_engine_parity import check_against_transformers
-
-Checkpoint = Callable[..., Path]
 
 
 def read(folder: Path, name: str, **changes: Any) -> ModelConfig:
@@ -87,11 +85,10 @@ def test_a_recipe_for_longer_contexts_makes_them_longer(tmp_path: Path) -> None:
 
 
 def test_which_factors_turn_is_a_matter_of_the_context_served(
-    checkpoint: Checkpoint, tmp_path: Path
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And KV that is turned otherwise is of another format."""
-    from tests.unit.engine import checkpoints
-
+    """And is said; KV that is turned otherwise is of another format."""
+    caplog.set_level("INFO")
     rope = checkpoints.VARIANTS["phi3"]["rope_parameters"] | {"attention_factor": None}
     folder = checkpoints.make(
         tmp_path, "phi3", original_max_position_embeddings=64, rope_parameters=rope
@@ -99,8 +96,10 @@ def test_which_factors_turn_is_a_matter_of_the_context_served(
     short = [prompt[:40] for prompt in make_prompts(4)]
     engine = make_engine(folder, max_model_len=64)
     check_against_transformers(folder, short, generate(engine, short, greedy(20)))
-    long = [prompt * 9 for prompt in make_prompts(6, seed=8) if 9 < len(prompt) < 22]
+    assert "long_factor" not in caplog.text
+    long = [(prompt * 90)[:90] for prompt in make_prompts(3, seed=8)]
     served = make_engine(folder)
+    assert "max_model_len 256 is beyond" in caplog.text
     check_against_transformers(folder, long, generate(served, long, greedy(20)))
     assert served.info.kv_format != engine.info.kv_format
 
