@@ -156,9 +156,10 @@ class Output:
             self._echo.logprobs.extend(self._texts.all_told(ids[1:], delta.prompt_logprobs))
 
     def _tell(self, delta: TokenDelta, taken: int) -> None:
-        """Of the first `taken` tokens, but for the one that ended the output."""
+        """Of the first `taken` tokens, but for the end token; what a grammar ends with is text."""
         assert self._texts is not None
-        ended = self.finish == FINISH_STOP and self.stop is None
+        ended = self.finish == FINISH_STOP and self.stop is None and taken > 0
+        ended = ended and self._texts.is_special(delta.token_ids[taken - 1])
         count = taken - 1 if ended else taken
         ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
         self._logprobs += self._texts.all_told(ids, logprobs)

@@ -14,6 +14,12 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = token_bytes(tokenizer)
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special = frozenset(id for id, token in added if token.special)
+
+    def is_special(self, id: int) -> bool:
+        """It gives no text."""
+        return id in self._special
 
     def told(self, id: int, logprobs: TokenLogprobs | None) -> TextLogprob:
         """None: there are none, as of a prompt's first token."""

@@ -39,12 +39,13 @@ class ChatMessage(Body):
     reasoning_content: str | None = Field(
         None, description="extension: of an earlier answer, for templates that show it"
     )
+    parsed: Any = Field(None, description="an earlier answer's, of OpenAI's client; no effect")
     annotations: list[Any] | None = Field(None, description="of an earlier answer; no effect")
 
     @model_validator(mode="after")
     def _of_its_role(self) -> "ChatMessage":
         if self.role != "assistant":
-            for field in ("annotations", "tool_calls", "reasoning_content"):
+            for field in ("annotations", "tool_calls", "reasoning_content", "parsed"):
                 if getattr(self, field) is not None:
                     raise refuse(field, f"only an assistant message has {field}", UNSUPPORTED)
         if self.role == "tool" and self.tool_call_id is None:

@@ -93,6 +93,7 @@ ChoiceField = Annotated[Choice, BeforeValidator(_as_choice)]
 class CalledFunction(Body):
     name: FunctionName
     arguments: str
+    parsed_arguments: Any = Field(None, description="of OpenAI's client; no effect")
 
 
 class Call(Body):

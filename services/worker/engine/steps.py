@@ -10,7 +10,7 @@ from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import StepShape
 from services.worker.engine.grammar.compiler import ConstraintError
 from services.worker.engine.messages import RequestError
-from services.worker.engine.plan import Result, constrained, plan_step, sampling_rows
+from services.worker.engine.plan import NOT_FINITE, Result, constrained, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
 from services.worker.engine.sequence import Status
 
@@ -37,6 +37,7 @@ class Running:
     """It could not be launched."""
     computed_s: float | None = None
     """That the device took; None, if it computed nothing or failed."""
+    constrained: bool = False
     refused: dict[int, RequestError] = field(default_factory=dict)
     """Of chunks, by their place, whose grammar cannot go on."""
     in_vain: bool = False
@@ -66,6 +67,7 @@ class Steps:
         rows = constrained(running.chunks)
         if running.failed or not rows:
             return
+        running.constrained = True
         allowed = np.full((len(rows), -(-self._runner.info.vocab_size // 32)), -1, np.int32)
         for words, (_, chunk) in zip(allowed, rows, strict=True):
             matcher = chunk.sequence.matcher
@@ -104,8 +106,8 @@ class Steps:
                 raise running.failed
             collected = self._runner.collect(running.ticket)
             running.computed_s = collected.seconds
-            for place, error in running.refused.items():
-                collected.results[place] = Result([], error)
+            if running.constrained:
+                _judge(running, collected.results)
             return collected.results
         except Exception as error:
             if behind:
@@ -141,8 +143,34 @@ class Steps:
         ones; those of the last step end with the engine and can go on elsewhere. `results`: of
         requests that go on; one that ended meanwhile ran or not, and says nothing.
         """
-        if results:
-            failed = all(result.error for result in results)
-            self._failed = self._failed + 1 if failed else 0
+        errors = [result.error for result in results if result.error]
+        if results and len(errors) < len(results):
+            self._failed = 0
+        elif any(
+            error.code != "invalid_request" for error in errors
+        ):  # a request's own says nothing
+            self._failed += 1
         if self._failed == MAX_FAILED_STEPS:
             raise EngineBroken(f"every request of the last {MAX_FAILED_STEPS} steps failed")
+
+
+def _judge(running: Running, results: list[Result]) -> None:
+    """Puts in the errors that are their requests' own: a grammar that cannot go on, or of whose
+    tokens bans leave none."""
+    for place, error in running.refused.items():
+        results[place] = Result([], error)
+    for place, chunk in enumerate(running.chunks):
+        asked = chunk.sequence.request.sampling
+        bans = asked.bad_words or asked.min_tokens or asked.logit_bias
+        if results[place] is NOT_FINITE and asked.constraint and bans:
+            results[place] = _NONE_LEFT
+
+
+_NONE_LEFT = Result(
+    [],
+    RequestError(
+        "invalid_request",
+        "of the tokens that the constraint allows, bad_words, min_tokens and logit_bias leave none",
+        "constraint",
+    ),
+)

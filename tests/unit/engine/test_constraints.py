@@ -168,8 +168,11 @@ def test_other_notations(
     engine: Engine, tokenizer: Tokenizer, constraint: Constraint, pattern: str
 ) -> None:
     requests = [Request(str(i), PROMPT, sampling(constraint, i)) for i in range(4)]
-    found = list(texts(drive(engine, requests), tokenizer))
+    run = drive(engine, requests)
+    found = list(texts(run, tokenizer))
     assert all(re.fullmatch(pattern, text) for text in found), found
+    if constraint.kind != "grammar":  # what can only end, ends without a step for the end token
+        assert all(tokens[-1] != EOS for tokens in run.tokens.values())
 
 
 def test_json_mode_gives_an_object(engine: Engine, tokenizer: Tokenizer) -> None:
@@ -263,6 +266,7 @@ def test_a_hostile_one_costs_its_own_request(
     for request in (*bad, gone):
         engine.add(request)
     assert engine.load().waiting == len(bad) + 1
+    engine.step()  # their grammars are wanted now
     engine.cancel("gone")
     run = drive(engine, [good, free])
     order = list(run.last)
@@ -314,3 +318,43 @@ def test_what_does_not_go_together_is_refused(engine: Engine, tmp_path: Path) ->
     assert [run.last[n].error.param for n in ("both", "long")] == ["ignore_eos", "constraint"]  # type: ignore[union-attr]
     with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
         Compiler(str(tmp_path), VOCAB, [EOS])
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_other_ways_of_sampling_go_with_it(
+    folder: Path, tokenizer: Tokenizer, kernels: str
+) -> None:
+    """They move what is allowed, and allow nothing more."""
+    engine = make_engine(folder, kernels=kernels, overlap=True)
+    tilde, x = tokenizer.encode("~").ids[0], tokenizer.encode("x").ids[0]
+    ways: list[dict[str, Any]] = [
+        {"logit_bias": ((tilde, 100.0), (EOS, 100.0)), "min_p": 0.01},
+        {"frequency_penalty": 1.5, "repetition_penalty": 2.0, "presence_penalty": -1.0},
+        {"min_tokens": 30, "logprobs": 3, "top_k": 5, "top_p": 0.9},
+    ]
+    requests = [
+        Request(str(i), PROMPT, sampling(schema(POINT), i, **w)) for i, w in enumerate(ways)
+    ]
+    run = drive(engine, requests)
+    for text in texts(run, tokenizer):
+        jsonschema.validate(json.loads(text), POINT)
+    told = [
+        one for step in run.steps for o in step.outputs if o.request_id == "2" for one in o.logprobs
+    ]
+    assert len(told) == len(run.tokens["2"])
+    either = Constraint("choice", '["x", "y"]')
+    (one,) = texts(
+        drive(engine, [Request("b", PROMPT, sampling(either, bad_words=((x,),)))]), tokenizer
+    )
+    assert one == "y"
+
+
+def test_what_leaves_nothing_to_sample_ends_no_engine(engine: Engine, tokenizer: Tokenizer) -> None:
+    """However many in a row, with nobody beside them."""
+    x = tokenizer.encode("x").ids[0]
+    empty = sampling(Constraint("regex", "x"), bad_words=((x,),))
+    for number in range(5):
+        run = drive(engine, [Request(str(number), PROMPT, empty)])
+        error = run.last[str(number)].error
+        assert error is not None
+        assert (error.code, error.param) == ("invalid_request", "constraint")

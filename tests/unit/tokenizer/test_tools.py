@@ -16,6 +16,7 @@ from protos.common_pb2 import (
     ContentPart,
     Message,
     Sampling,
+    TokenLogprobs,
     Tool,
     ToolCall,
     ToolChoice,
@@ -31,6 +32,7 @@ from services.tokenizer.context import Prompt, assemble
 from services.tokenizer.models import ServedModel, load
 from services.tokenizer.output import CannotResumeError, Output
 from services.tokenizer.policy import Policy, PolicyRefusalError
+from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers.hermes import Hermes
 from services.tokenizer.tool_parsers.llama3 import Llama3
 from services.tokenizer.tool_parsers.mistral import Mistral
@@ -263,6 +265,21 @@ def test_the_end_of_an_answer_with_tools(text: str, finish: int, ends: int) -> N
     assert last.finish == ends
     given = [id for delta in [*deltas, last] if delta for id in delta.token_ids]
     assert given == ids
+
+
+@pytest.mark.parametrize("ends", ["", "<|end|>"])
+def test_logprobs_of_calls_are_told_but_for_the_end_tokens(ends: str) -> None:
+    """What a grammar ends with is no end token."""
+    shape = shape_of(request(FIND), demo(), PROMPT)
+    out = Output(demo().with_calls(), (), PROMPT, shape, texts=TokenTexts(demo().tokenizer))
+    ids = demo().tokenizer.encode("So. " + CALL_FIND + ends).ids
+    told = []
+    for place, id in enumerate(ids):
+        finish = FINISH_STOP if place == len(ids) - 1 else 0
+        delta = TokenDelta(token_ids=[id], logprobs=[TokenLogprobs(logprob=-1)], finish=finish)
+        if (said := out.push(delta)) is not None:
+            told += said.logprobs
+    assert "".join(one.token.text for one in told) == "So. " + CALL_FIND
 
 
 def test_an_answer_of_calls_is_gone_on_with_anywhere() -> None:
