@@ -50,6 +50,91 @@ async def test_greedy_text_is_what_transformers_generates(
             assert answer.usage.prompt_tokens == inputs.input_ids.shape[1]
 
 
+async def test_logprobs_of_prompt_and_answer_are_those_of_transformers(
+    penstock: Cluster, checkpoint: Path
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    prompt = "the water is here " * 12
+    ids = tokenizer(prompt).input_ids
+    async with client(penstock) as api:
+        for _ in range(2):  # the second time all of it is cached
+            answer = await api.completions.create(
+                model="tiny",
+                prompt=prompt,
+                max_tokens=6,
+                temperature=0,
+                logprobs=3,
+                echo=True,
+                n=2,
+                extra_body={"ignore_eos": True},
+            )
+            with torch.inference_mode():
+                output = model.generate(
+                    torch.tensor([ids]), max_new_tokens=6, min_new_tokens=6, do_sample=False
+                )
+                logprobs = model(output).logits[0, :-1].log_softmax(-1)
+            best = logprobs.topk(3)
+            for choice in answer.choices:
+                told = choice.logprobs
+                assert told is not None
+                assert told.tokens is not None
+                assert told.token_logprobs is not None
+                assert told.top_logprobs is not None
+                assert choice.text.startswith(prompt)
+                assert told.token_logprobs[0] is None
+                expected = logprobs.gather(1, output[0, 1:, None])[:, 0].tolist()
+                assert told.token_logprobs[1:] == pytest.approx(expected, abs=2e-3)
+                for here, values in zip(told.top_logprobs[1:], best.values.tolist(), strict=True):
+                    # Tokens that read the same are told once, by the better one.
+                    assert max(here.values()) == pytest.approx(values[0], abs=2e-3)
+                    told_of = [
+                        any(abs(v - found) < 2e-3 for v in values) for found in here.values()
+                    ]
+                    assert told_of.count(False) <= 1, "the token itself"
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens == len(ids)
+            assert answer.usage.completion_tokens == 12
+
+
+async def test_choices_are_streamed_as_they_are_answered_at_once(penstock: Cluster) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": QUESTION,
+        "max_tokens": 12,
+        "seed": 5,
+        "n": 3,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"5": -100},
+        "extra_body": {"min_p": 0.001, "repetition_penalty": 1.2, "min_tokens": 12},
+    }
+    async with client(penstock) as api:
+        whole = await api.chat.completions.create(**asked)
+        stream = await api.chat.completions.create(**asked, stream=True)
+        chunks = [chunk async for chunk in stream]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.chat.completions.create(**{**asked, "logit_bias": {"99999": 1}})
+    assert refused.value.param == "logit_bias"
+    texts = [choice.message.content for choice in whole.choices]
+    assert len({*texts}) == 3, "each has a seed of its own"
+    for index, choice in enumerate(whole.choices):
+        own = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
+        assert "".join(one.delta.content or "" for one in own) == choice.message.content
+        assert [one.finish_reason for one in own if one.finish_reason] == [choice.finish_reason]
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        streamed = [t for one in own if one.logprobs for t in one.logprobs.content or ()]
+        assert [t.token for t in streamed] == [t.token for t in choice.logprobs.content]
+        assert [t.logprob for t in streamed] == pytest.approx(
+            [t.logprob for t in choice.logprobs.content], abs=2e-3
+        )
+        assert all(len(t.top_logprobs) == 2 for t in streamed)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 36
+
+
 async def test_chat_streams_what_it_answers_at_once(penstock: Cluster) -> None:
     async with client(penstock) as api:
         whole = await api.chat.completions.create(

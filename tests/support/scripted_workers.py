@@ -33,11 +33,19 @@ class Opened:
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._silent = False
 
-    def give(self, *tokens: int, finish: int = 0, cached: int | None = None) -> None:
-        """One delta; `cached`: its usage says so many tokens were cached."""
+    def give(
+        self,
+        *tokens: int,
+        finish: int = 0,
+        cached: int | None = None,
+        logprob: float | None = None,
+    ) -> None:
+        """One delta; `cached`: its usage says so many tokens were cached; `logprob`: of each."""
         delta = worker_pb2.TokenDelta(token_ids=tokens, finish=cast(Any, finish))
         if cached is not None:
             delta.usage.cached_tokens = cached
+        if logprob is not None:
+            delta.logprobs.extend([common_pb2.TokenLogprobs(logprob=logprob)] * len(tokens))
         if not self._silent:
             self._on_item(delta.SerializeToString())
 
@@ -64,11 +72,16 @@ class Opened:
             self.end(grpc.StatusCode.CANCELLED, "cancelled")
 
 
+class _NoRedis:
+    def register_script(self, script: str) -> None:
+        """Nothing looks there."""
+
+
 class Pool:
     """Scripted workers, and the router's view of them. `log` tells what was stopped, in order."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        redis: Any = SimpleNamespace(register_script=lambda _: None)
+        redis: Any = _NoRedis()
         self.changes = 0
         self.workers = Workers(redis, settings or Settings(), "r", self._changed)
         self.workers._peers.look = FreshLook(self._look, 0.0)

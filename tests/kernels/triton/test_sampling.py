@@ -1,6 +1,8 @@
 """The GPU's sampler, run by Triton's interpreter, against the one in torch that says what sampling
 is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,8 @@ KINDS = [
     Sampling(1, temperature=1.0, top_p=1e-9),
     Sampling(1, temperature=1.0, top_k=40, top_p=0.8),
     Sampling(1, temperature=1e-30, top_k=3),
+    Sampling(1, temperature=0.7, min_p=0.05),
+    Sampling(1, temperature=2.0, top_k=40, min_p=0.3),
 ]
 
 
@@ -48,8 +52,7 @@ def test_the_same_tokens_as_in_torch(turn: int) -> None:
     seeds = generator.integers(0, 2**64, ROWS, np.uint64).tolist()
     positions = generator.integers(0, 2**31 - 1, ROWS).tolist()
     samplings = [
-        Sampling(1, of.temperature, of.top_k, of.top_p, seed=seed)
-        for seed, of in zip(seeds, (KINDS * 4)[2 * turn :], strict=False)
+        replace(of, seed=seed) for seed, of in zip(seeds, (KINDS * 4)[2 * turn :], strict=False)
     ]
     assert drawn(logits, samplings, positions) == expected(logits, samplings, positions)
 

@@ -27,7 +27,8 @@ ALL = Sampling(
     repetition_penalty=1.3,
     frequency_penalty=0.7,
     presence_penalty=0.4,
-    logit_bias=((5, 2.0), (9, -3.0)),
+    # Few tokens are likely, so that they come again and again.
+    logit_bias=((5, 2.0), (9, -3.0), (40, 12.0), (41, 12.0), (42, 12.0), (43, 11.0)),
     bad_words=((17,), (20, 21), (1, 2, 3)),
     min_tokens=30,
     stop_token_ids=(8, 30),
@@ -156,16 +157,34 @@ def test_a_split_changes_nothing(checkpoint: Checkpoint, engine: Engine) -> None
     near(told.of_prompt, whole.of_prompt)
 
 
+def test_torch_gives_the_same(checkpoint: Checkpoint, engine: Engine) -> None:
+    asked = replace(ALL, prompt_logprobs=2)
+    requests = [Request(str(i), p, replace(asked, seed=i)) for i, p in enumerate([PROMPT] * 3)]
+    found = ask(make_engine(checkpoint(), kernels="reference"), *requests)
+    for one, other in zip(found, ask(engine, *requests), strict=True):
+        assert one.tokens == other.tokens
+        near(one.logprobs, other.logprobs)
+        near(one.of_prompt, other.of_prompt)
+
+
 @pytest.mark.usefixtures("both_loops")
 def test_steps_that_overlap_change_nothing(checkpoint: Checkpoint, engine: Engine) -> None:
+    waits_for_nothing: dict[str, Any] = {
+        "repetition_penalty": 1.0,
+        "frequency_penalty": 0,
+        "presence_penalty": 0,
+        "bad_words": ((17,),),
+    }
     kinds: list[dict[str, Any]] = [
         {},
-        {"repetition_penalty": 1.0, "frequency_penalty": 0, "presence_penalty": 0, "bad_words": ()},
+        waits_for_nothing,
         {"bad_words": ((20, 21),), "prompt_logprobs": 0},
+        {**waits_for_nothing, "prompt_logprobs": 2},
+        waits_for_nothing,
     ]
     requests = [
         Request(str(i), prompt, replace(ALL, seed=i, **kind))
-        for i, (prompt, kind) in enumerate(zip(make_prompts(3, seed=2), kinds, strict=True))
+        for i, (prompt, kind) in enumerate(zip(make_prompts(5, seed=2), kinds, strict=True))
     ]
     want = ask(engine, *requests)
     found = ask(make_engine(checkpoint()), *requests)
@@ -179,19 +198,16 @@ def test_a_prompt_is_scored_as_if_it_were_drawn(checkpoint: Checkpoint, engine: 
     """In chunks, beside others, and though its blocks are cached already."""
     asked = Sampling(1, temperature=0, ignore_eos=True, logprobs=4, prompt_logprobs=4)
     prompt = make_prompts(1, longest=200, seed=3)[0] * 3
-    short = [prompt[:count] for count in (20, 55, len(prompt) - 1)]
-    drawn = ask(engine, *(Request(str(len(p)), p, asked) for p in short))
     (told,) = ask(engine, Request("a", prompt, asked))
     (cached,) = ask(engine, Request("b", prompt, replace(asked, prompt_logprobs=None)))
     assert cached.tokens == told.tokens
     assert len(told.of_prompt) == len(prompt) - 1
-    for before, one in zip(short, drawn, strict=True):
-        scored, token = told.of_prompt[len(before) - 1], prompt[len(before)]
-        assert scored.top_ids == one.logprobs[0].top_ids
-        if token in scored.top_ids:
-            assert scored.logprob == scored.top_logprobs[scored.top_ids.index(token)]
-        near([scored._replace(logprob=0)], [one.logprobs[0]._replace(logprob=0)])
-    assert all(list(one.top_logprobs) == sorted(one.top_logprobs)[::-1] for one in told.of_prompt)
+    for count in (1, 20, 55, len(prompt) - 1):
+        # Bias has it drawn, and leaves its logprob as it is.
+        drawn = replace(asked, logit_bias=((prompt[count], 100.0),), prompt_logprobs=None)
+        (one,) = ask(engine, Request("c", prompt[:count], drawn))
+        assert one.tokens == [prompt[count]]
+        near([told.of_prompt[count - 1]], one.logprobs)
 
 
 @pytest.mark.parametrize(

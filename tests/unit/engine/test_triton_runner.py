@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,21 +63,29 @@ def plan(
 
 def test_tokens_equal_the_references(checkpoint: Checkpoint) -> None:
     """Prompts in pieces beside decodes, greedy and drawn, batches of several sizes."""
-    prompts = make_prompts(3, 30)
+    prompts = make_prompts(4, 30)
+    ways: dict[str, Any] = {"frequency_penalty": 1.0, "logit_bias": ((7, 9.0),), "min_p": 0.1}
     settings: list[Sampling] = [
         Sampling(3, temperature=0, ignore_eos=True),
         Sampling(4, temperature=0.9, seed=7, top_p=0.8, ignore_eos=True),
         Sampling(2, temperature=1.1, seed=2**63 + 5, top_k=9, ignore_eos=True),
+        Sampling(3, seed=4, ignore_eos=True, logprobs=2, prompt_logprobs=1, **ways),
     ]
-    requests = [Request(str(row), prompts[row], settings[row]) for row in range(3)]
-    tokens = []
+    requests = [Request(str(row), prompts[row], settings[row]) for row in range(4)]
+    tokens, best = [], []
     for kernels in ("reference", "triton"):
         engine = make_engine(
             checkpoint(), kernels=kernels, max_running=3, max_batched_tokens=16, num_blocks=40
         )
         assert engine.info.kernels == kernels
-        tokens.append(drive(engine, requests).tokens)
+        run = drive(engine, requests)
+        tokens.append(run.tokens)
+        told = [output for step in run.steps for output in step.outputs]
+        logprobs = [(o.prompt_logprobs or []) + (o.logprobs or []) for o in told]
+        best.append([one.top_ids for of_output in logprobs for one in of_output])
     assert tokens[0] == tokens[1]
+    assert best[0] == best[1]
+    assert len(best[0]) == len(prompts[3]) - 1 + 3
 
 
 @pytest.mark.parametrize("variant", ["phi3", "olmo2", "gemma2", "gemma3"])

@@ -20,14 +20,21 @@ class Call:
 
 
 @pytest.mark.parametrize(
-    ("before", "at_first", "at_last"),
-    [(0, 50, 53), (8, 0, 3)],  # what another router gave, and its prompt, was charged there
+    ("before", "choice", "at_first", "at_last"),
+    [
+        (0, 0, 50, 53),
+        (8, 0, 0, 3),  # what another router gave, and its prompt, was charged there
+        (0, 2, 0, 3),  # the first choice is charged for the prompt
+    ],
 )
 async def test_an_answer_is_charged_where_it_is_made(
-    before: int, at_first: int, at_last: int
+    before: int, choice: int, at_first: int, at_last: int
 ) -> None:
     request = GenerateRequest(
-        prompt_token_ids=range(50), generated_prefix=before, sampling=Sampling(max_tokens=3)
+        prompt_token_ids=range(50),
+        generated_prefix=before,
+        choice=choice,
+        sampling=Sampling(max_tokens=3),
     )
     call: Any = Call()
     answer = Answer(request, call)

@@ -322,8 +322,9 @@ async def test_a_split_that_went_well_is_both_workers_success(pool: Pool) -> Non
 
 async def test_a_first_token_that_comes_with_the_hand_overs_end_is_one_of_many(pool: Pool) -> None:
     run, first, then = await split(pool)
-    first.give(1, finish=FINISH_PREFILL_DONE, cached=8)
+    first.give(1, finish=FINISH_PREFILL_DONE, cached=8, logprob=-0.5)
     assert (run.call.tokens, run.call.deltas[0].finish) == ([1], 0)
+    assert [one.logprob for one in run.call.deltas[0].logprobs] == [-0.5]
     assert run.call.deltas[0].usage.cached_tokens == 8
     assert not run.answer.finished
     then.give(2, finish=FINISH_STOP)
