@@ -314,6 +314,7 @@ def stale(recorder: Recorder, x: Rows, square: Matrix) -> Rows:
         (lambda r, x, m: r.linear(r.silu_mul(x), m), "rows of 12 meet a matrix of 24"),
         (lambda r, x, m: r.add(x, x), "only what a linear just gave"),
         (lambda r, x, m: r.linear(stale(r, x, m), m), "were added to since"),
+        (lambda r, x, m: r.add(r.embed(m), stale(r, x, m)), "were added to since"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(
