@@ -8,12 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from services.common.redis import RedisAway
 from tests.support.cluster import Cluster, Process
 from tests.support.streams import Stream, complete
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 LONG = {
     "model": "tiny",
     "prompt": "the water at the end of the penstock " * 8,
@@ -38,18 +40,20 @@ async def busy_worker(cluster: Cluster, role: str) -> Process:
     return found[0]
 
 
-async def undisturbed(api: httpx.AsyncClient) -> list[str]:
-    return [await complete(api, body) for body in (GREEDY, SEEDED)]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(cluster: Cluster) -> list[str]:
+    """What is answered where nothing is lost, by one worker alone."""
+    await cluster.start(workers=["both"])
+    async with cluster.api() as api:
+        return list(await asyncio.gather(*(complete(api, body) for body in (GREEDY, SEEDED))))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 async def test_a_lost_decode_worker_is_a_pause_and_nothing_else(
-    cluster: Cluster, how: signal.Signals
+    cluster: Cluster, expected: list[str], how: signal.Signals
 ) -> None:
-    cluster.environment["PENSTOCK_DRAIN_GRACE_S"] = "0"  # SIGTERM: streams must move, not finish
     await cluster.start(workers=["prefill", "decode", "decode"])
     async with cluster.api() as api:
-        expected = await undisturbed(api)
         streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
         await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
         victim = await busy_worker(cluster, "decode")
@@ -60,14 +64,16 @@ async def test_a_lost_decode_worker_is_a_pause_and_nothing_else(
         assert moved, "the why-record tells of it"
 
 
-async def test_a_lost_prefill_worker_is_replaced_by_the_decode_worker(cluster: Cluster) -> None:
+async def test_a_lost_prefill_worker_is_replaced_by_the_decode_worker(
+    cluster: Cluster, expected: list[str]
+) -> None:
     await cluster.start(workers=["prefill", "decode"])
     async with cluster.api() as api:
-        expected = await undisturbed(api)
-        cluster.worker("prefill").signal(signal.SIGSTOP)  # takes requests, computes nothing
+        victim = cluster.worker("prefill")
+        victim.signal(signal.SIGSTOP)  # takes requests, computes nothing
         streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
         await busy_or_waiting(cluster)
-        cluster.of("worker")[0].kill()
+        victim.kill()
         assert [await stream.finished() for stream in streams] == expected
 
 
@@ -79,11 +85,10 @@ async def busy_or_waiting(cluster: Cluster) -> None:
 
 
 async def test_without_redis_streams_finish_and_new_requests_are_served(
-    cluster: Cluster,
+    cluster: Cluster, expected: list[str]
 ) -> None:
     await cluster.start(workers=["prefill", "decode"])
     async with cluster.api() as api:
-        expected = await undisturbed(api)
         streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
         await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
         cluster.redis.stop()
@@ -131,12 +136,10 @@ async def busy(cluster: Cluster, service: str) -> Process:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 @pytest.mark.parametrize("service", ["router", "tokenizer"])
 async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else(
-    cluster: Cluster, service: str, how: signal.Signals
+    cluster: Cluster, expected: list[str], service: str, how: signal.Signals
 ) -> None:
-    cluster.environment["PENSTOCK_DRAIN_GRACE_S"] = "0"  # SIGTERM: streams must move, not finish
     await cluster.start(workers=["both"], routers=2, tokenizers=2)
     async with cluster.api() as api:
-        expected = await undisturbed(api)
         usages = [await usage_of(api, body) for body in (GREEDY, SEEDED)]  # the prompts cached
         streams = [Stream(api, body) for body in (GREEDY, SEEDED) * 2]
         await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
@@ -150,11 +153,10 @@ async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else
 
 @pytest.mark.parametrize("service", ["router", "tokenizer"])
 async def test_the_only_router_or_tokenizer_lost_is_a_pause_until_it_is_back(
-    cluster: Cluster, service: str
+    cluster: Cluster, expected: list[str], service: str
 ) -> None:
     await cluster.start(workers=["both"])
     async with cluster.api() as api:
-        expected = await undisturbed(api)
         streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
         for chunks in (20, 60):  # the restarted one too
             await asyncio.gather(*(stream.reached(chunks) for stream in streams))

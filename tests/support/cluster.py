@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 1.5
+_READY_WORKERS = re.compile(r"^penstock_router_ready_workers\{.*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass
@@ -31,9 +34,11 @@ class Process:
     """One service process and what it registered."""
 
     service: str
+    role: str  # of a worker
     popen: "subprocess.Popen[bytes]"
     log: Path
     replica: Replica | None = None
+    sound: bool = True  # no signal was sent to it
 
     @property
     def pid(self) -> int:
@@ -41,10 +46,11 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL, and reaps it."""
-        self.popen.kill()
+        self.signal(signal.SIGKILL)
         self.popen.wait()
 
     def signal(self, number: signal.Signals) -> None:
+        self.sound = False
         self.popen.send_signal(number)
 
 
@@ -58,6 +64,7 @@ class Cluster:
     redis: EmbeddedRedis = field(default_factory=EmbeddedRedis)
     processes: list[Process] = field(default_factory=list)
     namespace: str = "cluster"
+    spawned: int = 0
 
     async def __aenter__(self) -> "Cluster":
         self._exits = AsyncExitStack()
@@ -73,7 +80,8 @@ class Cluster:
 
     def spawn(self, service: str, **settings: str) -> Process:
         """Starts one service; `settings` are PENSTOCK_… variables without the prefix."""
-        log = self.folder / f"{service}-{len(self.processes)}.log"
+        log = self.folder / f"{service}-{self.spawned}.log"
+        self.spawned += 1
         own = {
             "REDIS_URL": self.redis.url,
             "PENSTOCK_NAMESPACE": self.namespace,
@@ -95,7 +103,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        process = Process(service, popen, log)
+        process = Process(service, settings.get("WORKER__ROLE", ""), popen, log)
         self.processes.append(process)
         return process
 
@@ -122,18 +130,36 @@ class Cluster:
         self, *, workers: list[str], retrieval: bool = False, routers: int = 1, tokenizers: int = 1
     ) -> None:
         """A gateway, the services below it, and a worker for each given role; returns when requests
-        can go."""
-        started = [self.spawn("worker", WORKER__ROLE=role) for role in workers]
+        can go. What is up of these and sound stays, and what is there besides is killed."""
         names = ["router"] * routers + ["tokenizer"] * tokenizers + ["retrieval"] * retrieval
-        started += [self.spawn(name) for name in [*names, "gateway"]]
-        await self.up(*started)
+        parts = [(name, "") for name in [*names, "gateway"]]
+        missing = Counter([("worker", role) for role in workers] + parts)
+        for process in list(self.processes):
+            part = process.service, process.role
+            if process.sound and process.popen.poll() is None and missing[part]:
+                missing[part] -= 1
+            else:
+                process.kill()
+                self.processes.remove(process)
+        spawned = [
+            self.spawn(service, **({"WORKER__ROLE": role} if role else {}))
+            for service, role in missing.elements()
+        ]
+        await self.up(*spawned)
         self.key, _ = await KeyStore(self.client, self.namespace).create(tenant="test")
+        await until(self._serves, 60.0, "routers see all workers, the gateway lists all models")
 
-        async def ready() -> bool:
-            async with httpx.AsyncClient() as http:
-                return (await http.get(f"{self.url}/readyz")).status_code == 200
-
-        await until(ready, 60.0, "the gateway is ready")
+    async def _serves(self) -> bool:
+        async with self.api() as http:
+            for router in self.of("router"):
+                assert router.replica is not None
+                told = (await http.get(router.replica.metrics_url)).text
+                if sum(map(float, _READY_WORKERS.findall(told))) != len(self.of("worker")):
+                    return False
+            if (await http.get("/readyz")).status_code != 200:
+                return False
+            listed = (await http.get("/v1/models")).json().get("data", [])
+            return {model["id"] for model in listed} >= {model.name for model in self.models}
 
     @property
     def url(self) -> str:
