@@ -140,6 +140,8 @@ async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else
 ) -> None:
     await cluster.start(workers=["both"], routers=2, tokenizers=2)
     async with cluster.api() as api:
+        for body in (GREEDY, SEEDED):
+            await usage_of(api, body | {"max_tokens": 1})
         usages = [await usage_of(api, body) for body in (GREEDY, SEEDED)]  # the prompts cached
         streams = [Stream(api, body) for body in (GREEDY, SEEDED) * 2]
         await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
