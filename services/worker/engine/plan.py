@@ -127,16 +127,6 @@ def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
     }
 
 
-def constrained(chunks: Seq[Chunk]) -> list[tuple[int, Chunk]]:
-    """Those of a step's R rows that a grammar constrains, with their numbers."""
-    ends = accumulate(chunk.rows for chunk in chunks)
-    return [
-        (end - 1, chunk)
-        for chunk, end in zip(chunks, ends, strict=True)
-        if chunk.samples and chunk.sequence.matcher
-    ]
-
-
 def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) -> StepPlan:
     """Lays out what was scheduled. `chunks`: not empty, those of one token first; `before`: the
     `sampling_rows` of the step that runs, where one does."""
@@ -147,6 +137,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
     lengths: list[int] = []
     sampled: list[int] = []
     rows: list[int] = []
+    held: list[int] = []
     for row, chunk in enumerate(chunks):
         sequence, start, end = chunk.sequence, chunk.start, chunk.end
         token_ids += sequence.tokens[start:end]
@@ -162,6 +153,8 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         elif chunk.samples:
             sampled.append(row)
             rows.append(len(positions) - 1)
+        if sequence.matcher and chunk.samples:
+            held.append(len(rows) - 1)
     samplings = _samplings(chunks, sampled)
     return StepPlan(
         token_ids=np.array(token_ids, np.int32),
@@ -175,7 +168,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         rows=np.array(rows, np.int32),
         samplings=samplings,
         edits=gathered([chunks[row].sequence.edits for row in sampled], samplings),
-        constrained=np.array([row for row, _ in constrained(chunks)], np.int32),
+        constrained=np.array(held, np.int32),
     )
 
 

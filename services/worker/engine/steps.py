@@ -10,7 +10,7 @@ from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import StepShape
 from services.worker.engine.grammar.compiler import ConstraintError
 from services.worker.engine.messages import RequestError
-from services.worker.engine.plan import NOT_FINITE, Result, constrained, plan_step, sampling_rows
+from services.worker.engine.plan import NOT_FINITE, Result, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
 from services.worker.engine.sequence import Status
 
@@ -37,7 +37,8 @@ class Running:
     """It could not be launched."""
     computed_s: float | None = None
     """That the device took; None, if it computed nothing or failed."""
-    constrained: bool = False
+    constrained: int = 0
+    """Rows that a grammar constrains."""
     refused: dict[int, RequestError] = field(default_factory=dict)
     """Of chunks, by their place, whose grammar cannot go on."""
     in_vain: bool = False
@@ -57,19 +58,21 @@ class Steps:
         rows = sampling_rows(before.chunks) if before else {}
         try:
             if chunks := running.chunks:
-                running.ticket = self._runner.launch(plan_step(chunks, self._block_size, rows))
+                plan = plan_step(chunks, self._block_size, rows)
+                running.constrained = len(plan.constrained)
+                running.ticket = self._runner.launch(plan)
         except Exception as error:
             running.failed = error
 
     def constrain(self, running: Running) -> None:
         """Tells a step that waits for it what its constrained rows may sample. To call once all
         tokens before those are known: while the step computes."""
-        rows = constrained(running.chunks)
-        if running.failed or not rows:
+        if running.failed or not running.constrained:
             return
-        running.constrained = True
-        allowed = np.full((len(rows), -(-self._runner.info.vocab_size // 32)), -1, np.int32)
-        for words, (_, chunk) in zip(allowed, rows, strict=True):
+        size = running.constrained, -(-self._runner.info.vocab_size // 32)
+        allowed = np.full(size, -1, np.int32)
+        held = [c for c in running.chunks if c.samples and c.sequence.matcher]
+        for words, chunk in zip(allowed, held, strict=True):
             matcher = chunk.sequence.matcher
             if chunk.sequence.status is Status.FINISHED or matcher is None:
                 continue
