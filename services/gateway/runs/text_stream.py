@@ -15,7 +15,7 @@ from services.gateway import metrics
 
 log = logging.getLogger(__name__)
 
-MAX_UNREAD_BYTES = 4 * 2**20  # of a stream whose client does not read
+MAX_UNREAD_BYTES = 4 * 2**20  # of a stream whose client does not read, but for one delta
 MAX_LOSSES = 3  # of tokenizers under one request; it may be the request that they die of
 _LOST = frozenset({"peer_lost", "peer_stalled", "draining"})
 
@@ -105,7 +105,7 @@ class TextStream:
         self._inbox.append(payload)
         self._unread_bytes += len(payload)
         self._wake.set()
-        if self._unread_bytes > MAX_UNREAD_BYTES:
+        if self._unread_bytes > MAX_UNREAD_BYTES and len(self._inbox) > 1:
             self._overrun = True
             self.cancel()
 

@@ -1,5 +1,6 @@
 """Ways of sampling in the engine: the same tokens whatever happens to a request on its way."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -236,3 +237,72 @@ def test_what_is_out_of_range_is_named(engine: Engine, field: str, value: Any) -
     error = run.last["a"].error
     assert error is not None
     assert (error.code, error.param) == ("invalid_request", field)
+
+
+def random_request(id: str, rng: random.Random) -> Request:
+    def one(*values: Any) -> Any:
+        return rng.choice(values)
+
+    prompt = [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 60))]
+    asked = Sampling(
+        max_tokens=rng.randint(1, 90),
+        temperature=one(0, 0.5, 2),
+        top_k=one(0, 0, 1, 9),
+        top_p=one(1, 1, 0.5),
+        seed=rng.getrandbits(64),
+        ignore_eos=one(True, False),
+        stop_token_ids=tuple(rng.sample(range(VOCAB), one(0, 3))),
+        min_p=one(0, 0, 0.1, 1),
+        repetition_penalty=one(1, 1, 0.5, 1.7),
+        frequency_penalty=one(0, 0, -2, 2),
+        presence_penalty=one(0, 0, -1, 1),
+        logit_bias=tuple((t, rng.uniform(-100, 100)) for t in rng.sample(range(VOCAB), one(0, 40))),
+        bad_words=tuple(
+            tuple(rng.sample(range(VOCAB), rng.randint(1, 3))) for _ in range(one(0, 60))
+        ),
+        min_tokens=one(0, 0, 5, 100),
+        logprobs=one(None, None, 0, 20),
+        prompt_logprobs=one(None, None, 0, 20),
+    )
+    earlier = one(0, 0, min(5, len(prompt) - 1))
+    return Request(id, prompt, asked, priority=rng.randint(0, 2), generated_prefix=earlier)
+
+
+@pytest.mark.usefixtures("both_loops")
+def test_whatever_is_asked_for_ends_and_is_told_of(checkpoint: Checkpoint) -> None:
+    """Random requests of all ways, some cancelled, in a room that is too small for them."""
+    rng = random.Random(7)
+    engine = make_engine(checkpoint(), num_blocks=14, max_batched_tokens=24)
+    asked = {str(i): random_request(str(i), rng) for i in range(120)}
+    outputs: dict[str, list[RequestOutput]] = {name: [] for name in asked}
+    preempted = 0
+
+    def step() -> None:
+        nonlocal preempted
+        made = engine.step()
+        preempted += len(made.preempted)
+        for output in made.outputs:
+            outputs[output.request_id].append(output)
+
+    for request in asked.values():
+        engine.add(request)
+        for _ in range(rng.choice((0, 1, 3))):
+            step()
+        if rng.random() < 0.1:
+            engine.cancel(str(rng.randrange(120)))
+    while engine.has_work:
+        step()
+    engine.check()
+    assert engine.pool.num_free == engine.pool.num_blocks
+    assert preempted
+    for name, request in asked.items():
+        last, told = outputs[name][-1], Told(outputs[name])
+        assert last.finish_reason is not None
+        assert last.error is None
+        assert len(told.logprobs) == (
+            len(told.tokens) if request.sampling.logprobs is not None else 0
+        )
+        scored = request.sampling.prompt_logprobs is not None and not request.generated_prefix
+        if told.tokens:
+            assert len(told.of_prompt) == (len(request.prompt_token_ids) - 1 if scored else 0)
+        assert not {w[0] for w in request.sampling.bad_words if len(w) == 1} & {*told.tokens}

@@ -76,6 +76,17 @@ async def test_tokenizers_that_drain_are_no_losses() -> None:
     assert len(stream.attempts) == 2 * MAX_LOSSES + 2
 
 
+async def test_a_single_delta_may_be_large() -> None:
+    """As the logprobs of a long prompt are."""
+    large = TextDelta(text="x" * (MAX_UNREAD_BYTES + 1), token_ids=[1], finish=FINISH_STOP)
+
+    def script(opened: Opened) -> None:
+        opened.say(large)
+        opened.finish(End())
+
+    assert len(await text_of(stream_from(gateway_parts.Tokenizers(script)))) == len(large.text)
+
+
 @pytest.mark.parametrize("reads", [True, False])
 async def test_only_what_waits_unread_counts_as_unread(reads: bool) -> None:
     pieces, left = 8, asyncio.Event()
