@@ -78,6 +78,8 @@ class Engine:
         self._running: Running | None = None
         """Where steps overlap: the one that was launched behind the last one collected."""
         self.aside = Aside(config.model, self.info)
+        self.stuck = False
+        """The last step computed and told nothing, and the next will not before a command."""
         self._step_count = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
         """The output in the making: it gathers what happens from one step's end to the next."""
@@ -90,8 +92,9 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises ValueError if an unfinished one has its id."""
-        if request.request_id in self.scheduler.sequences | self.aside.sequences:
-            raise ValueError(f"request id {request.request_id!r} is in use")
+        name = request.request_id
+        if name in self.scheduler.sequences or name in self.aside.sequences:
+            raise ValueError(f"request id {name!r} is in use")
         error = find_error(request, self.info.vocab_size, self.info.max_model_len)
         if error is not None:
             refused = RequestOutput(request.request_id, [], FinishReason.ERROR, error)
@@ -221,6 +224,8 @@ class Engine:
         output.pending = self.scheduler.num_pending + len(self.aside.sequences)
         output.load = self.load()
         self._now = StepOutput(0, 0, 0, output.load, 0)
+        # A chunk that was for nothing moves things, too: blocks come back with it.
+        self.stuck = not (running.chunks or output.outputs or output.kv_reserved)
         return output
 
     def load(self) -> Load:

@@ -28,7 +28,6 @@ from services.worker.engine import kv_payload, wire
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.log_lines import JsonLines
-from services.worker.engine.messages import StepOutput
 
 log = logging.getLogger(__name__)
 
@@ -146,18 +145,11 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
         if engine.has_work:
             output = engine.step()
             channel.send(output)
-            moved = _moved(output)
-            timeout = 0 if moved else HEARTBEAT_S
-            transfer_s = min(TRANSFER_S, output.duration_ns / 1e9) if moved else TRANSFER_S
+            timeout = HEARTBEAT_S if engine.stuck else 0
+            step_s = output.duration_ns / 1e9
+            transfer_s = TRANSFER_S if engine.stuck else min(TRANSFER_S, step_s)
         else:
             timeout = IDLE_S if timeout == 0 else None
-
-
-def _moved(output: StepOutput) -> bool:
-    """False: stepping again makes no sense before a command changes something."""
-    return bool(
-        output.prefill_tokens or output.decode_tokens or output.outputs or output.kv_reserved
-    )
 
 
 def _shut_down() -> None:

@@ -2,6 +2,7 @@
 as the plain one, the other tests show with both (`both_loops`)."""
 
 import itertools
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -11,12 +12,21 @@ from time import perf_counter
 import pytest
 
 from kernels.cpu.library import supported
-from services.worker.engine import EngineConfig, FinishReason, KvBlocks, Request
+from services.worker.engine import (
+    EngineConfig,
+    FinishReason,
+    KvBlocks,
+    Request,
+    StepOutput,
+    process,
+)
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.plan import Collected, StepPlan, plan_step
+from services.worker.engine.process import Channel, Closed
 from services.worker.engine.runner import Ticket
 from services.worker.engine.sequence import Sequence
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
+from tests.support.hangs import no_hanging
 from tests.unit.engine.driving import drive, fail_when, generate, greedy, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]
@@ -78,6 +88,34 @@ def test_a_stop_token_costs_a_row_whose_keys_nobody_finds(checkpoint: Checkpoint
         assert sum(step.decode_tokens for step in run.steps) == cut
         snapshots.append(sorted(engine.snapshot()))
     assert snapshots[0] == snapshots[1]
+
+
+@pytest.mark.parametrize("num_blocks", [256, 4])
+def test_a_row_for_nothing_holds_nobody_up(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, num_blocks: int
+) -> None:
+    """Who comes as another stops is computed at once, where there is room or there will be with
+    that row's end: the engine does not wait for a command."""
+    free = generate(make_engine(checkpoint()), [PROMPT], greedy(3))[0]
+    engine = make_engine(checkpoint(), overlap=True, num_blocks=num_blocks)
+    commands, its_commands = (Channel(end) for end in socket.socketpair())
+    _transfers, its_transfers = (Channel(end) for end in socket.socketpair())
+    step, ended = engine.step, []
+
+    def then_the_next() -> StepOutput:
+        output = step()
+        for last in (one.request_id for one in output.outputs if one.finish_reason):
+            ended.append(last)
+            next_one = ("add", Request("b", PROMPT, greedy(2)))
+            commands.send(next_one if last == "a" else ("shutdown",))
+        return output
+
+    monkeypatch.setattr(engine, "step", then_the_next)
+    monkeypatch.setattr(process, "HEARTBEAT_S", 1e6)
+    commands.send(("add", Request("a", PROMPT, greedy(9, stop_token_ids=(free[2],)))))
+    with no_hanging(), pytest.raises(Closed):
+        process.serve(its_commands, its_transfers, engine)
+    assert ended == ["a", "b"]
 
 
 def test_a_cancelled_ones_blocks_are_free_when_the_step_that_runs_has_ended(
