@@ -224,8 +224,9 @@ class Engine:
         output.pending = self.scheduler.num_pending + len(self.aside.sequences)
         output.load = self.load()
         self._now = StepOutput(0, 0, 0, output.load, 0)
-        # A chunk that was for nothing moves things, too: blocks come back with it.
-        self.stuck = not (running.chunks or output.outputs or output.kv_reserved)
+        # A chunk that was for nothing brings blocks back, as who was preempted does.
+        told = output.outputs or output.kv_reserved or output.preempted
+        self.stuck = not (running.chunks or told)
         return output
 
     def load(self) -> Load:

@@ -430,3 +430,19 @@ def test_a_piece_that_brings_nothing_new_changes_nothing(
     decode.write_kv(KvBlocks("a", first, count, b"\xff" * (count * size)))
     decode.start_decode("a", at_prefill.tokens["a"][0])
     assert at_prefill.tokens["a"] + drive(decode, []).tokens["a"] == whole.tokens["a"]
+
+
+def test_blocks_of_one_who_gave_way_to_a_reservation_are_looked_at_at_once(
+    checkpoint: Checkpoint,
+) -> None:
+    """A step in which somebody was only preempted is no standstill: what waits may fit now."""
+    engine = make_engine(checkpoint(), num_blocks=5, prefix_caching=False)
+    engine.add(Request("elsewhere", list(range(3, 19)), greedy(4), remote_prefill=True))
+    engine.add(Request("long", list(range(3, 43)), greedy(30)))
+    engine.step()
+    engine.add(Request("short", list(range(3, 23)), greedy(2), priority=-1))
+    while not (output := engine.step()).preempted:
+        assert not engine.stuck
+    assert (output.preempted, output.decode_tokens) == (["long"], 0)
+    assert not engine.stuck
+    assert engine.step().prefill_tokens == 20
