@@ -446,3 +446,15 @@ def test_blocks_of_one_who_gave_way_to_a_reservation_are_looked_at_at_once(
     assert (output.preempted, output.decode_tokens) == (["long"], 0)
     assert not engine.stuck
     assert engine.step().prefill_tokens == 20
+
+
+def test_an_engine_is_stuck_once_all_wait_for_others(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint())
+    engine.add(Request("elsewhere", list(range(3, 19)), greedy(4), remote_prefill=True))
+    assert engine.step().kv_reserved
+    assert not engine.stuck
+    engine.step()
+    assert engine.stuck
+    engine.cancel("elsewhere")
+    assert engine.step().outputs
+    assert not engine.stuck
