@@ -29,11 +29,12 @@ class Reasoning:
         self._inside = opened
         self._over = False
         self._said = False  # some reasoning was given out
+        self._gap = False  # what comes is behind the reasoning, before the answer's first word
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning, and what is none."""
-        if self._over and not self._held:
+        if self._over and not self._gap:
             return "", text
         self._held += text
         reasoning = ""
@@ -47,7 +48,7 @@ class Reasoning:
         held, self._held = self._held, ""
         if self._inside:
             return held.rstrip(), ""
-        return "", "" if self._said else held
+        return "", held
 
     def _begin(self) -> None:
         solid = self._held.lstrip()
@@ -64,7 +65,7 @@ class Reasoning:
         end = self._held.find(closes)
         if end >= 0:
             found, self._held = self._held[:end].rstrip(), self._held[end + len(closes) :]
-            self._inside, self._over = False, True
+            self._inside, self._over, self._gap = False, True, True
         else:
             safe = next(
                 len(self._held) - n
@@ -73,12 +74,14 @@ class Reasoning:
             )
             found = self._held[:safe].rstrip()
             self._held = self._held[len(found) :]
-        self._said = self._said or bool(found) or self._over
+        self._said = self._said or bool(found)
         return found
 
     def _rest(self) -> str:
-        rest = self._held.lstrip() if self._said else self._held
-        self._held = "" if rest or not self._said else self._held
+        rest, self._held = self._held, ""
+        if self._gap:
+            rest = rest.lstrip()
+            self._gap = not rest
         return rest
 
 

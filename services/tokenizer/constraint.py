@@ -7,6 +7,7 @@ llguidance reads it.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,8 @@ from services.tokenizer.offers import callable_tools, offered
 from services.tokenizer.tool_parsers import Way, literal, without
 
 _WHITE_SPACE = r"[ \t\r\n]{0,32}"  # between JSON's parts, as the engine bounds it elsewhere
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "additionalProperties": False}
+_SLASH = re.compile(r"\\.|/", re.DOTALL)  # and what is escaped, which a slash may be already
 
 
 def shape_of(request: PromptRequest, model: ServedModel, prompt: Prompt) -> Shape | None:
@@ -106,7 +108,7 @@ def _form(wanted: Constraint) -> str:
         case "json_schema":
             return _json(json.loads(wanted.json_schema))
         case "regex":
-            return "/" + wanted.regex.replace("/", r"\/") + "/"
+            return "/" + _SLASH.sub(lambda m: r"\/" if m[0] == "/" else m[0], wanted.regex) + "/"
         case "choice":
             return "(" + " | ".join(map(literal, wanted.choice.texts)) + ")"
     raise invalid("a grammar of one's own goes neither with tools nor with reasoning", "grammar")
@@ -114,4 +116,5 @@ def _form(wanted: Constraint) -> str:
 
 def _json(schema: Any) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
-    return f"%json {json.dumps({**schema, **options} if isinstance(schema, dict) else schema)}"
+    whole = {**schema, **options} if isinstance(schema, dict) else schema
+    return f"%json {json.dumps(whole, ensure_ascii=False)}"

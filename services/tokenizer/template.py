@@ -105,7 +105,7 @@ class ChatTemplate:
         self._uses_documents = "documents" in variables
         added = tokenizer.added_tokens_decoder.values()
         special = sorted((t.content for t in added if t.special), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        self._special = re.compile("|".join([*map(re.escape, special), _MARK.pattern]))
         source = tokenizer.get_chat_template(tools=[_definition(Tool(name="a"))])
         self.source: str = source
         """Of the template that is used where there are tools."""
@@ -278,7 +278,7 @@ def _call(index: int, call: ToolCall, id: str) -> dict[str, Any]:
 
 
 def _harmless(value: Any, special: re.Pattern[str]) -> Any:
-    """The same, with the special tokens that are written out in its texts broken up."""
+    """The same, with the special tokens and marks that are written out in its texts broken up."""
     match value:
         case str():
             return special.sub(lambda found: f"{found[0][0]}\ue002{found[0][1:]}", value)

@@ -9,7 +9,7 @@ so is every unknown field.
 import asyncio
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -40,6 +40,7 @@ _REASONS = {
     UNSUPPORTED: UNSUPPORTED,
 }
 _LARGE_BODY = 64 * 1024  # parsing takes about 0.1 ms up to here
+MAX_DEPTH = 100  # of JSON that others read: each level is a call in some of them
 _METADATA_MAX = 16  # entries
 _NAME_SHOWN = 64  # characters of a client's field name that an error repeats
 
@@ -99,6 +100,20 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     BeforeValidator(_few_entries),
 ]
+
+
+def too_deep(value: Any) -> bool:
+    """More than MAX_DEPTH objects and lists lie in each other."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in _held_by(one)]
+    return any(isinstance(one, dict | list) for one in level)
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _is_one_of(value: Any, accepted: tuple[Any, ...]) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from protos.common_pb2 import Constraint
-from services.gateway.api.schema import Body, bad_value
+from services.gateway.api.schema import MAX_DEPTH, Body, bad_value, too_deep
 
 MAX_TEXT = 64 * 1024  # characters of a schema, an expression or a grammar
 MAX_CHOICES = 1024
@@ -115,6 +115,9 @@ def _choice(texts: list[str]) -> Constraint:
 
 
 def _json_schema(schema: dict[str, Any] | str, param: str) -> Constraint:
+    deep = f"may be nested at most {MAX_DEPTH} deep"
+    if isinstance(schema, dict) and too_deep(schema):
+        raise bad_value(param, deep)
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     if len(text) > MAX_TEXT:
         raise bad_value(param, f"a schema may have at most {MAX_TEXT} characters")
@@ -124,4 +127,6 @@ def _json_schema(schema: dict[str, Any] | str, param: str) -> Constraint:
         raise bad_value(param, "must be a JSON schema") from None
     if not isinstance(parsed, dict):
         raise bad_value(param, "must be a JSON schema, an object")
+    if too_deep(parsed):
+        raise bad_value(param, deep)
     return Constraint(json_schema=text)

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from protos.common_pb2 import Tool as OfferedTool
 from protos.common_pb2 import ToolCall, ToolChoice
-from services.gateway.api.schema import Body, at, refuse
+from services.gateway.api.schema import MAX_DEPTH, Body, at, refuse, too_deep
 
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
@@ -35,6 +35,8 @@ class Function(Body):
     def _parameters_of_an_object(self) -> "Function":
         if self.parameters and self.parameters.get("type", "object") != "object":
             raise refuse("parameters", "must be a JSON schema of an object")
+        if too_deep(self.parameters):
+            raise refuse("parameters", f"may be nested at most {MAX_DEPTH} deep")
         if self.parameters and len(json.dumps(self.parameters)) > MAX_PARAMETERS:
             raise refuse("parameters", f"may have at most {MAX_PARAMETERS} characters")
         return self
@@ -113,6 +115,8 @@ class Call(Body):
             arguments = None
         if not isinstance(arguments, dict):
             raise refuse("function.arguments", "must be a JSON object")
+        if too_deep(arguments):
+            raise refuse("function.arguments", f"may be nested at most {MAX_DEPTH} deep")
         return self
 
     def told(self) -> ToolCall:

@@ -4,7 +4,7 @@
 [TOOL_CALLS]f[ARGS]{"x": 1}
 """
 
-from services.tokenizer.tool_parsers.reader import CallReader, Reading
+from services.tokenizer.tool_parsers.reader import CallReader, Reading, is_callable
 from services.tokenizer.tool_parsers.ways import Way, literal, object_rule
 
 MARK, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -33,7 +33,7 @@ class MistralReader(CallReader):
             name += yield from self._next()
         opens = name.endswith("{")
         name = name.removesuffix("{").removesuffix(ARGUMENTS).split(ID)[0].strip()
-        if not name:
+        if not is_callable(name):
             return  # it is text
         self._begin(name)
         self._argued = True

@@ -10,6 +10,7 @@ the next character. So what is given out does not depend on the portions in whic
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -21,6 +22,7 @@ Reading = Generator[None, str, None]
 Found = Generator[None, str, str]
 
 _NAME = ("name",)
+_CALLABLE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ARGUMENTS = ("arguments", "parameters")
 _BESIDE = ("id", "type")
 
@@ -140,7 +142,10 @@ class CallReader(ABC):
                 raise Malformed
             char = yield from self._solid()
             if key in _NAME and not named:
-                self._begin((yield from self._string(char)))
+                name = yield from self._string(char)
+                if not is_callable(name):
+                    raise Malformed
+                self._begin(name)
                 named = True
                 char = yield from self._solid()
             elif key in _ARGUMENTS and not self._argued:
@@ -194,7 +199,7 @@ class CallReader(ABC):
             decoded: str = json.loads(written, strict=False)
         except ValueError:
             raise Malformed from None
-        return decoded
+        return decoded.encode(errors="replace").decode()  # half of a surrogate pair is no text
 
     def _value(self, char: str) -> Found:
         """Arguments that begin with `char`; gives the next character behind them. Some models write
@@ -244,6 +249,11 @@ class CallReader(ABC):
             self._tell_arguments()
             self._in_call = False
         return True
+
+
+def is_callable(name: str) -> bool:
+    """A tool may have this name, and a message that calls it may be sent back."""
+    return _CALLABLE.fullmatch(name) is not None
 
 
 def _begun(text: str, marker: str) -> int:

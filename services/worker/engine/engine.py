@@ -173,9 +173,13 @@ class Engine:
 
     def _come_back(self) -> None:
         """Queues those whose grammars are there."""
-        if not (self.scheduler.num_pending or self._now.outputs or self._running):
+        if not self.aside.sequences:
+            return
+        back = list(self.aside.take())
+        if not (back or self.scheduler.num_pending or self._now.outputs or self._running):
             self.aside.wait()
-        for sequence, error in self.aside.take():
+            back += self.aside.take()
+        for sequence, error in back:
             if error is not None:
                 output = self._last(sequence, [], FinishReason.ERROR)
                 output.error = error

@@ -132,6 +132,7 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
     while True:
         if poll.poll(None if timeout is None else timeout * 1000):
             timeout = 0
+            engine.aside.hear()
         while (command := channel.take()) is not None:
             carry_out(*command)
         until = monotonic() + transfer_s

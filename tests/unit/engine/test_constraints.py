@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from services.worker.engine import FinishReason, KvBlocks, Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.grammar.compiler import Compiler, ConstraintError, grammar_of
+from services.worker.engine.grammar.trial import _walk
 from services.worker.engine.messages import Constraint
 from tests.support.checkpoint import write_checkpoint
 from tests.unit.engine.driving import Run, drive, make_engine
@@ -309,6 +310,26 @@ def test_a_grammar_that_breaks_on_the_way_fails_its_request_alone(
     assert (error.code, error.message) == ("invalid_request", "too many states")
     for name in ("0", "2"):
         assert run.last[name].finish_reason is wanted.last[name].finish_reason
+
+
+def test_a_lexer_of_very_many_states_is_refused() -> None:
+    """With the library's bounds each request that has this one holds 600 MB, and up every step."""
+    alike = "\n".join(
+        f"X{n}: /[a-z ]*{chr(97 + n % 26)}[a-z ]{{{n % 20}}}[a-z]/" for n in range(300)
+    )
+    grammar = f"start: ({' | '.join(f'X{n}' for n in range(300))})*\n{alike}"
+    demo = Path(__file__).parents[3] / "models" / "demo"
+    with pytest.raises(ConstraintError, match="too many"):
+        _walk(Compiler(str(demo), 2048, [1]), grammar_of(Constraint("grammar", grammar)), 2048)
+
+
+def test_a_grammar_that_is_there_is_not_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Request("a", PROMPT, sampling(Constraint("choice", '["known"]')))
+    drive(engine, [wanted])
+    monkeypatch.setattr(engine.aside, "wait", lambda: pytest.fail("waited"))
+    assert drive(engine, [wanted]).last["a"].finish_reason is FinishReason.STOP
 
 
 def test_what_does_not_go_together_is_refused(engine: Engine, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What the engine process does between two steps. The engine here only counts."""
 
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, cast
 
@@ -26,6 +28,10 @@ class Aside:
 
     def __init__(self) -> None:
         self.news = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def hear(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.news)
 
 
 class Engine:
@@ -144,6 +150,31 @@ def test_steps_that_move_nobody_do_not_hold_up_a_burst(parent: Parent, engine: E
     first, *then = written_between_steps(parent, engine)
     assert set(then[:-1]) <= {first}
     assert first > 1
+
+
+def test_a_grammar_that_nobody_waits_for_lets_the_engine_rest(
+    parent: Parent, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made beside requests that ran, or its request was cancelled."""
+    waits: list[float | None] = []
+    real = select.poll
+
+    class Poll:
+        def __init__(self) -> None:
+            self._real = real()
+            self.register = self._real.register
+
+        def poll(self, timeout_ms: float | None) -> list[tuple[int, int]]:
+            waits.append(timeout_ms)
+            if len(waits) == 5:
+                parent.send(parent.commands, "shutdown")
+            return self._real.poll(0)
+
+    monkeypatch.setattr(process.select, "poll", Poll)
+    os.eventfd_write(engine.aside.news, 1)
+    parent.serve(engine)
+    assert waits[:4] == [None, process.IDLE_S * 1000, None, None]
+    assert engine.written_at["idle"] == [0]
 
 
 def test_a_cancel_overtakes_a_burst_of_kv_blocks(parent: Parent, engine: Engine) -> None:

@@ -21,6 +21,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "argume
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "found"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+DEEP = json.loads('{"allOf": [' * 50 + "{}" + "]}" * 50)
 
 
 def chat(**fields: Any) -> Prompt:
@@ -61,6 +62,17 @@ def test_tools_calls_and_results_travel() -> None:
         (
             {"tools": [{**FIND_TOOL, "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [{**FIND_TOOL, "function": {"name": "f", "parameters": DEEP}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"guided_json": DEEP}, "guided_json"),
+        ({"guided_json": json.dumps(DEEP)}, "guided_json"),
+        (
+            {"messages": [USER, {**CALLED, "tool_calls": [
+                {**CALL, "function": {"name": "f", "arguments": json.dumps(DEEP)}}]}]},
+            "messages[1].tool_calls[0].function.arguments",
         ),
         ({"tools": [{**FIND_TOOL, "vector_store_ids": ["a"]}]}, "tools[0].vector_store_ids"),
         ({"tools": [FIND_TOOL], "tool_choice": "sometimes"}, "tool_choice.type"),

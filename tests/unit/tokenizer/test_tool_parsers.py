@@ -75,6 +75,11 @@ GO = ["go", "{}"]
         (f"<tool_call><tool_call>{B}</tool_call>", "<tool_call>", [GO]),
         ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
         ("a < b <tool_cal", "a < b <tool_cal", []),
+        # Names that no tool has, and half of a surrogate pair.
+        *((text, text, []) for text in ('<tool_call>{"name": "", "arguments": {}}</tool_call>',
+                                        '<tool_call>{"name": "to go"}</tool_call>',
+                                        '<tool_call>{"name": "\\ud800"}</tool_call>')),
+        ('<tool_call>{"name": "go", "arguments": "{\\ud83d}"}</tool_call>', "", [["go", "{?}"]]),
     ],
 )  # fmt: skip
 def test_hermes(text: str, said: str, calls: list[list[str]]) -> None:
@@ -113,6 +118,7 @@ def test_llama3(text: str, said: str, calls: list[list[str]]) -> None:
         ('Yes. [TOOL_CALLS]go{"a": 1}', "Yes.", [["go", '{"a": 1}']]),
         ("[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
         ("[TOOL_CALLS]go[AR", "[TOOL_CALLS]go[AR", []),
+        ("[TOOL_CALLS]I say {a}", "[TOOL_CALLS]I say {a}", []),
     ],
 )  # fmt: skip
 def test_mistral(text: str, said: str, calls: list[list[str]]) -> None:
@@ -132,8 +138,9 @@ def test_mistral(text: str, said: str, calls: list[list[str]]) -> None:
     ],
 )
 def test_reasoning(text: str, opened: bool, reasoning: str, said: str) -> None:
-    heard = hear(Shape(Reasoning(THINK, opened), None), [text])
-    assert heard.told == (said, reasoning, [])
+    for pieces in ([text], list(text)):
+        heard = hear(Shape(Reasoning(THINK, opened), None), pieces)
+        assert heard.told == (said, reasoning, [])
 
 
 def test_one_call_is_the_first() -> None:

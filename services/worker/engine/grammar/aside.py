@@ -19,8 +19,12 @@ class Aside:
 
     @property
     def news(self) -> int:
-        """A file descriptor, readable when `take` may give something."""
+        """A file descriptor, readable when `take` may give something, until `hear`."""
         return self._grammars.news
+
+    def hear(self) -> None:
+        """`news` was polled. Whether anybody waits for it or not: it would stay readable."""
+        self._grammars.hear()
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
@@ -35,9 +39,8 @@ class Aside:
         return sequence
 
     def wait(self) -> None:
-        """A moment, if anybody waits, for something to be made."""
-        if self.sequences:
-            self._grammars.wait(_LOOK_S)
+        """A moment, for something to be made."""
+        self._grammars.wait(_LOOK_S)
 
     def take(self) -> Iterator[tuple[Sequence, RequestError | None]]:
         """Those whose grammars are made, with their matchers behind what was generated before, or

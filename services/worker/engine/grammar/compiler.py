@@ -19,10 +19,14 @@ Words = NDArray[np.int32]
 _WHITE_SPACE = r"[ \t\r\n]{0,32}"
 """Between JSON's parts: a model that has lost its way would write nothing else for ever."""
 _LEXER_FUEL = 200_000
+_STEP_FUEL = 50_000
+_STATES = 20_000
 _ROW_ITEMS = 5_000
-"""llguidance's own bounds on a grammar and on a token's work; less of the first than it has by
-itself, so that no step of the worst that was found took more than 0.15 s, and more of the second,
-for objects of hundreds of keys. What passes one fails its request alone."""
+"""llguidance's own bounds on a grammar, a token's work and all tokens' states, which are every
+request's own. Less than it has by itself, so that no step of the worst that was found took more
+than 0.15 s and no request more than 60 MB (300 terminals that share their beginnings took 600 MB,
+and 50 ms a step); but more of the last, for objects of hundreds of keys. What passes one fails its
+request alone."""
 _TOLD = 300  # characters of why
 
 
@@ -76,7 +80,12 @@ class Compiler:
         except Exception as error:
             why = f"the checkpoint's tokenizer cannot be constrained: {error}"
             raise ConstraintError(why[:_TOLD]) from error
-        self._limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, max_items_in_row=_ROW_ITEMS)
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=_LEXER_FUEL,
+            step_lexer_fuel=_STEP_FUEL,
+            max_lexer_states=_STATES,
+            max_items_in_row=_ROW_ITEMS,
+        )
 
     def matcher(self, grammar: str) -> Matcher:
         """At the output's beginning, of what `grammar_of` gives. Blocking; other threads run

@@ -4,6 +4,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from select import select
@@ -40,7 +41,7 @@ class Grammars:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when something was made, until `wait`."""
+        """Readable when something was made, until `hear`."""
 
     def find(self, constraint: Constraint) -> Matcher | None:
         """A matcher of one's own; None while the grammar is being made. Raises ConstraintError."""
@@ -67,7 +68,12 @@ class Grammars:
 
     def wait(self, within_s: float) -> None:
         """Until something was made."""
-        if select([self.news], [], [], within_s)[0]:
+        select([self.news], [], [], within_s)
+        self.hear()
+
+    def hear(self) -> None:
+        """To call before `find`, by whoever polls `news`."""
+        with suppress(BlockingIOError):
             os.eventfd_read(self.news)
 
     def _start(self) -> None:
