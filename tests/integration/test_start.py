@@ -29,13 +29,16 @@ class Starting:
             start_new_session=True,
         )
         self.said = ""
+        self._closed = False
         self._heard = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def wait_for(self, words: str, timeout_s: float = 300.0) -> None:
+        """Or until it will say no more."""
         with self._heard:
-            assert self._heard.wait_for(lambda: words in self.said, timeout_s), self.said
+            self._heard.wait_for(lambda: words in self.said or self._closed, timeout_s)
+        assert words in self.said, self.said
 
     def ended(self, timeout_s: float = 300.0) -> int:
         """Its exit status, once it ended by itself."""
@@ -52,11 +55,14 @@ class Starting:
             with self._heard:
                 self.said += line
                 self._heard.notify_all()
+        with self._heard:
+            self._closed = True
+            self._heard.notify_all()
 
 
 def test_the_first_replicas_failure_reaches_the_terminal(tmp_path: Path) -> None:
-    """What only the engine can tell: here, a KV cache that no memory holds."""
-    starting = Starting(tmp_path, PENSTOCK_WORKER__KV_CACHE_BYTES=str(2**60))
+    """What only the engine can tell: here, a workspace that no memory holds."""
+    starting = Starting(tmp_path, PENSTOCK_WORKER__MAX_BATCHED_TOKENS=str(10**9))
     starting.wait_for("waiting for")
     family = starting.family()
     assert starting.ended() == 1
