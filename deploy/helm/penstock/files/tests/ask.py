@@ -134,7 +134,7 @@ def over_grpc(arguments: argparse.Namespace, key: str, deadline: float) -> tuple
         model = first_model(api, metadata, deadline)
         request = gateway_pb2.ChatRequest(
             model=model,
-            messages=[{"role": "user", "content": QUESTION}],
+            messages=[{"role": "user", "content": [{"text": QUESTION}]}],
             sampling=gateway_pb2.SamplingOptions(max_tokens=16),
         )
         text, tokens = "", 0
