@@ -82,7 +82,8 @@ def _rotary(device: torch.device, heads: Heads) -> Iterator[Check]:
             expected = reference.rotary_store(qkv.clone(), *to, exact, qk_norm)
             q = rotary.rotary_store(qkv.clone(), *to, found, qk_norm)
             name = f"rotary {heads}{' fp8' * eight_bits}{' norm' * (qk_norm is not None)}"
-            yield _compared(f"{name}, queries", q, expected)
+            # The reference rounds to bfloat16 after the norm, too.
+            yield _compared(f"{name}, queries", q, expected, 0.02 if qk_norm else TOLERANCE)
             size = found.values.shape[3]
             slots = case.batch.slots.long()
             places = slots // size, slots % size
