@@ -73,17 +73,18 @@ def _rotary(device: torch.device, heads: Heads) -> Iterator[Check]:
     width = (heads.queries + 2 * heads.keys) * heads.dim
     angles = torch.rand(100, heads.dim // 2, device=device) * 6
     tables = angles.cos(), angles.sin()
-    weights = torch.randn(2, heads.dim, device=device).bfloat16()
+    # The interpreter cuts off where a GPU rounds: three times, with a norm, and that adds up.
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    weights = torch.randn(2, heads.dim, device=device).to(dtype)
     for qk_norm in (None, QkNorm(weights[0], weights[1], 1e-6)):
         for eight_bits in (False, True):
-            qkv = torch.randn(tokens, width, device=device).bfloat16()
+            qkv = torch.randn(tokens, width, device=device).to(dtype)
             exact, found = (_empty(case.layer, eight_bits) for _ in range(2))
             to = (tables, case.batch.positions, case.batch.slots)
             expected = reference.rotary_store(qkv.clone(), *to, exact, qk_norm)
             q = rotary.rotary_store(qkv.clone(), *to, found, qk_norm)
             name = f"rotary {heads}{' fp8' * eight_bits}{' norm' * (qk_norm is not None)}"
-            # The reference rounds to bfloat16 after the norm, too.
-            yield _compared(f"{name}, queries", q, expected, 0.02 if qk_norm else TOLERANCE)
+            yield _compared(f"{name}, queries", q, expected)
             size = found.values.shape[3]
             slots = case.batch.slots.long()
             places = slots // size, slots % size

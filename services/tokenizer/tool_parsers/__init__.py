@@ -1,5 +1,5 @@
 """Calls of tools: how each kind of model writes them. A file for each way; the first that suits the
-checkpoint's chat template is taken, or the one that the settings name.
+checkpoint's chat template is taken.
 
     reader.py   what reads an answer, character by character
     ways.py     what a way is: a reader, and the rules that make a model write so
