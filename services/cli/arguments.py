@@ -120,12 +120,13 @@ def keys(parser: argparse.ArgumentParser) -> None:
     create = actions.add_parser("create", help="make a key and print it, once")
     create.add_argument("--tenant", required=True, help="whose requests these are")
     create.add_argument("--name", default="", help="a note of what the key is for")
-    create.add_argument("--priority", choices=["high", "normal", "low"], default="normal")
+    create.add_argument(
+        "--priority", choices=["high", "normal", "low"], help="default: its tenant's"
+    )
     create.add_argument(
         "--weight",
         type=float,
-        default=1.0,
-        help="the tenant's share when requests wait (default 1)",
+        help="the tenant's share when requests wait (default: as the tenant has it)",
     )
     create.add_argument(
         "--model",

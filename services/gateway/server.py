@@ -20,9 +20,11 @@ from services.common.telemetry import Telemetry
 from services.common.transport import host_port
 from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.connections.http_server import HttpServer
+from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.keys import KeyStore
-from services.gateway.identity.revocations import Revocations
+from services.gateway.identity.news import News, channel
+from services.gateway.identity.tenants import TenantStore
 from services.gateway.intake import Intake
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
@@ -62,7 +64,7 @@ class GatewayService(Service):
         # garbage after every 700 new ones, which makes most of that parse's time.
         gc.set_threshold(*_GC_THRESHOLDS)
         map_large_pieces()
-        self.gateway.revocations.start()
+        self.gateway.news.start()
         self.gateway.records.start()
         self.gateway.files.room.start()
         await self.gateway.tokenizers.start()
@@ -134,7 +136,7 @@ class GatewayService(Service):
 
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
-        await self.gateway.revocations.stop()
+        await self.gateway.news.stop()
         await self.gateway.records.stop()
         await self.gateway.files.room.stop()
         await self.gateway.stores.stop()
@@ -152,12 +154,12 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     store_files = StoreFiles(redis, namespace)
     indexing = Indexing(files, store_files, retrieval, telemetry)
     keys = KeyStore(redis, namespace)
-    auth = Authenticator(keys, own)
+    auth = Authenticator([KeyVerifier(keys, TenantStore(redis, namespace))], keys, own)
     return Gateway(
         settings=settings,
         telemetry=telemetry,
         auth=auth,
-        revocations=Revocations(redis, keys.news, auth.revoked, auth.recheck),
+        news=News(redis, channel(namespace), auth.told, auth.recheck),
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,

@@ -16,7 +16,7 @@ from services.common.fair_threads import FairThreads
 from services.common.link import End
 from services.common.metrics import BoundedNames
 from services.common.telemetry import Telemetry
-from services.gateway.identity.auth import Identity
+from services.gateway.identity.principal import Principal
 from services.gateway.intake import Intake
 from services.gateway.models import model_not_found
 from services.gateway.runs.pipeline import Gateway
@@ -27,18 +27,18 @@ MODEL = "tiny"
 EMBEDDING_MODEL = "tiny-embed"
 
 
-def identity(tenant: str = "acme", models: frozenset[str] | None = None) -> Identity:
-    return Identity("key_1", tenant, "normal", 1.0, models)
+def principal(tenant: str = "acme", models: frozenset[str] | None = None) -> Principal:
+    return Principal(tenant, "key_1", models=models)
 
 
 class Auth:
     """Knows the keys in `keys`, which are what stands in the header."""
 
     def __init__(self) -> None:
-        self.keys = {"Bearer k": identity()}
+        self.keys = {"Bearer k": principal()}
         self.knows_keys = True
 
-    async def identify(self, authorization: str | None) -> Identity:
+    async def identify(self, authorization: str | None) -> Principal:
         if authorization not in self.keys:
             raise PenstockError(grpc.StatusCode.UNAUTHENTICATED, "no", reason="invalid_api_key")
         return self.keys[authorization]
@@ -141,7 +141,7 @@ def gateway_parts(**gateway: Any) -> Iterator[Any]:
         settings=Settings(gateway=own),
         telemetry=Telemetry("gateway", "gateway-1"),
         auth=cast(Any, Auth()),
-        revocations=cast(Any, None),
+        news=cast(Any, None),
         tokenizers=cast(Any, Tokenizers()),
         models=cast(Any, Models()),
         retrieval=cast(Any, Retrieval()),

@@ -18,6 +18,7 @@ from services.common.discovery import Directory
 from services.common.redis import OutOfMemoryError, ReadOnlyError, Redis, RedisAway, connect
 from services.common.served_models import listed
 from services.gateway.identity.keys import KeyStore
+from services.gateway.identity.tenants import TenantRecord, TenantStore
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -52,7 +53,7 @@ async def _main(arguments: argparse.Namespace) -> int:
         elif arguments.action == "revoke":
             await _revoke(store, arguments.id)
         else:
-            await _list(store)
+            await _list(store, TenantStore(redis, namespace))
         return 0
     finally:
         await redis.aclose()
@@ -119,17 +120,19 @@ def _local(unix_s: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
 
 
-async def _list(store: KeyStore) -> None:
+async def _list(store: KeyStore, tenants: TenantStore) -> None:
+    known = {tenant.name: tenant for tenant in await tenants.list()}
     table = folding_table(
         "id", "tenant", "name", "priority", "weight", "models", "created", "expires", "revoked"
     )
     for record in await store.list():
+        tenant = known.get(record.tenant) or TenantRecord(name=record.tenant)
         table.add_row(
             record.id,
             record.tenant,
             record.name,
-            record.priority,
-            f"{record.weight:g}",
+            record.priority or tenant.priority,
+            f"{record.weight or tenant.weight:g}",
             ", ".join(record.models) if record.models else "all",
             _local(record.created),
             _local(record.expires) if record.expires else "",

@@ -15,7 +15,7 @@ from services.common.fair_threads import FairThreads
 from services.gateway.api.generation_schema import Name, Tag
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.schema import Body, parse_body, refuse
-from services.gateway.identity.auth import Identity
+from services.gateway.identity.principal import Principal
 from services.gateway.models import model_not_found
 from services.gateway.runs.pipeline import Gateway
 from services.gateway.runs.records import client_context
@@ -66,14 +66,14 @@ def _texts_of(given: list[str | list[Any]], max_bytes: int) -> list[str]:
 
 async def embed(
     gateway: Gateway,
-    identity: Identity,
+    principal: Principal,
     request_id: str,
     traceparent: str | None,
     model: str,
     texts: list[str],
 ) -> EmbedReply:
     """What REST and gRPC share. Raises NOT_FOUND for any model but retrieval's own."""
-    identity.authorize(model)
+    principal.authorize(model)
     known = gateway.retrieval.embedding_model
     if known and model != known:
         raise model_not_found(model)
@@ -81,7 +81,7 @@ async def embed(
     with gateway.telemetry.lone_span(
         "embeddings", client_context(traceparent), request_id=request_id, texts=len(texts)
     ) as span:
-        request = EmbedRequest(caller=identity.caller(request_id), texts=texts)
+        request = EmbedRequest(caller=principal.caller(request_id), texts=texts)
         try:
             return await gateway.retrieval.embed(request, span, record)
         except PenstockError as error:
@@ -89,13 +89,13 @@ async def embed(
             raise
 
 
-async def embeddings(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def embeddings(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(EmbeddingsRequest, await exchange.json_body())
     exchange.watch_client()
     traceparent = exchange.headers.get("traceparent")
     limit = gateway.settings.gateway.body_limit_bytes
-    texts = await body.texts(gateway.threads, identity.tenant, limit)
-    reply = await embed(gateway, identity, exchange.request_id, traceparent, body.model, texts)
+    texts = await body.texts(gateway.threads, principal.tenant, limit)
+    reply = await embed(gateway, principal, exchange.request_id, traceparent, body.model, texts)
     # 2,048 vectors are 8 MB of JSON: not on the event loop.
     answer = await asyncio.to_thread(_answer, reply, body.encoding_format == "base64")
     exchange.place.hold(len(answer))

@@ -1,9 +1,8 @@
 """API keys in Redis. Only their hashes are stored.
 
-    {ns}:keys           hash   SHA-256 of the key (hex) → the record as JSON, never changed
+    {ns}:keys           hash   SHA-256 of the key (hex) → the record as JSON
     {ns}:keys:ids       hash   key id → SHA-256 of the key
     {ns}:keys:revoked   hash   SHA-256 of the key → Unix time of its revocation
-    {ns}:keys:news      channel   SHA-256 of each key in the moment of its revocation
 
 SHA-256 without salt or stretching is enough here: a key is 256 random bits, so there is nothing to
 guess from its hash. Looking the hash up instead of comparing keys also leaves no timing to measure.
@@ -15,18 +14,18 @@ import secrets
 import string
 import time
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.common.redis import Redis
+from services.gateway.identity.limits import Limit, Limits
+from services.gateway.identity.news import channel
+from services.gateway.identity.tenants import Priority, TenantName, Weight
 from services.gateway.ids import KEY
 
 _ALPHABET = string.ascii_letters + string.digits
 _LENGTH = 43  # base 62: 256 bits
 KEY_PATTERN = re.compile(rf"psk-[A-Za-z0-9]{{{_LENGTH}}}", re.ASCII)
-
-Priority = Literal["high", "normal", "low"]
 
 
 class KeyRecord(BaseModel):
@@ -35,11 +34,12 @@ class KeyRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
-    tenant: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="owns data and caches")
+    tenant: TenantName
     name: str = Field("", max_length=100, description="for people")
-    priority: Priority = "normal"
-    weight: float = Field(1.0, gt=0, le=1000, description="share in weighted fair admission")
-    models: list[str] | None = Field(None, description="that it may use; None: all")
+    priority: Priority | None = Field(None, description="None: its tenant's")
+    weight: Weight | None = Field(None, description="None: its tenant's")
+    models: list[str] | None = Field(None, description="of its tenant's; None: all of those")
+    limits: Limits = Field((), description="of this key, besides its tenant's")
     created: int = Field(description="Unix seconds")
     expires: int | None = Field(None, description="Unix seconds; None: never")
     revoked: int | None = Field(None, description="Unix seconds")
@@ -63,19 +63,21 @@ class KeyStore:
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis = redis
+        self.namespace = namespace
         self._records = f"{namespace}:keys"
         self._ids = f"{namespace}:keys:ids"
         self._revoked = f"{namespace}:keys:revoked"
-        self.news = f"{namespace}:keys:news"
+        self._news = channel(namespace)
 
     async def create(
         self,
         tenant: str,
         name: str = "",
         *,
-        priority: Priority = "normal",
-        weight: float = 1.0,
+        priority: Priority | None = None,
+        weight: float | None = None,
         models: list[str] | None = None,
+        limits: Sequence[Limit] = (),
         expires_in_s: int | None = None,
     ) -> tuple[str, KeyRecord]:
         """Makes a key: the only time that it is seen. Raises ValueError for a bad field."""
@@ -88,6 +90,7 @@ class KeyStore:
             priority=priority,
             weight=weight,
             models=models,
+            limits=tuple(limits),
             created=now,
             expires=None if expires_in_s is None else now + expires_in_s,
         )
@@ -121,7 +124,7 @@ class KeyStore:
         return await self.find(str(hashed)) if hashed else None
 
     async def revoke(self, id: str) -> bool:
-        """Makes the key worthless, and tells all gateways so (revocations.py).
+        """Makes the key worthless, and tells all gateways so (news.py).
 
         False when there is no such key; revoking twice keeps the first time, and tells again.
         """
@@ -130,7 +133,7 @@ class KeyStore:
             return False
         async with self._redis.pipeline(transaction=True) as both:
             both.hsetnx(self._revoked, hashed, str(int(time.time())))
-            both.publish(self.news, hashed)
+            both.publish(self._news, f"revoked {hashed!s}")
             await both.execute()
         return True
 

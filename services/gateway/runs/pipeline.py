@@ -22,8 +22,9 @@ from services.common.peers import Peers
 from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
-from services.gateway.identity.auth import Authenticator, Identity
-from services.gateway.identity.revocations import Revocations
+from services.gateway.identity.auth import Authenticator
+from services.gateway.identity.news import News
+from services.gateway.identity.principal import Principal
 from services.gateway.intake import Intake, Place
 from services.gateway.models import ModelCatalog
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
@@ -45,7 +46,7 @@ class Gateway:
     settings: Settings
     telemetry: Telemetry
     auth: Authenticator
-    revocations: Revocations
+    news: News
     tokenizers: Peers
     models: ModelCatalog
     retrieval: RetrievalClient
@@ -80,21 +81,21 @@ class Front(Protocol):
 
 
 async def generate(
-    gateway: Gateway, front: Front, identity: Identity, place: Place, journal: Journal
+    gateway: Gateway, front: Front, principal: Principal, place: Place, journal: Journal
 ) -> None:
     """Validation and passages on the way in; text, usage and sources on the way out."""
     span = gateway.telemetry.span
     deadline = time.monotonic() + gateway.settings.gateway.request_timeout_s
-    caller = identity.caller(front.request_id)
+    caller = principal.caller(front.request_id)
 
     with span("validate"):
         prompts = await front.read(place)
         model = journal.model = prompts[0].request.model
         journal.tags = prompts[0].tags
-        identity.authorize(model)
+        principal.authorize(model)
         await gateway.models.find(model)
         journal.served = model
-        unready = [await gateway.stores.require(identity.tenant, p.stores) for p in prompts]
+        unready = [await gateway.stores.require(principal.tenant, p.stores) for p in prompts]
 
     of_prompts: list[list[Answer]] = []
     for prompt, files in zip(prompts, unready, strict=True):
@@ -253,12 +254,13 @@ async def serve(gateway: Gateway, front: Front) -> None:
     try:
         with span("request", client_context(front.traceparent), **told) as root:
             with span("authenticate"):
-                identity = journal.identity = await gateway.auth.identify(front.authorization)
-            with gateway.intake.slot(identity.tenant) as place:
+                principal = await gateway.auth.identify(front.authorization)
+                journal.tenant = principal.tenant
+            with gateway.intake.slot(principal.tenant) as place:
                 async with asyncio.timeout(
                     gateway.settings.gateway.request_timeout_s + _LAST_WORD_S
                 ):
-                    await generate(gateway, front, identity, place, journal)
+                    await generate(gateway, front, principal, place, journal)
     except PenstockError as error:
         journal.fail(error)
         raise
@@ -299,8 +301,7 @@ def _account(gateway: Gateway, journal: Journal) -> None:
             "cached": used.cached_tokens,
             "completion": used.completion_tokens,
         }
-    assert journal.identity is not None, "only who has a place is accounted for"
-    tenant = gateway.tenants_told.of(journal.identity.tenant)
+    tenant = gateway.tenants_told.of(journal.tenant)
     for kind, count in spent.items():
         metrics.tokens.labels(model, kind).inc(count)
         metrics.tenant_tokens.labels(tenant, kind).inc(count)

@@ -19,7 +19,6 @@ from protos import common_pb2
 from services.common.discovery import REPLICA_ID
 from services.common.errors import PenstockError
 from services.common.telemetry import decision, remote_parent
-from services.gateway.identity.auth import Identity
 
 _STORED = (
     "request_id", "route", "created", "model", "tags", "first_text_s", "duration_s", "tokens"
@@ -33,7 +32,7 @@ class Journal:
         self.request_id = request_id
         self.route = route
         self.created = time.time()
-        self.identity: Identity | None = None
+        self.tenant = ""  # empty: nobody knows yet who asks
         self.model = ""  # as asked for
         self.served = ""  # the same, once it is known that there is such one
         self.tags: dict[str, str] = {}  # the client's own
@@ -89,14 +88,14 @@ class Journal:
         if told["error"] is not None:
             status = common_pb2.Status.FromString(base64.b64decode(told["error"]))
             journal.error = PenstockError.from_status(status)
-        journal.identity = Identity("", tenant, "normal", 1.0, None)
+        journal.tenant = tenant
         journal._record = base64.b64decode(told["record"])
         return journal
 
     def as_json(self) -> dict[str, Any]:
         """As its tenant may see it."""
         record = common_pb2.Record.FromString(self._record)
-        outside = _Labels(self.identity.tenant if self.identity else "").outside
+        outside = _Labels(self.tenant).outside
         told: dict[str, Any] = {
             "id": self.request_id,
             "object": "request",
@@ -205,7 +204,7 @@ class Records:
     def find(self, request_id: str, tenant: str) -> Journal | None:
         """One of this gateway's own. None also for another tenant's."""
         journal = self._journals.get(request_id)
-        if journal is None or journal.identity is None or journal.identity.tenant != tenant:
+        if journal is None or journal.tenant != tenant:
             return None
         return journal
 

@@ -96,9 +96,8 @@ class SharedRecords:
             some = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
             of_tenants: dict[str, list[str]] = {}
             for journal in some:
-                if journal.identity is not None:
-                    records = of_tenants.setdefault(journal.identity.tenant, [])
-                    records += [journal.request_id, journal.as_stored()]
+                records = of_tenants.setdefault(journal.tenant, [])
+                records += [journal.request_id, journal.as_stored()]
             try:
                 for tenant, records in of_tenants.items():
                     await self._keep(

@@ -10,7 +10,7 @@ from protos.retrieval_pb2 import EmbedReply, EmbedRequest
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.telemetry import Telemetry
 from services.gateway.api.embeddings import embed
-from services.gateway.identity.auth import Identity
+from services.gateway.identity.principal import Principal
 
 
 class Retrieval:
@@ -28,8 +28,8 @@ class Retrieval:
 
 async def ask(retrieval: Retrieval, model: str = "m", *, models: Any = None) -> EmbedReply:
     gateway: Any = SimpleNamespace(retrieval=retrieval, telemetry=Telemetry("gateway", "g"))
-    identity = Identity("key_1", "acme", "high", 2.0, models)
-    return await embed(gateway, identity, "req_1", None, model, ["a", "b"])
+    principal = Principal("acme", "key_1", models=models, priority="high", weight=2.0)
+    return await embed(gateway, principal, "req_1", None, model, ["a", "b"])
 
 
 async def refusal(retrieval: Retrieval, model: str = "m", **more: Any) -> PenstockError:

@@ -27,7 +27,7 @@ from services.gateway.connections import http_server
 from services.gateway.connections.http_server import HttpServer
 from services.gateway.runs.records import Journal
 from services.gateway.server import GatewayService
-from tests.support.gateway_parts import gateway_parts, identity
+from tests.support.gateway_parts import gateway_parts
 from tests.support.waiting import until
 
 CODE = grpc.StatusCode
@@ -268,7 +268,7 @@ async def test_each_bound_reaches_its_part():
                 place.hold(1)
         for number in range(3):
             journal = Journal(f"req_{number}", "x")
-            journal.identity = identity("a")
+            journal.tenant = "a"
             made.gateway.records.keep(journal)
         kept = [made.gateway.records.find(f"req_{number}", "a") for number in range(3)]
         assert [one is not None for one in kept] == [False, True, True]
@@ -277,10 +277,10 @@ async def test_each_bound_reaches_its_part():
 async def test_every_part_ends_with_the_service(monkeypatch):
     async with service() as made:
         assert await made.gateway.threads.run("t", lambda: 7) == 7
-        for part in ("revocations", "stores", "models", "retrieval", "tokenizers"):
+        for part in ("news", "stores", "models", "retrieval", "tokenizers"):
             monkeypatch.setattr(made.gateway, part, Stops())
         await made.stop()
-        for part in ("revocations", "stores", "models", "retrieval", "tokenizers"):
+        for part in ("news", "stores", "models", "retrieval", "tokenizers"):
             assert getattr(made.gateway, part).stopped, part
         with pytest.raises(RuntimeError):
             await made.gateway.threads.run("t", lambda: 7)
@@ -449,12 +449,12 @@ async def test_the_grpc_port_is_as_set_or_beside_the_other(monkeypatch, port, gr
             begins = Starts(part)
             monkeypatch.setattr(made.gateway, part, begins)
             monkeypatch.setattr(begins, "start", begins.begin, raising=False)
-        watcher = Starts("revocations")
-        monkeypatch.setattr(watcher, "start", lambda: started.append("revocations"), raising=False)
-        monkeypatch.setattr(made.gateway, "revocations", watcher)
+        watcher = Starts("news")
+        monkeypatch.setattr(watcher, "start", lambda: started.append("news"), raising=False)
+        monkeypatch.setattr(made.gateway, "news", watcher)
         await made.start(None)
         assert asked == [("127.0.0.1", port), ("127.0.0.1", listens)]
-        assert sorted(started) == ["retrieval", "revocations", "tokenizers"]
+        assert sorted(started) == ["news", "retrieval", "tokenizers"]
         assert made.describe()["grpc"].endswith(":2")
         with pytest.raises(RuntimeError, match="down"):
             made.check()

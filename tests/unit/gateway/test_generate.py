@@ -37,7 +37,7 @@ from services.gateway.runs import prompt as prompt_module
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Answer, Prompt
 from services.gateway.stores.store_files import Unready
-from tests.support.gateway_parts import MODEL, Opened, Tokenizers, gateway_parts, identity
+from tests.support.gateway_parts import MODEL, Opened, Tokenizers, gateway_parts, principal
 from tests.support.waiting import until
 
 CODE = grpc.StatusCode
@@ -180,7 +180,7 @@ async def test_a_bad_request_leaves_its_record_and_nothing_else(parts):
 
 
 async def test_a_key_for_some_models_learns_nothing_of_others(parts):
-    parts.auth.keys["Bearer some"] = identity(models=frozenset({"other"}))
+    parts.auth.keys["Bearer some"] = principal(models=frozenset({"other"}))
     for model in (MODEL, "nobody"):
         error = await refused(parts, Front(asks(model=model), key="Bearer some"))
         assert (error.code, error.reason) == (CODE.PERMISSION_DENIED, "model_not_allowed")
@@ -512,7 +512,7 @@ async def test_a_model_that_does_not_exist_gets_no_label(parts):
 
 async def test_tokens_are_told_by_tenant_up_to_a_number_of_them(parts):
     parts.tenants_told = BoundedNames(1)
-    parts.auth.keys["Bearer late"] = identity(tenant="late-tenant")
+    parts.auth.keys["Bearer late"] = principal(tenant="late-tenant")
 
     def spent(tenant: str) -> float:
         return float(metrics.tenant_tokens.labels(tenant, "completion")._value.get())

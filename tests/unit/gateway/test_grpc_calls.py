@@ -43,7 +43,7 @@ from tests.support.gateway_parts import (
     Opened,
     Tokenizers,
     gateway_parts,
-    identity,
+    principal,
 )
 from tests.support.waiting import until
 
@@ -230,8 +230,8 @@ async def test_a_record_hangs_below_the_callers_trace(parts):
 
 
 async def test_a_key_for_some_models_is_shown_only_these(parts):
-    parts.auth.keys["Bearer some"] = identity(models=frozenset({MODEL}))
-    parts.auth.keys["Bearer embeds"] = identity(models=frozenset({EMBEDDING_MODEL}))
+    parts.auth.keys["Bearer some"] = principal(models=frozenset({MODEL}))
+    parts.auth.keys["Bearer embeds"] = principal(models=frozenset({EMBEDDING_MODEL}))
 
     async def names(key: str) -> list[str]:
         reply = await Inference(parts).list_models(None, Call(key=key))

@@ -12,8 +12,11 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.gateway import metrics
+from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.keys import KEY_PATTERN, KeyStore, key_hash
+from services.gateway.identity.news import channel
+from services.gateway.identity.tenants import TenantStore
 
 
 @pytest.fixture
@@ -83,14 +86,16 @@ async def test_keys_are_listed_oldest_first(store, monkeypatch):
     assert await store.find_id(made[0].id) == made[0]
 
 
-async def test_a_revocation_keeps_its_first_time_and_is_told_each_time(store, redis, monkeypatch):
+async def test_a_revocation_keeps_its_first_time_and_is_told_each_time(
+    store, redis, namespace, monkeypatch
+):
     clock = SimpleNamespace(now=1000.5)
     now = SimpleNamespace(time=lambda: clock.now)
     monkeypatch.setattr("services.gateway.identity.keys.time", now)
     key, record = await store.create("acme")
     _, other = await store.create("acme")
     async with redis.pubsub() as news:
-        await news.subscribe(store.news)
+        await news.subscribe(channel(namespace))
         for clock.now in (2000.5, 3000.5):
             assert await store.revoke(record.id)
         heard: list[str] = []
@@ -98,7 +103,7 @@ async def test_a_revocation_keeps_its_first_time_and_is_told_each_time(store, re
             message = await news.get_message(timeout=5)
             assert message is not None
             heard += [message["data"]] if message["type"] == "message" else []
-    assert heard == [key_hash(key)] * 2
+    assert heard == [f"revoked {key_hash(key)}"] * 2
     revoked = record.model_copy(update={"revoked": 2000})
     assert await store.find_id(record.id) == await store.find(key_hash(key)) == revoked
     assert sorted(await store.list(), key=lambda r: r.id) == sorted(
@@ -124,7 +129,9 @@ async def test_keys_of_another_namespace_are_no_keys(store, redis, namespace):
 
 
 def auth(store: KeyStore, cache_s: float = 30.0, stale_s: float = 600.0) -> Authenticator:
-    return Authenticator(store, GatewaySettings(key_cache_s=cache_s, key_stale_s=stale_s))
+    tenants = TenantStore(store._redis, store.namespace)
+    settings = GatewaySettings(key_cache_s=cache_s, key_stale_s=stale_s)
+    return Authenticator([KeyVerifier(store, tenants)], store, settings)
 
 
 async def refusal(authenticator: Authenticator, header: str | None) -> PenstockError:
@@ -166,7 +173,7 @@ async def test_an_identity_holds_what_the_key_grants(store):
     identity = await auth(store).identify(f"Bearer {key}")
     caller = identity.caller("req_1")
     assert (caller.tenant, caller.priority, caller.weight) == ("acme", 3, 3.0)
-    assert identity.key_id == record.id
+    assert identity.user == record.id
     identity.authorize("m")
     with pytest.raises(PenstockError) as refused:
         identity.authorize("other")
@@ -196,7 +203,7 @@ async def test_a_known_key_is_looked_up_again_only_after_its_time(redis, namespa
     await store.revoke(record.id)
     # Nobody told them: who asks finds out, who need not ask does not.
     assert (await refusal(strict, f"Bearer {key}")).reason == "invalid_api_key"
-    assert (await patient.identify(f"Bearer {key}")).key_id == record.id
+    assert (await patient.identify(f"Bearer {key}")).user == record.id
     assert store.asked == 3
 
 
@@ -271,7 +278,7 @@ async def test_a_key_revoked_while_redis_goes_away_under_its_look_up_is_refused(
     assert known.tenant == "acme"
 
     async def find(hashed: str) -> None:
-        authenticator.revoked(hashed)
+        authenticator.told(f"revoked {hashed}")
         raise ConnectionError
 
     store.find = find
@@ -283,8 +290,8 @@ async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
 ):
     clock = SimpleNamespace(now=1000.5)
     times = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
-    monkeypatch.setattr("services.gateway.identity.auth.time", times)
-    monkeypatch.setattr("services.gateway.identity.keys.time", times)
+    for module in ("auth", "keys", "principal"):
+        monkeypatch.setattr(f"services.gateway.identity.{module}.time", times)
     store = Away(redis, namespace)
     key, record = await store.create("acme", expires_in_s=100)
     assert record.expires == 1100
@@ -308,7 +315,7 @@ async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
 
 
 async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespace, monkeypatch):
-    monkeypatch.setattr("services.gateway.identity.auth._CACHED_KEYS", 2)
+    monkeypatch.setattr("services.gateway.identity.auth._CACHED", 2)
     store = Away(redis, namespace)
     keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
     authenticator = auth(store)
@@ -316,7 +323,7 @@ async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespa
         assert (await authenticator.identify(f"Bearer {keys[n]}")).tenant == f"tenant{n}"
         assert store.asked == asked, n
     for key in keys:
-        authenticator.revoked(key_hash(key))
+        authenticator.told(f"revoked {key_hash(key)}")
     assert list(authenticator._revoked) == [key_hash(key) for key in keys[1:]]
 
 
@@ -343,7 +350,7 @@ async def test_a_recheck_forgets_the_revoked_and_only_those(redis, namespace):
     await authenticator.recheck()
     assert (await refusal(authenticator, f"Bearer {key}")).stage == "gateway"
     assert (await authenticator.identify(f"Bearer {other}")).models is None
-    assert store.asked == 2
+    assert store.asked == 3, "looked at anew, as news of it may have been missed"
 
 
 async def test_a_key_looked_up_while_a_recheck_asks_is_looked_up_again(redis, namespace):
@@ -379,7 +386,7 @@ async def test_a_key_looked_up_while_a_recheck_asks_is_looked_up_again(redis, na
 
 
 async def test_a_key_that_is_looked_up_anew_is_the_latest(redis, namespace, monkeypatch):
-    monkeypatch.setattr("services.gateway.identity.auth._CACHED_KEYS", 2)
+    monkeypatch.setattr("services.gateway.identity.auth._CACHED", 2)
     store = Away(redis, namespace)
     keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
     authenticator = auth(store, cache_s=0)
@@ -411,7 +418,7 @@ async def test_failures_are_counted_by_their_cause(redis, namespace):
     assert await counts("malformed", f"Basic {key}")
     assert await counts("malformed", f"Bearer {key} x")
     assert await counts("wrong", "Bearer psk-" + "a" * 43)
-    authenticator.revoked(key_hash(key))
+    authenticator.told(f"revoked {key_hash(key)}")
     assert await counts("revoked", f"Bearer {key}")
     store.away = True
     assert await counts("keys_unavailable", "Bearer psk-" + "b" * 43)

@@ -9,7 +9,6 @@ import pytest
 
 from protos.common_pb2 import Record, Span
 from services.common.telemetry import decision
-from services.gateway.identity.auth import Identity
 from services.gateway.runs.records import Journal, Records
 from tests.support.inside import check, leaks
 
@@ -46,7 +45,7 @@ FIRST, THEN, ROUTER = "worker-0a1b2c3d", "worker-4e5f6071", "router-8293a4b5"
 
 def record(tenant: str = "acme"):
     journal = Journal("req_1", "chat")
-    journal.identity = Identity("key_1", tenant, "normal", 1.0, None)
+    journal.tenant = tenant
     journal.tags = {"note": f"my {FIRST}"}
     made = [
         decision("router", "placement", f"{FIRST} > {THEN}", {THEN: "cost 1 s", FIRST: "cost 2 s"}),
@@ -138,7 +137,7 @@ def test_a_record_is_its_tenants_alone():
     records = Records(2)
     for number, tenant in enumerate(("acme", "acme", "rival")):
         journal = Journal(f"req_{number}", "chat")
-        journal.identity = Identity("key_1", tenant, "normal", 1.0, None)
+        journal.tenant = tenant
         records.keep(journal)
     assert records.find("req_0", "acme") is None, "the oldest is forgotten"
     assert (found := records.find("req_1", "acme")) is not None

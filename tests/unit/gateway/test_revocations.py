@@ -10,9 +10,11 @@ from services.common.config import GatewaySettings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, ResponseError, connect
+from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.keys import KeyRecord, KeyStore, key_hash
-from services.gateway.identity.revocations import Revocations
+from services.gateway.identity.news import News, channel
+from services.gateway.identity.tenants import TenantStore
 from tests.support.waiting import until
 
 
@@ -22,9 +24,11 @@ class Door:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self.redis = redis
         self.keys = SlowStore(redis, namespace)
-        self.auth = Authenticator(self.keys, GatewaySettings(key_cache_s=3600, key_stale_s=3600))
+        self.tenants = TenantStore(redis, namespace)
+        settings = GatewaySettings(key_cache_s=3600, key_stale_s=3600)
+        self.auth = Authenticator([KeyVerifier(self.keys, self.tenants)], self.keys, settings)
         self.listening = 0
-        self.revocations = Revocations(redis, self.keys.news, self.auth.revoked, self._recheck)
+        self.news = News(redis, channel(namespace), self.auth.told, self._recheck)
 
     async def _recheck(self) -> None:
         await self.auth.recheck()
@@ -62,13 +66,13 @@ class SlowStore(KeyStore):
 async def doors(url: str, namespace: str, number: int = 2) -> AsyncIterator[list[Door]]:
     opened = [Door(connect(url), namespace) for _ in range(number)]
     for door in opened:
-        door.revocations.start()
+        door.news.start()
     try:
         await until(lambda: all(door.listening for door in opened), 10, "they listen")
         yield opened
     finally:
         for door in opened:
-            await door.revocations.stop()
+            await door.news.stop()
             await door.redis.aclose()
 
 
@@ -118,10 +122,10 @@ async def test_news_missed_while_the_connection_was_down_are_made_up_for(
     key, record = await operator.create("acme")
     async with doors(redis_url, namespace, 1) as (door,):
         assert await door.admits(key)
-        await door.revocations.stop()
+        await door.news.stop()
         await operator.revoke(record.id)  # nobody hears it
         assert await door.admits(key)
-        door.revocations.start()
+        door.news.start()
         await until(lambda: door.refuses(key), 5, "it was asked for after the connection")
         assert not door.auth.knows_keys, "nothing of it is kept that could let it in"
 
@@ -161,13 +165,13 @@ async def test_a_key_revoked_while_it_is_looked_up_is_not_remembered(
 async def test_a_look_up_older_than_the_recheck_is_made_again(operator, redis_url, namespace):
     key, record = await operator.create("acme")
     async with doors(redis_url, namespace, 1) as (door,):
-        await door.revocations.stop()
+        await door.news.stop()
         door.keys.go_on = asyncio.Event()
         asked = asyncio.create_task(door.admits(key))
         await until(lambda: door.keys.found == 1, 5)
         await operator.revoke(record.id)  # not heard, and the key is not yet known here
         heard = door.listening
-        door.revocations.start()
+        door.news.start()
         await until(lambda: door.listening > heard, 5)
         door.keys.go_on.set()
         assert not await asked
@@ -205,7 +209,7 @@ class OddRedis:
 
 
 async def test_whatever_redis_answers_it_listens_on(monkeypatch):
-    monkeypatch.setattr("services.gateway.identity.revocations._RETRY_S", 0)
+    monkeypatch.setattr("services.gateway.identity.news._RETRY_S", 0)
     redis = OddRedis([ConnectionError(), ResponseError("NOPERM"), TimeoutError()])
     happened = []
 
@@ -214,10 +218,10 @@ async def test_whatever_redis_answers_it_listens_on(monkeypatch):
         if len(happened) == 1:
             raise ConnectionError  # what was missed is still to be asked for
 
-    revocations = Revocations(redis, "news", happened.append, recheck)
-    await revocations.stop()  # of what was not started
-    revocations.start()
+    news = News(redis, "news", happened.append, recheck)
+    await news.stop()  # of what was not started
+    news.start()
     await until(lambda: "hash" in happened, 5)
     assert happened == ["recheck", "recheck", "hash"]
-    await revocations.stop()
+    await news.stop()
     assert redis.open == 0

@@ -10,7 +10,7 @@ import pytest
 from services.gateway.api.rest.routes import application
 from services.gateway.ids import REQUEST
 from services.gateway.runs.records import Journal
-from tests.support.gateway_parts import EMBEDDING_MODEL, MODEL, gateway_parts, identity
+from tests.support.gateway_parts import EMBEDDING_MODEL, MODEL, gateway_parts, principal
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_models_and_what_is_told_of_each(parts, http):
 
 @pytest.mark.parametrize("model", ["other", EMBEDDING_MODEL])
 async def test_a_key_for_one_model_is_shown_that_one(parts, http, model):
-    parts.auth.keys["Bearer k"] = identity(models=frozenset({model}))
+    parts.auth.keys["Bearer k"] = principal(models=frozenset({model}))
     assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == [model]
     assert (await http.get(f"/v1/models/{model}")).status_code == 200
     hidden = await http.get(f"/v1/models/{MODEL}")
@@ -102,11 +102,11 @@ async def test_every_path_of_the_api_wants_a_key(parts, http):
 async def test_a_request_is_shown_to_its_own_tenant(parts, http):
     id = REQUEST.new()
     journal = Journal(id, "Test")
-    journal.identity = identity("acme")
+    journal.tenant = "acme"
     parts.records.keep(journal)
     answer = await http.get(f"/v1/requests/{id}")
     assert (answer.status_code, answer.json()["id"]) == (200, id)
-    parts.auth.keys["Bearer k"] = identity("rival")
+    parts.auth.keys["Bearer k"] = principal("rival")
     hidden = await http.get(f"/v1/requests/{id}")
     assert (hidden.status_code, hidden.json()["error"]["code"]) == (404, "not_found")
 

@@ -11,7 +11,6 @@ import pytest
 from protos.common_pb2 import Record, Span
 from services.common.config import GatewaySettings
 from services.common.redis import Redis
-from services.gateway.identity.auth import Identity
 from services.gateway.runs import shared_records
 from services.gateway.runs.records import Journal, Records
 from services.gateway.runs.shared_records import SharedRecords
@@ -35,7 +34,7 @@ def gateway(redis: Redis, namespace: str) -> Make:
 
 def record(number: int, tenant: str = "acme") -> Journal:
     journal = Journal(f"req_{number}", "chat")
-    journal.identity = Identity("key_1", tenant, "normal", 1.0, None)
+    journal.tenant = tenant
     journal.close(Record(spans=[Span(service="router", name=f"run {number}")]))
     return journal
 

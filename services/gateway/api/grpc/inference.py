@@ -213,14 +213,14 @@ class Inference:
 
     async def embed(self, _: object, context: Context) -> PublicEmbedReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
-            identity = await self._gateway.auth.identify(metadata.get("authorization"))
+            principal = await self._gateway.auth.identify(metadata.get("authorization"))
             trace = metadata.get("traceparent")
-            with self._gateway.intake.slot(identity.tenant) as place:
+            with self._gateway.intake.slot(principal.tenant) as place:
                 message = await self._inbox.take(place, context)
                 body = await asyncio.to_thread(self._understand, message)
                 limit = self._gateway.settings.gateway.body_limit_bytes
-                texts = await body.texts(self._gateway.threads, identity.tenant, limit)
-                reply = await embed(self._gateway, identity, id, trace, body.model, texts)
+                texts = await body.texts(self._gateway.threads, principal.tenant, limit)
+                reply = await embed(self._gateway, principal, id, trace, body.model, texts)
             return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
 
         return await _answered("Embed", context, answer)
@@ -233,11 +233,11 @@ class Inference:
 
     async def list_models(self, _: object, context: Context) -> PublicListModelsReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
-            identity = await self._gateway.auth.identify(metadata.get("authorization"))
+            principal = await self._gateway.auth.identify(metadata.get("authorization"))
             models = await self._gateway.models.all()
             if embedding := self._gateway.retrieval.embedding_model:
                 models.append(ModelInfo(name=embedding))
-            usable = [m for m in models if identity.models is None or m.name in identity.models]
+            usable = [m for m in models if principal.covers(m.name)]
             return PublicListModelsReply(models=usable)
 
         return await _answered("ListModels", context, answer)

@@ -15,14 +15,14 @@ from services.gateway.api.embeddings import embeddings
 from services.gateway.api.rest import stores
 from services.gateway.api.rest.generation import chat_completions, completions
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
-from services.gateway.identity.auth import Identity
+from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
 from services.gateway.models import model_not_found
 from services.gateway.runs.pipeline import Gateway
 from services.gateway.stores.vector_stores import storage_away
 
 Plain = Callable[[Gateway, Exchange], Awaitable[None]]
-Signed = Callable[[Gateway, Exchange, Identity], Awaitable[None]]
+Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
 
 
 def application(gateway: Gateway) -> ASGIApp:
@@ -40,11 +40,11 @@ def application(gateway: Gateway) -> ASGIApp:
         """Behind an API key."""
 
         async def run(exchange: Exchange) -> None:
-            identity = await gateway.auth.identify(exchange.headers.get("authorization"))
+            principal = await gateway.auth.identify(exchange.headers.get("authorization"))
             enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
             try:
-                with enter(identity.tenant) as exchange.place:
-                    await handler(gateway, exchange, identity)
+                with enter(principal.tenant) as exchange.place:
+                    await handler(gateway, exchange, principal)
             except RedisAway:
                 raise storage_away() from None
 
@@ -114,21 +114,21 @@ async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:
     )
 
 
-async def list_models(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
-    await exchange.reply_json({"object": "list", "data": await _models(gateway, identity)})
+async def list_models(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    await exchange.reply_json({"object": "list", "data": await _models(gateway, principal)})
 
 
-async def get_model(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def get_model(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     name = exchange.path["model"]
     if name != gateway.retrieval.embedding_model:
         await gateway.models.find(name)  # which looks anew for one that is not known
-    for model in await _models(gateway, identity):
+    for model in await _models(gateway, principal):
         if model["id"] == name:
             return await exchange.reply_json(model)
     raise model_not_found(name)
 
 
-async def _models(gateway: Gateway, identity: Identity) -> list[dict[str, Any]]:
+async def _models(gateway: Gateway, principal: Principal) -> list[dict[str, Any]]:
     """Those that the key may use; `context_window` (tokens) is Penstock's addition."""
     models = [
         {
@@ -142,13 +142,13 @@ async def _models(gateway: Gateway, identity: Identity) -> list[dict[str, Any]]:
     ]
     if embedding := gateway.retrieval.embedding_model:
         models.append({"id": embedding, "object": "model", "created": 0, "owned_by": "penstock"})
-    return [m for m in models if identity.models is None or m["id"] in identity.models]
+    return [m for m in models if principal.covers(str(m["id"]))]
 
 
-async def get_request(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def get_request(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """The record of one of the tenant's last requests, whichever gateway served it."""
     id = REQUEST.checked(exchange.path["request"])
-    journal = await gateway.records.look_up(id, identity.tenant)
+    journal = await gateway.records.look_up(id, principal.tenant)
     if journal is None:
         raise not_found("request", id)
     await exchange.reply_json(journal.as_json())

@@ -15,7 +15,7 @@ from services.gateway.api.generation_schema import Name, as_list
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.pages import PageQuery, page, page_query
 from services.gateway.api.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
-from services.gateway.identity.auth import Identity
+from services.gateway.identity.principal import Principal
 from services.gateway.runs.citations import filename
 from services.gateway.runs.pipeline import Gateway
 from services.gateway.stores.files import PURPOSE
@@ -31,36 +31,36 @@ class FileList(PageQuery):
     purpose: str | None = None
 
 
-async def create_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def create_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     name, content = await _upload(exchange)
-    record = await gateway.files.create(identity.tenant, name, content)
+    record = await gateway.files.create(principal.tenant, name, content)
     await exchange.reply_json(record.as_json())
 
 
-async def list_files(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def list_files(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(exchange.query, FileList)
-    records = await gateway.files.all(identity.tenant)
+    records = await gateway.files.all(principal.tenant)
     shown = records if query.purpose in (None, PURPOSE) else []
     await exchange.reply_json(page((record.as_json() for record in shown), query))
 
 
-async def get_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
-    record = await gateway.files.get(identity.tenant, exchange.path["file"])
+async def get_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    record = await gateway.files.get(principal.tenant, exchange.path["file"])
     await exchange.reply_json(record.as_json())
 
 
-async def get_content(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
-    record = await gateway.files.get(identity.tenant, exchange.path["file"])
+async def get_content(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    record = await gateway.files.get(principal.tenant, exchange.path["file"])
     exchange.place.hold(record.bytes)
-    text = await gateway.files.content(identity.tenant, record.id)
+    text = await gateway.files.content(principal.tenant, record.id)
     await exchange.reply(text.encode(), "application/octet-stream")
 
 
-async def delete_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     id = exchange.path["file"]
-    await gateway.files.get(identity.tenant, id)
-    await gateway.stores.forget_file(identity.caller(exchange.request_id), id)
-    await gateway.files.delete(identity.tenant, id)
+    await gateway.files.get(principal.tenant, id)
+    await gateway.stores.forget_file(principal.caller(exchange.request_id), id)
+    await gateway.files.delete(principal.tenant, id)
     await exchange.reply_json({"id": id, "object": "file", "deleted": True})
 
 
@@ -104,10 +104,10 @@ class CreateStore(Body):
     metadata: Metadata | None = None
 
 
-async def create_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def create_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(CreateStore, await exchange.json_body())
     store = await gateway.stores.create(
-        identity.caller(exchange.request_id),
+        principal.caller(exchange.request_id),
         body.name or "",
         body.metadata or {},
         list(dict.fromkeys(body.file_ids or ())),
@@ -115,20 +115,20 @@ async def create_store(gateway: Gateway, exchange: Exchange, identity: Identity)
     await exchange.reply_json(store)
 
 
-async def list_stores(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def list_stores(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(exchange.query)
-    listed = page(({"id": id} for id in await gateway.stores.ids(identity.tenant)), query)
-    shown = await gateway.stores.some(identity.tenant, (one["id"] for one in listed["data"]))
+    listed = page(({"id": id} for id in await gateway.stores.ids(principal.tenant)), query)
+    shown = await gateway.stores.some(principal.tenant, (one["id"] for one in listed["data"]))
     await exchange.reply_json({**listed, "data": shown})
 
 
-async def get_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
-    await exchange.reply_json(await gateway.stores.get(identity.tenant, exchange.path["store"]))
+async def get_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    await exchange.reply_json(await gateway.stores.get(principal.tenant, exchange.path["store"]))
 
 
-async def delete_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def delete_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     id = exchange.path["store"]
-    await gateway.stores.delete(identity.caller(exchange.request_id), id)
+    await gateway.stores.delete(principal.caller(exchange.request_id), id)
     await exchange.reply_json({"id": id, "object": "vector_store.deleted", "deleted": True})
 
 
@@ -145,31 +145,31 @@ class AttachedList(PageQuery):
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
 
 
-async def attach_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def attach_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(AttachFile, await exchange.json_body())
-    caller = identity.caller(exchange.request_id)
+    caller = principal.caller(exchange.request_id)
     attached = await gateway.stores.attach(caller, exchange.path["store"], body.file_id)
     await exchange.reply_json(attached.as_json())
 
 
-async def list_attached(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def list_attached(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(exchange.query, AttachedList)
     store = exchange.path["store"]
-    await gateway.stores.get(identity.tenant, store)
-    files = await gateway.stores.files(identity.tenant, store)
+    await gateway.stores.get(principal.tenant, store)
+    files = await gateway.stores.files(principal.tenant, store)
     shown = (f.as_json() for f in files if query.filter in (None, f.status))
     await exchange.reply_json(page(shown, query))
 
 
-async def get_attached(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def get_attached(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     store, file = exchange.path["store"], exchange.path["file"]
-    attached = await gateway.stores.file(identity.tenant, store, file)
+    attached = await gateway.stores.file(principal.tenant, store, file)
     await exchange.reply_json(attached.as_json(), headers={"openai-poll-after-ms": _POLL_AFTER_MS})
 
 
-async def detach_file(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def detach_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     store, file = exchange.path["store"], exchange.path["file"]
-    await gateway.stores.detach(identity.caller(exchange.request_id), store, file)
+    await gateway.stores.detach(principal.caller(exchange.request_id), store, file)
     await exchange.reply_json({"id": file, "object": "vector_store.file.deleted", "deleted": True})
 
 
@@ -194,13 +194,13 @@ class SearchStore(Body):
     ranking_options: RankingOptions | None = None
 
 
-async def search_store(gateway: Gateway, exchange: Exchange, identity: Identity) -> None:
+async def search_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(SearchStore, await exchange.json_body())
     store = exchange.path["store"]
-    unready = await gateway.stores.unready(identity.tenant, store)
+    unready = await gateway.stores.unready(principal.tenant, store)
     threshold = body.ranking_options.score_threshold if body.ranking_options else None
     request = SearchRequest(
-        caller=identity.caller(exchange.request_id),
+        caller=principal.caller(exchange.request_id),
         collections=[store],
         query=body.query[0],
         limit=body.max_num_results or 10,

@@ -1,8 +1,12 @@
-"""Revoked keys are told to every gateway at once, over Redis' publish and subscribe.
+"""What changes who may what is told to every gateway at once, over Redis' publish and subscribe:
 
-Messages are lost while the connection is down, so after each subscription the store is asked which
-of the keys in use were revoked meanwhile. A message that is missed in any other way costs
-`key_cache_s`: a key is trusted no longer than that without asking.
+    revoked <hash>     the key with this SHA-256 is worthless
+    key <hash>         it stands for something else
+    tenant <name>      its record has changed
+
+Messages are lost while the connection is down, so after each subscription what is known is looked
+at anew (`Authenticator.recheck`). A message that is missed in any other way costs `key_cache_s`:
+nobody is trusted for longer than that without asking.
 """
 
 import asyncio
@@ -17,27 +21,31 @@ _RETRY_S = 1.0
 _LOOK_UP_S = 5.0  # how long one read waits; also how often the connection is looked after
 
 
-class Revocations:
-    """Calls `on_revoked` with each key's hash as it is revoked, and `recheck` once news come again
-    after they may have been missed; both must not raise but for Redis being away.
+def channel(namespace: str) -> str:
+    return f"{namespace}:keys:news"
+
+
+class News:
+    """Calls `told` with each message as it comes, and `recheck` once they come again after some may
+    have been missed; both must not raise but for Redis being away.
     """
 
     def __init__(
         self,
         redis: Redis,
         channel: str,
-        on_revoked: Callable[[str], None],
+        told: Callable[[str], None],
         recheck: Callable[[], Awaitable[None]],
     ) -> None:
         self._redis = redis
         self._channel = channel
-        self._on_revoked = on_revoked
+        self._told = told
         self._recheck = recheck
         self._task: asyncio.Task[None] | None = None
         self._said = False  # that there are no news, once an outage
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="revocations")
+        self._task = asyncio.create_task(self._run(), name="identity news")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -50,7 +58,7 @@ class Revocations:
                 await self._listen()
             except (*RedisAway, RedisError) as away:
                 if not self._said:
-                    log.warning("no news of revoked keys: %s", type(away).__name__)
+                    log.warning("no news of keys and tenants: %s", type(away).__name__)
                 self._said = True
             await asyncio.sleep(_RETRY_S)
 
@@ -65,4 +73,4 @@ class Revocations:
                     await self._recheck()
                     self._said = False
                 elif message["type"] == "message":
-                    self._on_revoked(message["data"])
+                    self._told(message["data"])

@@ -1,0 +1,145 @@
+"""Who asks, and what he may: what every verifier makes of what a caller shows."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import grpc
+
+from protos import common_pb2
+from services.common.errors import PenstockError
+from services.gateway.identity.limits import Bound, Limits
+from services.gateway.identity.tenants import Priority, TenantRecord
+
+_PRIORITIES = {
+    "high": common_pb2.PRIORITY_HIGH,
+    "normal": common_pb2.PRIORITY_NORMAL,
+    "low": common_pb2.PRIORITY_LOW,
+}
+
+
+class Permission(StrEnum):
+    """What can be granted. permissions.py says which endpoint needs what."""
+
+    INFERENCE = "inference"
+    MODELS_READ = "models:read"
+    FILES_READ = "files:read"
+    FILES_WRITE = "files:write"
+    STORES_READ = "stores:read"
+    STORES_WRITE = "stores:write"
+    REQUESTS_READ = "requests:read"
+    USAGE_READ = "usage:read"
+
+
+class Role(StrEnum):
+    READ_ONLY = "read-only"
+    MEMBER = "member"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+_LOOKING = frozenset(
+    {
+        Permission.MODELS_READ,
+        Permission.FILES_READ,
+        Permission.STORES_READ,
+        Permission.REQUESTS_READ,
+        Permission.USAGE_READ,
+    }
+)
+_USING = _LOOKING | {Permission.INFERENCE, Permission.FILES_WRITE, Permission.STORES_WRITE}
+GRANTS: dict[Role, frozenset[Permission]] = {
+    Role.READ_ONLY: _LOOKING,
+    Role.MEMBER: _USING,
+    Role.OPERATOR: _USING,
+    Role.ADMIN: _USING,
+}
+
+
+@dataclass(frozen=True)
+class Principal:
+    """An authenticated caller. All of it comes from what was verified, nothing from the request."""
+
+    tenant: str
+    user: str
+    """Whoever it is in the tenant: an API key's id ("key_12ab…"), or "oidc:" and a token's subject.
+    Fit for a Redis key."""
+    roles: frozenset[Role] = frozenset({Role.MEMBER})
+    permissions: frozenset[Permission] = GRANTS[Role.MEMBER]
+    models: frozenset[str] | None = None
+    """None: all."""
+    priority: Priority = "normal"
+    weight: float = 1.0
+    limits: tuple[Bound, ...] = field(default=(), repr=False)
+    """All that bound it: its own, and its tenant's."""
+    expires: float | None = None
+    """Unix seconds; None: never."""
+
+    def caller(self, request_id: str) -> common_pb2.Caller:
+        return common_pb2.Caller(
+            request_id=request_id,
+            tenant=self.tenant,
+            priority=_PRIORITIES[self.priority],
+            weight=self.weight,
+        )
+
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and time.time() >= self.expires
+
+    def covers(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+    def authorize(self, model: str) -> None:
+        """Raises PERMISSION_DENIED when `model` is not among those that it may use."""
+        if not self.covers(model):
+            raise _denied(
+                f"this API key may not use the model '{model}'", "model_not_allowed", param="model"
+            )
+
+    def require(self, permission: Permission) -> None:
+        """Raises PERMISSION_DENIED without it."""
+        if permission not in self.permissions:
+            raise _denied(f"this needs the permission '{permission}'", "permission_missing")
+
+
+def granted(
+    tenant: TenantRecord,
+    user: str,
+    *,
+    roles: Iterable[Role],
+    scopes: Iterable[Permission] | None = None,
+    models: Iterable[str] | None = None,
+    priority: Priority | None = None,
+    weight: float | None = None,
+    limits: Limits = (),
+    expires: float | None = None,
+) -> Principal:
+    """A caller of the tenant with what is his own, within what is the tenant's. `scopes`: of the
+    roles' permissions those alone; None: all."""
+    held = frozenset(roles)
+    permissions = frozenset[Permission]().union(*(GRANTS[role] for role in held))
+    usable = [frozenset(of) for of in (tenant.models, models) if of is not None]
+    own = f"user:{tenant.name}:{user}"
+    return Principal(
+        tenant=tenant.name,
+        user=user,
+        roles=held,
+        permissions=permissions if scopes is None else permissions & frozenset(scopes),
+        models=frozenset.intersection(*usable) if usable else None,
+        priority=priority or tenant.priority,
+        weight=weight or tenant.weight,
+        limits=(
+            *(Bound(own, limit) for limit in limits),
+            *(Bound(f"{own}:each", limit) for limit in tenant.user_limits),
+            *(Bound(f"tenant:{tenant.name}", limit) for limit in tenant.limits),
+        ),
+        expires=expires,
+    )
+
+
+def _denied(message: str, reason: str, param: str = "") -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.PERMISSION_DENIED, message, stage="gateway", param=param, reason=reason
+    )
