@@ -20,7 +20,7 @@ _PRIORITIES = {
 
 
 class Permission(StrEnum):
-    """What can be granted. permissions.py says which endpoint needs what."""
+    """What can be granted; permissions.py says what needs it."""
 
     INFERENCE = "inference"
     MODELS_READ = "models:read"

@@ -24,7 +24,8 @@ from services.gateway import metrics
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.news import News
-from services.gateway.identity.principal import Principal
+from services.gateway.identity.permissions import admit
+from services.gateway.identity.principal import Permission, Principal
 from services.gateway.intake import Intake, Place
 from services.gateway.models import ModelCatalog
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
@@ -63,6 +64,7 @@ class Front(Protocol):
 
     request_id: str
     route: str
+    endpoint: str  # as permissions.py has it
     authorization: str | None
     traceparent: str | None
 
@@ -94,6 +96,8 @@ async def generate(
         journal.tags = prompts[0].tags
         principal.authorize(model)
         await gateway.models.find(model)
+        if any(prompt.stores for prompt in prompts):
+            principal.require(Permission.STORES_READ)
         journal.served = model
         unready = [await gateway.stores.require(principal.tenant, p.stores) for p in prompts]
 
@@ -255,6 +259,7 @@ async def serve(gateway: Gateway, front: Front) -> None:
         with span("request", client_context(front.traceparent), **told) as root:
             with span("authenticate"):
                 principal = await gateway.auth.identify(front.authorization)
+                admit(principal, front.endpoint)
                 journal.tenant = principal.tenant
             with gateway.intake.slot(principal.tenant) as place:
                 async with asyncio.timeout(

@@ -49,6 +49,7 @@ class Front:
     def __init__(self, *prompts: Prompt, key: str = "Bearer k") -> None:
         self.request_id = f"req_{id(self)}"
         self.route = "Test"
+        self.endpoint = "POST /v1/chat/completions"
         self.authorization: str | None = key
         self.traceparent: str | None = None
         self.prompts = list(prompts) or [asks()]

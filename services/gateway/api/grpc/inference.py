@@ -41,6 +41,8 @@ from services.gateway.api.messages_schema import MAX_PARTS
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
 from services.gateway.api.schema import validated
 from services.gateway.api.tools_schema import MAX_STORES
+from services.gateway.identity.permissions import admit
+from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.runs.pipeline import Gateway, serve
@@ -73,6 +75,7 @@ class GrpcFront:
         metadata = dict(context.invocation_metadata() or ())
         self.request_id = id
         self.route = route
+        self.endpoint = _endpoint(route)
         self.authorization = metadata.get("authorization")
         self.traceparent = metadata.get("traceparent")
         self._settings = gateway.settings
@@ -129,6 +132,11 @@ class GrpcFront:
                 await self._context.write(event)
         except TimeoutError:
             raise client_too_slow() from None
+
+
+def _endpoint(route: str) -> str:
+    """As permissions.py has it."""
+    return f"/{INFERENCE}/{route}"
 
 
 def _sampling(options: SamplingOptions) -> dict[str, Any]:
@@ -213,7 +221,7 @@ class Inference:
 
     async def embed(self, _: object, context: Context) -> PublicEmbedReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
-            principal = await self._gateway.auth.identify(metadata.get("authorization"))
+            principal = await self._caller(metadata, "Embed")
             trace = metadata.get("traceparent")
             with self._gateway.intake.slot(principal.tenant) as place:
                 message = await self._inbox.take(place, context)
@@ -233,7 +241,7 @@ class Inference:
 
     async def list_models(self, _: object, context: Context) -> PublicListModelsReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
-            principal = await self._gateway.auth.identify(metadata.get("authorization"))
+            principal = await self._caller(metadata, "ListModels")
             models = await self._gateway.models.all()
             if embedding := self._gateway.retrieval.embedding_model:
                 models.append(ModelInfo(name=embedding))
@@ -241,6 +249,10 @@ class Inference:
             return PublicListModelsReply(models=usable)
 
         return await _answered("ListModels", context, answer)
+
+    async def _caller(self, metadata: dict[str, str], route: str) -> Principal:
+        principal = await self._gateway.auth.identify(metadata.get("authorization"))
+        return admit(principal, _endpoint(route))
 
     async def _generate(self, route: str, context: Context) -> None:
         async def answer(id: str, metadata: dict[str, str]) -> None:

@@ -19,6 +19,7 @@ class RestFront:
     def __init__(self, exchange: Exchange, settings: Settings, *, chat: bool) -> None:
         self.request_id = exchange.request_id
         self.route = exchange.route
+        self.endpoint = exchange.endpoint
         self.authorization = exchange.headers.get("authorization")
         self.traceparent = exchange.headers.get("traceparent")
         self._exchange = exchange

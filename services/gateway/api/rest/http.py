@@ -106,6 +106,11 @@ class Exchange:
         self._send = send
         self._settings = settings
 
+    @property
+    def endpoint(self) -> str:
+        """As permissions.py has it."""
+        return f"{self.method} {self.route}"
+
     # ---- in ---------------------------------------------------------------------------------
 
     async def json_body(self) -> bytes:

@@ -15,6 +15,7 @@ from services.gateway.api.embeddings import embeddings
 from services.gateway.api.rest import stores
 from services.gateway.api.rest.generation import chat_completions, completions
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
+from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
 from services.gateway.models import model_not_found
@@ -41,6 +42,7 @@ def application(gateway: Gateway) -> ASGIApp:
 
         async def run(exchange: Exchange) -> None:
             principal = await gateway.auth.identify(exchange.headers.get("authorization"))
+            admit(principal, exchange.endpoint)
             enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
             try:
                 with enter(principal.tenant) as exchange.place:
@@ -86,6 +88,9 @@ def application(gateway: Gateway) -> ASGIApp:
         "/version": {"GET": plain(version)},
     }
     own = gateway.settings.gateway
+    endpoints = {f"{method} {path}" for path, methods in table.items() for method in methods}
+    if unlisted := endpoints - NEEDS.keys():
+        raise RuntimeError(f"permissions.py does not say what these need: {', '.join(unlisted)}")
     routes = [Route(path, Endpoint(path, methods, own)) for path, methods in table.items()]
     unknown = Endpoint("unknown", {}, own, otherwise=plain(no_such_path))
 

@@ -1,0 +1,48 @@
+"""Which endpoint needs what: the one table, for REST, gRPC and the admin listener alike. What is
+not in it is not served."""
+
+from services.gateway.identity.principal import Permission, Principal
+
+OPEN = None
+"""Asks nobody who he is: health, and which version this is."""
+
+NEEDS: dict[str, Permission | None] = {
+    # The public API, REST.
+    "POST /v1/chat/completions": Permission.INFERENCE,
+    "POST /v1/completions": Permission.INFERENCE,
+    "POST /v1/embeddings": Permission.INFERENCE,
+    "GET /v1/models": Permission.MODELS_READ,
+    "GET /v1/models/{model:path}": Permission.MODELS_READ,
+    "GET /v1/requests/{request}": Permission.REQUESTS_READ,
+    "GET /v1/files": Permission.FILES_READ,
+    "POST /v1/files": Permission.FILES_WRITE,
+    "GET /v1/files/{file}": Permission.FILES_READ,
+    "DELETE /v1/files/{file}": Permission.FILES_WRITE,
+    "GET /v1/files/{file}/content": Permission.FILES_READ,
+    "GET /v1/vector_stores": Permission.STORES_READ,
+    "POST /v1/vector_stores": Permission.STORES_WRITE,
+    "GET /v1/vector_stores/{store}": Permission.STORES_READ,
+    "DELETE /v1/vector_stores/{store}": Permission.STORES_WRITE,
+    "POST /v1/vector_stores/{store}/search": Permission.STORES_READ,
+    "GET /v1/vector_stores/{store}/files": Permission.STORES_READ,
+    "POST /v1/vector_stores/{store}/files": Permission.STORES_WRITE,
+    "GET /v1/vector_stores/{store}/files/{file}": Permission.STORES_READ,
+    "DELETE /v1/vector_stores/{store}/files/{file}": Permission.STORES_WRITE,
+    "GET /healthz": OPEN,
+    "GET /readyz": OPEN,
+    "GET /health": OPEN,
+    "GET /version": OPEN,
+    # The public API, gRPC.
+    "/penstock.v1.Inference/Chat": Permission.INFERENCE,
+    "/penstock.v1.Inference/Complete": Permission.INFERENCE,
+    "/penstock.v1.Inference/Embed": Permission.INFERENCE,
+    "/penstock.v1.Inference/ListModels": Permission.MODELS_READ,
+}
+
+
+def admit(principal: Principal, endpoint: str) -> Principal:
+    """Raises PERMISSION_DENIED where it needs what the caller does not have."""
+    needed = NEEDS[endpoint]
+    if needed is not None:
+        principal.require(needed)
+    return principal

@@ -1,0 +1,110 @@
+"""The table of permissions is whole, and what it says is held, for REST and gRPC."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from starlette.routing import Router
+
+from services.gateway.api.grpc.inference import INFERENCE, inference
+from services.gateway.api.rest.routes import application
+from services.gateway.identity.permissions import NEEDS
+from services.gateway.identity.principal import Permission, Principal
+from tests.support.gateway_parts import MODEL, gateway_parts
+
+
+@pytest.fixture
+async def parts() -> AsyncIterator[Any]:
+    with gateway_parts() as parts:
+        yield parts
+
+
+def rest(parts: Any) -> set[str]:
+    router = application(parts)
+    assert isinstance(router, Router)
+    return {
+        f"{method} {route.path}"  # type: ignore[attr-defined]
+        for route in router.routes
+        for method in route.endpoint._handlers  # type: ignore[attr-defined]
+    }
+
+
+def rpcs(parts: Any) -> set[str]:
+    return set(inference(parts)._method_handlers)
+
+
+def held() -> dict[str, Permission]:
+    return {endpoint: needed for endpoint, needed in NEEDS.items() if needed is not None}
+
+
+def test_each_endpoint_is_in_the_table_and_nothing_else_is(parts):
+    public = {endpoint for endpoint in NEEDS if "/admin/" not in endpoint}
+    assert rest(parts) | rpcs(parts) == public
+
+
+def test_what_asks_nobody_is_known(parts):
+    open_ones = {endpoint.partition(" ")[2] for endpoint, needed in NEEDS.items() if not needed}
+    assert open_ones == {"/healthz", "/readyz", "/health", "/version"}
+
+
+def without(needed: Permission) -> Principal:
+    return Principal("acme", "key_1", permissions=frozenset(Permission) - {needed})
+
+
+@pytest.mark.parametrize("endpoint", [e for e in held() if " /v1/" in e])
+async def test_a_key_without_the_permission_is_refused_over_rest(parts, endpoint):
+    parts.auth.keys["Bearer k"] = without(NEEDS[endpoint])
+    method, path = endpoint.split(" ")
+    for name in ("{model:path}", "{request}", "{file}", "{store}"):
+        path = path.replace(name, "x")
+    transport = httpx.ASGITransport(application(parts))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.request(method, path, headers={"authorization": "Bearer k"})
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "permission_missing"
+    assert NEEDS[endpoint] in answer.json()["error"]["message"]
+
+
+class Aborted(Exception):
+    pass
+
+
+class Call:
+    """A call that is refused before its message is read."""
+
+    code: grpc.StatusCode | None = None
+
+    def invocation_metadata(self) -> Any:
+        return (("authorization", "Bearer k"),)
+
+    def set_trailing_metadata(self, _: Any) -> None:
+        pass
+
+    async def abort(self, code: grpc.StatusCode, message: str, trailers: Any) -> None:
+        self.code = code
+        raise Aborted
+
+
+@pytest.mark.parametrize("endpoint", [e for e in held() if e.startswith(f"/{INFERENCE}/")])
+async def test_a_key_without_the_permission_is_refused_over_grpc(parts, endpoint):
+    parts.auth.keys["Bearer k"] = without(NEEDS[endpoint])
+    handler = inference(parts)._method_handlers[endpoint]
+    call = Call()
+    with pytest.raises(Aborted):
+        await (handler.stream_stream or handler.stream_unary)(None, call)
+    assert call.code == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_who_may_not_read_stores_gets_nothing_of_them_by_a_chat(parts):
+    parts.auth.keys["Bearer k"] = without(Permission.STORES_READ)
+    transport = httpx.ASGITransport(application(parts))
+    search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "tools": [search]}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.post(
+            "/v1/chat/completions", json=body, headers={"authorization": "Bearer k"}
+        )
+    assert (answer.status_code, parts.stores.asked) == (403, [])
+    assert answer.json()["error"]["code"] == "permission_missing"
