@@ -20,11 +20,7 @@ from services.common.telemetry import Telemetry
 from services.common.transport import host_port
 from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.connections.http_server import HttpServer
-from services.gateway.identity.api_keys import KeyVerifier
-from services.gateway.identity.auth import Authenticator
-from services.gateway.identity.keys import KeyStore
-from services.gateway.identity.news import News, channel
-from services.gateway.identity.tenants import TenantStore
+from services.gateway.identity.identity import Identity
 from services.gateway.intake import Intake
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
@@ -64,7 +60,7 @@ class GatewayService(Service):
         # garbage after every 700 new ones, which makes most of that parse's time.
         gc.set_threshold(*_GC_THRESHOLDS)
         map_large_pieces()
-        self.gateway.news.start()
+        self.gateway.identity.start()
         self.gateway.records.start()
         self.gateway.files.room.start()
         await self.gateway.tokenizers.start()
@@ -136,7 +132,7 @@ class GatewayService(Service):
 
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
-        await self.gateway.news.stop()
+        await self.gateway.identity.stop()
         await self.gateway.records.stop()
         await self.gateway.files.room.stop()
         await self.gateway.stores.stop()
@@ -153,13 +149,12 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     files = Files(redis, namespace, own, settings.retrieval.max_document_chars)
     store_files = StoreFiles(redis, namespace)
     indexing = Indexing(files, store_files, retrieval, telemetry)
-    keys = KeyStore(redis, namespace)
-    auth = Authenticator([KeyVerifier(keys, TenantStore(redis, namespace))], keys, own)
+    identity = Identity(settings, redis)
     return Gateway(
         settings=settings,
         telemetry=telemetry,
-        auth=auth,
-        news=News(redis, channel(namespace), auth.told, auth.recheck),
+        auth=identity.auth,
+        identity=identity,
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,

@@ -141,7 +141,7 @@ def gateway_parts(**gateway: Any) -> Iterator[Any]:
         settings=Settings(gateway=own),
         telemetry=Telemetry("gateway", "gateway-1"),
         auth=cast(Any, Auth()),
-        news=cast(Any, None),
+        identity=cast(Any, None),
         tokenizers=cast(Any, Tokenizers()),
         models=cast(Any, Models()),
         retrieval=cast(Any, Retrieval()),

@@ -6,6 +6,7 @@ here. Unknown values of a known name are refused at start. Lists and models are 
 
 from services.common.config.base import AUTO, RayOptions, Section, ServiceSettings, is_loopback
 from services.common.config.gateway import GatewaySettings
+from services.common.config.identity import IdentitySettings
 from services.common.config.models import ModelSpec, Pool
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
@@ -16,6 +17,7 @@ from services.common.config.worker import Role, WorkerSettings
 __all__ = [
     "AUTO",
     "GatewaySettings",
+    "IdentitySettings",
     "ModelSpec",
     "PolicyRule",
     "Pool",

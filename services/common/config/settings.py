@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.common.config.base import AUTO, Replicated, ServiceSettings, is_loopback
 from services.common.config.gateway import GatewaySettings
+from services.common.config.identity import IdentitySettings
 from services.common.config.models import ModelSpec
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
@@ -51,6 +52,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     models: list[ModelSpec] = Field(default_factory=list)
 
     gateway: GatewaySettings = GatewaySettings()
+    identity: IdentitySettings = IdentitySettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     router: RouterSettings = RouterSettings()

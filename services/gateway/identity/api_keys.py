@@ -1,8 +1,7 @@
 """Who shows an API key."""
 
-from services.gateway.identity.auth import Refused
 from services.gateway.identity.keys import KEY_PATTERN, KeyRecord, KeyStore, key_hash
-from services.gateway.identity.principal import Principal, Role, granted
+from services.gateway.identity.principal import Principal, Refused, granted
 from services.gateway.identity.tenants import TenantRecord, TenantStore
 
 
@@ -15,12 +14,15 @@ class KeyVerifier:
         return KEY_PATTERN.fullmatch(shown) is not None
 
     async def verify(self, shown: str) -> Principal:
-        record = await self._keys.find(key_hash(shown))
-        if record is None:
+        hashed = key_hash(shown)
+        record = await self._keys.find(hashed)
+        if record is None and await self._keys.is_of_before(hashed):
+            raise Refused("of_before", "This API key is of an older Penstock; make a new one.")
+        if record is None or record.tenant is None:
             raise Refused("wrong", "Incorrect API key provided.")
         if record.revoked is not None:
             raise Refused("revoked", "Incorrect API key provided.")
-        # A key may be older than tenants' records.
+        # Keys may be made without a tenant's record.
         tenant = await self._tenants.find(record.tenant) or TenantRecord(name=record.tenant)
         return _principal(record, tenant)
 
@@ -29,7 +31,8 @@ def _principal(record: KeyRecord, tenant: TenantRecord) -> Principal:
     return granted(
         tenant,
         record.id,
-        roles=(Role.MEMBER,),
+        roles=(record.role,),
+        scopes=record.scopes,
         models=record.models,
         priority=record.priority,
         weight=record.weight,

@@ -4,7 +4,7 @@ priority."""
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import grpc
@@ -14,20 +14,12 @@ from services.common.errors import PenstockError, unavailable
 from services.common.redis import RedisAway
 from services.gateway import metrics
 from services.gateway.identity.keys import KeyStore
-from services.gateway.identity.principal import Principal
+from services.gateway.identity.principal import Principal, Refused
 
 T = TypeVar("T")
 
 _CACHED = 10_000
 _RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
-
-
-class Refused(Exception):
-    """A verifier's no. `why` is for the metrics; "revoked" is for good."""
-
-    def __init__(self, why: str, message: str) -> None:
-        super().__init__(message)
-        self.why = why
 
 
 class Verifier(Protocol):
@@ -51,11 +43,17 @@ class Authenticator:
     """
 
     def __init__(
-        self, verifiers: Sequence[Verifier], keys: KeyStore, settings: GatewaySettings
+        self,
+        verifiers: Sequence[Verifier],
+        keys: KeyStore,
+        settings: GatewaySettings,
+        used: Callable[[str], None] = lambda user: None,
     ) -> None:
+        """`used` is told of each user who is let in."""
         self._verifiers = verifiers
         self._keys = keys
         self._settings = settings
+        self._used = used
         # Both by the hash of what is shown, the latest last; nothing is in both.
         self._known: OrderedDict[str, tuple[float, Principal]] = OrderedDict()
         self._revoked: OrderedDict[str, None] = OrderedDict()
@@ -105,6 +103,7 @@ class Authenticator:
                 stage="gateway",
                 reason="invalid_api_key",
             ) from None
+        self._used(principal.user)
         return principal
 
     async def _principal_of(self, shown: str) -> Principal:

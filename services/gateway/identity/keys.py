@@ -1,11 +1,15 @@
 """API keys in Redis. Only their hashes are stored.
 
-    {ns}:keys           hash   SHA-256 of the key (hex) → the record as JSON
-    {ns}:keys:ids       hash   key id → SHA-256 of the key
-    {ns}:keys:revoked   hash   SHA-256 of the key → Unix time of its revocation
+    {ns}:{identity}:keys      hash   SHA-256 of the key (hex) → the record as JSON
+    {ns}:{identity}:ids       hash   key id → SHA-256 of the key; of those before it, behind spaces
+    {ns}:{identity}:revoked   hash   SHA-256 of the key → Unix time of its revocation
+    {ns}:{identity}:used      hash   key id → Unix time of its last use, a minute late (last_use.py)
 
 SHA-256 without salt or stretching is enough here: a key is 256 random bits, so there is nothing to
 guess from its hash. Looking the hash up instead of comparing keys also leaves no timing to measure.
+
+Two kinds: a tenant's ("psk-…"), and an administrator's ("psa-…"), of no tenant and for the admin
+listener alone.
 """
 
 import hashlib
@@ -13,19 +17,35 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.common.redis import Redis
+from services.gateway.identity.audit import (
+    DIRECT,
+    Act,
+    Actor,
+    AuditLog,
+    Change,
+    differing,
+    until_first,
+)
 from services.gateway.identity.limits import Limit, Limits
 from services.gateway.identity.news import channel
+from services.gateway.identity.principal import Permission, Role
 from services.gateway.identity.tenants import Priority, TenantName, Weight
 from services.gateway.ids import KEY
 
 _ALPHABET = string.ascii_letters + string.digits
 _LENGTH = 43  # base 62: 256 bits
 KEY_PATTERN = re.compile(rf"psk-[A-Za-z0-9]{{{_LENGTH}}}", re.ASCII)
+ADMIN_KEY_PATTERN = re.compile(rf"psa-[A-Za-z0-9]{{{_LENGTH}}}", re.ASCII)
+
+_OF_TENANTS = (Role.MEMBER, Role.READ_ONLY)
+_OF_ADMINISTRATORS = (Role.ADMIN, Role.OPERATOR, Role.READ_ONLY)
+_KEPT_APART = {"revoked", "used", "old_until"}  # not in the record as it is stored
 
 
 class KeyRecord(BaseModel):
@@ -34,15 +54,30 @@ class KeyRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
-    tenant: TenantName
+    tenant: TenantName | None = Field(None, description="None: an administrator's")
     name: str = Field("", max_length=100, description="for people")
+    role: Role = Role.MEMBER
+    scopes: tuple[Permission, ...] | None = Field(
+        None, description="of the role's permissions those alone; None: all"
+    )
     priority: Priority | None = Field(None, description="None: its tenant's")
     weight: Weight | None = Field(None, description="None: its tenant's")
-    models: list[str] | None = Field(None, description="of its tenant's; None: all of those")
+    models: tuple[str, ...] | None = Field(None, description="of its tenant's; None: all of those")
     limits: Limits = Field((), description="of this key, besides its tenant's")
     created: int = Field(description="Unix seconds")
     expires: int | None = Field(None, description="Unix seconds; None: never")
+    replaced: int | None = Field(None, description="Unix seconds; by a new one of the same id")
     revoked: int | None = Field(None, description="Unix seconds")
+    used: int | None = Field(None, description="Unix seconds; None: not that it is known")
+    old_until: int | None = Field(None, description="the key before it holds as long")
+
+    @model_validator(mode="after")
+    def _has_a_role_of_its_kind(self) -> "KeyRecord":
+        fitting = _OF_TENANTS if self.tenant is not None else _OF_ADMINISTRATORS
+        if self.role not in fitting:
+            whose = "a tenant's key" if self.tenant is not None else "an administrator's key"
+            raise ValueError(f"role: {whose} is {' or '.join(fitting)}, not {self.role}")
+        return self
 
     @property
     def holds(self) -> bool:
@@ -59,47 +94,24 @@ def key_hash(key: str) -> str:
 
 
 class KeyStore:
-    """Creates, lists, finds and revokes keys. Methods raise `RedisAway` when Redis is away."""
+    """All changes of keys, each with its line in the audit log, told to all gateways (news.py).
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
+    Methods raise `RedisAway` when Redis is away. Those that change a key are given its id, and
+    return None (False) where there is none.
+    """
+
+    def __init__(self, redis: Redis, namespace: str, audit: AuditLog | None = None) -> None:
         self._redis = redis
         self.namespace = namespace
-        self._records = f"{namespace}:keys"
-        self._ids = f"{namespace}:keys:ids"
-        self._revoked = f"{namespace}:keys:revoked"
+        self._audit = audit or AuditLog(redis, namespace)
+        self._records = f"{namespace}:{{identity}}:keys"
+        self._ids = f"{namespace}:{{identity}}:ids"
+        self._revoked = f"{namespace}:{{identity}}:revoked"
+        self._used = f"{namespace}:{{identity}}:used"
+        self._before = f"{namespace}:keys"
         self._news = channel(namespace)
 
-    async def create(
-        self,
-        tenant: str,
-        name: str = "",
-        *,
-        priority: Priority | None = None,
-        weight: float | None = None,
-        models: list[str] | None = None,
-        limits: Sequence[Limit] = (),
-        expires_in_s: int | None = None,
-    ) -> tuple[str, KeyRecord]:
-        """Makes a key: the only time that it is seen. Raises ValueError for a bad field."""
-        now = int(time.time())
-        key = "psk-" + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
-        record = KeyRecord(
-            id=KEY.new(),
-            tenant=tenant,
-            name=name,
-            priority=priority,
-            weight=weight,
-            models=models,
-            limits=tuple(limits),
-            created=now,
-            expires=None if expires_in_s is None else now + expires_in_s,
-        )
-        hashed = key_hash(key)
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hset(self._records, hashed, record.model_dump_json(exclude_none=True))
-            both.hset(self._ids, record.id, hashed)
-            await both.execute()
-        return key, record
+    # ---- looking ----------------------------------------------------------------------------
 
     async def find(self, hashed: str) -> KeyRecord | None:
         """The record of the key with this hash, revoked ones included."""
@@ -107,35 +119,36 @@ class KeyStore:
             both.hget(self._records, hashed)
             both.hget(self._revoked, hashed)
             stored, revoked = await both.execute()
-        return _record(stored, revoked) if stored else None
+        return _record(stored, revoked=_number(revoked)) if stored else None
 
-    async def list(self) -> list[KeyRecord]:
-        """All keys ever made, oldest first."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hgetall(self._records)
-            both.hgetall(self._revoked)
-            stored, revoked = await both.execute()
-        records = [_record(record, revoked.get(hashed)) for hashed, record in stored.items()]
-        return sorted(records, key=lambda record: (record.created, record.id))
+    async def is_of_before(self, hashed: str) -> bool:
+        """Whether a Penstock made it that had no tenants' records: it is not taken any more."""
+        return bool(await self._redis.hexists(self._before, hashed))
 
     async def find_id(self, id: str) -> KeyRecord | None:
-        """The record of the key with this id, revoked ones included."""
-        hashed = await self._redis.hget(self._ids, id) if KEY.fits(id) else None
-        return await self.find(str(hashed)) if hashed else None
+        """The record of the latest key with this id, revoked ones included."""
+        hashes = await self._hashes(id)
+        return await self.find(hashes[0]) if hashes else None
 
-    async def revoke(self, id: str) -> bool:
-        """Makes the key worthless, and tells all gateways so (news.py).
-
-        False when there is no such key; revoking twice keeps the first time, and tells again.
-        """
-        hashed = await self._redis.hget(self._ids, id) if KEY.fits(id) else None
-        if hashed is None:
-            return False
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hsetnx(self._revoked, hashed, str(int(time.time())))
-            both.publish(self._news, f"revoked {hashed!s}")
-            await both.execute()
-        return True
+    async def list(self) -> list[KeyRecord]:
+        """All keys ever made, oldest first; of a replaced one the latest."""
+        async with self._redis.pipeline(transaction=True) as all_of_it:
+            for name in (self._records, self._ids, self._revoked, self._used):
+                all_of_it.hgetall(name)
+            stored, ids, revoked, used = await all_of_it.execute()
+        listed = []
+        for id, hashes in ids.items():
+            latest, *old = hashes.split()
+            ends = [_record(stored[one]).expires for one in old if one in stored]
+            listed.append(
+                _record(
+                    stored[latest],
+                    revoked=_number(revoked.get(latest)),
+                    used=_number(used.get(id)),
+                    old_until=max((end for end in ends if end and end > time.time()), default=None),
+                )
+            )
+        return sorted(listed, key=lambda record: (record.created, record.id))
 
     async def revoked_of(self, hashes: Sequence[str]) -> set[str]:
         """Those of the keys with these hashes that are revoked."""
@@ -144,7 +157,169 @@ class KeyStore:
         times = await self._redis.hmget(self._revoked, list(hashes))
         return {hashed for hashed, at in zip(hashes, times, strict=True) if at is not None}
 
+    # ---- changing ---------------------------------------------------------------------------
 
-def _record(stored: str, revoked: str | None) -> KeyRecord:
+    async def create(
+        self,
+        tenant: str | None,
+        name: str = "",
+        *,
+        role: Role = Role.MEMBER,
+        scopes: Sequence[Permission] | None = None,
+        priority: Priority | None = None,
+        weight: float | None = None,
+        models: Sequence[str] | None = None,
+        limits: Sequence[Limit] = (),
+        expires_in_s: int | None = None,
+        by: Actor = DIRECT,
+    ) -> tuple[str, KeyRecord]:
+        """Makes a key: the only time that it is seen. Raises ValueError for a bad field."""
+        now = int(time.time())
+        record = KeyRecord(
+            id=KEY.new(),
+            tenant=tenant,
+            name=name,
+            role=role,
+            scopes=None if scopes is None else tuple(scopes),
+            priority=priority,
+            weight=weight,
+            models=None if models is None else tuple(models),
+            limits=tuple(limits),
+            created=now,
+            expires=None if expires_in_s is None else now + expires_in_s,
+        )
+        key, hashed = _new_key(record)
+        changes = [
+            Change(self._records, hashed, None, _stored(record)),
+            Change(self._ids, record.id, None, hashed),
+        ]
+        await self._audit.change(Act(by, "key.create", record.id, None, _told(record)), changes)
+        return key, record
+
+    async def change(
+        self, id: str, action: str, new: Callable[[KeyRecord], KeyRecord], by: Actor = DIRECT
+    ) -> KeyRecord | None:
+        """What the key with this id grants, and those before it that still hold. `action`: for
+        the audit log. Raises ValueError for a bad field."""
+
+        async def attempt() -> KeyRecord | None:
+            hashes, stored = await self._stored_of(id)
+            if not hashes:
+                return None
+            latest = _record(stored[hashes[0]])
+            record = _valid(new(latest))
+            changes = [Change(self._ids, id, " ".join(hashes), " ".join(hashes))]
+            for hashed, before in stored.items():
+                its = {name: getattr(_record(before), name) for name in ("expires", "replaced")}
+                own = {} if hashed == hashes[0] else its
+                after = _stored(record.model_copy(update=own))
+                changes.append(Change(self._records, hashed, before, after))
+            act = Act(by, action, id, *differing(_told(latest), _told(record)))
+            await self._audit.change(act, changes, self._news, [f"key {one}" for one in stored])
+            return record
+
+        return await until_first(attempt)
+
+    async def rotate(
+        self, id: str, overlap_s: int, by: Actor = DIRECT
+    ) -> tuple[str, KeyRecord] | None:
+        """A new key with the same id and grants; the one before it holds for `overlap_s` more.
+        Raises ValueError where that one holds no more."""
+
+        async def attempt() -> tuple[str, KeyRecord] | None:
+            hashes, stored = await self._stored_of(id)
+            if not hashes:
+                return None
+            now = int(time.time())
+            latest = hashes[0]
+            record = await self.find(latest)
+            if record is None or not record.holds:
+                raise ValueError(f"{id} holds no more: make a new key")
+            ends = min(filter(None, (record.expires, now + overlap_s)))
+            old = record.model_copy(update={"expires": ends, "replaced": now})
+            key, hashed = _new_key(record)
+            gone = [one for one in stored if one != latest and _record(stored[one]).expired]
+            left = [one for one in hashes if one not in gone]
+            changes = [
+                Change(self._ids, id, " ".join(hashes), " ".join([hashed, *left])),
+                Change(self._revoked, latest, None, None),
+                Change(self._records, latest, stored[latest], _stored(old)),
+                Change(self._records, hashed, None, _stored(record)),
+                *(Change(self._records, one, stored[one], None) for one in gone),
+            ]
+            act = Act(by, "key.rotate", id, None, {"old_until": ends})
+            await self._audit.change(act, changes, self._news, [f"key {latest}"])
+            return key, record
+
+        return await until_first(attempt)
+
+    async def revoke(self, id: str, by: Actor = DIRECT) -> bool:
+        """Makes the key worthless, and those before it; all gateways are told so.
+
+        Revoking twice keeps the first time, and tells again.
+        """
+
+        async def attempt() -> bool:
+            hashes, _ = await self._stored_of(id)
+            if not hashes:
+                return False
+            news = [f"revoked {hashed}" for hashed in hashes]
+            held = [one for one in hashes if one not in await self.revoked_of(hashes)]
+            if held:
+                now = int(time.time())
+                changes = [Change(self._ids, id, " ".join(hashes), " ".join(hashes))]
+                changes += [Change(self._revoked, one, None, str(now)) for one in held]
+                act = Act(by, "key.revoke", id, None, {"revoked": now})
+                await self._audit.change(act, changes, self._news, news)
+            else:
+                for message in news:
+                    await self._redis.publish(self._news, message)
+            return True
+
+        return await until_first(attempt)
+
+    async def note_uses(self, uses: dict[str, int]) -> None:
+        """When the keys with these ids were last used, Unix seconds."""
+        await self._redis.hset(self._used, mapping=dict(uses))
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    async def _hashes(self, id: str) -> Sequence[str]:
+        """Of the keys with this id, the latest first."""
+        hashes = await self._redis.hget(self._ids, id) if KEY.fits(id) else None
+        return str(hashes).split() if hashes else []
+
+    async def _stored_of(self, id: str) -> tuple[Sequence[str], dict[str, str]]:
+        """The hashes, and their records."""
+        hashes = await self._hashes(id)
+        stored = await self._redis.hmget(self._records, hashes) if hashes else []
+        return hashes, {h: str(one) for h, one in zip(hashes, stored, strict=True) if one}
+
+
+def _new_key(record: KeyRecord) -> tuple[str, str]:
+    """Its text and its hash."""
+    prefix = "psa-" if record.tenant is None else "psk-"
+    key = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
+    return key, key_hash(key)
+
+
+def _stored(record: KeyRecord) -> str:
+    return record.model_dump_json(exclude_none=True, exclude=_KEPT_APART)
+
+
+def _record(stored: str, **apart: int | None) -> KeyRecord:
     record = KeyRecord.model_validate_json(stored)
-    return record.model_copy(update={"revoked": int(revoked)}) if revoked else record
+    return record.model_copy(update=apart) if any(apart.values()) else record
+
+
+def _valid(record: KeyRecord) -> KeyRecord:
+    """What a copy does not ask: whether its fields fit. Raises ValueError."""
+    return KeyRecord.model_validate(record.model_dump())
+
+
+def _told(record: KeyRecord) -> dict[str, Any]:
+    return record.model_dump(mode="json", exclude_none=True, exclude=_KEPT_APART | {"id"})
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None

@@ -22,7 +22,7 @@ _LOOK_UP_S = 5.0  # how long one read waits; also how often the connection is lo
 
 
 def channel(namespace: str) -> str:
-    return f"{namespace}:keys:news"
+    return f"{namespace}:{{identity}}:news"
 
 
 class News:

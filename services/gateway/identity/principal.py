@@ -104,6 +104,14 @@ class Principal:
             raise _denied(f"this needs the permission '{permission}'", "permission_missing")
 
 
+class Refused(Exception):
+    """A verifier's no. `why` is for the metrics; "revoked" is for good."""
+
+    def __init__(self, why: str, message: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 def granted(
     tenant: TenantRecord,
     user: str,
@@ -117,7 +125,9 @@ def granted(
     expires: float | None = None,
 ) -> Principal:
     """A caller of the tenant with what is his own, within what is the tenant's. `scopes`: of the
-    roles' permissions those alone; None: all."""
+    roles' permissions those alone; None: all. Raises Refused where the tenant is suspended."""
+    if tenant.suspended is not None:
+        raise Refused("suspended", f"The tenant '{tenant.name}' is suspended.")
     held = frozenset(roles)
     permissions = frozenset[Permission]().union(*(GRANTS[role] for role in held))
     usable = [frozenset(of) for of in (tenant.models, models) if of is not None]

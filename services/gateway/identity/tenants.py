@@ -1,14 +1,25 @@
 """Tenants in Redis: what all of one's callers share.
 
-{ns}:tenants   hash   name → the record as JSON
+{ns}:{identity}:tenants   hash   name → the record as JSON
 """
 
 import time
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.common.redis import Redis
+from services.gateway.identity.audit import (
+    DIRECT,
+    Act,
+    Actor,
+    AuditLog,
+    Change,
+    Conflict,
+    differing,
+    until_first,
+)
 from services.gateway.identity.limits import Limits
 from services.gateway.identity.news import channel
 
@@ -36,9 +47,10 @@ class TenantRecord(BaseModel):
 class TenantStore:
     """Raises `RedisAway` when Redis is away."""
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
+    def __init__(self, redis: Redis, namespace: str, audit: AuditLog | None = None) -> None:
         self._redis = redis
-        self._records = f"{namespace}:tenants"
+        self._audit = audit or AuditLog(redis, namespace)
+        self._records = f"{namespace}:{{identity}}:tenants"
         self._news = channel(namespace)
 
     async def find(self, name: str) -> TenantRecord | None:
@@ -50,18 +62,47 @@ class TenantStore:
         stored = await self._redis.hgetall(self._records)
         return [TenantRecord.model_validate_json(stored[name]) for name in sorted(stored)]
 
-    async def add(self, name: str) -> bool:
+    async def add(self, name: str, by: Actor = DIRECT) -> bool:
         """Makes the record of a new tenant; False where there is one. Raises ValueError."""
         record = TenantRecord(name=name, created=int(time.time()))
-        return bool(await self._redis.hsetnx(self._records, name, _stored(record)))
+        try:
+            await self._write(Act(by, "tenant.create", f"tenant:{name}"), None, record)
+        except Conflict:
+            return False
+        return True
 
-    async def put(self, record: TenantRecord) -> None:
-        """In place of the one of its name; all gateways are told."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hset(self._records, record.name, _stored(record))
-            both.publish(self._news, f"tenant {record.name}")
-            await both.execute()
+    async def change(
+        self,
+        name: str,
+        action: str,
+        new: Callable[[TenantRecord], TenantRecord],
+        by: Actor = DIRECT,
+    ) -> TenantRecord | None:
+        """None where there is no such tenant. `action`: for the audit log. Raises ValueError."""
+
+        async def attempt() -> TenantRecord | None:
+            stored = await self._redis.hget(self._records, name)
+            if stored is None:
+                return None
+            before = TenantRecord.model_validate_json(stored)
+            record = TenantRecord.model_validate(new(before).model_dump())
+            act = Act(by, action, f"tenant:{name}", *differing(_told(before), _told(record)))
+            await self._write(act, str(stored), record)
+            return record
+
+        return await until_first(attempt)
+
+    async def put(self, record: TenantRecord, by: Actor = DIRECT) -> None:
+        """In place of the one of its name, if there is one."""
+        await self.add(record.name, by)
+        await self.change(record.name, "tenant.change", lambda _: record, by)
+
+    async def _write(self, act: Act, before: str | None, record: TenantRecord) -> None:
+        """All gateways are told. Raises Conflict."""
+        after = record.model_dump_json(exclude_none=True)
+        change = Change(self._records, record.name, before, after)
+        await self._audit.change(act, [change], self._news, [f"tenant {record.name}"])
 
 
-def _stored(record: TenantRecord) -> str:
-    return record.model_dump_json(exclude_none=True)
+def _told(record: TenantRecord) -> dict[str, Any]:
+    return record.model_dump(mode="json", exclude_none=True, exclude={"name", "created"})

@@ -23,7 +23,7 @@ from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
 from services.gateway.identity.auth import Authenticator
-from services.gateway.identity.news import News
+from services.gateway.identity.identity import Identity
 from services.gateway.identity.permissions import admit
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.intake import Intake, Place
@@ -47,7 +47,7 @@ class Gateway:
     settings: Settings
     telemetry: Telemetry
     auth: Authenticator
-    news: News
+    identity: Identity
     tokenizers: Peers
     models: ModelCatalog
     retrieval: RetrievalClient

@@ -277,10 +277,10 @@ async def test_each_bound_reaches_its_part():
 async def test_every_part_ends_with_the_service(monkeypatch):
     async with service() as made:
         assert await made.gateway.threads.run("t", lambda: 7) == 7
-        for part in ("news", "stores", "models", "retrieval", "tokenizers"):
+        for part in ("identity", "stores", "models", "retrieval", "tokenizers"):
             monkeypatch.setattr(made.gateway, part, Stops())
         await made.stop()
-        for part in ("news", "stores", "models", "retrieval", "tokenizers"):
+        for part in ("identity", "stores", "models", "retrieval", "tokenizers"):
             assert getattr(made.gateway, part).stopped, part
         with pytest.raises(RuntimeError):
             await made.gateway.threads.run("t", lambda: 7)
@@ -449,12 +449,12 @@ async def test_the_grpc_port_is_as_set_or_beside_the_other(monkeypatch, port, gr
             begins = Starts(part)
             monkeypatch.setattr(made.gateway, part, begins)
             monkeypatch.setattr(begins, "start", begins.begin, raising=False)
-        watcher = Starts("news")
-        monkeypatch.setattr(watcher, "start", lambda: started.append("news"), raising=False)
-        monkeypatch.setattr(made.gateway, "news", watcher)
+        watcher = Starts("identity")
+        monkeypatch.setattr(watcher, "start", lambda: started.append("identity"), raising=False)
+        monkeypatch.setattr(made.gateway, "identity", watcher)
         await made.start(None)
         assert asked == [("127.0.0.1", port), ("127.0.0.1", listens)]
-        assert sorted(started) == ["news", "retrieval", "tokenizers"]
+        assert sorted(started) == ["identity", "retrieval", "tokenizers"]
         assert made.describe()["grpc"].endswith(":2")
         with pytest.raises(RuntimeError, match="down"):
             made.check()

@@ -137,7 +137,7 @@ async def test_a_cut_connection_is_made_again_and_rechecked(operator, redis_url,
         heard = door.listening
         hashed = key_hash(key)
         # Revoked without a message: what is told while a connection is cut reaches nobody.
-        await operator._redis.hset(f"{namespace}:keys:revoked", hashed, "1")
+        await operator._redis.hset(f"{namespace}:{{identity}}:revoked", hashed, "1")
         await operator._redis.client_kill_filter(_type="pubsub")
         await until(lambda: door.listening > heard, 10, "it listens again")
         assert await door.refuses(key)

@@ -1,0 +1,361 @@
+"""Keys that are changed, replaced and used; and what the audit log says of it."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from services.common.config import GatewaySettings
+from services.common.errors import PenstockError
+from services.gateway.identity.api_keys import KeyVerifier
+from services.gateway.identity.audit import Actor, AuditLog, Conflict
+from services.gateway.identity.auth import Authenticator
+from services.gateway.identity.keys import KeyStore, key_hash
+from services.gateway.identity.last_use import LastUse
+from services.gateway.identity.limits import Limit
+from services.gateway.identity.news import News, channel
+from services.gateway.identity.principal import Permission, Role
+from services.gateway.identity.tenants import TenantRecord, TenantStore
+from tests.support.waiting import until
+
+ANN = Actor("ann", "10.0.0.1")
+
+
+@pytest.fixture
+def keys(redis, namespace) -> KeyStore:
+    return KeyStore(redis, namespace)
+
+
+@pytest.fixture
+def tenants(redis, namespace) -> TenantStore:
+    return TenantStore(redis, namespace)
+
+
+@pytest.fixture
+def audit(redis, namespace) -> AuditLog:
+    return AuditLog(redis, namespace)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    now = SimpleNamespace(now=10_000.0)
+    times = SimpleNamespace(time=lambda: now.now, monotonic=lambda: now.now)
+    for module in ("auth", "keys", "principal"):
+        monkeypatch.setattr(f"services.gateway.identity.{module}.time", times)
+    return now
+
+
+@pytest.fixture
+def auth(keys, tenants) -> Authenticator:
+    return Authenticator([KeyVerifier(keys, tenants)], keys, GatewaySettings(key_cache_s=0))
+
+
+async def lets_in(auth: Authenticator, *shown: str) -> list[bool]:
+    async def one(key: str) -> bool:
+        try:
+            await auth.identify(f"Bearer {key}")
+        except PenstockError as refused:
+            if refused.reason != "invalid_api_key":
+                raise
+            return False
+        return True
+
+    return [await one(key) for key in shown]
+
+
+async def test_a_replaced_key_holds_for_the_overlap_and_the_new_one_on(auth, keys, clock):
+    limit = Limit(name="rpm", of="requests", per="minute", most=1)
+    old, record = await keys.create("acme", models=["tiny"], limits=[limit], priority="high")
+    new, same = await keys.rotate(record.id, 100)
+    assert same == record
+    assert await lets_in(auth, old, new) == [True, True]
+    first, second = [await auth.identify(f"Bearer {key}") for key in (old, new)]
+    assert (first.expires, second.expires) == (10_100, None)
+    assert first.limits == second.limits, "both count as one"
+    [listed] = await keys.list()
+    assert (listed.id, listed.old_until, listed.expires) == (record.id, 10_100, None)
+    clock.now = 10_100.0
+    assert await lets_in(auth, old, new) == [False, True]
+    [listed] = await keys.list()
+    assert listed.old_until is None
+
+
+async def test_without_overlap_the_old_one_ends_at_once_also_where_it_is_trusted(
+    keys, tenants, redis, namespace
+):
+    patient = Authenticator([KeyVerifier(keys, tenants)], keys, GatewaySettings(key_cache_s=3600))
+    listening = asyncio.Event()
+
+    async def recheck() -> None:
+        listening.set()
+
+    news = News(redis, channel(namespace), patient.told, recheck)
+    news.start()
+    try:
+        await asyncio.wait_for(listening.wait(), 10)
+        old, record = await keys.create("acme")
+        assert await lets_in(patient, old) == [True]
+        new, _ = await keys.rotate(record.id, 0)
+
+        async def ended() -> bool:
+            return await lets_in(patient, old) == [False]
+
+        await until(ended, 5, "the old key is refused")
+        assert await lets_in(patient, new) == [True]
+        newer, _ = await keys.rotate(record.id, 1000)
+        assert await lets_in(patient, new, newer) == [True, True]
+        await keys.revoke(record.id)
+
+        async def both() -> bool:
+            return await lets_in(patient, new, newer) == [False, False]
+
+        await until(both, 5, "a revocation ends the replaced one too")
+    finally:
+        await news.stop()
+
+
+async def test_the_overlap_never_outlasts_the_key(keys, clock):
+    _, record = await keys.create("acme", expires_in_s=50)
+    _, new = await keys.rotate(record.id, 100)
+    assert new.expires == 10_050
+    [listed] = await keys.list()
+    assert listed.old_until == 10_050
+    clock.now = 10_060.0
+    with pytest.raises(ValueError, match="holds no more"):
+        await keys.rotate(record.id, 100)
+
+
+async def test_what_has_ended_is_forgotten_when_it_is_replaced_again(keys, clock, redis, namespace):
+    first, record = await keys.create("acme")
+    await keys.rotate(record.id, 10)
+    clock.now = 10_020.0
+    third, _ = await keys.rotate(record.id, 10)
+    assert await keys.find(key_hash(first)) is None
+    assert await redis.hlen(f"{namespace}:{{identity}}:keys") == 2
+    assert await keys.revoke(record.id)
+    with pytest.raises(ValueError, match="holds no more"):
+        await keys.rotate(record.id, 10)
+    assert await keys.rotate("key_" + "0" * 12, 10) is None
+    found = await keys.find(key_hash(third))
+    assert found is not None
+    assert found.revoked
+
+
+async def test_a_change_holds_for_the_replaced_key_too(auth, keys):
+    old, record = await keys.create("acme", scopes=[Permission.INFERENCE])
+    new, _ = await keys.rotate(record.id, 1000)
+
+    def narrower(record):
+        return record.model_copy(update={"models": ("tiny",), "role": Role.READ_ONLY})
+
+    changed = await keys.change(record.id, "key.change", narrower)
+    assert changed.models == ("tiny",)
+    for key in (old, new):
+        principal = await auth.identify(f"Bearer {key}")
+        assert principal.models == {"tiny"}
+        assert principal.permissions == frozenset(), "no role has more than it has"
+    old_record, new_record = [await keys.find(key_hash(key)) for key in (old, new)]
+    assert (old_record.expires is None, new_record.expires) == (False, None)
+    with pytest.raises(ValidationError):
+        await keys.change(
+            record.id, "key.change", lambda one: one.model_copy(update={"weight": -1})
+        )
+    assert await keys.change("key_" + "0" * 12, "key.change", narrower) is None
+
+
+async def test_two_changes_at_once_are_both_made(keys):
+    _, record = await keys.create("acme")
+    names = ["name", "priority", "weight", "models"]
+    values = ["n", "low", 2.0, ("m",)]
+
+    async def change(name, value):
+        await keys.change(record.id, "c", lambda one: one.model_copy(update={name: value}))
+
+    await asyncio.gather(*(change(*pair) for pair in zip(names, values, strict=True)))
+    found = await keys.find_id(record.id)
+    assert [getattr(found, name) for name in names] == values
+
+
+async def test_a_rotation_that_was_overtaken_is_made_on_what_is_there_now(keys, monkeypatch):
+    """A key that is revoked while it is replaced leaves no key behind that holds."""
+    _, record = await keys.create("acme")
+    other, calls = KeyStore(keys._redis, keys.namespace), []
+    asked = keys._audit.change
+
+    async def slow(*args):
+        if not calls:
+            calls.append(await other.revoke(record.id))
+        await asked(*args)
+
+    monkeypatch.setattr(keys._audit, "change", slow)
+    with pytest.raises(ValueError, match="holds no more"):
+        await keys.rotate(record.id, 1000)
+    assert calls == [True]
+    found = await keys.find_id(record.id)
+    assert found.revoked
+    [listed] = await keys.list()
+    assert listed.revoked
+
+
+@pytest.mark.parametrize(
+    ("tenant", "role"),
+    [("acme", "admin"), ("acme", "operator"), (None, "member"), ("acme", "root"), (None, "")],
+)
+async def test_a_role_of_the_other_kind_is_refused(keys, tenant, role):
+    with pytest.raises(ValidationError):
+        await keys.create(tenant, role=role)
+
+
+async def test_an_administrators_key_is_none_for_the_public_door(auth, keys, redis, namespace):
+    key, record = await keys.create(None, role=Role.ADMIN)
+    assert key.startswith("psa-")
+    assert await lets_in(auth, key, f"psk-{key[4:]}") == [False, False]
+    # Not even where its text had the form of a tenant's.
+    posing = "psk-" + "a" * 43
+    await redis.hset(
+        f"{namespace}:{{identity}}:keys",
+        key_hash(posing),
+        record.model_dump_json(exclude_none=True),
+    )
+    assert await lets_in(auth, posing) == [False]
+
+
+async def test_a_key_of_an_older_penstock_is_told_so(auth, redis, namespace):
+    key = "psk-" + "b" * 43
+    await redis.hset(f"{namespace}:keys", key_hash(key), json.dumps({"id": "key_1"}))
+    with pytest.raises(PenstockError, match="older Penstock; make a new one") as refused:
+        await auth.identify(f"Bearer {key}")
+    assert refused.value.reason == "invalid_api_key"
+
+
+async def test_nobody_of_a_suspended_tenant_is_let_in(auth, keys, tenants):
+    key, _ = await keys.create("acme")
+    await tenants.put(TenantRecord(name="acme", suspended=1))
+    with pytest.raises(PenstockError, match="'acme' is suspended"):
+        await auth.identify(f"Bearer {key}")
+    await tenants.put(TenantRecord(name="acme"))
+    assert await lets_in(auth, key) == [True]
+
+
+# ---- last use -----------------------------------------------------------------------------------
+
+
+async def test_the_last_use_is_written_behind_the_requests(keys, tenants, redis, namespace):
+    class Counts(KeyStore):
+        writes = 0
+
+        async def note_uses(self, uses):
+            self.writes += 1
+            await super().note_uses(uses)
+
+    store = Counts(redis, namespace)
+    use = LastUse(store)
+    auth = Authenticator([KeyVerifier(store, tenants)], store, GatewaySettings(), use.note)
+    key, record = await store.create("acme")
+    _, unused = await store.create("acme")
+    use.start()
+    for _ in range(3):
+        await auth.identify(f"Bearer {key}")
+    await lets_in(auth, "psk-" + "a" * 43)
+    use.note("oidc:someone")
+    assert store.writes == 0
+    await use.stop()
+    assert store.writes == 1
+    told = {one.id: one.used for one in await store.list()}
+    assert told[record.id] is not None
+    assert told[unused.id] is None
+    assert await redis.hlen(f"{namespace}:{{identity}}:used") == 1
+
+
+async def test_uses_that_redis_did_not_take_are_written_later(keys, monkeypatch):
+    use = LastUse(keys)
+    use.note("key_1")
+    taken = keys.note_uses
+
+    async def away(uses):
+        use.note("key_2")
+        raise ConnectionError
+
+    monkeypatch.setattr(keys, "note_uses", away)
+    await use.write()
+    monkeypatch.setattr(keys, "note_uses", taken)
+    await use.write()
+    await use.write()
+    assert set(await keys._redis.hkeys(keys._used)) == {"key_1", "key_2"}
+
+
+# ---- the audit log ------------------------------------------------------------------------------
+
+
+async def test_each_change_has_its_line_and_none_says_a_key(keys, tenants, audit, redis):
+    key, record = await keys.create("acme", "laptop", by=ANN)
+    await keys.change(
+        record.id, "key.change", lambda one: one.model_copy(update={"name": "desk"}), by=ANN
+    )
+    new, _ = await keys.rotate(record.id, 0, by=ANN)
+    await keys.revoke(record.id, by=ANN)
+    await keys.revoke(record.id, by=ANN)  # which changes nothing
+    await tenants.add("acme", by=ANN)
+    await tenants.add("acme", by=ANN)
+    lines = await audit.read(100)
+    assert [line.action for line in reversed(lines)] == [
+        "key.create",
+        "key.change",
+        "key.rotate",
+        "key.revoke",
+        "tenant.create",
+    ]
+    assert {(line.who, line.source) for line in lines} == {("ann", "10.0.0.1")}
+    changed = lines[3]
+    assert (changed.what, changed.before, changed.after) == (
+        record.id,
+        {"name": "laptop"},
+        {"name": "desk"},
+    )
+    assert all(abs(line.at - record.created) < 60 for line in lines)
+    written = str(await redis.dump(audit._stream))
+    for secret in (key, new, key_hash(key), key_hash(new)):
+        assert secret.removeprefix("psk-") not in written
+
+
+async def test_the_log_is_read_in_pages_and_of_one_thing(keys, audit, monkeypatch):
+    monkeypatch.setattr("services.gateway.identity.audit._CHUNK", 2)
+    made = [(await keys.create("acme"))[1].id for _ in range(5)]
+    first = await audit.read(3)
+    rest = await audit.read(3, before=first[-1].id)
+    assert [line.what for line in (*first, *rest)] == made[::-1]
+    assert [line.what for line in await audit.read(3, what=made[1])] == [made[1]]
+    assert await audit.read(3, what="key_x") == []
+
+
+async def test_a_line_goes_by_its_age_alone(redis, namespace, monkeypatch):
+    kept = AuditLog(redis, namespace, kept_s=3600)
+    keys = KeyStore(redis, namespace, kept)
+    for _ in range(20):
+        await keys.create("acme")
+    assert len(await kept.read(100)) == 20
+    later = SimpleNamespace(time=lambda: 1e11)
+    monkeypatch.setattr("services.gateway.identity.audit.time", later)
+    await keys.create("acme")
+    assert len(await kept.read(100)) == 0, "also the one that was written when nobody kept it"
+
+
+async def test_where_the_line_cannot_be_written_nothing_is_changed(keys, audit, redis):
+    await redis.set(audit._stream, "no stream")
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        await keys.create("acme")
+    # A Lua function is not undone: so the line comes before the changes.
+    assert await keys.list() == []
+
+
+async def test_who_is_always_overtaken_is_told(keys, monkeypatch):
+    _, record = await keys.create("acme")
+
+    async def never(*_):
+        raise Conflict
+
+    monkeypatch.setattr(keys._audit, "change", never)
+    with pytest.raises(Conflict):
+        await keys.revoke(record.id)
