@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-_CENTURY_S = 100 * 365 * 86_400
 SORTS = ("role", "kv", "running", "waiting", "tokens")
 
 
@@ -12,7 +11,7 @@ def up(parser: argparse.ArgumentParser) -> None:
     _stack(parser)
     parser.add_argument(
         "--port",
-        type=_whole(0, 65535),
+        type=whole(0, 65535),
         help="HTTP port (default 8000; 0: a free one); gRPC: the next",
     )
     parser.add_argument(
@@ -115,36 +114,6 @@ def top(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def keys(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = actions.add_parser("create", help="make a key and print it, once")
-    create.add_argument("--tenant", required=True, help="whose requests these are")
-    create.add_argument("--name", default="", help="a note of what the key is for")
-    create.add_argument(
-        "--priority", choices=["high", "normal", "low"], help="default: its tenant's"
-    )
-    create.add_argument(
-        "--weight",
-        type=float,
-        help="the tenant's share when requests wait (default: as the tenant has it)",
-    )
-    create.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME",
-        help="a model the key may use, may be repeated (default: all)",
-    )
-    create.add_argument(
-        "--expires",
-        type=_duration,
-        metavar="TIME",
-        help="after how long no gateway takes it: 30m, 12h, 90d (default: never)",
-    )
-    actions.add_parser("list", help="all keys, without their texts")
-    revoke = actions.add_parser("revoke", help="end a key")
-    revoke.add_argument("id", help="as listed")
-
-
 def models(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="what is served, starts or leaves")
@@ -180,14 +149,14 @@ def _pools(parser: argparse.ArgumentParser) -> None:
     """How many workers a model has."""
     parser.add_argument(
         "--prefill",
-        type=_whole(0),
+        type=whole(0),
         metavar="N",
         help="prefill workers of a model that names no pools; 0: the decode workers do both "
         "(default PENSTOCK_WORKER__REPLICAS, else 1)",
     )
     parser.add_argument(
         "--decode",
-        type=_whole(1),
+        type=whole(1),
         metavar="N",
         help="decode workers of such a model (default likewise)",
     )
@@ -214,15 +183,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _duration(text: str) -> int:
-    """Seconds."""
-    number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
-    if unit is None or not number.isdecimal() or not 1 <= int(number) * unit <= _CENTURY_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time like 45s, 30m, 12h or 90d")
-    return int(number) * unit
-
-
-def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:
+def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
     """An argument's type: a whole number within bounds."""
 
     def parse(text: str) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from services.cli import arguments
+from services.cli import arguments, granting_arguments
 
 # Name, help, the module whose `main` runs it, and what adds its arguments.
 _COMMANDS = (
@@ -54,7 +54,30 @@ _COMMANDS = (
         "services.cli.commands.models",
         arguments.models,
     ),
-    ("keys", "create, list and revoke API keys", "services.cli.commands.keys", arguments.keys),
+    (
+        "tenants",
+        "list, add, change and suspend tenants",
+        "services.cli.commands.tenants",
+        granting_arguments.tenants,
+    ),
+    (
+        "keys",
+        "create, list, change, rotate and revoke API keys",
+        "services.cli.commands.keys",
+        granting_arguments.keys,
+    ),
+    (
+        "limits",
+        "list, set and remove what tenants and keys may use",
+        "services.cli.commands.limits",
+        granting_arguments.limits,
+    ),
+    (
+        "audit",
+        "who changed keys, tenants, limits and models",
+        "services.cli.commands.audit",
+        granting_arguments.audit,
+    ),
 )
 # Those of `bench` are of the measurement's own module.
 _MEASUREMENTS = (

@@ -1,141 +1,136 @@
-"""`penstock keys`: API keys, straight in Redis; a key's text is shown once, when it is made.
+"""`penstock keys`: API keys; a key's text is shown once, when it is made.
 
-`create` prints the key alone on standard output, for `KEY=$(penstock keys create …)`; its id and
-whatever else is worth knowing go to standard error.
+`create` and `rotate` print the key alone on standard output, for `KEY=$(penstock keys create …)`;
+its id and whatever else is worth knowing go to standard error.
 """
 
 import argparse
-import asyncio
-import sys
-import time
-
-from pydantic import ValidationError
+from functools import partial
+from typing import Any
 
 from services.cli.console import console, folding_table
-from services.cli.running import find_running
-from services.common.config import Settings
-from services.common.discovery import Directory
-from services.common.redis import OutOfMemoryError, ReadOnlyError, Redis, RedisAway, connect
-from services.common.served_models import listed
-from services.gateway.identity.keys import KeyStore
-from services.gateway.identity.tenants import TenantRecord, TenantStore
+from services.cli.granting import Stores, found, local, models_given, tell, with_stores
+from services.gateway.identity.keys import KeyRecord
+from services.gateway.identity.principal import Role
+from services.gateway.identity.tenants import TenantRecord
 
 
 def main(arguments: argparse.Namespace) -> int:
-    try:
-        return asyncio.run(_main(arguments))
-    except RedisAway as away:
-        raise RuntimeError(_told(away)) from away
+    actions = {
+        "create": _create,
+        "change": _change,
+        "rotate": _rotate,
+        "revoke": _revoke,
+        "list": _list,
+    }
+    return with_stores(partial(actions[arguments.action], arguments=arguments))
 
 
-def _told(away: Exception) -> str:
-    if isinstance(away, OutOfMemoryError | ReadOnlyError):
-        return f"Redis takes no writes for now: {away}"
-    return f"Redis cannot be reached: {away}; start a Penstock with `penstock up`"
-
-
-async def _main(arguments: argparse.Namespace) -> int:
-    settings = Settings()
-    running = find_running(settings)
-    url, namespace = settings.redis_dsn, settings.namespace
-    if running is not None and "redis_url" not in settings.model_fields_set:
-        url, namespace = running.redis_url, running.namespace
-    redis = connect(url)
-    try:
-        await redis.ping()  # what no key can be called is answered without asking
-        store = KeyStore(redis, namespace)
-        if arguments.action == "create":
-            if arguments.model:
-                settings = settings.model_copy(update={"namespace": namespace})
-                served = await _served(redis, settings)
-                _check_models(arguments.model, served)
-            await _create(store, arguments)
-        elif arguments.action == "revoke":
-            await _revoke(store, arguments.id)
-        else:
-            await _list(store, TenantStore(redis, namespace))
-        return 0
-    finally:
-        await redis.aclose()
-
-
-async def _served(redis: Redis, settings: Settings) -> set[str]:
-    """The models of the Penstock that runs with this Redis, embeddings' too; empty if none does."""
-    names = {served.model for served in await listed(redis, settings)}
-    view = Directory(redis, settings.namespace, "retrieval", settings.lease_s)
-    await view.refresh()
-    embeds = (replica.facts.get("embedding_model", "") for replica in view.replicas.values())
-    return names | set(filter(None, embeds))
-
-
-def _check_models(wanted: list[str], served: set[str]) -> None:
-    """Raises ValueError for a model that is not served, where it is known which are."""
-    if not served:
-        _tell("no Penstock runs with this Redis: whether these models are served is not known")
-        return
-    unknown = [name for name in wanted if name not in served]
-    if unknown:
-        raise ValueError(
-            f"--model: {', '.join(unknown)} is not served; these are: {', '.join(sorted(served))}"
-        )
-
-
-async def _create(store: KeyStore, arguments: argparse.Namespace) -> None:
-    try:
-        key, record = await store.create(
-            tenant=arguments.tenant,
-            name=arguments.name,
-            priority=arguments.priority,
-            weight=arguments.weight,
-            models=arguments.model,
-            expires_in_s=arguments.expires,
-        )
-    except ValidationError as error:
-        problem = error.errors()[0]
-        argument = str(problem["loc"][0]).removesuffix("s")  # `models` are of --model
-        raise ValueError(f"--{argument}: {problem['msg']}") from None
+async def _create(stores: Stores, arguments: argparse.Namespace) -> None:
+    models = await models_given(arguments.model, stores)
+    role = arguments.role or (Role.READ_ONLY if arguments.admin else Role.MEMBER)
+    key, record = await stores.keys.create(
+        tenant=arguments.tenant,
+        name=arguments.name,
+        role=role,
+        scopes=arguments.scope,
+        priority=arguments.priority,
+        weight=arguments.weight,
+        models=models,
+        expires_in_s=arguments.expires,
+        by=stores.by,
+    )
     print(key)
-    models = ", ".join(record.models) if record.models else "all models"
-    until = f", until {_local(record.expires)}" if record.expires else ""
-    _tell(f"{record.id}, tenant {record.tenant}, {models}{until}; the key is not shown again")
+    usable = ", ".join(record.models) if record.models is not None else "all models"
+    until = f", until {local(record.expires)}" if record.expires else ""
+    tell(f"{record.id}, {_whose(record)}, {usable}{until}; the key is not shown again")
+    if record.tenant is not None and await stores.tenants.add(record.tenant, stores.by):
+        tell(f"{record.tenant} is a new tenant")
 
 
-async def _revoke(store: KeyStore, id: str) -> None:
-    record = await store.find_id(id)
-    if record is None:
-        raise ValueError(f"there is no key {id!r}; `penstock keys list` shows all")
-    await store.revoke(id)  # the gateways are told again, if it was revoked before
-    whose = f"{id}, tenant {record.tenant}" + (f", {record.name}" if record.name else "")
+async def _change(stores: Stores, arguments: argparse.Namespace) -> None:
+    given: dict[str, Any] = {
+        "name": arguments.name,
+        "role": arguments.role,
+        "scopes": arguments.scope,
+        "priority": arguments.priority,
+        "weight": arguments.weight,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if arguments.model is not None:
+        changes["models"] = await models_given(arguments.model, stores)
+    if not changes:
+        raise ValueError("nothing is to be changed: give one of the options")
+    record = await stores.keys.change(
+        arguments.id, "key.change", lambda one: one.model_copy(update=changes), stores.by
+    )
+    found(record, "key", arguments.id)
+    print(f"{arguments.id}: changed; all gateways know it")
+
+
+async def _rotate(stores: Stores, arguments: argparse.Namespace) -> None:
+    made = await stores.keys.rotate(arguments.id, arguments.overlap, stores.by)
+    key, record = found(made, "key", arguments.id)
+    print(key)
+    [listed] = [one for one in await stores.keys.list() if one.id == record.id]
+    old = f"until {local(listed.old_until)}" if listed.old_until else "no more"
+    tell(f"{record.id}, {_whose(record)}; the key before it holds {old}")
+
+
+async def _revoke(stores: Stores, arguments: argparse.Namespace) -> None:
+    id = arguments.id
+    record = found(await stores.keys.find_id(id), "key", id)
+    await stores.keys.revoke(id, stores.by)  # the gateways are told again, if it was before
+    whose = f"{id}, {_whose(record)}" + (f", {record.name}" if record.name else "")
     if record.revoked is not None:
-        print(f"{whose}: was revoked already, {_local(record.revoked)}")
+        print(f"{whose}: was revoked already, {local(record.revoked)}")
     else:
         print(f"{whose}: revoked; no gateway takes it from now on")
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
+def _whose(record: KeyRecord) -> str:
+    return f"tenant {record.tenant}" if record.tenant is not None else "an administrator's"
 
 
-def _local(unix_s: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
-
-
-async def _list(store: KeyStore, tenants: TenantStore) -> None:
-    known = {tenant.name: tenant for tenant in await tenants.list()}
+async def _list(stores: Stores, arguments: argparse.Namespace) -> None:
+    known = {tenant.name: tenant for tenant in await stores.tenants.list()}
     table = folding_table(
-        "id", "tenant", "name", "priority", "weight", "models", "created", "expires", "revoked"
+        "id",
+        "tenant",
+        "name",
+        "priority",
+        "weight",
+        "models",
+        "role",
+        "created",
+        "used",
+        "expires",
+        "revoked",
     )
-    for record in await store.list():
-        tenant = known.get(record.tenant) or TenantRecord(name=record.tenant)
+    for record in await stores.keys.list():
+        whose = record.tenant or ""
+        tenant = known.get(whose) or TenantRecord.model_construct(name=whose)
+        of_tenant = record.tenant is not None
         table.add_row(
             record.id,
-            record.tenant,
+            whose,
             record.name,
-            record.priority or tenant.priority,
-            f"{record.weight or tenant.weight:g}",
-            ", ".join(record.models) if record.models else "all",
-            _local(record.created),
-            _local(record.expires) if record.expires else "",
-            _local(record.revoked) if record.revoked else "",
+            (record.priority or tenant.priority) if of_tenant else "",
+            f"{record.weight or tenant.weight:g}" if of_tenant else "",
+            ", ".join(record.models) if record.models is not None else "all",
+            _role(record),
+            local(record.created),
+            local(record.used) if record.used else "",
+            _expires(record),
+            local(record.revoked) if record.revoked else "",
         )
     console().print(table)
+
+
+def _role(record: KeyRecord) -> str:
+    return record.role if record.scopes is None else f"{record.role}: {', '.join(record.scopes)}"
+
+
+def _expires(record: KeyRecord) -> str:
+    ends = [local(record.expires)] if record.expires else []
+    return ", ".join([*ends, *([f"old: {local(record.old_until)}"] if record.old_until else [])])

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from services.cli.console import console, folding_table
+from services.cli.granting import actor
 from services.cli.running import find_running
 from services.cli.stack.checkpoints import made_local
 from services.cli.stack.replicas import missing, workers_of
@@ -21,6 +22,7 @@ from services.common.config import ModelSpec, Settings
 from services.common.discovery import Directory
 from services.common.redis import Redis, connect
 from services.common.served_models import READING, ServedModels
+from services.gateway.identity.audit import Act, AuditLog
 
 _LOOK_EVERY_S = 0.5
 _KEPT_ELSEWHERE = (
@@ -49,13 +51,14 @@ async def _run(arguments: argparse.Namespace, settings: Settings, url: str, name
     redis = connect(url)
     settings = settings.model_copy(update={"namespace": namespace})
     wanted = WantedModels(redis, namespace)
+    audit = AuditLog(redis, namespace, settings.identity.audit_kept_days * 86_400)
     stack = _Stack(redis, settings)
     try:
         await stack.start()
         if arguments.action == "add":
-            await _add(_spec(arguments, settings), wanted, stack)
+            await _add(_spec(arguments, settings), wanted, stack, audit)
         elif arguments.action == "remove":
-            await _remove(arguments.name, wanted)
+            await _remove(arguments.name, wanted, audit)
         else:
             console().print(_table(await wanted.look(), stack))
     finally:
@@ -137,13 +140,14 @@ def _complaint(problem: Any) -> str:
     return f"{shown}{where}: {problem['msg'].removeprefix('Value error, ')}"
 
 
-async def _add(spec: ModelSpec, wanted: WantedModels, stack: _Stack) -> None:
+async def _add(spec: ModelSpec, wanted: WantedModels, stack: _Stack, audit: AuditLog) -> None:
     """Returns when every request for it is answered."""
     if not await wanted.add(spec):
         raise RuntimeError(
             f"there is a model called {spec.name!r}, or one that still ends; remove it, or give "
             "--name"
         )
+    await audit.note(Act(actor(), "model.add", f"model:{spec.name}", None, {"path": spec.path}))
     said: list[str] = []
     unread_since = math.inf
     while left := stack.missing(spec):
@@ -165,11 +169,12 @@ async def _add(spec: ModelSpec, wanted: WantedModels, stack: _Stack) -> None:
     print(f"{spec.name} is served")
 
 
-async def _remove(name: str, wanted: WantedModels) -> None:
+async def _remove(name: str, wanted: WantedModels, audit: AuditLog) -> None:
     """Returns when its last request has ended and nobody knows of it."""
     if not await wanted.remove(name):
         names = ", ".join(await wanted.all()) or "none"
         raise RuntimeError(f"there is no model called {name!r}; there are: {names}")
+    await audit.note(Act(actor(), "model.remove", f"model:{name}"))
     _report("running requests finish first")
     while (await wanted.look()).leaves(name):  # noqa: ASYNC110 - Redis has no event for it
         await asyncio.sleep(_LOOK_EVERY_S)

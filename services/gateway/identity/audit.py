@@ -143,7 +143,9 @@ class AuditLog:
         found: list[Line] = []
         newest = f"({before}" if before else "+"
         while True:
-            some = await self._redis.xrevrange(self._stream, newest, "-", count=_CHUNK)
+            some: list[Any] = await self._redis.xrevrange(  # type: ignore[assignment]
+                self._stream, newest, "-", count=_CHUNK
+            )
             for id, fields in some:
                 if not what or fields["what"] == what:
                     found.append(_line(id, fields))

@@ -223,32 +223,30 @@ class KeyStore:
     async def rotate(
         self, id: str, overlap_s: int, by: Actor = DIRECT
     ) -> tuple[str, KeyRecord] | None:
-        """A new key with the same id and grants; the one before it holds for `overlap_s` more.
-        Raises ValueError where that one holds no more."""
+        """A new key with the same id and grants; those before it hold for `overlap_s` at most.
+        Raises ValueError where the latest holds no more."""
 
         async def attempt() -> tuple[str, KeyRecord] | None:
             hashes, stored = await self._stored_of(id)
             if not hashes:
                 return None
-            now = int(time.time())
             latest = hashes[0]
             record = await self.find(latest)
             if record is None or not record.holds:
                 raise ValueError(f"{id} holds no more: make a new key")
-            ends = min(filter(None, (record.expires, now + overlap_s)))
-            old = record.model_copy(update={"expires": ends, "replaced": now})
             key, hashed = _new_key(record)
-            gone = [one for one in stored if one != latest and _record(stored[one]).expired]
-            left = [one for one in hashes if one not in gone]
-            changes = [
-                Change(self._ids, id, " ".join(hashes), " ".join([hashed, *left])),
-                Change(self._revoked, latest, None, None),
-                Change(self._records, latest, stored[latest], _stored(old)),
-                Change(self._records, hashed, None, _stored(record)),
-                *(Change(self._records, one, stored[one], None) for one in gone),
-            ]
+            ends = int(time.time()) + overlap_s
+            left, changes = [hashed], [Change(self._records, hashed, None, _stored(record))]
+            for one, before in stored.items():
+                old = _ending(_record(before), ends)
+                if one == latest or not _record(before).expired:
+                    left.append(one)
+                after = _stored(old) if one in left else None
+                changes.append(Change(self._records, one, before, after))
+            changes.append(Change(self._ids, id, " ".join(hashes), " ".join(left)))
+            changes.append(Change(self._revoked, latest, None, None))
             act = Act(by, "key.rotate", id, None, {"old_until": ends})
-            await self._audit.change(act, changes, self._news, [f"key {latest}"])
+            await self._audit.change(act, changes, self._news, [f"key {one}" for one in stored])
             return key, record
 
         return await until_first(attempt)
@@ -280,7 +278,8 @@ class KeyStore:
 
     async def note_uses(self, uses: dict[str, int]) -> None:
         """When the keys with these ids were last used, Unix seconds."""
-        await self._redis.hset(self._used, mapping=dict(uses))
+        mapping: dict[Any, Any] = {**uses}
+        await self._redis.hset(self._used, mapping=mapping)
 
     # ---- inside -----------------------------------------------------------------------------
 
@@ -301,6 +300,13 @@ def _new_key(record: KeyRecord) -> tuple[str, str]:
     prefix = "psa-" if record.tenant is None else "psk-"
     key = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
     return key, key_hash(key)
+
+
+def _ending(record: KeyRecord, at: int) -> KeyRecord:
+    """One that is replaced: at that time, if not before."""
+    replaced = record.replaced or int(time.time())
+    ends = at if record.expires is None else min(record.expires, at)
+    return record.model_copy(update={"expires": ends, "replaced": replaced})
 
 
 def _stored(record: KeyRecord) -> str:

@@ -69,15 +69,16 @@ def test_a_key_has_what_it_was_made_with(capsys):
     shown = rows(capsys)
     assert shown[plain][:5] == ["acme", "", "normal", "1", "all"]
     assert shown[full][:5] == ["acme", "a laptop", "low", "2.5", "tiny, small"]
-    for created, expires, revoked in (shown[plain][5:], shown[full][5:]):
+    for role, created, used, expires, revoked in (shown[plain][5:], shown[full][5:]):
+        assert (role, used) == ("member", "")
         assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", created)
         assert not expires
         assert not revoked
     assert main(["keys", "revoke", plain]) == 0
     capsys.readouterr()
     shown = rows(capsys)
-    assert shown[plain][7].startswith("20"), "when"
-    assert not shown[full][7], "of this one alone"
+    assert shown[plain][9].startswith("20"), "when"
+    assert not shown[full][9], "of this one alone"
 
 
 def test_the_keys_are_those_of_the_penstock_that_runs_here(
@@ -115,12 +116,12 @@ def test_revoke_says_what_it_did(capsys):
 
 
 def test_a_key_may_end_by_itself_and_the_list_says_when(capsys, monkeypatch):
-    monkeypatch.setattr("services.cli.commands.keys._local", lambda unix_s: f"at {unix_s}")
+    monkeypatch.setattr("services.cli.commands.keys.local", lambda unix_s: f"at {unix_s}")
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["keys", "create", "--tenant", "acme", "--expires", "12h"]) == 0
     until = re.search(r", until (at \d+);", capsys.readouterr().err)
     assert until
-    [[*_, created, expires, revoked]] = rows(capsys).values()
+    [[*_, created, _, expires, revoked]] = rows(capsys).values()
     assert int(expires[3:]) - int(created[3:]) == 12 * 3600
     assert not revoked
     assert until[1] == expires

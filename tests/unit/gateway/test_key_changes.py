@@ -116,6 +116,14 @@ async def test_without_overlap_the_old_one_ends_at_once_also_where_it_is_trusted
         await news.stop()
 
 
+async def test_all_that_were_before_end_with_the_latest_overlap(auth, keys, clock):
+    """As when it turns out that the first one has leaked."""
+    first, record = await keys.create("acme")
+    second, _ = await keys.rotate(record.id, 1000)
+    third, _ = await keys.rotate(record.id, 0)
+    assert await lets_in(auth, first, second, third) == [False, False, True]
+
+
 async def test_the_overlap_never_outlasts_the_key(keys, clock):
     _, record = await keys.create("acme", expires_in_s=50)
     _, new = await keys.rotate(record.id, 100)
