@@ -21,6 +21,7 @@ from kernels.heads import QkNorm, Scores
 from kernels.sampling import EDIT, NO_EDITS, SAMPLING, Top
 
 Ints = NDArray[np.int32]
+NO_ROWS: Ints = np.zeros(0, np.int32)
 Format = Literal["float32", "bfloat16_weights", "bfloat16"]
 
 
@@ -54,7 +55,7 @@ class Program:
         self,
         library: Library,
         recorder: Recorder,
-        logits: Rows,
+        logits: Rows | None,
         geometry: Geometry,
         limits: Limits,
         angles: Sequence[tuple[Floats, Floats]],
@@ -62,12 +63,16 @@ class Program:
         num_blocks: int,
         threads: int,
     ) -> None:
-        """`angles`: of each of the model's rotary embeddings cos and sin, [context, dims / 2] each,
-        which turn a head's first `dims`. Raises MemoryError where no thread can be made."""
+        """`logits`: None, nothing is ever sampled. `angles`: of each of the model's rotary
+        embeddings cos and sin, [context, dims / 2] each, which turn a head's first `dims`. Raises
+        MemoryError where no thread can be made."""
         self._library = library
         dot = number_format == "bfloat16" and library.has_dot
         self._format = c.BF16_PRODUCTS if dot else _FORMATS[number_format]
         self._rows = logits
+        self._state_width = next(
+            (op["source"].width for op in recorder.ops if op["kind"] == c.POOL), 0
+        )
         self._keep: list[Any] = []
         """What the structures point at."""
         self.workspace_bytes = 0
@@ -85,10 +90,13 @@ class Program:
             c.Turn(self._counted(cos), self._counted(sin), 2 * cos.shape[1]) for cos, sin in angles
         ]
         ops = [self._op(op, places) for op in recorder.ops]
-        ops.append(c.Op(kind=c.SAMPLE, source=places[logits], sampled=1))
+        if logits is not None:
+            ops.append(c.Op(kind=c.SAMPLE, source=places[logits], which=c.SAMPLED))
         self._ops = (c.Op * len(ops))(*ops)
         self._tasks = (ctypes.c_int * (len(ops) * threads))()
-        scratch = _up(library.scratch_bytes(g.dim, limits.context, logits.width), LINE)
+        vocab = 0 if logits is None else logits.width
+        least = library.scratch_bytes(g.dim, limits.context, vocab)
+        scratch = _up(max(least, 4 * self._state_width), LINE)
         widest = max(op["matrix"].k for op in recorder.ops if op["kind"] == c.LINEAR)
         self._program = c.Program(
             ops=self._ops,
@@ -121,6 +129,8 @@ class Program:
         awaited: Ints,
         edits: NDArray[np.void] = NO_EDITS,
         samples: bool = True,
+        pooled_rows: Ints = NO_ROWS,
+        pool_starts: Ints = NO_ROWS,
     ) -> "Launched":
         """Has a step computed, after those launched before, of T tokens of S sequences, laid one
         after the other.
@@ -129,14 +139,20 @@ class Program:
         lengths: [S], tokens in the cache, these included; block_tables: [S, width]; rows: [R], of
         the tokens after which one is sampled, and how (SAMPLING). awaited: [A, 2], places in
         token_ids that are not known yet, each with the row that samples it in the step launched
-        before. edits: [E] of EDIT, those of all rows. All arrays are the program's until the step
-        has ended. samples: False, it stops before it does, and `sample` goes on.
+        before. edits: [E] of EDIT, those of all rows. samples: False, it stops before it does, and
+        `sample` goes on. pooled_rows: [N], other tokens, whose states are summed up
+        (`Launched.sums`); pool_starts: [P + 1], where those of each sum begin, and the end. All
+        arrays are the program's until the step has ended.
         """
         arrays = (token_ids, positions, starts, lengths, block_tables, rows)
         limits, before = self._limits, self._sampled_ids
         if (
             not len(token_ids) == len(positions) == starts[-1] <= limits.tokens
             or not len(rows) == len(samplings) <= limits.sampled
+            or len(rows) + len(pooled_rows) > limits.tokens
+            or (len(rows) and self._rows is None)
+            or (len(pooled_rows) and not self._state_width)
+            or len(pooled_rows) != (pool_starts[-1] if len(pool_starts) else 0)
             or not len(lengths) == len(starts) - 1 == len(block_tables)
             or lengths.max() > limits.context
             or (len(awaited) and not _within(awaited, (len(token_ids), len(before))))
@@ -144,14 +160,19 @@ class Program:
             raise ValueError(f"a step beyond {limits}, or of parts that do not fit")
         sampled_ids = np.empty(len(rows), np.int32)
         top = Top.of(samplings)
+        pools = max(0, len(pool_starts) - 1)
+        sums = np.empty((pools, self._state_width), np.float32)
         step = c.Step(
             len(token_ids),
             len(lengths),
             len(rows),
             block_tables.shape[1],
+            len(pooled_rows),
+            pools,
             0,
             len(self._ops) - (not samples),
-            *[_address(array, _INTS) for array in arrays],
+            *[_address(array, _INTS) for array in (*arrays, pooled_rows, pool_starts)],
+            _address(sums, _FLOATS),
             _address(samplings, SAMPLING),
             None,
             None,
@@ -168,8 +189,8 @@ class Program:
             _address(awaited, _INTS),
             _address(before, _INTS),
         )
-        kept = (*arrays, samplings, edits, awaited, before)
-        launched = Launched(launch, sampled_ids, top, kept)
+        kept = (*arrays, samplings, edits, awaited, before, pooled_rows, pool_starts)
+        launched = Launched(launch, sampled_ids, top, sums, kept)
         self._sampled_ids = sampled_ids
         return self._drive(launched)
 
@@ -180,8 +201,9 @@ class Program:
         grammars: [R], which row of `allowed` tells what may be sampled; -1: anything. allowed:
         [grammars, ceil(vocab / 32)], bit i % 32 of word i / 32 is set where token i may be.
         """
-        vocab, step = self._rows.width, launched.launch.step
+        assert self._rows is not None
         assert launched.sampled_ids is self._sampled_ids
+        vocab, step = self._rows.width, launched.launch.step
         if (
             len(grammars) != step.sampled
             or allowed.shape[1] != -(-vocab // 32)
@@ -193,7 +215,8 @@ class Program:
         rest.grammars, rest.allowed = _address(grammars, _INTS), _address(allowed, _INTS)
         launch = c.Launch(rest, rest.token_ids, 0, None, None)
         arrays = (*launched.arrays, grammars, allowed)
-        return self._drive(Launched(launch, launched.sampled_ids, launched.top, arrays))
+        given = launched.sampled_ids, launched.top, launched.sums
+        return self._drive(Launched(launch, *given, arrays))
 
     def _drive(self, launched: "Launched") -> "Launched":
         self._running = [*(one for one in self._running if not one.ended_ns), launched]
@@ -222,13 +245,18 @@ class Program:
             for rows in (op.get("source"), op["target"]):
                 if rows is not None:
                     last[rows] = number
-        last[self._rows] = len(recorder.ops)
+        if self._rows is not None:
+            last[self._rows] = len(recorder.ops)
         places: dict[Rows, int] = {}
-        free: dict[tuple[int, bool], list[int]] = {}
-        sizes: list[tuple[int, bool]] = []
+        free: dict[tuple[int, int], list[int]] = {}
+        sizes: list[tuple[int, int]] = []
+
+        def size_of(rows: Rows) -> tuple[int, int]:
+            return rows.width, limits.sampled if rows.which == c.SAMPLED else limits.tokens
+
         for number, op in enumerate(recorder.ops):
             target = op["target"]
-            size = (target.width, target.sampled)
+            size = size_of(target)
             if target not in places:
                 if not free.get(size):
                     free[size] = [len(sizes)]
@@ -236,11 +264,8 @@ class Program:
                 places[target] = free[size].pop()
             for rows in {op.get("source"), target} - {None}:
                 if last[rows] == number:
-                    free.setdefault((rows.width, rows.sampled), []).append(places[rows])
-        memory = [
-            zeros((limits.sampled if sampled else limits.tokens) * width, np.float32)
-            for width, sampled in sizes
-        ]
+                    free.setdefault(size_of(rows), []).append(places[rows])
+        memory = [zeros(most * width, np.float32) for width, most in sizes]
         buffers = [
             c.Buffer(self._counted(m), width) for m, (width, _) in zip(memory, sizes, strict=True)
         ]
@@ -248,7 +273,7 @@ class Program:
 
     def _op(self, op: dict[str, Any], places: dict[Rows, int]) -> c.Op:
         target: Rows = op["target"]
-        found = c.Op(kind=op["kind"], target=places[target], sampled=target.sampled)
+        found = c.Op(kind=op["kind"], target=places[target], which=target.which)
         found.layer, found.factor = op.get("layer", 0), op.get("factor", 0)
         if "source" in op:
             found.source = places[op["source"]]
@@ -256,7 +281,7 @@ class Program:
             found.prelude, norm, found.epsilon = op["prelude"]
             found.norm = None if norm is None else self._pointer(norm)
             found.epilogue = op["epilogue"]
-        if op["kind"] == c.ADD_NORM:
+        if op["kind"] in (c.ADD_NORM, c.POOL):
             found.norm, found.epsilon = self._pointer(op["norm"]), op["epsilon"]
         if op["kind"] == c.ROTARY:
             found.turn, found.epsilon = self._turn(op["rope"], op["qk_norm"])
@@ -291,6 +316,8 @@ class Launched:
     launch: c.Launch
     sampled_ids: Ints
     top: Top
+    sums: NDArray[np.float32]
+    """[P, width]: of the states of its pooled rows."""
     arrays: tuple[NDArray[Any], ...]
 
     @property

@@ -22,8 +22,9 @@ class Rows:
     """Stands for float32 [rows of the step, width]."""
 
     width: int
-    sampled: bool
-    """The step's sampled rows, and not all of its tokens."""
+    which: int
+    """Of the step's rows: one for each token, those that are sampled or pooled behind their last
+    layer, or the sampled ones alone (structures.py)."""
     prelude: tuple[int, Floats | None, float] = (c.PLAIN, None, 0.0)
     """What the linear that takes it does with its rows first."""
     origin: "Rows | None" = None
@@ -40,19 +41,19 @@ class Recorder:
 
     def embed(self, table: Matrix, scale: float = 1.0) -> Rows:
         """Rows of the table [vocab, width] by the step's token ids, times `scale`."""
-        return self._emit(c.EMBED, table.k, False, matrix=table, factor=scale)
+        return self._emit(c.EMBED, table.k, c.ALL, matrix=table, factor=scale)
 
     def norm(self, x: Rows, weight: Floats, epsilon: float) -> Rows:
         """x / sqrt(mean(x²) + epsilon) * weight."""
-        return Rows(x.width, x.sampled, (c.NORM, weight, epsilon), x, x.added)
+        return Rows(x.width, x.which, (c.NORM, weight, epsilon), x, x.added)
 
     def silu_mul(self, x: Rows) -> Rows:
         """silu of the row's first half times its second half."""
-        return Rows(x.width // 2, x.sampled, (c.SILU_MUL, None, 0.0), x, x.added)
+        return Rows(x.width // 2, x.which, (c.SILU_MUL, None, 0.0), x, x.added)
 
     def gelu_mul(self, x: Rows) -> Rows:
         """gelu of the row's first half, by tanh, times its second half."""
-        return Rows(x.width // 2, x.sampled, (c.GELU_MUL, None, 0.0), x, x.added)
+        return Rows(x.width // 2, x.which, (c.GELU_MUL, None, 0.0), x, x.added)
 
     def linear(self, x: Rows, weights: Matrix) -> Rows:
         """x W^T + bias."""
@@ -62,7 +63,7 @@ class Recorder:
         return self._emit(
             c.LINEAR,
             weights.n,
-            x.sampled,
+            x.which,
             source=x.origin or x,
             prelude=x.prelude,
             matrix=weights,
@@ -98,7 +99,7 @@ class Recorder:
 
     def attention(self, qkv: Rows, layer: int, width: int, scores: Scores) -> Rows:
         """Each token's queries over its sequence's tokens in the cache, itself included."""
-        return self._emit(c.ATTENTION, width, False, source=qkv, layer=layer, scores=scores)
+        return self._emit(c.ATTENTION, width, c.ALL, source=qkv, layer=layer, scores=scores)
 
     def cap(self, x: Rows, cap: float) -> Rows:
         """cap * tanh(x / cap), in place."""
@@ -106,15 +107,25 @@ class Recorder:
         x.added += 1
         return x
 
-    def sampled(self, x: Rows) -> Rows:
-        """The rows whose logits are wanted: what comes after is computed for them alone."""
-        return self._emit(c.GATHER, x.width, True, source=x)
+    def wanted(self, x: Rows) -> Rows:
+        """The rows that are sampled or pooled: what comes after is computed for them alone."""
+        return self._emit(c.GATHER, x.width, c.WANTED, source=x)
+
+    def pooled(self, x: Rows) -> Rows:
+        """Sums up the norm's pooled rows; gives the sampled ones."""
+        kind, weight, epsilon = x.prelude
+        if kind != c.NORM or x.which != c.WANTED:
+            raise ValueError("only the norm of wanted rows is pooled")
+        self._check_fresh(x)
+        fields = {"source": x.origin, "target": x.origin, "norm": weight, "epsilon": epsilon}
+        self.ops.append({"kind": c.POOL, **fields})
+        return Rows(x.width, c.SAMPLED, x.prelude, x.origin, x.added)
 
     def _check_fresh(self, x: Rows) -> None:
         if x.origin is not None and x.origin.added != x.added:
             raise ValueError("a norm or activation is of rows that were added to since")
 
-    def _emit(self, kind: int, width: int, sampled: bool, **fields: Any) -> Rows:
-        rows = Rows(width, sampled)
+    def _emit(self, kind: int, width: int, which: int, **fields: Any) -> Rows:
+        rows = Rows(width, which)
         self.ops.append({"kind": kind, "target": rows, **fields})
         return rows

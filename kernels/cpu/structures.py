@@ -2,7 +2,8 @@
 
 import ctypes
 
-EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE, ADD_NORM, CAP = range(8)
+EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE, ADD_NORM, CAP, POOL = range(9)
+ALL, WANTED, SAMPLED = range(3)
 FLOATS, BF16_WEIGHTS, BF16_CACHE, BF16_PRODUCTS = range(4)
 PLAIN, NORM, SILU_MUL, GELU_MUL = range(4)
 PUT, ADD = range(2)
@@ -40,7 +41,7 @@ class Op(ctypes.Structure):
         ("layer", ctypes.c_int),
         ("source", ctypes.c_int),
         ("target", ctypes.c_int),
-        ("sampled", ctypes.c_int),
+        ("which", ctypes.c_int),
         ("epsilon", ctypes.c_float),
         ("norm", ctypes.c_void_p),
         ("matrix", Matrix),
@@ -77,11 +78,13 @@ class Program(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("tokens", "sequences", "sampled", "table_width")),
+        *((name, ctypes.c_int) for name in ("pooled", "pools")),
         *((name, ctypes.c_int) for name in ("first", "end")),
         *(
             (name, ctypes.c_void_p)
             for name in ("token_ids", "positions", "starts", "lengths", "block_tables", "rows")
         ),
+        *((name, ctypes.c_void_p) for name in ("pooled_rows", "pool_starts", "sums")),
         ("samplings", ctypes.c_void_p),
         ("grammars", ctypes.c_void_p),
         ("allowed", ctypes.c_void_p),

@@ -31,7 +31,7 @@ def program() -> Iterator[Program]:
     """After each token it samples just that token; a step takes about a millisecond."""
     library, recorder = Library(supported()[0]), Recorder()
     one_hot = packed(library, np.eye(WIDTH, dtype=np.float32))
-    logits = recorder.linear(recorder.sampled(recorder.embed(one_hot)), one_hot)
+    logits = recorder.linear(recorder.wanted(recorder.embed(one_hot)), one_hot)
     found = Program(
         library,
         recorder,

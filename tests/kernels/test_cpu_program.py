@@ -128,7 +128,7 @@ def compiled(
         qkv = recorder.rotary(qkv, layer)
         y = recorder.attention(qkv, layer, model.heads * model.dim, model.scores)
         if layer == model.layers - 1:
-            x, y = recorder.sampled(x), recorder.sampled(y)
+            x, y = recorder.wanted(x), recorder.wanted(y)
         x = recorder.add(x, recorder.linear(y, matrix(f"out.{layer}")))
         normed = recorder.norm(x, weights[f"norm2.{layer}"].numpy(), EPSILON)
         gate_up = recorder.linear(normed, matrix(f"gate_up.{layer}"))

@@ -26,7 +26,7 @@ class Rig:
 
     def __init__(self, instruction_set: str, logits: torch.Tensor) -> None:
         library, recorder = Library(instruction_set), Recorder()
-        x = recorder.sampled(recorder.embed(packed(library, np.eye(ROWS, dtype=np.float32))))
+        x = recorder.wanted(recorder.embed(packed(library, np.eye(ROWS, dtype=np.float32))))
         head = recorder.linear(x, packed(library, logits.T.contiguous().numpy()))
         self.program = Program(
             library,
@@ -196,7 +196,7 @@ def test_logits_that_are_not_finite_are_told(
 
 def _sample_with(instruction_set: str, place: int, value: float, temperature: float) -> list[int]:
     library, recorder = Library(instruction_set), Recorder()
-    x = recorder.sampled(recorder.embed(packed(library, np.ones((4, 16), np.float32))))
+    x = recorder.wanted(recorder.embed(packed(library, np.ones((4, 16), np.float32))))
     bias = np.zeros(VOCAB, np.float32)
     bias[place] = value
     head = recorder.linear(x, packed(library, np.ones((VOCAB, 16), np.float32), bias))

@@ -17,6 +17,10 @@ enum { PART_ROWS = 48 };  // with fewer a thread would wait for the weights, whi
 
 static int part_of(int rows, int part, int parts) { return (long)rows * part / parts; }  // where it begins
 
+static int rows_of(const Op* op, const Step* s) {
+  return op->which == ALL ? s->tokens : op->which == SAMPLED ? s->sampled : s->sampled + s->pooled;
+}
+
 static int take(int* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 
 // L: of linears, A: of attention and its cache.
@@ -109,6 +113,21 @@ struct Kernels {
     }
   }
 
+  // Of the states behind the model's last norm, which lie behind those of sampled rows.
+  static void pool(const Run* run, const Op* op, int thread, int* task) {
+    const Buffer* x = &run->program->buffers[op->source];
+    const Step* s = run->step;
+    float* normed = (float*)(run->program->scratch + thread * run->program->scratch_bytes);
+    for (int i; (i = take(task)) < s->pools;) {
+      float* sum = s->sums + i * x->width;
+      __builtin_memset(sum, 0, x->width * sizeof(float));
+      for (int row = s->pool_starts[i]; row < s->pool_starts[i + 1]; row++) {
+        norm_row(x->data + (s->sampled + row) * x->width, op->norm, op->epsilon, normed, x->width);
+        for (int j = 0; j < x->width; j++) sum[j] += normed[j];
+      }
+    }
+  }
+
   static void work(void* argument, int thread) {
     const Run* run = (const Run*)argument;
     const Program* p = run->program;
@@ -117,20 +136,24 @@ struct Kernels {
     for (int i = s->first; i < s->end; i++) {
       const Op* op = &p->ops[i];
       int* tasks = run->tasks + i * size;
-      int rows = op->sampled ? s->sampled : s->tokens;
+      int rows = rows_of(op, s);
       const Buffer* target = &p->buffers[op->target];
       switch (op->kind) {
         case EMBED:
           for (int t = part_of(rows, thread, size); t < part_of(rows, thread + 1, size); t++)
             embed<L>(&op->matrix, s->token_ids[t], op->factor, target->data + t * target->width);
           break;
-        case LINEAR: linear(run, op, thread, rows, tasks); break;
+        case LINEAR:
+          if (rows) linear(run, op, thread, rows, tasks);
+          break;
         case ROTARY: rotary(run, op, thread); break;
         case ATTENTION: attention(run, op, thread, tasks); break;
         case GATHER: {
           const Buffer* source = &p->buffers[op->source];
-          for (int r = part_of(s->sampled, thread, size); r < part_of(s->sampled, thread + 1, size); r++)
-            plain_row(source->data + s->rows[r] * source->width, target->data + r * target->width, target->width);
+          for (int r = part_of(rows, thread, size); r < part_of(rows, thread + 1, size); r++) {
+            int t = r < s->sampled ? s->rows[r] : s->pooled_rows[r - s->sampled];
+            plain_row(source->data + t * source->width, target->data + r * target->width, target->width);
+          }
           break;
         }
         case ADD_NORM: {
@@ -143,6 +166,7 @@ struct Kernels {
           for (int r = part_of(rows, thread, size); r < part_of(rows, thread + 1, size); r++)
             cap_row(target->data + r * target->width, op->factor, target->width);
           break;
+        case POOL: pool(run, op, thread, tasks); break;
         case SAMPLE: sample_rows(run, op, thread, tasks);
       }
       team_meet(run->team);

@@ -6,7 +6,8 @@
 #include "linear.h"
 #include "sampler.h"
 
-enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4, SAMPLE = 5, ADD_NORM = 6, CAP = 7 };
+enum Kind { EMBED = 0, LINEAR = 1, ROTARY = 2, ATTENTION = 3, GATHER = 4, SAMPLE = 5, ADD_NORM = 6, CAP = 7, POOL = 8 };
+enum Which { ALL = 0, WANTED = 1, SAMPLED = 2 };  // of a step's rows: one for each token; sampled and pooled ones; the first of these
 enum Format {
   FLOATS = 0,         // weights and cache are float32
   BF16_WEIGHTS = 1,
@@ -33,9 +34,9 @@ struct Scoring {  // of queries and keys, before their softmax
 struct Op {
   int kind, prelude, epilogue, layer;
   int source, target;  // buffers
-  int sampled;         // 1: its rows are the sampled ones, 0: all tokens
+  int which;           // its rows
   float epsilon;       // of norms
-  const float* norm;   // NORM, ADD_NORM: [k]
+  const float* norm;   // NORM, ADD_NORM, POOL: [k]
   Matrix matrix;       // LINEAR; EMBED: [vocab, width]
   float factor;        // EMBED: of the rows; CAP: c, see Scoring
   Turn turn;           // ROTARY
@@ -65,6 +66,7 @@ struct Program {
 
 struct Step {
   int tokens, sequences, sampled, table_width;
+  int pooled, pools;        // rows, and those that they are of
   int first, end;           // of the operations: a step may be launched in two parts
   const int* token_ids;     // [tokens]
   const int* positions;     // [tokens]
@@ -72,6 +74,9 @@ struct Step {
   const int* lengths;       // [sequences]: tokens in the cache, these included
   const int* block_tables;  // [sequences, table_width]
   const int* rows;          // [sampled]: of the tokens after which one is to be sampled
+  const int* pooled_rows;   // [pooled]: of the tokens whose states are summed up
+  const int* pool_starts;   // [pools + 1]: where those of each sum begin
+  float* sums;              // [pools, width], to be written
   const Sampling* samplings;  // [sampled]
   const int* grammars;        // [sampled]: which of `allowed` a row has, -1: none; 0 where no row has any
   const uint32_t* allowed;    // [grammars, words of the vocabulary] (allowed.h)

@@ -12,6 +12,7 @@
     steps.py       runs them, and finds whose fault it is when one fails
     runner.py      a device: cpu_runner.py on the C++ kernels, torch_runner.py
     grammar/       structured output: what may be sampled next
+    pooling.py     numbers in place of tokens: embeddings, scores
     models/        the model families, each said once for all runners
     weights.py     a checkpoint's tensors, checked by their headers; checkpoint.py reads them
     process.py     the engine loop as a process of its own
@@ -57,6 +58,7 @@ from services.worker.engine.messages import (
     KvReserved,
     Load,
     ModelInfo,
+    Pooling,
     PrefillChunk,
     Request,
     RequestError,
@@ -80,6 +82,7 @@ __all__ = [
     "KvReserved",
     "Load",
     "ModelInfo",
+    "Pooling",
     "PrefillChunk",
     "Request",
     "RequestError",

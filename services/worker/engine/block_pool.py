@@ -19,7 +19,8 @@ Contracts
   which becomes empty when freed.
 - `allocate` takes empty blocks first, then the least recently freed cached block, whose hash it
   withdraws (an `evicted` event) before handing the block out. `free` takes a table's blocks from
-  its end, so that of one prefix the tail is evicted before the head it depends on.
+  its end, so that of one prefix the tail is evicted before the head it depends on. Blocks that
+  nobody is likely to ask for again are evicted before all others.
 - Events are in the order in which `match` would have noticed. Replaying a suffix of them on a later
   `snapshot` gives that snapshot again.
 """
@@ -105,8 +106,9 @@ class BlockPool:
             if self._ref_counts[block] == 1 and self._hash_of[block] is not None:
                 self._unname(block)
 
-    def free(self, blocks: Sequence[int]) -> None:
-        """Ends one holder's hold on each block of its table, given in the table's order."""
+    def free(self, blocks: Sequence[int], lasting: int | None = None) -> None:
+        """Ends one holder's hold on each block of its table, given in the table's order. `lasting`:
+        only so many of the first are likely to be asked for again; None: all."""
         for block in reversed(blocks):
             if self._ref_counts[block] < 1:
                 raise IntegrityError(f"block {block} is freed but nobody holds it")
@@ -116,6 +118,10 @@ class BlockPool:
                     self._empty.append(block)
                 else:
                     self._cached[block] = None
+        if lasting is not None:
+            for block in blocks[lasting:]:
+                if block in self._cached:
+                    self._cached.move_to_end(block, last=False)
 
     def snapshot(self) -> list[bytes]:
         """All visible hashes."""

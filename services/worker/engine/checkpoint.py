@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from services.common.sampled import sampled
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
-from services.worker.engine.weights import check_weights, unused
+from services.worker.engine.weights import check_weights, in_full, unused
 
 _TYPES: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -126,4 +126,4 @@ def _tensors(file: BinaryIO) -> Iterator[tuple[str, Stored]]:
         if name == "__metadata__" or about["dtype"] not in _TYPES:
             continue
         begin, _ = about["data_offsets"]
-        yield name, Stored(file, start + begin, tuple(about["shape"]), about["dtype"])
+        yield in_full(name), Stored(file, start + begin, tuple(about["shape"]), about["dtype"])

@@ -23,7 +23,9 @@ class Chunk:
         """The next `count` tokens of those not launched yet."""
         start = sequence.num_launched
         end = start + count
-        return cls(sequence, start, end, end == sequence.length, sequence.scores is not None)
+        pool = sequence.pool
+        samples = end == sequence.length and pool is None
+        return cls(sequence, start, end, samples, sequence.scores is not None)
 
     @property
     def count(self) -> int:
@@ -33,6 +35,14 @@ class Chunk:
     def rows(self) -> int:
         """Of logits that are computed for it."""
         return self.count if self.scores else int(self.samples)
+
+    @property
+    def pooled(self) -> int:
+        """Its last tokens of which states are pooled."""
+        pool = self.sequence.pool
+        if pool is None:
+            return 0
+        return self.count if pool.of_all else int(self.end == self.sequence.length)
 
     @property
     def is_decode(self) -> bool:

@@ -1,9 +1,11 @@
 """A model on the C++ kernels: recorded once, run in one call a step. Imports no torch."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable
 from kernels.cpu.matrix import PANEL
@@ -59,7 +61,9 @@ class CpuRunner:
         blocks = num_blocks(config, model, dtype)
         context = max_model_len(config, model, blocks)
         recorder = Recorder()
-        logits = build_model(model, weights).forward(recorder)
+        recorded = build_model(model, weights)
+        logits = recorded.forward(recorder)
+        self._head, self.logit_cap = recorded.head, model.logit_cap
         limits = Limits(config.max_batched_tokens, config.max_rows, context)
         try:
             self._program = Program(
@@ -112,8 +116,15 @@ class CpuRunner:
             plan.awaited,
             plan.edits,
             samples=not len(plan.constrained),
+            pooled_rows=plan.pooled_rows,
+            pool_starts=plan.pool_starts,
         )
         return CpuTicket(plan, [launched])
+
+    def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        assert self._head is not None
+        found: NDArray[np.float32] = self._head.rows(ids)
+        return found
 
     def sample(self, ticket: CpuTicket, allowed: Words) -> None:
         grammars = np.full(len(ticket.plan.sampled), -1, np.int32)
@@ -123,6 +134,6 @@ class CpuRunner:
     def collect(self, ticket: CpuTicket) -> Collected:
         last = ticket.launched[-1]
         sampled_ids = self._program.collect(last).tolist()
-        results = ticket.plan.results(sampled_ids, last.top)
+        results = ticket.plan.results(sampled_ids, last.top, last.sums)
         ran_ns = sum(part.ended_ns - part.started_ns for part in ticket.launched)
         return Collected(results, ran_ns / 1e9)

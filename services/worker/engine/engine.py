@@ -95,7 +95,7 @@ class Engine:
         name = request.request_id
         if name in self.scheduler.sequences or name in self.aside.sequences:
             raise ValueError(f"request id {name!r} is in use")
-        error = find_error(request, self.info.vocab_size, self.info.max_model_len)
+        error = find_error(request, self.info)
         if error is not None:
             refused = RequestOutput(request.request_id, [], FinishReason.ERROR, error)
             self._now.outputs.append(refused)
@@ -277,6 +277,8 @@ class Engine:
             return
         if chunk.scores and sequence.scores is not None:
             sequence.scores[chunk.start :] = result.scores
+        if sequence.pool is not None and result.states is not None:
+            sequence.pool.add(result.states)
         reason = self.scheduler.complete(chunk, tokens)
         if computed:
             sequence.chunks.append(computed)
@@ -357,6 +359,8 @@ class Engine:
     ) -> RequestOutput:
         output = self._output(sequence, new_tokens, logprobs)
         output.finish_reason, output.usage = reason, sequence.usage()
+        if sequence.pool is not None and reason is FinishReason.STOP:
+            output.pooled = sequence.pool.numbers(self._runner)
         return output
 
     def _output(

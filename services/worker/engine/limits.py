@@ -7,8 +7,11 @@ from services.worker.engine.messages import (
     MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_LOGPROBS,
+    MAX_POOLED_LOGITS,
     MAX_STOP_IDS,
     MAX_WORD,
+    ModelInfo,
+    Pooling,
     Request,
     RequestError,
     Sampling,
@@ -18,19 +21,24 @@ MAX_CONSTRAINT = 128 * 1024
 """Characters of its text."""
 
 
-def find_error(request: Request, vocab_size: int, max_model_len: int) -> RequestError | None:
-    """The first thing that is wrong with `request`, or None.
-
-    The replica's process may call it too, with the figures of `ModelInfo`.
-    """
+def find_error(request: Request, info: ModelInfo) -> RequestError | None:
+    """The first thing that is wrong with `request`, or None. The replica's process may call it,
+    too."""
     prompt, sampling = request.prompt_token_ids, request.sampling
+    vocab_size, max_model_len = info.vocab_size, info.max_model_len
 
     def invalid(param: str, message: str) -> RequestError:
         return RequestError("invalid_request", f"{param} {message}", param)
 
     if not prompt:
         return invalid("prompt_token_ids", "must not be empty")
-    if len(prompt) >= max_model_len:
+    if len(prompt) > max_model_len and request.pooling is not None:
+        return RequestError(
+            "context_length_exceeded",
+            f"The input has {len(prompt)} tokens, the context is of {max_model_len}",
+            "prompt_token_ids",
+        )
+    if len(prompt) >= max_model_len and request.pooling is None:
         return RequestError(
             "context_length_exceeded",
             f"The prompt has {len(prompt)} tokens; with at least one token of output the "
@@ -39,6 +47,11 @@ def find_error(request: Request, vocab_size: int, max_model_len: int) -> Request
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         return invalid("prompt_token_ids", f"must be in [0, {vocab_size})")
+    if request.pooling is not None:
+        excluded = _excluded(request)
+        return invalid(excluded, "excludes pooling") if excluded else _wrong(request.pooling, info)
+    if not info.generates:
+        return invalid("pooling", f"is all that {info.architecture} can be asked for")
     if sampling.max_tokens < 1:
         return invalid("max_tokens", f"must be at least 1, is {sampling.max_tokens}")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
@@ -65,6 +78,38 @@ def find_error(request: Request, vocab_size: int, max_model_len: int) -> Request
         return invalid("export_kv", "needs prefill_only")
     if request.export_from_block < 0:
         return invalid("export_from_block", "must not be negative")
+    return None
+
+
+def _excluded(request: Request) -> str:
+    """What does not go with pooling: the first field that asks for it."""
+    asked = {
+        "constraint": request.sampling.constraint,
+        "prompt_logprobs": request.sampling.prompt_logprobs is not None,
+        "generated_prefix": request.generated_prefix,
+        "prefill_only": request.prefill_only,
+        "remote_prefill": request.remote_prefill,
+        "export_kv": request.export_kv,
+    }
+    return next((name for name, wanted in asked.items() if wanted), "")
+
+
+def _wrong(pooling: Pooling, info: ModelInfo) -> RequestError | None:
+    found = {"": ""}
+    if pooling.kind == "logits":
+        found["dimensions"] = "are of states" if pooling.dimensions else ""
+        found["logits_of"] = f"must be 1 to {MAX_POOLED_LOGITS} in [0, {info.num_logits})"
+        ids = pooling.logits_of
+        few = 0 < len(ids) <= MAX_POOLED_LOGITS
+        if few and 0 <= min(ids) <= max(ids) < info.num_logits:
+            found["logits_of"] = ""
+    else:
+        found["logits_of"] = "are no state" if pooling.logits_of else ""
+        if not 0 <= pooling.dimensions <= info.hidden_size:
+            found["dimensions"] = f"must be at most {info.hidden_size}, is {pooling.dimensions}"
+    for param, wrong in found.items():
+        if wrong:
+            return RequestError("invalid_request", f"{param} {wrong}", param)
     return None
 
 

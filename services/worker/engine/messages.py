@@ -88,6 +88,20 @@ class Sampling:
     constraint: Constraint | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What is wanted of a prompt in place of tokens: numbers, made of its tokens' states behind the
+    model's last norm."""
+
+    kind: Literal["last", "mean", "logits"]
+    """The last token's state, or the mean of all tokens', at unit length; or logits of the last."""
+    dimensions: int = 0
+    """Of a state: the first so many, at unit length again; 0: all."""
+    logits_of: tuple[int, ...] = ()
+    """Tokens, or classes of a model that tells classes; at most MAX_POOLED_LOGITS."""
+
+
+MAX_POOLED_LOGITS = 1024
 MAX_BIAS = 300
 MAX_BAD_WORDS = 256
 MAX_WORD = 32
@@ -135,6 +149,8 @@ class Request:
     """With `prefill_only`: in which form `StepOutput.kv_exports` carries the blocks, if at all."""
     export_from_block: int = 0
     """First block to export: those before it, the decode engine holds already."""
+    pooling: Pooling | None = None
+    """It gets numbers, and no token: nothing of `sampling` counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +253,8 @@ class RequestOutput:
     """Of each new token, if asked for."""
     prompt_logprobs: list[Logprobs] | None = None
     """With the first new token, if asked for."""
+    pooled: bytes | None = None
+    """Of `Request.pooling`, with `finish_reason` STOP: little-endian float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +356,11 @@ class ModelInfo:
     kv_format: str
     """Element type of the blocks, and the order of a head's tokens and dims: KV of another format
     is not this engine's."""
+    hidden_size: int = 0
+    """Features of a state."""
+    num_logits: int = 0
+    """That can be asked for of one: tokens, or classes."""
+    generates: bool = True
 
     @property
     def kv_bytes(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from services.common.sentence_modules import UnsupportedModules, read_modules
 from services.worker.engine.rope_config import (
     RopeConfig,
     UnsupportedRope,
@@ -16,6 +17,10 @@ from services.worker.engine.rope_config import (
 )
 
 MOST_LAYERS = 10_000
+MOST_CLASSES = 1024
+
+
+Head = Literal["tokens", "classes", "none"]
 
 
 class UnsupportedModel(Exception):
@@ -62,6 +67,9 @@ class ModelConfig:
     """c > 0: of a score s in attention comes c tanh(s / c)."""
     logit_cap: float = 0.0
     """So, too, of a logit."""
+    head: Head = "tokens"
+    """What it makes logits of; none: it gives states alone."""
+    num_classes: int = 0
 
 
 class Fields:
@@ -69,7 +77,7 @@ class Fields:
 
     def __init__(self, folder: Path) -> None:
         """Raises UnsupportedModel."""
-        self._folder = folder
+        self.folder = folder
         self._path = folder / "config.json"
         self.raw = _read_json(self._path)
 
@@ -159,9 +167,19 @@ class Fields:
         except UnsupportedRope as error:
             raise self.refusal(str(error)) from error
 
+    def num_labels(self) -> int:
+        """As transformers counts them."""
+        names = self.raw.get("id2label")
+        if names is not None and not (isinstance(names, dict) and names):
+            raise self.refusal(f"id2label {names!r} names no classes")
+        found = len(names) if names else self.size("num_labels", 2)
+        if found > MOST_CLASSES:
+            raise self.refusal(f"id2label or num_labels: {found} classes are above {MOST_CLASSES}")
+        return found
+
     def eos_token_ids(self) -> tuple[int, ...]:
         found: list[Any] = [self.raw.get("eos_token_id")]
-        generation = self._folder / "generation_config.json"
+        generation = self.folder / "generation_config.json"
         if generation.exists():
             found.append(_read_json(generation).get("eos_token_id"))
         ids: set[int] = set()
@@ -192,6 +210,7 @@ def read_decoder(
     if ropes[0].dims != dim and not partial:
         raise fields.refusal(f"partial_rotary_factor {ropes[0].dims / dim} is not supported")
     fields.only("quantization_config", None)
+    fields.only("is_causal", True, None)
     if heads % kv_heads:
         raise fields.refusal(
             f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"
@@ -218,6 +237,15 @@ def read_decoder(
         checkpoint_dtype=dtype,
         eos_token_ids=fields.eos_token_ids(),
     )
+
+
+def check_modules(fields: Fields) -> None:
+    """What sentence-transformers is to do with the model's states is what can be done here. Raises
+    UnsupportedModel."""
+    try:
+        read_modules(fields.folder)
+    except UnsupportedModules as error:
+        raise UnsupportedModel(str(error)) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

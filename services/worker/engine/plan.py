@@ -14,6 +14,7 @@ from services.worker.engine.logits import gathered
 from services.worker.engine.messages import Logprobs, RequestError
 
 Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -28,6 +29,8 @@ class Result:
     """Of those tokens, if asked for."""
     scores: list[Logprobs] = field(default_factory=list)
     """Of prompt tokens, in order, from that behind the chunk's first on, if asked for."""
+    states: Floats | None = None
+    """[hidden]: the sum of its chunk's pooled tokens' states, if any is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,12 @@ class StepPlan:
     constrained: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     """[M]: of the R rows those of which a grammar says what they may sample. Where there are any,
     the step waits for that before it samples (`Runner.sample`)."""
+    pooled: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[P]: sequences of which states are pooled"""
+    pooled_rows: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[N]: of which tokens, one sequence's after the other's; none of them is in `rows`"""
+    pool_starts: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[P + 1]: where each sequence's begin there, and the end"""
 
     def slots(self, block_size: int) -> Ints:
         """[T]: block * block_size + offset, where the tokens' keys and values go."""
@@ -78,8 +87,17 @@ class StepPlan:
         found: Ints = blocks * block_size + self.positions % block_size
         return found
 
-    def results(self, sampled_ids: Seq[int], top: Top) -> list[Result]:
-        """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite."""
+    def results(self, sampled_ids: Seq[int], top: Top, sums: Floats | None = None) -> list[Result]:
+        """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite.
+        sums: [P, hidden], of pooled states."""
+        results = self._of_tokens(sampled_ids, top)
+        if sums is not None:
+            for sequence, states in zip(self.pooled.tolist(), sums, strict=True):
+                sound = bool(np.isfinite(states).all())
+                results[sequence] = Result([], states=states) if sound else NOT_FINITE
+        return results
+
+    def _of_tokens(self, sampled_ids: Seq[int], top: Top) -> list[Result]:
         if top.width:
             return self._with_logprobs(sampled_ids, top)
         made = [Result([token]) if token >= 0 else NOT_FINITE for token in sampled_ids]
@@ -116,7 +134,7 @@ def _logprobs(top: Top, row: int, wanted: int) -> Logprobs:
     return Logprobs(logprob, tuple(ids), tuple(best))
 
 
-NOT_FINITE = Result([], RequestError("internal", "The model's logits are not finite"))
+NOT_FINITE = Result([], RequestError("internal", "The model's numbers are not finite"))
 
 
 def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
@@ -138,6 +156,9 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
     sampled: list[int] = []
     rows: list[int] = []
     held: list[int] = []
+    pooled: list[int] = []
+    pooled_rows: list[int] = []
+    pool_starts = [0]
     for row, chunk in enumerate(chunks):
         sequence, start, end = chunk.sequence, chunk.start, chunk.end
         token_ids += sequence.tokens[start:end]
@@ -155,6 +176,10 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
             rows.append(len(positions) - 1)
         if sequence.matcher and chunk.samples:
             held.append(len(rows) - 1)
+        if count := chunk.pooled:
+            pooled.append(row)
+            pooled_rows += range(len(positions) - count, len(positions))
+            pool_starts.append(len(pooled_rows))
     samplings = _samplings(chunks, sampled)
     return StepPlan(
         token_ids=np.array(token_ids, np.int32),
@@ -169,6 +194,9 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         samplings=samplings,
         edits=gathered([chunks[row].sequence.edits for row in sampled], samplings),
         constrained=np.array(held, np.int32),
+        pooled=np.array(pooled, np.int32),
+        pooled_rows=np.array(pooled_rows, np.int32),
+        pool_starts=np.array(pool_starts, np.int32),
     )
 
 

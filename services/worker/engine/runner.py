@@ -1,7 +1,11 @@
 """Runs what was planned: a model, its KV cache and the sampler, on one device."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable, built
 from services.worker.engine.config import EngineConfig
@@ -33,6 +37,10 @@ class Runner(Protocol):
     @property
     def cache(self) -> KvCache: ...
 
+    @property
+    def logit_cap(self) -> float:
+        """See `ModelConfig.logit_cap`."""
+
     def launch(self, plan: StepPlan) -> Ticket:
         """Has a step computed behind those launched before. Where the device has threads of its
         own, this returns before it is. Running a step again writes the same places of the cache
@@ -41,6 +49,9 @@ class Runner(Protocol):
     def sample(self, ticket: Ticket, allowed: Words) -> None:
         """Has the step launched last, whose plan has M constrained rows, go on and sample.
         allowed: [M, ceil(vocab / 32)], see kernels/cpu/native/allowed.h."""
+
+    def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """[len(ids), hidden]: of the matrix that makes logits of a state, as it was read."""
 
     def collect(self, ticket: Ticket) -> Collected:
         """Waits for the step. Each ticket is collected once, in the order of launches; how late
@@ -201,4 +212,7 @@ def describe(
         kv_bytes_per_block=kv_bytes_per_block(config, model, dtype),
         kv_shape_per_block=block_shape(model, config.block_size),
         kv_format=f"{stored} {kv_order}{' turned for long contexts' * far}",
+        hidden_size=model.hidden_size,
+        num_logits={"tokens": model.vocab_size, "classes": model.num_classes}.get(model.head, 0),
+        generates=model.head == "tokens",
     )

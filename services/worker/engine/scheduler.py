@@ -172,6 +172,8 @@ class Scheduler:
         sequence.num_computed = chunk.end
         sequence.num_launched = max(sequence.num_launched, chunk.end)
         self.tables.publish(sequence)
+        if sequence.pool is not None:
+            return FinishReason.STOP if chunk.end == sequence.length else None
         if chunk.end != len(sequence.tokens):
             tokens.clear()
         for index, token in enumerate(tokens):

@@ -17,6 +17,7 @@ from services.worker.engine.messages import (
     Sampling,
     Usage,
 )
+from services.worker.engine.pooling import Pool
 
 
 class Status(Enum):
@@ -93,7 +94,10 @@ class Sequence:
         self._block_size = block_size
         self._root = root_hash(request.salt)
         self._max_len = min(self.num_prompt + request.sampling.max_tokens, max_model_len)
-        self._last = self.num_prompt + 1 if request.prefill_only else self._max_len
+        self.pool = None if request.pooling is None else Pool(request.pooling)
+        """What it gets in place of tokens."""
+        ends_with_prompt = request.prefill_only or request.pooling is not None
+        self._last = self.num_prompt + 1 if ends_with_prompt else self._max_len
         """`length` with the last token here, if no stop token comes before."""
         self.sampling_row = _sampling_row(request.sampling)
         """Of SAMPLING, but for the position: as every step's plan has it."""
@@ -170,6 +174,8 @@ class Sequence:
         """It holds nothing any more: all is to be computed again."""
         self.blocks, self.room = array("i"), 0
         self.num_computed = self.num_published = 0
+        if self.pool is not None:
+            self.pool.clear()
         self.forget()
 
     def usage(self) -> Usage:

@@ -42,8 +42,10 @@ class DeviceStep:
     token_ids: Tensor
     """int32 [T]; -1 - i: the i-th of the tokens that the step before sampled"""
     batch: PagedBatch
+    wanted: Tensor
+    """int32 [R + N]: tokens after which one is sampled, and those that are pooled"""
     rows: Tensor
-    """int32 [R]: tokens after which one is sampled"""
+    """[R]: the former"""
     samplings: Tensor
     """int32 [R, words of SAMPLING]"""
 
@@ -60,7 +62,7 @@ class StepInputs:
             "tiles": 2 * tokens,
             "starts": sequences + 1,
             "lengths": sequences,
-            "rows": capacity.rows,
+            "rows": tokens,
         }
         self._places: dict[str, slice] = {}
         end = 0
@@ -80,12 +82,12 @@ class StepInputs:
             slots=plan.slots(self._of.block_size),
             starts=plan.starts,
             lengths=plan.lengths,
-            rows=plan.rows,
+            rows=np.concatenate([plan.rows, plan.pooled_rows]),
             tiles=tiles.reshape(-1),
             samplings=plan.samplings.view(np.int32),
         )
         counts = len(plan.token_ids), len(plan.lengths), len(plan.rows)
-        return self._step(*counts, len(tiles), plan.num_decodes)
+        return self._step(*counts, len(tiles), plan.num_decodes, len(plan.pooled_rows))
 
     def load_decodes(self, plan: StepPlan, before: Ints, count: int) -> None:
         """Sequences of one token each, filled up to `count`: those are of no tokens, and write to
@@ -111,7 +113,7 @@ class StepInputs:
         return self._step(count, count, count, 0, count)
 
     def _step(
-        self, tokens: int, sequences: int, rows: int, tiles: int, num_decodes: int
+        self, tokens: int, sequences: int, rows: int, tiles: int, num_decodes: int, pooled: int = 0
     ) -> DeviceStep:
         def part(name: str, size: int) -> Tensor:
             return self._device[self._places[name]][:size]
@@ -127,6 +129,7 @@ class StepInputs:
                 tiles=part("tiles", 2 * tiles).view(-1, 2),
                 num_decodes=num_decodes,
             ),
+            wanted=part("rows", rows + pooled),
             rows=part("rows", rows),
             samplings=part("samplings", rows * _WORDS).view(-1, _WORDS),
         )

@@ -54,8 +54,10 @@ class Tables:
         self._coming.take(sequence.hashes, sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Takes all its blocks back."""
-        self.pool.free(sequence.blocks)
+        """Takes all its blocks back. Who asks for no tokens does not go on after its prompt, so
+        what it computed is worth less than what it found."""
+        found = None if sequence.pool is None else sequence.num_received
+        self.pool.free(sequence.blocks, found)
         sequence.give_back()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
@@ -67,8 +69,10 @@ class Tables:
 
     def _usable(self, sequence: Sequence) -> int:
         """Full blocks that may come from the cache. A remote prompt is not computed here, so all of
-        it may; else its last token is, for its logits, or all are, whose logprobs are wanted."""
-        if sequence.scores is not None:
+        it may; else its last token is, for its logits, or all are, whose logprobs or states are
+        wanted."""
+        pool = sequence.pool
+        if sequence.scores is not None or (pool is not None and pool.of_all):
             return 0
         return (len(sequence.tokens) - (not sequence.remote)) // self.pool.block_size
 

@@ -1,8 +1,12 @@
 """A model on torch tensors, operation by operation: on a device that has no kernels of ours."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels import reference
@@ -15,7 +19,7 @@ from services.worker.engine.cores import usable_cores
 from services.worker.engine.grammar.compiler import Words
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
-from services.worker.engine.models.registry import build_model
+from services.worker.engine.models.registry import Model, build_model
 from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import angle_tables
@@ -54,6 +58,7 @@ class TorchRunner:
         self.cache = TorchCache(self.info.num_blocks, shape, dtype, self._device)
         tables = angle_tables(model, self.info.max_model_len)
         self.angles = [(self.tensor(cos), self.tensor(sin)) for cos, sin in tables]
+        self.logit_cap = model.logit_cap
         self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
         """Ids of the step launched last; -1: the row's logits are not finite."""
 
@@ -65,9 +70,12 @@ class TorchRunner:
             places, rows = self.tensor(plan.awaited).unbind(1)
             # Of one that is not finite (-1) nothing comes but what is thrown away.
             token_ids[places] = self._sampled[rows].clamp(min=0)
-        logits = self._model.forward(_Step(self, plan, token_ids, self._batch(plan)))
+        step = _Step(self, plan, token_ids, self._batch(plan))
+        logits = self._model.forward(step)
+        if logits is None:
+            logits = torch.zeros((0, 1), device=self._device)
         logits = logits.float()  # temperature, top-p and noise are computed on them
-        launched = Launched(plan, began, logits)
+        launched = Launched(plan, began, logits, step.sums)
         if not len(plan.constrained):
             self._sample(launched)
         return launched
@@ -96,7 +104,11 @@ class TorchRunner:
         launched.take(self._sampled, top)
 
     def collect(self, ticket: "Launched") -> Collected:
-        return Collected(ticket.plan.results(ticket.wait(), ticket.top), ticket.seconds)
+        results = ticket.plan.results(ticket.wait(), ticket.top, ticket.sums)
+        return Collected(results, ticket.seconds)
+
+    def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        return head_rows(self._model, ids)
 
     def _batch(self, plan: StepPlan) -> PagedBatch:
         return PagedBatch(
@@ -116,9 +128,12 @@ class TorchRunner:
 class Launched:
     """A step whose operations are in the device's queue; on a CPU they are done."""
 
-    def __init__(self, plan: StepPlan, began: Moment, logits: Tensor) -> None:
-        """`logits`: of its rows, which sampling changes."""
+    def __init__(
+        self, plan: StepPlan, began: Moment, logits: Tensor, sums: Tensor | None = None
+    ) -> None:
+        """`logits`: of its rows, which sampling changes; `sums`: of pooled states."""
         self.plan, self._began, self.logits = plan, began, logits
+        self._sums = None if sums is None else _brought(sums)
         self.allowed: Words | None = None
         """Of the plan's constrained rows, once it is known."""
         self.take(torch.zeros(0, dtype=torch.int32, device=logits.device), NO_TOP)
@@ -126,8 +141,7 @@ class Launched:
     def take(self, sampled: Tensor, top: Top) -> None:
         """What it samples, on the device, and its logprobs."""
         self.top = top
-        self._ids = torch.empty(len(sampled), dtype=sampled.dtype, pin_memory=sampled.is_cuda)
-        self._ids.copy_(sampled, non_blocking=True)
+        self._ids = _brought(sampled)
         self._ended = Moment(sampled.device)
 
     def wait(self) -> list[int]:
@@ -136,9 +150,35 @@ class Launched:
         return self._ids.tolist()
 
     @property
+    def sums(self) -> NDArray[np.float32] | None:
+        """[P, hidden], once it was waited for."""
+        return None if self._sums is None else self._sums.numpy()
+
+    @property
     def seconds(self) -> float:
         """That the step took, once it was waited for."""
         return self._ended.seconds_since(self._began)
+
+
+def _brought(tensor: Tensor) -> Tensor:
+    """On the host, once what is queued on the device has run."""
+    found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    found.copy_(tensor, non_blocking=True)
+    return found
+
+
+def sums_of(states: Tensor, plan: StepPlan) -> Tensor:
+    """float32 [P, hidden], of states of the plan's pooled tokens, [N, hidden]."""
+    starts = plan.pool_starts.tolist()
+    parts = [states[a:b].float().sum(0) for a, b in pairwise(starts)]
+    return torch.stack(parts)
+
+
+def head_rows(model: Model, ids: Sequence[int]) -> NDArray[np.float32]:
+    assert model.head is not None
+    weights: Tensor = model.head[0]
+    found: NDArray[np.float32] = weights[list(ids)].float().cpu().numpy()
+    return found
 
 
 class _Step:
@@ -148,7 +188,10 @@ class _Step:
         self, runner: TorchRunner, plan: StepPlan, token_ids: Tensor, batch: PagedBatch
     ) -> None:
         self._ids = token_ids
-        self._rows = runner.tensor(plan.rows)
+        self._plan = plan
+        self._rows = runner.tensor(np.concatenate([plan.rows, plan.pooled_rows]))
+        self.sums: Tensor | None = None
+        """Of pooled states, if any is."""
         self._cache, self._batch = runner.cache, batch
         self._angles = runner.angles
 
@@ -188,5 +231,11 @@ class _Step:
     def cap(self, x: Tensor, cap: float) -> Tensor:
         return reference.capped(x, cap)
 
-    def sampled(self, x: Tensor) -> Tensor:
+    def wanted(self, x: Tensor) -> Tensor:
         return x[self._rows]
+
+    def pooled(self, x: Tensor) -> Tensor:
+        count = len(self._plan.rows)
+        if len(self._plan.pooled):
+            self.sums = sums_of(x[count:], self._plan)
+        return x[:count]

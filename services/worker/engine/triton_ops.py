@@ -35,6 +35,8 @@ class TritonOps:
     def __init__(self, step: DeviceStep, memory: Memory, every_row: bool) -> None:
         """`every_row`: after each token one is sampled."""
         self._step, self._memory, self._every_row = step, memory, every_row
+        self.states: Tensor | None = None
+        """Of pooled tokens, if any is."""
 
     def embed(self, table: Tensor, scale: float = 1.0) -> Tensor:
         return embed(self._step.token_ids, self._memory.tokens, table, scale)
@@ -77,5 +79,11 @@ class TritonOps:
     def cap(self, x: Tensor, cap: float) -> Tensor:
         return reference.capped(x, cap)
 
-    def sampled(self, x: Tensor) -> Tensor:
-        return x if self._every_row else x[self._step.rows]
+    def wanted(self, x: Tensor) -> Tensor:
+        return x if self._every_row else x[self._step.wanted]
+
+    def pooled(self, x: Tensor) -> Tensor:
+        count = len(self._step.rows)
+        if len(x) > count:
+            self.states = x[count:]
+        return x[:count]

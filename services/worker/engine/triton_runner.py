@@ -5,6 +5,7 @@ Steps of decodes alone are replayed from graphs, the others are launched kernel 
 on a GPU as yet (docs/performance.md): tests run it in Triton's interpreter.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.sampler import edit, keep_allowed, top_of
 from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
 from services.worker.engine.torch_cache import TorchCache
-from services.worker.engine.torch_runner import Launched
+from services.worker.engine.torch_runner import Launched, head_rows, sums_of
 from services.worker.engine.torch_weights import DTYPES, TorchWeights
 from services.worker.engine.triton_ops import Memory, TritonOps
 
@@ -98,23 +99,31 @@ class TritonRunner:
         self._room = SamplerRoom.of(config.max_rows, model.vocab_size, self._device)
         self._before = np.zeros(0, np.int32)
         """Of the step launched last, `Ticket.rows`."""
-        self._graphs = DecodeGraphs(rows, self._decode, self._device)
+        self.logit_cap, self._vocab = model.logit_cap, model.vocab_size
+        self._graphs = None
+        if self.info.generates:
+            self._graphs = DecodeGraphs(rows, self._decode, self._device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Ticket:
         began = Moment(self._device)
         plain = not (len(plan.edits) or Top.of(plan.samplings).width)
-        if plain and plan.num_decodes == len(plan.lengths):
+        sums = None
+        decodes = plan.num_decodes == len(plan.lengths) and not len(plan.pooled)
+        if self._graphs and plain and decodes:
             size = self._graphs.size(plan.num_decodes)
             self._inputs.load_decodes(plan, self._before, size)
             logits = self._graphs.run(size)
             step, rows = self._inputs.decodes(size), plan.sampled
         else:
             step = self._inputs.load(plan, self._before)
-            logits = self._compute(step, every_row=False)
+            ops = TritonOps(step, self._memory, every_row=False)
+            logits = self._compute(step, ops)
+            if ops.states is not None:
+                sums = sums_of(ops.states, plan)
             rows = np.arange(len(plan.sampled), dtype=np.int32)
         self._before = rows
-        launched = Launched(plan, began, logits)
+        launched = Launched(plan, began, logits, sums)
         launched.take(self._memory.tokens, NO_TOP)
         if not (plain or len(plan.constrained)):
             self._sample_specially(launched, step)
@@ -136,15 +145,22 @@ class TritonRunner:
     def collect(self, ticket: Ticket) -> Collected:
         launched = ticket.launched
         tokens = np.array(launched.wait())
-        results = launched.plan.results(tokens[ticket.rows].tolist(), launched.top)
+        sampled = tokens[ticket.rows].tolist()
+        results = launched.plan.results(sampled, launched.top, launched.sums)
         return Collected(results, launched.seconds)
+
+    def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        return head_rows(self._model, ids)
 
     @torch.inference_mode()
     def _decode(self, rows: int) -> Tensor:
-        return self._compute(self._inputs.decodes(rows), every_row=True)
+        step = self._inputs.decodes(rows)
+        return self._compute(step, TritonOps(step, self._memory, every_row=True))
 
-    def _compute(self, step: DeviceStep, every_row: bool) -> Tensor:
-        logits: Tensor = self._model.forward(TritonOps(step, self._memory, every_row))
+    def _compute(self, step: DeviceStep, ops: TritonOps) -> Tensor:
+        logits: Tensor | None = self._model.forward(ops)
+        if logits is None:
+            return torch.zeros((0, self._vocab), device=self._device)
         if len(step.rows):
             self._sample(logits, step)
         return logits

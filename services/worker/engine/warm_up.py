@@ -10,7 +10,7 @@ from time import perf_counter
 
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
-from services.worker.engine.messages import Request, Sampling
+from services.worker.engine.messages import Pooling, Request, Sampling
 from services.worker.engine.plan import plan_step
 from services.worker.engine.runner import Runner
 from services.worker.engine.sequence import Sequence
@@ -32,10 +32,13 @@ def warm_up(runner: Runner, cost: CostModel, max_running: int, max_batched_token
     as long as there is time. Raises what the runner raises."""
     info = runner.info
     used: set[int] = set()
+    pooling = None if info.generates else Pooling("last")
 
     def sequence(number: int, tokens: int, count: int) -> Sequence:
         """Its last `count` tokens are to be computed."""
-        request = Request(f"warm-up {number}", [0] * tokens, Sampling(max_tokens=1))
+        request = Request(
+            f"warm-up {number}", [0] * tokens, Sampling(max_tokens=1), pooling=pooling
+        )
         made = Sequence(request, number, info.block_size, frozenset(), info.max_model_len, 0)
         blocks = -(-tokens // info.block_size)
         made.hold([(number * blocks + index) % info.num_blocks for index in range(blocks)])

@@ -15,6 +15,7 @@ from services.worker.engine.models.registry import build_model
 
 Shape = tuple[int, ...]
 _DTYPES = ("F64", "F32", "F16", "BF16")
+_BODY = ("embed_tokens.", "layers.", "norm.")
 
 
 def check_weights(directory: str | Path, config: ModelConfig) -> list[Path]:
@@ -46,10 +47,15 @@ def check_weights(directory: str | Path, config: ModelConfig) -> list[Path]:
 
 
 def unused(name: str, config: ModelConfig) -> bool:
-    """Whether the checkpoint's tensor follows from others: a tied head, or the frequencies that old
-    checkpoints carry."""
-    tied = config.tie_word_embeddings and name == "lm_head.weight"
-    return tied or name.endswith("rotary_emb.inv_freq")
+    """Whether the checkpoint's tensor follows from others, or from nothing that is computed: a tied
+    head, one of a model that makes no tokens, or the frequencies that old checkpoints carry."""
+    no_head = config.tie_word_embeddings or config.head != "tokens"
+    return (no_head and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq")
+
+
+def in_full(name: str) -> str:
+    """As in a checkpoint of the whole model: one of its body alone leaves the beginning out."""
+    return f"model.{name}" if name.startswith(_BODY) else name
 
 
 def shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -84,7 +90,7 @@ def _headers(path: Path) -> Iterator[tuple[str, Shape, str]]:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 tensor = file.get_slice(name)
-                yield name, tuple(tensor.get_shape()), tensor.get_dtype()
+                yield in_full(name), tuple(tensor.get_shape()), tensor.get_dtype()
     except FileNotFoundError:
         raise UnsupportedModel(f"{path} is missing") from None
     except (OSError, SafetensorError) as error:

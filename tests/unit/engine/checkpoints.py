@@ -82,7 +82,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overrides: Any) -> Path:
+def make(
+    folder: Path,
+    variant: str,
+    seed: int = 3,
+    shard: str = "5GB",
+    kind: Any = transformers.AutoModelForCausalLM,
+    **overrides: Any,
+) -> Path:
     """Writes a checkpoint of a variant's config with random weights; returns `folder`.
 
     Weights are larger than usual so that logits lie well apart and no rounding decides a token.
@@ -106,7 +113,7 @@ def make(folder: Path, variant: str, seed: int = 3, shard: str = "5GB", **overri
         }
     )
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = kind.from_config(config)
     around = 0 if config.model_type.startswith("gemma") else 1
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -54,7 +54,7 @@ class Gemma2:
         self._embed = weights.table("model.embed_tokens", config.vocab_size, config.hidden_size)
         self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
         self._norm = weights.vector("model.norm", config.hidden_size, plus=1)
-        self._head = parts.head(config, weights)
+        self.head = parts.head(config, weights)
 
     def _layer(self, weights: Weights, index: int) -> Layer:
         config = self._config
@@ -71,22 +71,21 @@ class Gemma2:
             norm("post_feedforward_layernorm"),
         )
 
-    def forward(self, ops: Ops) -> Rows:
-        """As `Llama.forward`."""
+    def forward(self, ops: Ops) -> Rows | None:
+        """As `Model.forward`."""
         config, epsilon = self._config, self._config.rms_norm_epsilon
         scale = embedding_scale(config.hidden_size, config.checkpoint_dtype)
         x = ops.embed(self._embed, scale)
         for index, layer in enumerate(self._layers):
             y = layer.attention.heads(ops, ops.norm(x, layer.before_attention, epsilon))
             if index == len(self._layers) - 1:
-                x, y = ops.sampled(x), ops.sampled(y)
+                x, y = ops.wanted(x), ops.wanted(y)
             y = ops.linear(y, layer.attention.out)
             x = ops.add(x, ops.norm(y, layer.after_attention, epsilon))
             y = ops.linear(ops.norm(x, layer.before_mlp, epsilon), layer.mlp.gate_up)
             y = ops.linear(ops.gelu_mul(y), layer.mlp.down)
             x = ops.add(x, ops.norm(y, layer.after_mlp, epsilon))
-        logits = ops.linear(ops.norm(x, self._norm, epsilon), self._head)
-        return ops.cap(logits, config.logit_cap) if config.logit_cap else logits
+        return parts.logits(ops, config, ops.norm(x, self._norm, epsilon), self.head)
 
 
 def embedding_scale(hidden_size: int, dtype: str) -> float:

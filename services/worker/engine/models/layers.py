@@ -66,5 +66,10 @@ class Ops(Protocol):
     def cap(self, x: Rows, cap: float) -> Rows:
         """cap * tanh(x / cap); x is not used again."""
 
-    def sampled(self, x: Rows) -> Rows:
-        """Of the tokens after which one is sampled: [R, width]."""
+    def wanted(self, x: Rows) -> Rows:
+        """Of the tokens after which one is sampled, and behind them of those that are pooled:
+        [R + N, width]."""
+
+    def pooled(self, x: Rows) -> Rows:
+        """Takes the N of them, normed for the last time, as what is wanted of pooled sequences;
+        gives the R."""

@@ -36,7 +36,7 @@ class Llama:
         self._embed = weights.table("model.embed_tokens", config.vocab_size, hidden)
         self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
         self._norm = weights.vector("model.norm", hidden)
-        self._head = parts.head(config, weights)
+        self.head = parts.head(config, weights)
 
     def _layer(self, weights: Weights, index: int) -> Layer:
         config, at = self._config, f"model.layers.{index}"
@@ -47,9 +47,8 @@ class Llama:
             parts.mlp(config, weights, index, fused=self.FUSED),
         )
 
-    def forward(self, ops: Ops) -> Rows:
-        """Writes the tokens' keys and values to the cache; gives the logits of the sampled ones,
-        [R, vocab]."""
+    def forward(self, ops: Ops) -> Rows | None:
+        """As `Model.forward`."""
         epsilon = self._config.rms_norm_epsilon
         norms = [*(layer.attention_norm for layer in self._layers), self._norm]
         x = ops.embed(self._embed)
@@ -57,8 +56,8 @@ class Llama:
         for index, layer in enumerate(self._layers):
             y = layer.attention.heads(ops, y)
             if index == len(self._layers) - 1:  # nobody looks at the others any more
-                x, y = ops.sampled(x), ops.sampled(y)
+                x, y = ops.wanted(x), ops.wanted(y)
             x, y = ops.add_norm(x, ops.linear(y, layer.attention.out), layer.mlp_norm, epsilon)
             y = ops.linear(ops.silu_mul(ops.linear(y, layer.mlp.gate_up)), layer.mlp.down)
             x, y = ops.add_norm(x, y, norms[index + 1], epsilon)
-        return ops.linear(y, self._head)
+        return parts.logits(ops, self._config, y, self.head)

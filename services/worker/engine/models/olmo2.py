@@ -29,7 +29,7 @@ class Olmo2:
         self._embed = weights.table("model.embed_tokens", config.vocab_size, hidden)
         self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
         self._norm = weights.vector("model.norm", hidden)
-        self._head = parts.head(config, weights)
+        self.head = parts.head(config, weights)
 
     def _layer(self, weights: Weights, index: int) -> Layer:
         config, at = self._config, f"model.layers.{index}"
@@ -40,16 +40,17 @@ class Olmo2:
             weights.vector(f"{at}.post_feedforward_layernorm", config.hidden_size),
         )
 
-    def forward(self, ops: Ops) -> Rows:
-        """As `Llama.forward`."""
+    def forward(self, ops: Ops) -> Rows | None:
+        """As `Model.forward`."""
         epsilon = self._config.rms_norm_epsilon
         x = ops.embed(self._embed)
         for index, layer in enumerate(self._layers):
             y = layer.attention.heads(ops, x)
             if index == len(self._layers) - 1:
-                x, y = ops.sampled(x), ops.sampled(y)
+                x, y = ops.wanted(x), ops.wanted(y)
             y = ops.linear(y, layer.attention.out)
             x = ops.add(x, ops.norm(y, layer.attention_norm, epsilon))
             y = ops.linear(ops.silu_mul(ops.linear(x, layer.mlp.gate_up)), layer.mlp.down)
             x = ops.add(x, ops.norm(y, layer.mlp_norm, epsilon))
-        return ops.linear(ops.norm(x, self._norm, epsilon), self._head)
+        x = ops.norm(x, self._norm, epsilon)
+        return parts.logits(ops, self._config, x, self.head)

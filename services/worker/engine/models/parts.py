@@ -66,6 +66,21 @@ def mlp(config: ModelConfig, weights: Weights, index: int, *, fused: bool = Fals
     )
 
 
-def head(config: ModelConfig, weights: Weights) -> Matrix:
+def head(config: ModelConfig, weights: Weights) -> Matrix | None:
+    """What makes logits of a token's state: of tokens or of classes."""
+    if config.head == "classes":
+        return weights.matrix({"score": config.num_classes}, config.hidden_size)
+    if config.head == "none":
+        return None
     name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
     return weights.matrix({name: config.vocab_size}, config.hidden_size)
+
+
+def logits(ops: Ops, config: ModelConfig, x: Rows, head: Matrix | None) -> Rows | None:
+    """Of `wanted` rows, normed for the last time: those of the rows that sample; None where no
+    tokens are made."""
+    x = ops.pooled(x)
+    if config.head != "tokens":
+        return None
+    found = ops.linear(x, head)
+    return ops.cap(found, config.logit_cap) if config.logit_cap else found
