@@ -40,6 +40,11 @@ def test_a_service_imports_common_protos_and_itself(service: str) -> None:
                 assert name.split(".")[0] != "kernels", f"{path.relative_to(ROOT)} imports {name}"
 
 
+COMMON_TOO = tuple(
+    f"services.common.{name}" for name in ("block_hash", "sampled", "sentence_modules")
+)
+
+
 @pytest.mark.parametrize("folder", ["services/worker/engine", "kernels"])
 def test_the_engine_runs_without_any_service(folder: str) -> None:
     for path in python_files(folder):
@@ -49,7 +54,7 @@ def test_the_engine_runs_without_any_service(folder: str) -> None:
                 top in ENGINE_MAY
                 or top in sys.stdlib_module_names
                 or name.startswith("services.worker.engine")
-                or name.startswith(("services.common.block_hash", "services.common.sampled"))
+                or name.startswith(COMMON_TOO)
                 or name in ("services", "services.worker", "services.common")
             )
             assert allowed, f"{path.relative_to(ROOT)} imports {name}"
