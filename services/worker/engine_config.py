@@ -24,6 +24,10 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
         overlap=own.overlap,
+        speculation=own.speculation,
+        num_speculative_tokens=own.num_speculative_tokens,
+        prompt_lookup_min=own.prompt_lookup_min,
+        prompt_lookup_max=own.prompt_lookup_max,
         threads=own.threads or _share(settings),
         packed_dir=str(settings.data_dir.resolve() / packed_dir) if own.packed_dir else None,
     )

@@ -35,6 +35,12 @@ DECODE_TOKEN_SECONDS = Histogram(
 )
 PREFILL_TOKENS = Counter("penstock_worker_prefill_tokens_total", "Prompt tokens computed", _OWN)
 DECODE_TOKENS = Counter("penstock_worker_decode_tokens_total", "Tokens decoded", _OWN)
+DRAFT_TOKENS = Counter(
+    "penstock_worker_draft_tokens_total", "Guesses of tokens that were computed", _OWN
+)
+ACCEPTED_TOKENS = Counter(
+    "penstock_worker_accepted_tokens_total", "Guesses of tokens that were right", _OWN
+)
 PREEMPTIONS = Counter(
     "penstock_worker_preemptions_total", "Sequences whose blocks were taken", _OWN
 )
@@ -64,6 +70,8 @@ class Meter:
         self._decode_token_seconds = DECODE_TOKEN_SECONDS.labels(*own)
         self._prefill_tokens = PREFILL_TOKENS.labels(*own)
         self._decode_tokens = DECODE_TOKENS.labels(*own)
+        self._draft_tokens = DRAFT_TOKENS.labels(*own)
+        self._accepted_tokens = ACCEPTED_TOKENS.labels(*own)
         self._preemptions = PREEMPTIONS.labels(*own)
         self._kv_exported = KV_EXPORTED.labels(*own)
         self._kv_sent = {shared: KV_SENT.labels(*own, shared) for shared in ("shared", "grpc")}
@@ -83,6 +91,8 @@ class Meter:
         self._step_seconds.observe(step.duration_ns / 1e9)
         self._prefill_tokens.inc(step.prefill_tokens)
         self._decode_tokens.inc(step.decode_tokens)
+        self._draft_tokens.inc(step.draft_tokens)
+        self._accepted_tokens.inc(step.accepted_tokens)
         self._preemptions.inc(len(step.preempted))
         self._kv_exported.inc(sum(blocks.num_blocks for blocks in step.kv_exports))
         self._waiting.set(step.load.waiting)

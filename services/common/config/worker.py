@@ -59,7 +59,23 @@ class WorkerSettings(ServiceSettings):
     overlap: bool | None = Field(
         None,
         description="the next engine step is planned while one runs; unset: on a GPU. On a CPU it "
-        "may pay where the engine leaves processors free, and a new request waits a step longer",
+        "may pay where the engine leaves processors free, and a new request waits a step longer; "
+        "excludes speculation",
+    )
+    speculation: Literal["off", "ngram"] = Field(
+        "off",
+        description="who guesses tokens ahead, so that the model computes several of a request in "
+        "a step; the output stays the same. `ngram`: what followed in the request itself where it "
+        "went the same way before",
+    )
+    num_speculative_tokens: int = Field(
+        5, ge=1, le=32, description="guesses of a request in a step at most: as many as pay"
+    )
+    prompt_lookup_min: int = Field(
+        2, ge=1, description="`ngram`: as many tokens must be the same as before at least"
+    )
+    prompt_lookup_max: int = Field(
+        8, ge=1, description="`ngram`: of more that are the same nothing is made"
     )
     transfer: Literal["auto", "grpc"] = Field(
         "auto", description="KV transport: shared memory when both workers share a host, or gRPC"

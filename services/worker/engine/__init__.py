@@ -5,6 +5,7 @@
     scheduler.py   decides a step (chunks.py); pure Python, touches no tensor
     waiting.py     who waits, in which order; prompt_room.py: what a step has left for prompts
     tables.py      how sequences come by blocks (coming.py, preemption.py)
+    speculation.py who guesses tokens ahead, and how many pay (acceptance.py); proposer.py guesses
     cost_model.py  how long a step takes, learned; load_meter.py tells it; warm_up.py begins it
     sequence.py    one request's state
     block_pool.py  who owns which KV block, prefix hashes, eviction

@@ -17,15 +17,18 @@ class Chunk:
     """It ended with the sequence's last token when it was made: the next one is sampled."""
     scores: bool = False
     """Logprobs of the prompt's tokens behind its own are wanted."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of the tokens behind its last, and the last of [start, end). After each of them one
+    is sampled, too, which counts if those before it were guessed right."""
 
     @classmethod
-    def of(cls, sequence: Sequence, count: int) -> "Chunk":
-        """The next `count` tokens of those not launched yet."""
+    def of(cls, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> "Chunk":
+        """The next `count` tokens of those not launched yet, and guesses behind them."""
         start = sequence.num_launched
         end = start + count
-        pool = sequence.pool
-        samples = end == sequence.length and pool is None
-        return cls(sequence, start, end, samples, sequence.scores is not None)
+        samples = end == sequence.length and sequence.pool is None
+        scores = sequence.scores is not None
+        return cls(sequence, start, end + len(drafts), samples, scores, drafts)
 
     @property
     def count(self) -> int:
@@ -34,7 +37,12 @@ class Chunk:
     @property
     def rows(self) -> int:
         """Of logits that are computed for it."""
-        return self.count if self.scores else int(self.samples)
+        return self.count if self.scores else int(self.samples) + len(self.drafts)
+
+    @property
+    def known(self) -> int:
+        """Where its guesses begin, or else its end."""
+        return self.end - len(self.drafts)
 
     @property
     def pooled(self) -> int:
@@ -46,7 +54,7 @@ class Chunk:
 
     @property
     def is_decode(self) -> bool:
-        return self.start >= self.sequence.num_prompt and self.end - self.start == 1
+        return self.start >= self.sequence.num_prompt and self.known - self.start == 1
 
 
 @dataclass(slots=True)

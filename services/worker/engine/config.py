@@ -9,7 +9,12 @@ from typing import Literal
 CPU_KERNELS = ("avx2", "avx512", "avx512_bf16")
 SCORED_ROWS = 32
 """Rows of logits of one step for prompt tokens whose logprobs are wanted, at most."""
+GUESSED_ROWS = 128
+"""Likewise, for guesses of tokens."""
 KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
+SPECULATIONS = ("off", "ngram")
+MOST_GUESSES = 32
+"""Of a sequence in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,17 @@ class EngineConfig:
     """Sequences in one step at most."""
     prefix_caching: bool = True
     overlap: bool | None = None
-    """Plan and launch the next step while one runs. None: on a GPU (decision 0027)."""
+    """Plan and launch the next step while one runs. None: on a GPU (decision 0027), unless tokens
+    are guessed: what comes next is not known before the guesses are judged."""
+    speculation: Literal["off", "ngram"] = "off"
+    """Who guesses tokens ahead, which the model then computes several at a time (speculation.py).
+    ngram: what followed in the request itself where it went the same way before."""
+    num_speculative_tokens: int = 5
+    """Guesses of a sequence in one step at most; fewer where fewer pay."""
+    prompt_lookup_min: int = 2
+    """ngram: as many tokens must agree at least."""
+    prompt_lookup_max: int = 8
+    """ngram: the last place where so many agree is taken; else where the most do."""
     threads: int | None = None
     """CPU threads. None: as many as the process may use (cores.py)."""
     packed_dir: str | None = None
@@ -55,12 +70,20 @@ class EngineConfig:
 
     @property
     def max_rows(self) -> int:
-        """Of logits in one step: one for each sequence, and those of scored tokens."""
-        return self.max_running + SCORED_ROWS
+        """Of logits in one step: one for each sequence, and those of scored and guessed tokens."""
+        return self.max_running + SCORED_ROWS + self.guessed_rows
+
+    @property
+    def guessed_rows(self) -> int:
+        if self.speculation == "off":
+            return 0
+        return min(self.max_running * self.num_speculative_tokens, GUESSED_ROWS)
 
     @property
     def overlaps(self) -> bool:
-        return self.device != "cpu" if self.overlap is None else self.overlap
+        if self.overlap is None:
+            return self.device != "cpu" and self.speculation == "off"
+        return self.overlap
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_batched_tokens", "max_running"):
@@ -76,6 +99,22 @@ class EngineConfig:
             raise ValueError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must not be less than max_running "
                 f"({self.max_running}): every running sequence decodes one token a step"
+            )
+        if self.speculation not in SPECULATIONS:
+            raise ValueError(
+                f"speculation must be one of {', '.join(SPECULATIONS)}, is {self.speculation!r}"
+            )
+        if self.speculation != "off" and self.overlap:
+            raise ValueError("overlap excludes speculation, whose next step waits for the last one")
+        if not 1 <= self.num_speculative_tokens <= MOST_GUESSES:
+            raise ValueError(
+                f"num_speculative_tokens must be in [1, {MOST_GUESSES}], is "
+                f"{self.num_speculative_tokens}"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min must be at least 1 and at most prompt_lookup_max "
+                f"({self.prompt_lookup_max}), is {self.prompt_lookup_min}"
             )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, is {self.kernels!r}")

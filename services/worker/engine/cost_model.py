@@ -2,9 +2,10 @@
 
     step = fixed + a * prompt tokens + b * what they look back on
                  + c * decodes       + d * what they look back on
+                 + e * guesses behind them (speculation.py)
 
 A Kalman filter (R. E. Kalman, "A new approach to linear filtering and prediction problems", 1960)
-of the five costs: with each goes how uncertain it is, and with each pair how far the one follows
+of the six costs: with each goes how uncertain it is, and with each pair how far the one follows
 the other. A step corrects the costs that it tells most of, by as much as they are uncertain beside
 the step's own noise. Two things make those that a step contains uncertain again: the machine as a
 whole becomes slower or faster, which moves all of them alike; and each moves by itself. So where
@@ -21,7 +22,7 @@ error does not count does not lessen the doubt, either.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 
 _NOISE = 0.1
@@ -35,12 +36,13 @@ _FAR = 2.0
 """Of an error's standard deviation: beyond, it counts as that."""
 _MOST_DOUBT = 1.0
 """Of a cost."""
-_AT_MOST = (1, 1, 0.01, 1, 0.01)
+_AT_MOST = (1, 1, 0.01, 1, 0.01, 1)
 """Of the first step's time that contains it, what a cost may be about: to look back on a token
 takes far less than to compute one."""
 
 
-Sizes = tuple[float, float, float, float, float]
+Sizes = tuple[float, float, float, float, float, float]
+_COSTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,23 @@ class StepShape:
     decodes: int = 0
     decode_context: int = 0
     """Likewise."""
+    drafts: int = 0
 
     def beside(self, prompt_tokens: int, prompt_context: int) -> "StepShape":
         """These decodes, beside prompts."""
-        return StepShape(prompt_tokens, prompt_context, self.decodes, self.decode_context)
+        return replace(self, prompt_tokens=prompt_tokens, prompt_context=prompt_context)
 
     @property
     def sizes(self) -> Sizes:
-        """What each of the five costs counts."""
-        return 1, self.prompt_tokens, self.prompt_context, self.decodes, self.decode_context
+        """What each of the costs counts."""
+        return (
+            1,
+            self.prompt_tokens,
+            self.prompt_context,
+            self.decodes,
+            self.decode_context,
+            self.drafts,
+        )
 
 
 def looked_back(start: int, count: int) -> int:
@@ -73,8 +83,8 @@ class CostModel:
     """Times are in seconds. One that has learned nothing takes all for nothing."""
 
     def __init__(self) -> None:
-        self._costs = [0.0] * 5
-        self._spread = [[0.0] * 5 for _ in range(5)]
+        self._costs = [0.0] * _COSTS
+        self._spread = [[0.0] * _COSTS for _ in range(_COSTS)]
         """Covariances. Lists, since so few numbers take numpy longer."""
 
     def step_s(self, shape: StepShape) -> float:
@@ -83,9 +93,14 @@ class CostModel:
             return 0.0
         return _dot(self._costs, shape.sizes)
 
+    @property
+    def draft_s(self) -> float:
+        """By how much a guess lengthens a step."""
+        return self._costs[-1]
+
     def chunk_s(self, start: int, count: int) -> float:
         """By how much tokens [start, start + count) of a prompt lengthen a step."""
-        _, token, context, _, _ = self._costs
+        _, token, context, *_ = self._costs
         return token * count + context * looked_back(start, count)
 
     def chunk_within(self, seconds: float, start: int) -> float:
@@ -93,7 +108,7 @@ class CostModel:
         `seconds`; infinite, if they cost nothing."""
         if math.isinf(seconds):
             return math.inf
-        _, token, context, _, _ = self._costs
+        _, token, context, *_ = self._costs
         # context / 2 * n^2 + linear * n = seconds, in the form that holds for context = 0, too
         linear = token + context * (start + 0.5)
         root = linear + math.sqrt(linear * linear + 2 * context * max(0.0, seconds))
@@ -143,7 +158,7 @@ class CostModel:
             row[:] = [value + one * other for value, other in zip(row, moved, strict=True)]
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
             if size and not cost:
-                for other in range(5):  # it goes with no other as yet
+                for other in range(_COSTS):  # it goes with no other as yet
                     spread[index][other] = spread[other][index] = 0.0
                 spread[index][index] = (_AT_MOST[index] * seconds / size) ** 2
                 continue

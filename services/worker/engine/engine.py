@@ -29,9 +29,11 @@ from services.worker.engine.messages import (
     Timeline,
 )
 from services.worker.engine.plan import Result
+from services.worker.engine.proposer import NgramProposer
 from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
+from services.worker.engine.speculation import Speculation
 from services.worker.engine.steps import Running, Steps
 from services.worker.engine.warm_up import warm_up
 
@@ -69,6 +71,7 @@ class Engine:
             config.max_running,
             config.prefix_caching,
             None if config.target_itl_ms is None else config.target_itl_ms / 1000,
+            self._speculation(config),
         )
         self._eos_token_ids = frozenset(self.info.eos_token_ids)
         self._arrivals = itertools.count()
@@ -83,6 +86,12 @@ class Engine:
         self._step_count = 0
         self._now = StepOutput(0, 0, 0, self.load(), 0)
         """The output in the making: it gathers what happens from one step's end to the next."""
+
+    def _speculation(self, config: EngineConfig) -> Speculation | None:
+        if config.speculation == "off":
+            return None
+        proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        return Speculation(proposer, self._cost, config.num_speculative_tokens, config.guessed_rows)
 
     @property
     def has_work(self) -> bool:
@@ -204,8 +213,10 @@ class Engine:
             if chunk.sequence.status is Status.FINISHED:
                 self.scheduler.drop(chunk)
             elif chunk.is_decode:
-                output.decode_tokens += 1
+                output.draft_tokens += len(chunk.drafts)
+                output.accepted_tokens += max(0, len(result.tokens) - 1) if chunk.drafts else 0
                 self._complete(chunk, result)
+                output.decode_tokens += len(result.tokens)
             else:
                 output.prefill_tokens += chunk.count
                 computed = PrefillChunk(running.started_ns, ended, chunk.count)

@@ -18,6 +18,7 @@ Logprobs are of the logits as the model gives them, before all this.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,20 @@ class LogitEdits:
         """What becomes of the next token depends on which one the last was."""
         s = self._sampling
         return bool(self._repeats or s.frequency_penalty or s.presence_penalty or self._words)
+
+    def along(self, tokens: Sequence[int]) -> list["LogitEdits"]:
+        """As they are, and as they would be behind each of `tokens`."""
+        found = [self]
+        for token in tokens:
+            if not self.waits:
+                found.append(self)
+                continue
+            behind = copy(found[-1])
+            behind._output, behind._counts = [*behind._output], Counter(behind._counts)
+            behind._edits, behind._places = behind._edits.copy(), dict(behind._places)
+            behind.append(token)
+            found.append(behind)
+        return found
 
     def at(self, position: int) -> list[Edits]:
         """Those of the token at `position`, to be put together. They may change when `append` is

@@ -214,6 +214,10 @@ class Usage:
     """Of the prompt: found in this engine's prefix cache."""
     completion_tokens: int
     """`generated_prefix` and all tokens since, the one given to `start_decode` included."""
+    draft_tokens: int = 0
+    """Guesses of tokens that this engine computed (speculation.py)."""
+    accepted_tokens: int = 0
+    """Of them, those that were right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +298,10 @@ class StepOutput:
     prefill_tokens: int = 0
     """Tokens of prompts (or of recomputation) that this step computed."""
     decode_tokens: int = 0
+    """Made by sequences that have their first one."""
+    draft_tokens: int = 0
+    """Guesses that it computed, and of them those that were right."""
+    accepted_tokens: int = 0
     outputs: list[RequestOutput] = field(default_factory=list)
     kv_reserved: list[KvReserved] = field(default_factory=list)
     kv_exports: list[KvBlocks] = field(default_factory=list)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kernels.sampling import NO_EDITS, SAMPLING, Top
 from services.worker.engine.chunks import Chunk
-from services.worker.engine.logits import gathered
+from services.worker.engine.logits import LogitEdits, gathered
 from services.worker.engine.messages import Logprobs, RequestError
 
 Ints = NDArray[np.int32]
@@ -63,7 +63,8 @@ class StepPlan:
     num_decodes: int
     """Leading sequences with exactly one token"""
     sampled: Ints
-    """[R]: sequences that sample, or score a token of their prompt"""
+    """[R]: sequences that sample, or score a token of their prompt. Of one with guesses there is a
+    row after its last token that is known, and one after each guess."""
     rows: Ints
     """[R]: the tokens of the step after which they do"""
     samplings: NDArray[np.void]
@@ -98,26 +99,22 @@ class StepPlan:
         return results
 
     def _of_tokens(self, sampled_ids: Seq[int], top: Top) -> list[Result]:
-        if top.width:
-            return self._with_logprobs(sampled_ids, top)
-        made = [Result([token]) if token >= 0 else NOT_FINITE for token in sampled_ids]
-        if len(made) == len(self.lengths):
-            return made
-        results = [Result([])] * len(self.lengths)
-        for sequence, result in zip(self.sampled.tolist(), made, strict=True):
-            results[sequence] = result
-        return results
-
-    def _with_logprobs(self, sampled_ids: Seq[int], top: Top) -> list[Result]:
+        sampled = self.sampled.tolist()
+        if not top.width and sampled == [*range(len(self.lengths))]:
+            return [Result([token]) if token >= 0 else NOT_FINITE for token in sampled_ids]
         results = [Result([]) for _ in self.lengths]
         wanted, given = self.samplings["logprobs"].tolist(), self.samplings["given"].tolist()
-        for row, (sequence, token) in enumerate(
-            zip(self.sampled.tolist(), sampled_ids, strict=True)
-        ):
-            if token < 0:
-                results[sequence] = NOT_FINITE
+        ends = self.token_ids[self.rows].tolist()
+        done: set[int] = set()  # sequences that a wrong guess, or an error, has ended
+        for row, (sequence, token) in enumerate(zip(sampled, sampled_ids, strict=True)):
             result = results[sequence]
-            if result.error:
+            if sequence in done or (result.tokens and result.tokens[-1] != ends[row]):
+                done.add(sequence)
+                continue
+            if token < 0:
+                done.add(sequence)
+                if not result.tokens:
+                    results[sequence] = NOT_FINITE
                 continue
             told = [_logprobs(top, row, wanted[row])] if wanted[row] else []
             if given[row]:
@@ -159,28 +156,31 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
     pooled: list[int] = []
     pooled_rows: list[int] = []
     pool_starts = [0]
+    edits: list[LogitEdits | None] = []
     for row, chunk in enumerate(chunks):
-        sequence, start, end = chunk.sequence, chunk.start, chunk.end
-        token_ids += sequence.tokens[start:end]
-        if end > len(sequence.tokens):
+        sequence, known = chunk.sequence, chunk.known
+        token_ids += sequence.tokens[chunk.start : known]
+        if known > len(sequence.tokens):
             awaited.append((len(token_ids), before[sequence.id]))
             token_ids.append(0)
-        positions += range(start, end)
+        token_ids += chunk.drafts
+        positions += range(chunk.start, chunk.end)
         starts.append(len(positions))
-        lengths.append(end)
-        if chunk.scores:
-            sampled += [row] * chunk.count
-            rows += range(len(positions) - chunk.count, len(positions))
-        elif chunk.samples:
-            sampled.append(row)
-            rows.append(len(positions) - 1)
+        lengths.append(chunk.end)
+        count = chunk.rows
+        sampled += [row] * count
+        rows += range(len(positions) - count, len(positions))
+        if chunk.drafts and sequence.edits is not None:
+            edits += sequence.edits.along(chunk.drafts)
+        else:
+            edits += [sequence.edits] * count
         if sequence.matcher and chunk.samples:
-            held.append(len(rows) - 1)
+            held += range(len(rows) - 1 - len(chunk.drafts), len(rows))
         if count := chunk.pooled:
             pooled.append(row)
             pooled_rows += range(len(positions) - count, len(positions))
             pool_starts.append(len(pooled_rows))
-    samplings = _samplings(chunks, sampled)
+    samplings = _samplings(chunks, sampled, [positions[token] + 1 for token in rows])
     return StepPlan(
         token_ids=np.array(token_ids, np.int32),
         awaited=np.array(awaited, np.int32).reshape(-1, 2),
@@ -192,7 +192,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         sampled=np.array(sampled, np.int32),
         rows=np.array(rows, np.int32),
         samplings=samplings,
-        edits=gathered([chunks[row].sequence.edits for row in sampled], samplings),
+        edits=gathered(edits, samplings),
         constrained=np.array(held, np.int32),
         pooled=np.array(pooled, np.int32),
         pooled_rows=np.array(pooled_rows, np.int32),
@@ -208,11 +208,11 @@ def _tables(chunks: Seq[Chunk]) -> Ints:
     return np.frombuffer(rows, np.int32).reshape(len(tables), -1)
 
 
-def _samplings(chunks: Seq[Chunk], sampled: Seq[int]) -> NDArray[np.void]:
-    """A row for each of `sampled`."""
+def _samplings(chunks: Seq[Chunk], sampled: Seq[int], positions: Seq[int]) -> NDArray[np.void]:
+    """A row for each of `sampled`, of the token at its position."""
     rows = bytearray().join([chunks[row].sequence.sampling_row for row in sampled])
     samplings = np.frombuffer(rows, SAMPLING)
-    samplings["position"] = [chunks[row].end for row in sampled]
+    samplings["position"] = positions
     if any(chunk.scores for chunk in chunks):
         _score(chunks, samplings)
     return samplings

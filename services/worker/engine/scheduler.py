@@ -2,7 +2,8 @@
 
 Order of a step, under a budget of `max_batched_tokens`:
 
-1. Decodes: one token for each running sequence that has only that left.
+1. Decodes: one token for each running sequence that has only that left, and guesses behind it,
+   where they pay (speculation.py).
 2. Prompts, begun or new, in chunks; new ones while there are places (`max_running`) and blocks.
 
 A step with decodes in it also has a budget of time, so that they do not wait for long: it aims at
@@ -29,7 +30,9 @@ once.
 
 Preemption. A decode that needs a block when none is free takes those of a victim among the running
 sequences, itself included (preemption.py). Sequences that wait for the other side of a split are
-never victims: what they hold was computed elsewhere, or has not been handed over yet.
+never victims: what they hold was computed elsewhere, or has not been handed over yet. Guesses never
+preempt: they get blocks that are free when all others have theirs, and give back those that they
+did not fill when their step has run.
 
 Order of effects
 - `schedule` changes block tables and statuses, and says of each chunk that it gives that it was
@@ -47,6 +50,7 @@ Order of effects
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from operator import attrgetter
 
 from services.worker.engine.block_pool import BlockPool
@@ -57,6 +61,7 @@ from services.worker.engine.messages import FinishReason
 from services.worker.engine.preemption import choose_victim
 from services.worker.engine.prompt_room import PromptRoom, is_worth_a_look, time_for_prompts
 from services.worker.engine.sequence import Sequence, Status
+from services.worker.engine.speculation import Speculation
 from services.worker.engine.tables import Tables
 from services.worker.engine.waiting import Waiting
 
@@ -77,12 +82,14 @@ class Scheduler:
         max_running: int,
         prefix_caching: bool = True,
         target_itl_s: float | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.pool = pool
         self.cost = cost
         self.max_batched_tokens = max_batched_tokens
         self.max_running = max_running
         self.target_itl_s = target_itl_s
+        self._speculation = speculation
         self.tables = Tables(pool, prefix_caching)
         self.sequences: dict[str, Sequence] = {}
         """All unfinished ones, by id."""
@@ -142,16 +149,18 @@ class Scheduler:
         decodes, begun = self._go_on(step)
         context = sum(sequence.length for sequence in decodes)
         decoding = StepShape(decodes=len(decodes), decode_context=context)
+        wanted = self._wanted(decodes, decoding)
+        decoding = replace(decoding, drafts=sum(wanted.values()))
         room = self._room(decoding)
         prompts = list(self._chunks(self._prompts(begun, step, room), room))
-        prompts.sort(key=lambda chunk: chunk.count > 1)
-        step.chunks = [Chunk.of(sequence, 1) for sequence in decodes] + prompts
-        step.shape = decoding.beside(
+        ahead = self._guess(decodes, wanted)
+        step.chunks = sorted(ahead + prompts, key=lambda chunk: chunk.count > 1)
+        step.shape = replace(decoding, drafts=sum(len(chunk.drafts) for chunk in ahead)).beside(
             sum(chunk.count for chunk in prompts),
             sum(looked_back(chunk.start, chunk.count) for chunk in prompts),
         )
         for chunk in step.chunks:
-            chunk.sequence.launch(chunk.end, chunk.samples)
+            chunk.sequence.launch(chunk.known, chunk.samples)
         self._in_flight += len(step.chunks)
         sharing = max(1, min(self.num_pending - len(decodes), self.max_running))
         self._share += (step.shape.prompt_tokens + len(decodes)) / sharing
@@ -169,23 +178,27 @@ class Scheduler:
         if self._came_back(sequence):
             tokens.clear()
             return None
-        sequence.num_computed = chunk.end
-        sequence.num_launched = max(sequence.num_launched, chunk.end)
-        self.tables.publish(sequence)
-        if sequence.pool is not None:
-            return FinishReason.STOP if chunk.end == sequence.length else None
-        if chunk.end != len(sequence.tokens):
+        if chunk.known != len(sequence.tokens):
             tokens.clear()
-        for index, token in enumerate(tokens):
-            if reason := sequence.append(token):
-                del tokens[index + 1 :]
-                return reason
-        return None
+        right = len(tokens) - 1 if chunk.drafts else 0
+        if chunk.drafts and self._speculation:
+            self._speculation.learn(sequence, len(chunk.drafts), right)
+        reason = sequence.extend(tokens)
+        sequence.num_computed = min(chunk.known + right, len(sequence.tokens))
+        sequence.num_launched = max(sequence.num_launched, sequence.num_computed)
+        self.tables.publish(sequence)
+        if chunk.drafts:
+            self.tables.trim(sequence)
+        if sequence.pool is not None and chunk.end == sequence.length:
+            return FinishReason.STOP
+        return reason
 
     def drop(self, chunk: Chunk) -> None:
         """Takes back a chunk that did not run, or that ran after one that did not."""
         if not self._came_back(chunk.sequence):
             chunk.sequence.forget()
+            if chunk.drafts:
+                self.tables.trim(chunk.sequence)
 
     def start_decode(self, sequence: Sequence, token: int) -> FinishReason | None:
         """Makes a reserved sequence, whose prompt has arrived, a running one; `token` is its first.
@@ -255,9 +268,29 @@ class Scheduler:
         self._waiting.push(sequence)
         step.preempted.append(sequence)
 
+    def _wanted(self, decodes: list[Sequence], decoding: StepShape) -> dict[str, int]:
+        """How many guesses each of them should have, by its id. They leave half of the tokens to
+        prompts."""
+        if self._speculation is None or not decodes:
+            return {}
+        room = (self.max_batched_tokens - len(decodes)) // 2
+        return self._speculation.wanted(decodes, decoding, room)
+
+    def _guess(self, decodes: list[Sequence], wanted: dict[str, int]) -> list[Chunk]:
+        """Their next tokens, with guesses behind, in blocks that nobody else has taken."""
+        guesses: dict[str, tuple[int, ...]] = {}
+        if self._speculation and wanted:
+            asked = [one for one in decodes if one.id in wanted]
+            counts = [self.tables.stretch(one, wanted[one.id]) for one in asked]
+            guesses = self._speculation.propose(list(zip(asked, counts, strict=True)))
+            for sequence in asked:
+                if not guesses[sequence.id]:
+                    self.tables.trim(sequence)
+        return [Chunk.of(one, 1, guesses.get(one.id, ())) for one in decodes]
+
     def _room(self, decoding: StepShape) -> PromptRoom:
         """What is left for prompts beside these decodes."""
-        tokens = self.max_batched_tokens - decoding.decodes
+        tokens = self.max_batched_tokens - decoding.decodes - decoding.drafts
         present = min(self.num_pending, self.max_running)
         seconds, self._prompt_share = time_for_prompts(
             self.cost, decoding, present, tokens, self.target_itl_s

@@ -7,8 +7,10 @@ import numpy as np
 
 from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
+from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.grammar.compiler import Matcher
 from services.worker.engine.logits import LogitEdits
+from services.worker.engine.lookup import Lookup
 from services.worker.engine.messages import (
     FinishReason,
     Logprobs,
@@ -91,6 +93,11 @@ class Sequence:
         self.reported = False
         """Its timeline was sent."""
 
+        self.acceptance = Acceptance()
+        """Of guesses of its tokens."""
+        self.lookup: Lookup | None = None
+        """Its proposer's (proposer.py), once it has looked."""
+
         self._block_size = block_size
         self._root = root_hash(request.salt)
         self._max_len = min(self.num_prompt + request.sampling.max_tokens, max_model_len)
@@ -121,6 +128,23 @@ class Sequence:
         self.blocks.extend(blocks)
         self.room = len(self.blocks) * self._block_size
 
+    def let_go(self) -> list[int]:
+        """Takes off the table, and gives, blocks beyond those that its tokens need."""
+        spare = self.blocks[self.blocks_needed :].tolist()
+        if spare:
+            del self.blocks[-len(spare) :]
+            self.room = len(self.blocks) * self._block_size
+        return spare
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still come, but for a stop token."""
+        return self._last - len(self.tokens)
+
+    def ends_with(self, token: int) -> bool:
+        """Whether `token` would be its last, wherever it comes."""
+        return token in self._stop_ids
+
     @property
     def num_remaining(self) -> int:
         """Tokens to launch before the next one can be sampled; 0 where there will be no next one,
@@ -142,6 +166,15 @@ class Sequence:
             parent = self.hashes[-1] if self.hashes else self._root
             self.hashes.append(extend_hash(parent, self.tokens[start : start + self._block_size]))
         return self.hashes[:count]
+
+    def extend(self, tokens: list[int]) -> FinishReason | None:
+        """Adds output tokens up to the last one, if that is among them, and takes those behind it
+        off the list; says as `append` does."""
+        for index, token in enumerate(tokens):
+            if reason := self.append(token):
+                del tokens[index + 1 :]
+                return reason
+        return None
 
     def append(self, token: int) -> FinishReason | None:
         """Adds an output token; says whether it is the last one, and why."""
@@ -184,6 +217,8 @@ class Sequence:
             prompt_tokens=prompt,
             cached_tokens=min(self.num_cached, prompt),
             completion_tokens=len(self.tokens) - prompt,
+            draft_tokens=self.acceptance.drafted,
+            accepted_tokens=self.acceptance.accepted,
         )
 
 

@@ -71,17 +71,21 @@ class Steps:
             return
         size = running.constrained, -(-self._runner.info.vocab_size // 32)
         allowed = np.full(size, -1, np.int32)
-        held = [c for c in running.chunks if c.samples and c.sequence.matcher]
-        for words, chunk in zip(allowed, held, strict=True):
+        end = 0
+        for place, chunk in enumerate(running.chunks):
             matcher = chunk.sequence.matcher
-            if chunk.sequence.status is Status.FINISHED or matcher is None:
+            if not chunk.samples or matcher is None:
+                continue
+            words = allowed[end : end + 1 + len(chunk.drafts)]
+            end += len(words)
+            if chunk.sequence.status is Status.FINISHED:
                 continue
             try:
-                matcher.fill(words)
+                matcher.fill_along(words, chunk.drafts)
             except ConstraintError as error:
                 words[:] = -1
                 refused = RequestError("invalid_request", str(error), "constraint")
-                running.refused[running.chunks.index(chunk)] = refused
+                running.refused[place] = refused
         try:
             self._runner.sample(running.ticket, allowed)
         except Exception as error:

@@ -38,6 +38,16 @@ class Tables:
             self._coming.add(sequence.hash_blocks(full)[len(cached) :], sequence)
         return True
 
+    def stretch(self, sequence: Sequence, count: int) -> int:
+        """Room behind its tokens for `count` guesses, or as many as there are free blocks for."""
+        while sequence.length + count > sequence.room and self.pool.num_free:
+            sequence.hold(self.pool.allocate(1))
+        return min(count, sequence.room - sequence.length)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Takes back what only guesses needed."""
+        self.pool.free(sequence.let_go())
+
     def publish(self, sequence: Sequence) -> None:
         """Makes its newly completed blocks findable."""
         complete = sequence.num_computed // self.pool.block_size

@@ -39,7 +39,7 @@ class Launched:
     sampled: list[int] | None = None
     """Once it has run."""
     contents: list[Content] = field(default_factory=list)
-    """Of each sequence's last token, then."""
+    """Of each of the step's tokens, then."""
     error: Exception | None = None
 
 
@@ -83,7 +83,8 @@ class MemoryRunner:
         for row in ticket.plan.sampled.tolist():
             tokens = results[row].tokens
             for _ in range(0 if tokens == [WRONG] else self.more()):
-                tokens.append(next_token((*ticket.contents[row], *tokens)))
+                content = ticket.contents[int(ticket.plan.starts[row + 1]) - 1]
+                tokens.append(next_token((*content, *tokens)))
         return Collected(results, 1e-3)
 
     def used(self) -> set[int]:
@@ -108,11 +109,15 @@ class MemoryRunner:
             assert before.sampled is not None
             ids[place] = before.sampled[row]
         launched.contents = contents = [
-            self._compute(ids, plan, row, int(plan.starts[row]), int(plan.starts[row + 1]))
+            content
             for row in range(len(plan.lengths))
+            for content in self._compute(
+                ids, plan, row, int(plan.starts[row]), int(plan.starts[row + 1])
+            )
         ]
         launched.sampled = [
-            WRONG if WRONG in contents[row] else next_token(contents[row]) for row in plan.sampled
+            WRONG if WRONG in contents[token] else next_token(contents[token])
+            for token in plan.rows
         ]
         if self.trouble(plan, contents):
             launched.sampled = [WRONG] * len(plan.sampled)
@@ -123,16 +128,17 @@ class MemoryRunner:
                     slot = self._slot(plan.block_tables[row], position)
                     self.slots[slot] = (WRONG,) * (position + 1)
 
-    def _compute(self, ids: list[int], plan: StepPlan, row: int, start: int, end: int) -> Content:
-        """Writes the slots of a sequence's tokens; gives its last one's content."""
+    def _compute(
+        self, ids: list[int], plan: StepPlan, row: int, start: int, end: int
+    ) -> list[Content]:
+        """Writes the slots of a sequence's tokens; gives their contents."""
         table = plan.block_tables[row]
-        content: Content = ()
+        contents: list[Content] = []
         for place in range(start, end):
             position = int(plan.positions[place])
-            content = self._held(table, position)
-            content = (*content, ids[place])
-            self.slots[self._slot(table, position)] = content
-        return content
+            contents.append((*self._held(table, position), ids[place]))
+            self.slots[self._slot(table, position)] = contents[-1]
+        return contents
 
     def _held(self, table: "object", length: int) -> Content:
         """The first `length` tokens, as all their slots agree; else (WRONG,) * length."""

@@ -1,10 +1,11 @@
 """Both loops of the engine, on a model of memory, under random arrivals, cancels, preemptions,
-splits and failures, with one token a step or several: whoever ends, ends with the tokens that he
-would have alone."""
+splits and failures, with one token a step or several, guessed or not: whoever ends, ends with the
+tokens that he would have alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 from unittest import mock
 
 import pytest
@@ -23,9 +24,12 @@ from services.worker.engine import (
 from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
 from services.worker.engine.plan import StepPlan
+from services.worker.engine.sequence import Sequence
 from tests.unit.engine.arrivals import Arrival, arrivals
+from tests.unit.engine.guessing import Oracle
 from tests.unit.engine.memory_runner import EOS, VOCAB, Content, MemoryRunner, answer, next_token
 
+Loop = Literal["plain", "overlapped", "guessing"]
 BAD = 9
 """A token at which the model fails."""
 MOST_BAD = 2  # requests: of three steps in a row that fail wholly, the engine ends
@@ -141,7 +145,7 @@ class World:
 
 @contextmanager
 def engine_on_memory(
-    overlap: bool,
+    loop: Loop,
     num_blocks: int,
     block_size: int,
     budget: int,
@@ -150,9 +154,18 @@ def engine_on_memory(
     fails: Iterator[bool],
     more: Iterator[int],
 ) -> Iterator[World]:
+    """`more`: how many tokens a row samples beside its first, or what an oracle's guesses are drawn
+    from."""
+
+    def right(sequence: Sequence, count: int) -> list[int]:
+        tokens = tuple(sequence.tokens)
+        for _ in range(count):
+            tokens = (*tokens, next_token(tokens))
+        return list(tokens[len(sequence.tokens) :])
+
     def trouble(plan: StepPlan, contents: list[Content]) -> bool:
         # By itself a step fails only if it can be taken apart to find whose fault it was.
-        by_itself = next(fails, False) and len(contents) > 1
+        by_itself = next(fails, False) and len(plan.lengths) > 1
         return by_itself or any(BAD in content for content in contents)
 
     info = ModelInfo(
@@ -175,22 +188,28 @@ def engine_on_memory(
         kv_shape_per_block=(1, 1, 1, block_size, 2),
         kv_format="none",
     )
-    runner = MemoryRunner(info, lambda: next(late, True), trouble, lambda: next(more, 0))
+    guesses = loop == "guessing"
+    runner = MemoryRunner(
+        info, lambda: next(late, True), trouble, (lambda: 0) if guesses else lambda: next(more, 0)
+    )
+    oracle = Oracle(right, 9, lambda below: next(more, 0) % below)
     with (
+        mock.patch.object(engine_module, "NgramProposer", return_value=oracle),
         mock.patch.object(engine_module, "make_runner", return_value=runner),
         mock.patch.object(engine_module, "warm_up"),
         mock.patch.object(engine_module, "PIECE_BYTES", 1),
     ):
         config = EngineConfig(
             model="/",
-            overlap=overlap,
+            overlap=loop == "overlapped",
+            speculation="ngram" if guesses else "off",
             max_batched_tokens=max(budget, max_running),
             max_running=max_running,
         )
         yield World(Engine(config), runner)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("loop", ["plain", "overlapped", "guessing"])
 @settings(max_examples=200, deadline=None)
 @given(
     plan=st.lists(arrivals, min_size=1, max_size=10),
@@ -200,10 +219,10 @@ def engine_on_memory(
     max_running=st.integers(1, 5),
     late=st.lists(st.booleans(), max_size=40),
     fails=st.lists(st.sampled_from([False] * 7 + [True]), max_size=40),
-    more=st.lists(st.sampled_from([0, 0, 1, 2]), max_size=40),
+    more=st.lists(st.sampled_from([0, 0, 1, 2, 5]), max_size=40),
 )
 def test_everybody_gets_what_he_would_get_alone(
-    overlap: bool,
+    loop: Loop,
     plan: list[Arrival],
     num_blocks: int,
     block_size: int,
@@ -216,7 +235,7 @@ def test_everybody_gets_what_he_would_get_alone(
     pending = sorted(plan, key=lambda arrival: arrival.at_step)
     limit = 31 + sum(len(a.prompt) + a.max_tokens * 21 + a.remote_delay + 10 for a in plan) * 2
     with engine_on_memory(
-        overlap,
+        loop,
         num_blocks,
         block_size,
         budget,

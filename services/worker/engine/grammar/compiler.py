@@ -53,6 +53,31 @@ class Matcher:
         """Behind these tokens, which must be allowed: else the next `fill` raises."""
         self._state.consume_tokens(list(tokens))
 
+    def leading(self, tokens: Seq[int]) -> int:
+        """How many of them may come next, one behind the other, before the output is whole."""
+        ahead = self._state.deep_copy()
+        for count, token in enumerate(tokens):
+            if ahead.is_stopped() or not ahead.try_consume_tokens([token]):
+                return count
+        return len(tokens)
+
+    def forced(self) -> list[int]:
+        """What must come next, as far as that is one way to put it into tokens."""
+        return list(self._state.compute_ff_tokens())
+
+    def fill_along(self, words: Words, tokens: Seq[int]) -> None:
+        """As `fill`, a row behind each of `tokens`, too, which are guesses: rows of which nothing
+        can be told forbid everything. words: [1 + tokens, ceil(vocab / 32)]."""
+        self.fill(words[0])
+        ahead = self.copy()
+        for row, token in enumerate(tokens, 1):
+            try:
+                ahead.advance([token])
+                ahead.fill(words[row])
+            except ConstraintError:
+                words[row:] = 0
+                return
+
     def fill(self, words: Words) -> None:
         """Sets the bits of the tokens that may come next, and clears the others: bit i % 32 of word
         i // 32. Raises ConstraintError where none may, or it would take too long to tell."""
