@@ -1,0 +1,1 @@
+"""What requests may use, what they used, and what that cost."""

@@ -1,0 +1,299 @@
+-- Metering: every limit of every request, and the ledger. One call is one atomic step.
+-- tests/support/plain_meter.py is the same in Python; a test holds them equal.
+--
+-- A request is reserved for at the door, with what it may use at most, and settled at its end with
+-- what it used. Between them its gateway renews a lease and tells what was used so far; when the
+-- lease runs out (the gateway was killed) the request is settled with what was told last. All steps
+-- may be carried out twice: a request has one reservation, and what it was charged is remembered, so
+-- that settling it again charges the difference, which is nothing or, after a lease that ran out
+-- under a gateway that lives, what was not told yet.
+--
+-- Kinds of rules:
+--   per minute or hour   GCRA (a leaky bucket as one time): `most` at once, and `most` again in each
+--                        period, evenly. Using more than was reserved makes a debt.
+--   per day or month     a count of the calendar's, UTC by Redis' clock. What is reserved before
+--                        midnight is charged to the day before.
+--   neither              so many at once.
+--
+-- Keys, all below KEYS[1] (one hash slot):
+--   :open              hash    request -> its reservation (msgpack)
+--   :due               zset    request -> its lease, µs
+--   :done:<request>    string  what it was charged (msgpack); expires
+--   :ledger            stream  one entry for each request that ended, and one for each correction
+--   :b:<rule>          string  when the bucket will be full again, µs; expires then
+--   :c:<rule>:<date>   hash    held, used; expires a day after its period
+--   :n:<rule>          zset    request -> its lease; expires with the last
+--
+-- ARGV: op, lease (µs), memory (s: for how long what was charged is remembered), then
+--   reserve  id, run     -> JSON: see `told`
+--   hold     id, run     nothing is refused: a lease is renewed, or made anew
+--   settle   id, run     -> 1 if something was charged
+--   sweep    most        -> how many leases had run out
+-- run, JSON: who: {field: text, ...} as the ledger has it; rules: [{key, of, per, most}, ...];
+-- held: {requests, tokens, cost}; used: {prompt, cached, output, cost}; status, when it is settled.
+-- Costs are in billionths of the currency.
+
+local root = KEYS[1]
+local op, lease, memory = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local call = redis.call
+local time = call('TIME')
+local now = tonumber(time[1]) * 1e6 + tonumber(time[2]) -- µs
+
+local SECOND, DAY = 1e6, 86400e6
+local BUCKETS = {minute = 60e6, hour = 3600e6}
+local NEVER = -1
+local SOON = SECOND -- when a place or a reservation may have come back: nobody knows
+local SWEPT = 10 -- leases at most that one request's call ends for others
+
+local function key(...) return table.concat({root, ...}, ':') end
+local OPEN, DUE, LEDGER = key('open'), key('due'), key('ledger')
+local function exact(x) return string.format('%.17g', x) end
+local function whole(x) return string.format('%.0f', x) end
+
+-- ---- the calendar -------------------------------------------------------------------------------
+
+-- The date's name and the end of its period, µs. Days to dates: Howard Hinnant, "chrono-Compatible
+-- Low-Level Date Algorithms", civil_from_days.
+local function period(per)
+  local days, floor = math.floor(now / DAY), math.floor
+  local z = days + 719468
+  local era = floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+  local mp = floor((5 * doy + 2) / 153)
+  local day = doy - floor((153 * mp + 2) / 5) + 1
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  if per == 'day' then
+    return string.format('%04d-%02d-%02d', year, month, day), (days + 1) * DAY
+  end
+  local leap = (year % 4 == 0 and year % 100 ~= 0) or year % 400 == 0
+  local lengths = {31, leap and 29 or 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
+  return string.format('%04d-%02d', year, month), (days - day + 1 + lengths[month]) * DAY
+end
+
+-- ---- kinds of rules: `look` says (left, µs until `need` fits: 0 now, µs until all is free), and
+-- ---- `move` changes what is held and what is used ----------------------------------------------
+
+local bucket, calendar, places = {}, {}, {}
+
+function bucket.look(rule, need)
+  local full = BUCKETS[rule.per]
+  local ahead = math.max(0, tonumber(call('GET', rule.at) or 0) - now)
+  if need > rule.most or rule.most == 0 then return 0, NEVER, ahead end
+  local wait = ahead + need * full / rule.most - full
+  return math.max(0, (full - ahead) * rule.most / full), wait > 1 and wait or 0, ahead
+end
+
+function bucket.move(rule, held, used)
+  local amount = held + used
+  if amount == 0 or rule.most == 0 then return end
+  local at = tonumber(call('GET', rule.at) or 0)
+  if amount > 0 then at = math.max(at, now) end
+  at = at + amount * BUCKETS[rule.per] / rule.most
+  if at <= now then
+    call('DEL', rule.at)
+  else
+    call('SET', rule.at, exact(at), 'PX', whole(math.ceil((at - now) / 1e3)))
+  end
+end
+
+function calendar.look(rule, need)
+  local held = tonumber(call('HGET', rule.at, 'held') or 0)
+  local used = tonumber(call('HGET', rule.at, 'used') or 0)
+  local left, after = math.max(0, rule.most - used - held), rule.ends - now
+  if need <= left then return left, 0, after end
+  if need > rule.most or rule.most == 0 then return left, NEVER, after end
+  return left, need <= rule.most - used and SOON or after, after
+end
+
+function calendar.move(rule, held, used)
+  if held ~= 0 and call('HINCRBY', rule.at, 'held', whole(held)) < 0 then
+    call('HSET', rule.at, 'held', 0) -- the key was lost meanwhile
+  end
+  if used ~= 0 and call('HINCRBY', rule.at, 'used', whole(used)) < 0 then
+    call('HSET', rule.at, 'used', 0)
+  end
+  call('EXPIREAT', rule.at, whole((rule.ends + DAY) / SECOND))
+end
+
+function places.look(rule)
+  call('ZREMRANGEBYSCORE', rule.at, '-inf', exact(now))
+  local left = rule.most - call('ZCARD', rule.at)
+  if rule.most < 1 then return 0, NEVER, 0 end
+  return math.max(0, math.floor(left)), left >= 1 and 0 or SOON, 0
+end
+
+function places.move() end -- by `stand` and `leave`, as it is known who stands there
+
+local function kind(rule)
+  return rule.of == 'concurrent' and places or BUCKETS[rule.per] and bucket or calendar
+end
+
+-- Where each rule's count is now.
+local function located(rules)
+  for _, rule in ipairs(rules) do
+    local of = kind(rule)
+    if of == calendar then
+      local date, ends = period(rule.per)
+      rule.at, rule.ends = key('c', rule.key, date), ends
+    else
+      rule.at = key(of == places and 'n' or 'b', rule.key)
+    end
+  end
+  return rules
+end
+
+-- ---- reservations -------------------------------------------------------------------------------
+
+local function find(id)
+  local stored = call('HGET', OPEN, id)
+  return stored and cmsgpack.unpack(stored)
+end
+
+local function stand(id, run)
+  call('HSET', OPEN, id, cmsgpack.pack(run))
+  call('ZADD', DUE, exact(now + lease), id)
+  for _, rule in ipairs(run.rules) do
+    if rule.of == 'concurrent' then
+      call('ZADD', rule.at, exact(now + lease), id)
+      call('PEXPIRE', rule.at, whole(math.ceil(lease / 1e3)))
+    end
+  end
+end
+
+local function leave(id, run)
+  call('HDEL', OPEN, id)
+  call('ZREM', DUE, id)
+  for _, rule in ipairs(run.rules) do
+    if rule.of == 'concurrent' then call('ZREM', rule.at, id) end
+  end
+end
+
+local function amounts(used)
+  return {requests = 1, tokens = used.prompt + used.output, cost = used.cost}
+end
+
+local function move(run, held, used)
+  for _, rule in ipairs(run.rules) do
+    kind(rule).move(rule, held and held[rule.of] or 0, used and used[rule.of] or 0)
+  end
+end
+
+local function less(a, b)
+  local left = {}
+  for name, amount in pairs(a) do left[name] = amount - (b and b[name] or 0) end
+  return left
+end
+
+-- ---- the ledger ---------------------------------------------------------------------------------
+
+local function enter(id, run, used, status)
+  local entry = {'id', id, 'status', status}
+  for _, field in ipairs({'prompt', 'cached', 'output', 'cost'}) do
+    table.insert(entry, field)
+    table.insert(entry, whole(used[field]))
+  end
+  for _, field in ipairs({'tenant', 'user', 'model', 'tier', 'route'}) do
+    table.insert(entry, field)
+    table.insert(entry, run.who[field])
+  end
+  call('XADD', LEDGER, '*', unpack(entry))
+end
+
+local function remember(id, used)
+  call('SET', key('done', id), cmsgpack.pack(used), 'EX', memory)
+end
+
+-- Ends a reservation with what was used.
+local function close(id, run, used, status)
+  leave(id, run)
+  move(run, less({requests = 0, tokens = 0, cost = 0}, run.held), amounts(used))
+  enter(id, run, used, status)
+  remember(id, used)
+end
+
+-- A request that was charged already, or ran while nobody could count: what is missing.
+local function correct(id, run, before)
+  local missing, some = less(run.used, before), not before
+  for _, amount in pairs(missing) do some = some or amount ~= 0 end
+  if not some then return 0 end
+  local counted = amounts(missing)
+  if before then counted.requests = 0 end
+  move(run, nil, counted)
+  enter(id, run, missing, before and 'correction' or run.status)
+  remember(id, run.used)
+  return 1
+end
+
+local function sweep(most)
+  local ended = call('ZRANGEBYSCORE', DUE, '-inf', exact(now), 'LIMIT', 0, most)
+  for _, id in ipairs(ended) do
+    local run = find(id)
+    if run then close(id, run, run.used, 'lost') else call('ZREM', DUE, id) end
+  end
+  return #ended
+end
+
+-- ---- what can be asked --------------------------------------------------------------------------
+
+local ops = {}
+
+-- granted; the rule in the way (its number from 1) and µs until the request fits, -1: never; and of
+-- each rule what is left, in it and µs until all of it is.
+local function told(run, blocking, wait)
+  local rules = {}
+  for i, rule in ipairs(run.rules) do
+    local left, _, reset = kind(rule).look(rule, 0)
+    rules[i] = {left, reset}
+  end
+  return cjson.encode({granted = not blocking, rule = blocking or 0, wait = wait or 0, rules = rules})
+end
+
+function ops.reserve(id, run)
+  sweep(SWEPT)
+  local known = find(id)
+  if known then return told(known) end
+  run.rules = located(run.rules)
+  if call('EXISTS', key('done', id)) == 1 then return told(run) end
+  local blocking, longest
+  for i, rule in ipairs(run.rules) do
+    local _, wait = kind(rule).look(rule, run.held[rule.of] or 0)
+    if wait ~= 0 and longest ~= NEVER and (wait == NEVER or wait > (longest or 0)) then
+      blocking, longest = i, wait
+    end
+  end
+  if blocking then return told(run, blocking, longest) end
+  move(run, run.held, nil)
+  stand(id, run)
+  return told(run)
+end
+
+function ops.hold(id, run)
+  if call('EXISTS', key('done', id)) == 1 then return 0 end
+  local known = find(id)
+  if known then
+    known.used = run.used
+    run = known
+  else
+    run.rules = located(run.rules)
+    move(run, run.held, nil)
+  end
+  stand(id, run)
+  return 1
+end
+
+function ops.settle(id, run)
+  local before = call('GET', key('done', id))
+  local known = find(id)
+  if known then
+    close(id, known, run.used, run.status)
+    return 1
+  end
+  run.rules = located(run.rules)
+  return correct(id, run, before and cmsgpack.unpack(before))
+end
+
+if op == 'sweep' then return sweep(tonumber(ARGV[4])) end
+return ops[op](ARGV[4], cjson.decode(ARGV[5]))

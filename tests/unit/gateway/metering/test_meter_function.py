@@ -1,0 +1,224 @@
+"""meter.lua against a plain ledger: never negative, never lost, idempotent."""
+
+import copy
+import json
+import uuid
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis as BlockingRedis
+
+from services.gateway.identity.limits import Bound, Limit
+from services.gateway.metering.run import Held, Run, Used
+from services.gateway.metering.shared_meter import SOURCE
+from tests.support.plain_meter import PlainMeter
+
+LEASE_S = 50.0
+MEMORY_S = 3600
+BEGIN_S = 2_082_758_390.0  # ten seconds before a month's end, in a far year: nothing expires yet
+# The clock is the test's, and no key expires by the server's own.
+SCRIPT = SOURCE
+for theirs, ours in (
+    ("call('TIME')", "{call('GET', KEYS[1] .. '-s'), call('GET', KEYS[1] .. '-us')}"),
+    ("'PX', whole(", "'PX', 3600000 + whole("),
+    ("rule.at, whole(math.ceil(lease / 1e3))", "rule.at, 3600000"),
+):
+    assert SCRIPT.count(theirs) == 1, theirs
+    SCRIPT = SCRIPT.replace(theirs, ours)
+
+FIELDS = ("prompt", "cached", "output", "cost")
+
+
+def rule(name: str, of: str, most: float, per: str | None = None, owner: str = "tenant:a") -> Bound:
+    return Bound(owner, Limit(name=name, of=of, most=most, per=per))  # type: ignore[arg-type]
+
+
+RULES = [
+    rule("rpm", "requests", 5, "minute"),
+    rule("rpd", "requests", 12, "day"),
+    rule("tpm", "tokens", 1000, "minute"),
+    rule("tph", "tokens", 4321, "hour", owner="key:k"),
+    rule("tokens", "tokens", 3000, "month"),
+    rule("day", "cost", 5e-6, "day"),
+    rule("month", "cost", 9e-6, "month", owner="key:k"),
+    rule("spend", "cost", 2e-6, "minute"),
+    rule("few", "concurrent", 3),
+    rule("none", "requests", 0, "day", owner="key:never"),
+]
+
+
+def run_of(id: str, bounds: list[Bound], tokens: int = 100, cost: int = 300) -> Run:
+    who = {"tenant": "a", "user": "key_1", "model": "m", "tier": "normal", "route": "/v1"}
+    return Run(id, who, bounds, Held(tokens, cost))
+
+
+class Lua:
+    """Calls meter.lua directly, at the test's time."""
+
+    def __init__(self, url: str) -> None:
+        self.redis = BlockingRedis.from_url(url, decode_responses=True)
+        self._run = self.redis.register_script(SCRIPT)
+        self.root = f"test-{uuid.uuid4().hex}:{{meter}}"
+        self.at(BEGIN_S)
+
+    def at(self, now: float) -> None:
+        whole = int(now)
+        us = round((now - whole) * 1e6)
+        self.redis.mset({f"{self.root}-s": whole, f"{self.root}-us": us})
+
+    def call(self, op: str, *args: object):
+        return self._run([self.root], [op, round(LEASE_S * 1e6), MEMORY_S, *args])
+
+    def reserve(self, run: Run):
+        """(the rule in the way, seconds, what each rule leaves)"""
+        told = json.loads(self.call("reserve", run.id, json.dumps(run.told())))
+        assert told["granted"] == (told["rule"] == 0)
+        wait = told["wait"] / 1e6 if told["wait"] > 0 else told["wait"]
+        return told["rule"], wait, [left for left, _ in told["rules"] or ()]
+
+    def hold(self, run: Run) -> None:
+        self.call("hold", run.id, json.dumps(run.told()))
+
+    def settle(self, run: Run) -> int:
+        return self.call("settle", run.id, json.dumps(run.told()))
+
+    def sweep(self, most: int = 100) -> int:
+        return self.call("sweep", most)
+
+    def ledger(self) -> list[tuple[str, str, dict[str, int]]]:
+        return [
+            (e["id"], e["status"], {field: int(e[field]) for field in FIELDS})
+            for _, e in self.redis.xrange(f"{self.root}:ledger")
+        ]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        return {
+            key[len(self.root) + 3 :]: {k: int(v) for k, v in self.redis.hgetall(key).items()}
+            for key in self.redis.keys(f"{self.root}:c:*")
+        }
+
+    def keys(self) -> set[str]:
+        return {key[len(self.root) + 1 :] for key in self.redis.keys(f"{self.root}:*")}
+
+    def close(self) -> None:
+        for key in self.redis.keys(f"{self.root}*"):
+            self.redis.delete(key)
+        self.redis.close()
+
+
+@pytest.fixture
+def lua(redis_url):
+    script = Lua(redis_url)
+    yield script
+    script.close()
+
+
+class Both:
+    """The function and the plain ledger, called alike; every answer must be the same."""
+
+    def __init__(self, lua: Lua) -> None:
+        self.lua = lua
+        self.plain = PlainMeter(LEASE_S)
+        self.now = self.plain.now = BEGIN_S
+        self.runs: list[Run] = []
+        self.final: dict[str, Used] = {}
+
+    def pass_time(self, seconds: float) -> None:
+        self.now = self.plain.now = round(self.now + seconds, 6)
+        self.lua.at(self.now)
+
+    def reserve(self, bounds: list[Bound], tokens: int, cost: int, times: int) -> None:
+        run = run_of(f"r{len(self.runs)}", bounds, tokens, cost)
+        self.runs.append(run)
+        for _ in range(times):
+            expected, wait = self.plain.reserve(run.id, run.told())
+            blocking, waits, left = self.lua.reserve(run)
+            assert (blocking, waits) == (expected, pytest.approx(wait, abs=1e-4))
+            looks = [self.plain.look(rule, 0)[0] for rule in run.told()["rules"]]
+            assert left == pytest.approx(looks, rel=1e-6, abs=0.1)
+            assert all(one >= 0 for one in left)
+        if run.id in self.plain.standing:
+            self.final.setdefault(run.id, Used())
+
+    def ask(self, op: str, run: Run, used: Used, times: int) -> None:
+        before = self.final.get(run.id, Used())
+        run.used = used = Used(*map(max, before, used))  # it only grows
+        run.status = "ok"
+        if op == "settle" or run.id not in self.plain.charged:
+            self.final[run.id] = used
+        for _ in range(times):
+            getattr(self.plain, op)(run.id, copy.deepcopy(run.told()))
+            getattr(self.lua, op)(run)
+
+    def check(self) -> None:
+        assert self.lua.ledger() == self.plain.ledger
+        counts = {
+            f"{key}:{date}": (count.held, count.used)
+            for (key, date), count in self.plain.counts.items()
+        }
+        told = {at: (c.get("held", 0), c.get("used", 0)) for at, c in self.lua.counts().items()}
+        assert told == {at: c for at, c in counts.items() if at in told}
+        assert all(c == (0, 0) for at, c in counts.items() if at not in told)
+        assert all(held >= 0 and used >= 0 for held, used in told.values())
+
+
+USED = st.builds(
+    lambda prompt, cached, output, cost: Used(prompt, min(prompt, cached), output, cost),
+    *(st.integers(0, 900) for _ in range(3)),
+    st.integers(0, 3000),
+)
+TIMES = st.integers(1, 2)
+OPS = st.one_of(
+    st.tuples(
+        st.just("reserve"),
+        st.lists(st.sampled_from(RULES), unique_by=id, max_size=len(RULES)),
+        st.integers(0, 1100),
+        st.integers(0, 5500),
+        TIMES,
+    ),
+    st.tuples(st.just("hold"), st.integers(0, 30), USED, TIMES),
+    st.tuples(st.just("settle"), st.integers(0, 30), USED, TIMES),
+    st.tuples(st.just("unreserved"), USED, TIMES),
+    st.tuples(st.just("time"), st.sampled_from([0.001, 3.0, 12.5, 60.0, 50.0, 90_000.0])),
+    st.tuples(st.just("sweep"), st.integers(1, 3)),
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(ops=st.lists(OPS, max_size=40))
+def test_the_function_is_the_plain_ledger(redis_url, ops):
+    """Whatever comes, twice or late or never, both say the same of every limit and write the same
+    ledger; in the end its sum is what was told last of each request, and nothing is held."""
+    lua = Lua(redis_url)
+    both = Both(lua)
+    try:
+        for op, *args in ops:
+            if op == "reserve":
+                both.reserve(*args)
+            elif op == "unreserved":
+                both.runs.append(run_of(f"r{len(both.runs)}", RULES[:7]))
+                both.ask("settle", both.runs[-1], *args)
+            elif op == "time":
+                both.pass_time(*args)
+            elif op == "sweep":
+                assert lua.sweep(*args) == both.plain.sweep(*args)
+            elif known := [run for run in both.runs if run.id in both.final]:
+                number, *rest = args
+                both.ask(op, known[number % len(known)], *rest)
+            both.check()
+        both.pass_time(LEASE_S)  # nobody renews: all of it comes back
+        while both.plain.sweep(100):
+            lua.sweep(100)
+        both.check()
+        sums: dict[str, Counter[str]] = {id: Counter() for id in both.final}
+        for id, _, used in lua.ledger():
+            sums[id].update(used)
+        assert {id: Used(*(total[f] for f in FIELDS)) for id, total in sums.items()} == both.final
+        assert all(count.get("held", 0) == 0 for count in lua.counts().values())
+        assert not {key for key in lua.keys() if key.startswith(("open", "due", "n:"))}
+    finally:
+        lua.close()
