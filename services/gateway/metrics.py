@@ -3,6 +3,8 @@ number (`PENSTOCK_GATEWAY__TENANTS_IN_METRICS`), no request id, no raw path."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.common.metrics import from_zero
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _RATES = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 300, 500, 1000)
@@ -52,6 +54,44 @@ tenant_tokens = Counter(
     "penstock_gateway_tenant_tokens_total",
     "The same by tenant; tenants past the bound are `other`",
     ["tenant", "kind"],
+)
+cost = Counter(
+    "penstock_gateway_cost_total", "Of ended requests, in the price table's currency", ["model"]
+)
+tenant_cost = Counter(
+    "penstock_gateway_tenant_cost_total",
+    "The same by tenant; tenants past the bound are `other`",
+    ["tenant"],
+)
+limited = from_zero(
+    Counter(
+        "penstock_gateway_limited_total",
+        "Requests that a limit had no room for, by what it counts",
+        ["of"],
+    ),
+    ("requests", "tokens", "concurrent", "cost"),
+)
+unchecked = from_zero(
+    Counter(
+        "penstock_gateway_limits_unchecked_total",
+        "Requests that came while Redis was away, by what their limits say of that",
+        ["outcome"],
+    ),
+    ("let_through", "refused"),
+)
+unsettled = Gauge(
+    "penstock_gateway_unsettled_requests", "Ended, and not in the ledger yet: Redis is away"
+)
+unledgered = Counter(
+    "penstock_gateway_unledgered_total", "Ended requests that are missing in the ledger for good"
+)
+unledgered_cost = Counter("penstock_gateway_unledgered_cost_total", "What those cost")
+lapsed = Counter(
+    "penstock_gateway_lapsed_total",
+    "Requests whose gateway was lost, settled with what it had told of them",
+)
+ledger_cut = Counter(
+    "penstock_gateway_ledger_cut_total", "The ledger's oldest entries, gone because it was full"
 )
 running = Gauge(
     "penstock_gateway_running_requests",

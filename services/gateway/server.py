@@ -22,6 +22,7 @@ from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.connections.http_server import HttpServer
 from services.gateway.identity.identity import Identity
 from services.gateway.intake import Intake
+from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
 from services.gateway.runs.pipeline import Gateway
@@ -62,6 +63,7 @@ class GatewayService(Service):
         map_large_pieces()
         self.gateway.identity.start()
         self.gateway.records.start()
+        self.gateway.meter.start()
         self.gateway.files.room.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
@@ -133,6 +135,7 @@ class GatewayService(Service):
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
         await self.gateway.identity.stop()
+        await self.gateway.meter.stop()
         await self.gateway.records.stop()
         await self.gateway.files.room.stop()
         await self.gateway.stores.stop()
@@ -150,11 +153,13 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     store_files = StoreFiles(redis, namespace)
     indexing = Indexing(files, store_files, retrieval, telemetry)
     identity = Identity(settings, redis)
+    tenants_told = BoundedNames(own.tenants_in_metrics)
     return Gateway(
         settings=settings,
         telemetry=telemetry,
         auth=identity.auth,
         identity=identity,
+        meter=Meter.of(redis, settings, tenants_told),
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,
@@ -163,7 +168,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),
-        tenants_told=BoundedNames(own.tenants_in_metrics),
+        tenants_told=tenants_told,
     )
 
 

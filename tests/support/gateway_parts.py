@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import grpc
 
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from protos.tokenizer_pb2 import ModelInfo, PromptRequest
-from services.common.config import GatewaySettings, Settings
+from services.common.config import GatewaySettings, MeteringSettings, Settings
 from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
 from services.common.link import End
@@ -18,6 +19,9 @@ from services.common.metrics import BoundedNames
 from services.common.telemetry import Telemetry
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Intake
+from services.gateway.metering.meter import Meter
+from services.gateway.metering.run import Run, Verdict
+from services.gateway.metering.upkeep import Upkeep
 from services.gateway.models import model_not_found
 from services.gateway.runs.pipeline import Gateway
 from services.gateway.runs.records import Records
@@ -132,16 +136,55 @@ class Tokenizers:
         return opened
 
 
+class SharedMeter:
+    """The meter in Redis, as `verdict` says: it has room, or what stands in the way, or it is away.
+    Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.verdict: Verdict | Exception = Verdict()
+        self.reserved: list[Run] = []
+        self.settled: list[Run] = []
+        self.away: Exception | None = None
+
+    async def reserve(self, run: Run) -> Verdict:
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        self.reserved.append(run)
+        return self.verdict
+
+    async def hold(self, run: Run) -> None:
+        pass
+
+    async def settle(self, run: Run) -> None:
+        if self.away is not None:
+            raise self.away
+        self.settled.append(replace(run))
+
+
+def meter(
+    shared: SharedMeter | None = None,
+    settings: MeteringSettings | None = None,
+    tenants_told: BoundedNames | None = None,
+) -> Meter:
+    own, meters = settings or MeteringSettings(), cast(Any, shared or SharedMeter())
+    upkeep = Upkeep(meters, cast(Any, None), own)
+    return Meter(meters, upkeep, own, tenants_told or BoundedNames(9))
+
+
 @contextmanager
-def gateway_parts(**gateway: Any) -> Iterator[Any]:
+def gateway_parts(
+    metering: MeteringSettings | None = None, shared: SharedMeter | None = None, **gateway: Any
+) -> Iterator[Any]:
     """A Gateway whose neighbours are stand-ins; `gateway` are GatewaySettings."""
     own = GatewaySettings(**{"port": 0, **gateway})
+    tenants_told = BoundedNames(own.tenants_in_metrics)
     threads = FairThreads(1, "test")
     parts = Gateway(
         settings=Settings(gateway=own),
         telemetry=Telemetry("gateway", "gateway-1"),
         auth=cast(Any, Auth()),
         identity=cast(Any, None),
+        meter=meter(shared, metering, tenants_told),
         tokenizers=cast(Any, Tokenizers()),
         models=cast(Any, Models()),
         retrieval=cast(Any, Retrieval()),
@@ -150,7 +193,7 @@ def gateway_parts(**gateway: Any) -> Iterator[Any]:
         records=Records(10),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=threads,
-        tenants_told=BoundedNames(own.tenants_in_metrics),
+        tenants_told=tenants_told,
     )
     try:
         yield parts

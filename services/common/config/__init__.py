@@ -7,6 +7,7 @@ here. Unknown values of a known name are refused at start. Lists and models are 
 from services.common.config.base import AUTO, RayOptions, Section, ServiceSettings, is_loopback
 from services.common.config.gateway import GatewaySettings
 from services.common.config.identity import IdentitySettings
+from services.common.config.metering import MeteringSettings, ModelPrice, Price
 from services.common.config.models import ModelSpec, Pool
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
@@ -18,9 +19,12 @@ __all__ = [
     "AUTO",
     "GatewaySettings",
     "IdentitySettings",
+    "MeteringSettings",
+    "ModelPrice",
     "ModelSpec",
     "PolicyRule",
     "Pool",
+    "Price",
     "RayOptions",
     "RetrievalSettings",
     "Role",

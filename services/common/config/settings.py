@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.common.config.base import AUTO, Replicated, ServiceSettings, is_loopback
 from services.common.config.gateway import GatewaySettings
 from services.common.config.identity import IdentitySettings
+from services.common.config.metering import MeteringSettings
 from services.common.config.models import ModelSpec
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
@@ -53,6 +54,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
 
     gateway: GatewaySettings = GatewaySettings()
     identity: IdentitySettings = IdentitySettings()
+    metering: MeteringSettings = MeteringSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     router: RouterSettings = RouterSettings()

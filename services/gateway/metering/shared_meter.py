@@ -10,6 +10,8 @@ from services.gateway.metering.run import Room, Run, Verdict
 
 SOURCE = Path(__file__).with_name("meter.lua").read_text()
 
+_MEMORY_S = 3600  # for so long it is known what an ended request was charged
+
 
 def root_of(namespace: str) -> str:
     """What all of its keys begin with; the braces: one slot of a Redis cluster."""
@@ -19,11 +21,10 @@ def root_of(namespace: str) -> str:
 class SharedMeter:
     """Every call may be carried out twice, which is the same as once. Raises one of `RedisAway`."""
 
-    def __init__(self, redis: Redis, namespace: str, lease_s: float, memory_s: float) -> None:
-        """`memory_s`: for how long it is known what an ended request was charged."""
+    def __init__(self, redis: Redis, namespace: str, lease_s: float) -> None:
         self._pipe = ScriptPipe(redis, SOURCE)
         self._keys = [root_of(namespace)]
-        self._bounds = (round(lease_s * 1e6), round(memory_s))
+        self._bounds = (round(lease_s * 1e6), _MEMORY_S)
 
     async def reserve(self, run: Run) -> Verdict:
         """Holds what `run` may use, if every limit has room for it."""

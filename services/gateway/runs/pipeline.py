@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -21,12 +21,15 @@ from services.common.metrics import BoundedNames
 from services.common.peers import Peers
 from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
-from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
+from services.gateway.api.rest.http import internal
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.identity import Identity
 from services.gateway.identity.permissions import admit
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.intake import Intake, Place
+from services.gateway.metering.estimate import expected
+from services.gateway.metering.meter import Meter, status_of
+from services.gateway.metering.prices import Cost
 from services.gateway.models import ModelCatalog
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
 from services.gateway.runs.records import Journal, Records, client_context
@@ -48,6 +51,7 @@ class Gateway:
     telemetry: Telemetry
     auth: Authenticator
     identity: Identity
+    meter: Meter
     tokenizers: Peers
     models: ModelCatalog
     retrieval: RetrievalClient
@@ -73,13 +77,21 @@ class Front(Protocol):
         of a completion. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room.
         """
 
+    def admitted(self, headers: Mapping[str, str]) -> None:
+        """Takes what the caller is to hear of its limits, with the beginning of the answer."""
+
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """Passes deltas on, which `answer` holds already; waits for a client that is slow. The
         answers of several prompts call this at the same time.
         """
 
-    async def finish(self, answers: list[Answer]) -> None:
-        """Ends complete answers, in the order of their prompts."""
+    async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
+        """Ends complete answers, in the order of their prompts. `cost`: of all of them; None: the
+        model has no price."""
+
+    @property
+    def shown(self) -> bool:
+        """Whether any of the answer has left."""
 
 
 async def generate(
@@ -95,11 +107,18 @@ async def generate(
         model = journal.model = prompts[0].request.model
         journal.tags = prompts[0].tags
         principal.authorize(model)
-        await gateway.models.find(model)
+        window = (await gateway.models.find(model)).window
         if any(prompt.stores for prompt in prompts):
             principal.require(Permission.STORES_READ)
         journal.served = model
         unready = [await gateway.stores.require(principal.tenant, p.stores) for p in prompts]
+
+    with span("limits"):
+        most = expected(prompts, window, gateway.meter.open_output_tokens)
+        metered = journal.metered = await gateway.meter.admit(
+            principal, front.request_id, front.route, model, most
+        )
+        front.admitted(metered.headers)
 
     of_prompts: list[list[Answer]] = []
     for prompt, files in zip(prompts, unready, strict=True):
@@ -123,6 +142,7 @@ async def generate(
             ]
         )
     answers = [answer for of_one in of_prompts for answer in of_one]
+    metered.usage, metered.shown = lambda: total_usage(answers), lambda: front.shown
 
     with span("generate") as generating:
         way = _Way(deadline, traceparent(generating), journal)
@@ -133,8 +153,9 @@ async def generate(
         if gateway.settings.log_prompts:
             generating.set_attribute("prompt", "\n".join(prompt.text for prompt in prompts))
             generating.set_attribute("answer", "\n".join(answer.text for answer in answers))
-        await front.finish(answers)
         journal.usage = total_usage(answers)
+        await gateway.meter.settle(metered)
+        await front.finish(answers, metered.cost)
 
 
 class _Way(NamedTuple):
@@ -238,13 +259,6 @@ def _measure(journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
         metrics.itl.labels(journal.served).observe(gap_s / tokens)
 
 
-def _outcome(error: PenstockError | None) -> str:
-    """Whose fault it was: see `metrics.generations`."""
-    status = 200 if error is None else http_status(error)
-    told = {200: "ok", 429: "limited", CLIENT_GONE: "cancelled"}
-    return told.get(status, "failed" if status >= 500 else "refused")
-
-
 async def serve(gateway: Gateway, front: Front) -> None:
     """Who asks, and whether there is a place; then runs `generate` within its bounds and keeps its
     record, however it ends. Of a stranger's or a refused request nothing is kept.
@@ -288,6 +302,9 @@ async def serve(gateway: Gateway, front: Front) -> None:
         journal.fail(internal())
         raise
     finally:
+        if (metered := journal.metered) is not None:
+            gateway.meter.end(metered, journal.error)
+            journal.metered, journal.cost = None, metered.cost
         if root is not None:
             journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
             if place is not None:
@@ -298,7 +315,7 @@ async def serve(gateway: Gateway, front: Front) -> None:
 
 def _account(gateway: Gateway, journal: Journal) -> None:
     model = journal.served or metrics.UNKNOWN
-    metrics.generations.labels(model, _outcome(journal.error)).inc()
+    metrics.generations.labels(model, status_of(journal.error)).inc()
     spent = {"completion": journal.tokens}  # what has come, of an answer that is not whole
     if (used := journal.usage) is not None:
         spent = {

@@ -60,10 +60,12 @@ class Answer:
     wants_logprobs: bool = False
     echo: Echo | None = None  # the prompt, where it is to come back
     finish: FinishReason = FINISH_NONE
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=Usage)  # of the whole answer
+    known: Usage = field(default_factory=Usage)  # of its prompt, before
     plan: PromptPlan = field(default_factory=PromptPlan)
     arrived: float = 0.0  # the last of it, monotonic seconds; 0: nothing yet
     began: float = 0.0  # the first of it, likewise
+    tokens: int = 0  # that came
     tokens_since: int = 0  # that came behind the first arrival
 
     def add(self, deltas: list[TextDelta]) -> tuple[int, float]:
@@ -88,14 +90,26 @@ class Answer:
             if delta.HasField("echo"):
                 self.echo = delta.echo
             if delta.finish:
-                self.finish, self.usage = delta.finish, delta.usage
+                self.finish = delta.finish
+                self.usage = delta.usage
+            elif delta.HasField("usage"):
+                self.known = delta.usage
             if delta.HasField("plan"):
                 self.plan = delta.plan
+        self.tokens += tokens
         if gap_s:
             self.tokens_since += tokens
         else:
             self.began = now
         return tokens, gap_s
+
+    @property
+    def used(self) -> Usage:
+        """So far: of a whole answer as its tokenizer counts, of another what has come."""
+        if self.finish:
+            return self.usage
+        prompt, cached = self.known.prompt_tokens, self.known.cached_tokens
+        return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=self.tokens)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -128,11 +142,11 @@ class Answer:
 
 
 def total_usage(answers: Sequence[Answer]) -> Usage:
-    """Of one request. A prompt counts once, however many answers it has; what the others than the
-    first found of it was computed for that one."""
-    firsts = [answer.usage for answer in answers if not answer.choice]
+    """Of one request, so far. A prompt counts once, however many answers it has; what the others
+    than the first found of it was computed for that one."""
+    firsts = [answer.used for answer in answers if not answer.choice]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
         cached_tokens=sum(usage.cached_tokens for usage in firsts),
-        completion_tokens=sum(answer.usage.completion_tokens for answer in answers),
+        completion_tokens=sum(answer.used.completion_tokens for answer in answers),
     )

@@ -19,6 +19,8 @@ from protos import common_pb2
 from services.common.discovery import REPLICA_ID
 from services.common.errors import PenstockError
 from services.common.telemetry import decision, remote_parent
+from services.gateway.metering.meter import Metered
+from services.gateway.metering.prices import Cost
 
 _STORED = (
     "request_id", "route", "created", "model", "tags", "first_text_s", "duration_s", "tokens"
@@ -37,6 +39,8 @@ class Journal:
         self.served = ""  # the same, once it is known that there is such one
         self.tags: dict[str, str] = {}  # the client's own
         self.usage: common_pb2.Usage | None = None  # of a complete answer
+        self.metered: Metered | None = None  # past its limits and not ended yet
+        self.cost: Cost | None = None  # None: nobody set a price
         self.error: PenstockError | None = None
         self.decisions: list[common_pb2.Decision] = []
         self.below = common_pb2.Record()  # what the other services told
@@ -71,7 +75,7 @@ class Journal:
 
     def as_stored(self) -> str:
         """All of a closed one, for another gateway to tell."""
-        told = {name: getattr(self, name) for name in _STORED}
+        told = {name: getattr(self, name) for name in _STORED} | {"cost": self.cost}
         error = None
         if self.error is not None:
             error = base64.b64encode(self.error.to_status().SerializeToString()).decode()
@@ -85,6 +89,7 @@ class Journal:
         journal = cls(told["request_id"], told["route"])
         for name in _STORED:
             setattr(journal, name, told[name])
+        journal.cost = Cost(*told["cost"]) if told["cost"] else None
         if told["error"] is not None:
             status = common_pb2.Status.FromString(base64.b64decode(told["error"]))
             journal.error = PenstockError.from_status(status)
@@ -107,6 +112,8 @@ class Journal:
             "duration_ms": round(self.duration_s * 1000, 3),
             "time_to_first_token_ms": round(self.first_text_s * 1000, 3) or None,
             "tokens": self.tokens,
+            "cost": self.cost.amount if self.cost else None,
+            "currency": self.cost.currency if self.cost else None,
             "spans": outside(_waterfall(record.spans)),
             "decisions": outside(
                 [

@@ -9,8 +9,9 @@ import pytest
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.telemetry import Telemetry
-from services.gateway.api.embeddings import embed
+from services.gateway.api.embeddings import EmbedCall, embed
 from services.gateway.identity.principal import Principal
+from tests.support.gateway_parts import meter
 
 
 class Retrieval:
@@ -27,9 +28,13 @@ class Retrieval:
 
 
 async def ask(retrieval: Retrieval, model: str = "m", *, models: Any = None) -> EmbedReply:
-    gateway: Any = SimpleNamespace(retrieval=retrieval, telemetry=Telemetry("gateway", "g"))
+    gateway: Any = SimpleNamespace(
+        retrieval=retrieval, telemetry=Telemetry("gateway", "g"), meter=meter()
+    )
     principal = Principal("acme", "key_1", models=models, priority="high", weight=2.0)
-    return await embed(gateway, principal, "req_1", None, model, ["a", "b"])
+    asked = EmbedCall("req_1", "Embed", None)
+    reply, _ = await embed(gateway, principal, asked, model, ["a", "b"])
+    return reply
 
 
 async def refusal(retrieval: Retrieval, model: str = "m", **more: Any) -> PenstockError:

@@ -5,7 +5,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from services.common.logs import JsonLines
 from services.common.metrics import BoundedNames
 from services.gateway import metrics
 from services.gateway.intake import Place
+from services.gateway.metering.prices import Cost
 from services.gateway.runs import pipeline
 from services.gateway.runs import prompt as prompt_module
 from services.gateway.runs.pipeline import serve
@@ -69,8 +70,15 @@ class Front:
         text = "".join(delta.text for delta in deltas)
         self.texts[answer.index] = self.texts.get(answer.index, "") + text
 
-    async def finish(self, answers: list[Answer]) -> None:
-        self.finished = answers
+    def admitted(self, headers: Mapping[str, str]) -> None:
+        self.headers = dict(headers)
+
+    @property
+    def shown(self) -> bool:
+        return bool(self.texts)
+
+    async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
+        self.finished, self.cost = answers, cost
 
 
 def asks(text: str = "Hi", model: str = MODEL, **more: Any) -> Prompt:
@@ -149,7 +157,7 @@ async def test_an_answer_and_its_record(parts):
     assert (told["status"], told["model"], told["tokens"]) == ("ok", MODEL, 4)
     assert told["metadata"] == {"user": "u"}
     names = [span["name"] for span in told["spans"]]
-    assert sorted(names) == ["authenticate", "generate", "request", "validate"]
+    assert sorted(names) == ["authenticate", "generate", "limits", "request", "validate"]
     (generating,) = [s for s in told["spans"] if s["name"] == "generate"]
     assert opened.traceparent.split("-")[2] == generating["id"]
     assert front.places[0].tenant == "acme"
@@ -512,7 +520,7 @@ async def test_a_model_that_does_not_exist_gets_no_label(parts):
 
 
 async def test_tokens_are_told_by_tenant_up_to_a_number_of_them(parts):
-    parts.tenants_told = BoundedNames(1)
+    parts.tenants_told = parts.meter._tenants_told = BoundedNames(1)
     parts.auth.keys["Bearer late"] = principal(tenant="late-tenant")
 
     def spent(tenant: str) -> float:

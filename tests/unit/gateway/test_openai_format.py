@@ -261,6 +261,7 @@ def test_usage_known_early_is_not_yet_the_answers():
     first.usage.CopyFrom(Usage(prompt_tokens=9, cached_tokens=4))
     made.add([first])
     assert made.usage == Usage()
+    assert made.used == Usage(prompt_tokens=9, cached_tokens=4)
     made.add([TextDelta(finish=FINISH_STOP, usage=Usage(prompt_tokens=9, completion_tokens=2))])
     assert (made.usage.completion_tokens, made.plan.passages_used) == (2, 1)
 

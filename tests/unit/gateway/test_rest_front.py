@@ -75,7 +75,7 @@ async def test_answers_that_come_at_once_begin_one_stream():
     await asyncio.gather(*(made.write(a, deltas(a, "z")) for a in both))
     for answer in both:
         answer.add([TextDelta(finish=FINISH_STOP, usage=Usage(completion_tokens=3))])
-    await made.finish(both)
+    await made.finish(both, None)
     assert exchange.sent.count("start") == 1
     assert exchange.sent[0] == "start"
     assert exchange.sent[-1] == "data: [DONE]"
@@ -92,7 +92,7 @@ async def test_an_answer_without_text_is_a_whole_stream():
     made = front(exchange, chat=True, stream=True, stream_options={"include_usage": True})
     (answer,) = answers(1)
     answer.add([TextDelta(finish=FINISH_STOP)])
-    await made.finish([answer])
+    await made.finish([answer], None)
     start, opening, closing, usage, done = exchange.sent
     assert (start, done) == ("start", "data: [DONE]")
     assert '"role":"assistant"' in opening

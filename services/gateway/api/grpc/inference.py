@@ -6,12 +6,13 @@ import logging
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
 import grpc
 
+from protos import gateway_pb2
 from protos.common_pb2 import Message
 from protos.gateway_pb2 import (
     ChatRequest,
@@ -25,7 +26,7 @@ from protos.gateway_pb2 import (
 from protos.tokenizer_pb2 import ModelInfo, TextDelta
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
-from services.gateway.api.embeddings import MAX_TEXTS, EmbeddingsRequest, embed
+from services.gateway.api.embeddings import MAX_TEXTS, EmbedCall, EmbeddingsRequest, embed
 from services.gateway.api.generation_schema import (
     MAX_BAD_WORDS,
     MAX_BIAS,
@@ -45,6 +46,8 @@ from services.gateway.identity.permissions import admit
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
+from services.gateway.metering.prices import Cost
+from services.gateway.metering.refusals import LimitError
 from services.gateway.runs.pipeline import Gateway, serve
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
 from services.gateway.runs.text_stream import client_too_slow
@@ -82,6 +85,7 @@ class GrpcFront:
         self._inbox = inbox
         self._context = context
         self._began = False
+        self._headers: Mapping[str, str] = {}
 
     async def read(self, place: Place) -> list[Prompt]:
         message = await self._inbox.take(place, self._context)
@@ -98,6 +102,13 @@ class GrpcFront:
             self._inbox.parse(CompleteRequest, message), limits.max_prompt_tokens
         )
         return validated(CompletionRequest, fields, limits).prompts(limits)
+
+    def admitted(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+
+    @property
+    def shown(self) -> bool:
+        return self._began
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """One event for all that is ready."""
@@ -119,19 +130,32 @@ class GrpcFront:
         if says or event.HasField("plan"):
             await self._send(event)
 
-    async def finish(self, answers: list[Answer]) -> None:
+    async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         *others, last = answers
         for answer in others:
             await self._send(GenerateEvent(choice=answer.index, finish=answer.finish))
-        usage = total_usage(answers)
-        await self._send(GenerateEvent(choice=last.index, finish=last.finish, usage=usage))
+        ending = GenerateEvent(choice=last.index, finish=last.finish, usage=total_usage(answers))
+        if cost is not None:
+            ending.cost.MergeFrom(_cost(cost))
+        await self._send(ending)
 
     async def _send(self, event: GenerateEvent) -> None:
         try:
             async with asyncio.timeout(self._settings.gateway.write_timeout_s):
+                headers, self._headers = self._headers, {}
+                await _told(self._context, headers)
                 await self._context.write(event)
         except TimeoutError:
             raise client_too_slow() from None
+
+
+async def _told(context: Context, headers: Mapping[str, str]) -> None:
+    if headers:
+        await context.send_initial_metadata(tuple(headers.items()))
+
+
+def _cost(cost: Cost) -> gateway_pb2.Cost:
+    return gateway_pb2.Cost(amount=cost.amount, currency=cost.currency)
 
 
 def _endpoint(route: str) -> str:
@@ -222,14 +246,16 @@ class Inference:
     async def embed(self, _: object, context: Context) -> PublicEmbedReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
             principal = await self._caller(metadata, "Embed")
-            trace = metadata.get("traceparent")
             with self._gateway.intake.slot(principal.tenant) as place:
                 message = await self._inbox.take(place, context)
                 body = await asyncio.to_thread(self._understand, message)
                 limit = self._gateway.settings.gateway.body_limit_bytes
                 texts = await body.texts(self._gateway.threads, principal.tenant, limit)
-                reply = await embed(self._gateway, principal, id, trace, body.model, texts)
-            return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens)
+                asked = EmbedCall(id, "Embed", metadata.get("traceparent"))
+                reply, metered = await embed(self._gateway, principal, asked, body.model, texts)
+                await _told(context, metered.headers)
+            cost = _cost(metered.cost) if metered.cost else None
+            return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens, cost=cost)
 
         return await _answered("Embed", context, answer)
 
@@ -310,6 +336,8 @@ def _trailers(id: str, error: PenstockError) -> Iterable[tuple[str, str]]:
         yield "x-param", _param(error.param)
     if error.retry_after_s > 0:
         yield "retry-after", str(math.ceil(error.retry_after_s))
+    if isinstance(error, LimitError):
+        yield from error.headers.items()
 
 
 def _param(rest: str) -> str:

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions and /v1/completions, streamed or whole."""
 
 import asyncio
+from collections.abc import Mapping
 
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
@@ -9,6 +10,7 @@ from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.openai_format import Chunks, chat_completion, text_completion
 from services.gateway.api.schema import parse, read_aside
 from services.gateway.intake import Place
+from services.gateway.metering.prices import Cost
 from services.gateway.runs.pipeline import Gateway, serve
 from services.gateway.runs.prompt import Answer, Prompt
 
@@ -49,6 +51,13 @@ class RestFront:
         self._include_usage = request.include_usage
         return prompts
 
+    def admitted(self, headers: Mapping[str, str]) -> None:
+        self._exchange.headers_out.update(headers)
+
+    @property
+    def shown(self) -> bool:
+        return bool(self._chunks)
+
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """All events that are ready leave in one write, still one event for each delta.
 
@@ -62,14 +71,15 @@ class RestFront:
             if events:
                 await self._exchange.write(events)
 
-    async def finish(self, answers: list[Answer]) -> None:
+    async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         if self._stream:
             chunks = [self._chunks.get(a.index) or await self._open(a) for a in answers]
-            events = b"".join([of_one.closing() for of_one in chunks])
-            await self._exchange.end_events(events + chunks[0].ending(answers))
+            *others, last = chunks
+            events = b"".join([of_one.closing() for of_one in others]) + last.closing(cost)
+            await self._exchange.end_events(events + last.ending(answers, cost))
         else:
-            whole = chat_completion(answers) if self._chat else text_completion(answers)
-            await self._exchange.reply_json(whole)
+            whole = chat_completion if self._chat else text_completion
+            await self._exchange.reply_json(whole(answers, cost))
 
     async def _open(self, answer: Answer) -> Chunks:
         chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)

@@ -21,6 +21,7 @@ from services.gateway import metrics
 from services.gateway.api.rest.body import ClientGoneError, RequestBody
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
+from services.gateway.metering.refusals import LimitError
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Exchange:
         self.body = RequestBody(self.headers, receive, settings)
         self.query = QueryParams(scope.get("query_string", b""))
         self.path: Mapping[str, str] = scope.get("path_params", {})
+        self.headers_out: dict[str, str] = {}  # beside those of each answer
         self.status = 0  # as sent
         self.complete = False
         self.client_gone = False
@@ -210,6 +212,8 @@ class Exchange:
             return
         status = http_status(error)
         headers = dict(more)
+        if isinstance(error, LimitError):
+            headers.update(error.headers)
         if error.retry_after_s > 0 or status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         if status == 503:  # another gateway may take the next request
@@ -220,7 +224,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        told = {**headers, "x-request-id": self.request_id}
+        told = {**self.headers_out, **headers, "x-request-id": self.request_id}
         await self._send(
             {
                 "type": "http.response.start",

@@ -6,6 +6,8 @@
                                                   prompts "plans", a list
   "passages": [{"index", "file_id", "filename", "title", "score"}, …],   in the prompt, as cited
   "warning": "…"                                  only if something asked for was left out
+  "cost": 0.00012, "currency": "USD"              of the whole request, where its model has a
+                                                  price; streamed: in the last chunk
 }
 """
 
@@ -16,6 +18,7 @@ from typing import Any
 from protos.common_pb2 import FINISH_LENGTH, FINISH_TOOL_CALLS
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.api.rest import logprobs
+from services.gateway.metering.prices import Cost
 from services.gateway.runs.citations import annotations, filename
 from services.gateway.runs.prompt import Answer, total_usage
 
@@ -56,7 +59,7 @@ def finish_reason(answer: Answer) -> str:
     return _FINISH.get(answer.finish, "stop")
 
 
-def extension(answer: Answer) -> dict[str, Any]:
+def extension(answer: Answer, cost: Cost | None = None) -> dict[str, Any]:
     """The "penstock" object."""
     told = {
         "request_id": answer.request_id,
@@ -72,14 +75,18 @@ def extension(answer: Answer) -> dict[str, Any]:
             for index, passage in enumerate(answer.passages_used, 1)
         ],
     }
-    return {**told, "warning": answer.warning} if answer.warning else told
+    return {**told, **({"warning": answer.warning} if answer.warning else {}), **priced(cost)}
+
+
+def priced(cost: Cost | None) -> dict[str, Any]:
+    return {"cost": cost.amount, "currency": cost.currency} if cost else {}
 
 
 def _plan(answer: Answer) -> dict[str, int]:
     return {name: getattr(answer.plan, name) for name in _PLAN}
 
 
-def chat_completion(answers: Sequence[Answer]) -> dict[str, Any]:
+def chat_completion(answers: Sequence[Answer], cost: Cost | None = None) -> dict[str, Any]:
     """`answers`: the choices of one chat."""
     first = answers[0]
     return {
@@ -89,7 +96,7 @@ def chat_completion(answers: Sequence[Answer]) -> dict[str, Any]:
         "model": first.model,
         "choices": [_chat_choice(answer) for answer in answers],
         "usage": usage(answers),
-        "penstock": extension(first),
+        "penstock": extension(first, cost),
     }
 
 
@@ -118,7 +125,7 @@ def _call(answer: Answer, index: int, name: str, arguments: str) -> dict[str, An
     return {"id": answer.call_id(index), "type": "function", "function": function}
 
 
-def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
+def text_completion(answers: Sequence[Answer], cost: Cost | None = None) -> dict[str, Any]:
     choices = [
         {
             "index": answer.index,
@@ -130,7 +137,8 @@ def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
     ]
     first = answers[0]
     prompts = [answer for answer in answers if not answer.choice]
-    told = {"request_id": first.request_id, "plans": [_plan(answer) for answer in prompts]}
+    plans = [_plan(answer) for answer in prompts]
+    told = {"request_id": first.request_id, "plans": plans, **priced(cost)}
     return {
         "id": "cmpl-" + first.request_id.removeprefix("req_"),
         "object": "text_completion",
@@ -138,7 +146,7 @@ def text_completion(answers: Sequence[Answer]) -> dict[str, Any]:
         "model": first.model,
         "choices": choices,
         "usage": usage(answers),
-        "penstock": told if len(prompts) > 1 else extension(first),
+        "penstock": told if len(prompts) > 1 else extension(first, cost),
     }
 
 
@@ -204,8 +212,9 @@ class Chunks:
             piece |= _call(self._answer, call.index, call.name, call.arguments)
         return piece
 
-    def closing(self) -> bytes:
-        """After the last text: why it ended, and sources."""
+    def closing(self, cost: Cost | None = None) -> bytes:
+        """After the last text: why it ended, and sources. `cost`: of the request, with the last
+        answer of it."""
         answer = self._answer
         ended: dict[str, Any] = {"finish_reason": finish_reason(answer)}
         if self._chat:
@@ -214,13 +223,14 @@ class Chunks:
                 ended["delta"] = {"annotations": cited}
         else:
             ended["text"] = ""
-        return self._event(ended, penstock=extension(answer))
+        return self._event(ended, penstock=extension(answer, cost))
 
-    def ending(self, answers: Sequence[Answer]) -> bytes:
+    def ending(self, answers: Sequence[Answer], cost: Cost | None = None) -> bytes:
         """After the last event of all answers: usage if asked for, the end mark."""
         if not self._include_usage:
             return DONE
-        return event({**self._head, "choices": [], "usage": usage(answers)}) + DONE
+        told: dict[str, Any] = {**self._head, "choices": [], "usage": usage(answers)}
+        return event({**told, "penstock": priced(cost)} if cost else told) + DONE
 
     def _said(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text}} if self._chat else {"text": text}

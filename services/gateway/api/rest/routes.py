@@ -18,6 +18,7 @@ from services.gateway.api.rest.http import Endpoint, Exchange, Handler
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
+from services.gateway.metering.refusals import EXPOSED
 from services.gateway.models import model_not_found
 from services.gateway.runs.pipeline import Gateway
 from services.gateway.stores.vector_stores import storage_away
@@ -106,7 +107,7 @@ def application(gateway: Gateway) -> ASGIApp:
         allow_origins=own.cors_origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),  # browsers' OpenAI clients send a dozen of their own
-        expose_headers=("x-request-id", "retry-after", "openai-poll-after-ms"),
+        expose_headers=("x-request-id", "retry-after", "openai-poll-after-ms", *EXPOSED),
     )
 
 

@@ -1,0 +1,199 @@
+"""A request's way past its limits: reserved for at the door, settled however it ends."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from protos.common_pb2 import Usage
+from services.common.config import MeteringSettings, Settings
+from services.common.errors import PenstockError
+from services.common.metrics import BoundedNames
+from services.common.redis import Redis, RedisAway
+from services.gateway import metrics
+from services.gateway.api.rest.http import CLIENT_GONE, http_status
+from services.gateway.identity.principal import Principal
+from services.gateway.metering.ledger import Ledger
+from services.gateway.metering.prices import NANO, Cost, Prices
+from services.gateway.metering.refusals import away, headers, refused
+from services.gateway.metering.run import Held, Room, Run, Used
+from services.gateway.metering.shared_meter import SharedMeter
+from services.gateway.metering.upkeep import Upkeep
+
+log = logging.getLogger(__name__)
+
+_DOOR_S = 1.0  # for the door's one round trip
+_RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
+_LEDGER_S = 0.05  # that an answer's end waits for its entry in the ledger
+
+
+class Metered:
+    """One request between the door and its entry in the ledger."""
+
+    def __init__(self, run: Run, prices: Prices) -> None:
+        self.run = run
+        self.rooms: Sequence[Room] = ()
+        self.usage: Callable[[], Usage] = Usage
+        """What it has used so far."""
+        self.shown: Callable[[], bool] = lambda: False
+        """Whether any of the answer has left: one that fails before is not charged for."""
+        self.ended = False
+        self._prices = prices
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """OpenAI's, of what its limits leave."""
+        return headers(self.rooms)
+
+    @property
+    def used(self) -> Used:
+        who = self.run.who
+        return self._prices.used(who["model"], who["tier"], self.usage())
+
+    @property
+    def cost(self) -> Cost | None:
+        """None: its model has no price."""
+        return self._prices.cost(self.run.who["model"], self.run.used)
+
+
+class Meter:
+    """One for a gateway. Generations, embeddings and searches go through `run` alike."""
+
+    def __init__(
+        self,
+        shared: SharedMeter,
+        upkeep: Upkeep,
+        settings: MeteringSettings,
+        tenants_told: BoundedNames,
+    ) -> None:
+        self._shared = shared
+        self._upkeep = upkeep
+        self._prices = Prices(settings)
+        self._tenants_told = tenants_told
+        self._redis_away_until = 0.0
+        self.open_output_tokens = settings.open_output_tokens
+
+    @classmethod
+    def of(cls, redis: Redis, settings: Settings, tenants_told: BoundedNames) -> "Meter":
+        """With the meter and the ledger in this Redis."""
+        own, namespace = settings.metering, settings.namespace
+        shared = SharedMeter(redis, namespace, own.lease_s)
+        upkeep = Upkeep(shared, Ledger(redis, namespace), own)
+        return cls(shared, upkeep, own, tenants_told)
+
+    def start(self) -> None:
+        self._upkeep.start()
+
+    async def stop(self) -> None:
+        """Writes what is not in the ledger yet, if Redis takes it soon."""
+        await self._upkeep.stop()
+
+    async def admit(
+        self, who: Principal, request_id: str, route: str, model: str, expected: tuple[int, int]
+    ) -> Metered:
+        """Lets in a request of so many prompt and output tokens at most, which `end` must follow.
+
+        Raises RESOURCE_EXHAUSTED ("rate_limit_exceeded", "insufficient_quota"), INVALID_ARGUMENT
+        ("request_too_large"), PERMISSION_DENIED ("limit_is_zero") or UNAVAILABLE
+        ("limits_unavailable").
+        """
+        run = self._run_of(who, request_id, route, model, expected)
+        metered = Metered(run, self._prices)
+        reserved = await self._reserve(metered)
+        self._upkeep.begin(metered, reserved=reserved)
+        return metered
+
+    @asynccontextmanager
+    async def run(
+        self, who: Principal, request_id: str, route: str, model: str, expected: tuple[int, int]
+    ) -> AsyncIterator[Metered]:
+        """`admit`, and `end` however the block ends."""
+        metered = await self.admit(who, request_id, route, model, expected)
+        try:
+            yield metered
+        except BaseException as error:
+            self.end(metered, error)
+            raise
+        self.end(metered)
+
+    async def settle(self, metered: Metered) -> None:
+        """Ends a request that has all of its answer, of which the end has not left yet.
+
+        Waits a moment for the ledger: what a client is told as the cost is in there, whatever
+        becomes of this gateway.
+        """
+        written = self.end(metered)
+        if written is not None:
+            await asyncio.wait([written], timeout=_LEDGER_S)
+
+    def end(
+        self, metered: Metered, error: BaseException | None = None
+    ) -> "asyncio.Task[None] | None":
+        """Charges for what was used, unless it has ended before."""
+        if metered.ended:
+            return None
+        metered.ended = True
+        run = metered.run
+        run.status = status_of(error)
+        run.used = metered.used
+        if run.status == "failed" and not metered.shown():
+            run.used = Used()
+        metered.usage, metered.shown = Usage, lambda: False  # and holds no answer any more
+        amount = run.used.cost / NANO
+        metrics.cost.labels(run.who["model"]).inc(amount)
+        metrics.tenant_cost.labels(self._tenants_told.of(run.who["tenant"])).inc(amount)
+        return self._upkeep.end(metered)
+
+    def _run_of(
+        self, who: Principal, id: str, route: str, model: str, expected: tuple[int, int]
+    ) -> Run:
+        told = {"tenant": who.tenant, "user": who.user, "model": model, "route": route}
+        cost = self._prices.most(model, who.priority, *expected)
+        bounds = [bound for bound in who.limits if bound.limit.model in (None, model)]
+        return Run(id, {**told, "tier": who.priority}, bounds, Held(sum(expected), cost))
+
+    async def _reserve(self, metered: Metered) -> bool:
+        """Whether something was reserved; without any limit there is nothing to ask."""
+        run = metered.run
+        if not run.bounds:
+            return False
+        try:
+            if time.monotonic() < self._redis_away_until:
+                raise ConnectionError("Redis did not answer a moment ago")
+            async with asyncio.timeout(_DOOR_S):
+                verdict = await self._shared.reserve(run)
+        except (*RedisAway, TimeoutError):
+            self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
+            closed = any(bound.limit.without_redis == "closed" for bound in run.bounds)
+            metrics.unchecked.labels("refused" if closed else "let_through").inc()
+            if closed:
+                self._give_back(run)
+                raise away() from None
+            return False
+        except asyncio.CancelledError:
+            self._give_back(run)
+            raise
+        metered.rooms = verdict.rooms
+        if verdict.blocked_by is not None:
+            raise refused(verdict, run.held, self._prices.currency)
+        return True
+
+    def _give_back(self, run: Run) -> None:
+        """It may have been reserved for, and will not run."""
+        run.status = "cancelled"
+        self._upkeep.settle(run)
+
+
+def status_of(error: BaseException | None) -> str:
+    """How a request ended: ok; refused, for what was asked; limited, for how much; failed, the
+    platform's fault; cancelled by the client."""
+    if error is None:
+        return "ok"
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled"
+    if not isinstance(error, PenstockError):
+        return "failed"
+    status = http_status(error)
+    told = {429: "limited", CLIENT_GONE: "cancelled"}
+    return told.get(status, "failed" if status >= 500 else "refused")

@@ -1,0 +1,179 @@
+"""What metering does off the requests' path: leases, settlements, and the ledger's length."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol
+
+from services.common.config import MeteringSettings
+from services.common.redis import RedisAway, RedisError
+from services.gateway import metrics
+from services.gateway.metering.ledger import Ledger
+from services.gateway.metering.run import Run, Used
+from services.gateway.metering.shared_meter import SharedMeter
+
+log = logging.getLogger(__name__)
+
+_RENEWALS = 5  # in the time of a lease
+_SWEPT = 100
+_TRIM_EVERY_S = 60.0
+_AT_ONCE = 256
+_LAST_S = 2.0  # for what waits when the gateway ends
+
+
+class Running(Protocol):
+    """A request that is under way (meter.Metered)."""
+
+    run: Run
+
+    @property
+    def used(self) -> Used: ...
+
+
+class Upkeep:
+    """Requests that run are told of to Redis, with what they used so far; those that have ended are
+    settled, as often as it takes: what Redis does not take now waits here, so many of them."""
+
+    def __init__(self, shared: SharedMeter, ledger: Ledger, settings: MeteringSettings) -> None:
+        self._shared = shared
+        self._ledger = ledger
+        self._settings = settings
+        self._running: dict[str, Running] = {}
+        self._unsettled: OrderedDict[str, Run] = OrderedDict()  # Redis was away; oldest first
+        self._settling: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+        self._lost: list[Run] = []  # since the last line in the log
+        self._trimmed_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._look_after(), name="metering")
+
+    async def stop(self) -> None:
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=_LAST_S)
+        for task in (*self._telling, *self._settling):
+            task.cancel()
+        try:
+            async with asyncio.timeout(_LAST_S):
+                await self._settle_late()
+        except TimeoutError:
+            pass
+        self._lost += self._unsettled.values()
+        self._say_lost()
+
+    def begin(self, running: Running, *, reserved: bool) -> None:
+        """`reserved`: Redis knows of it already."""
+        self._running[running.run.id] = running
+        if not reserved:
+            self._in_background(self._telling, self._tell([running]))
+
+    def end(self, running: Running) -> asyncio.Task[None]:
+        self._running.pop(running.run.id, None)
+        return self.settle(running.run)
+
+    def settle(self, run: Run) -> asyncio.Task[None]:
+        """Soon; the task is done once the ledger has it, or it is known that it must wait."""
+        return self._in_background(self._settling, self._settle(run))
+
+    def _in_background(
+        self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    async def _settle(self, run: Run) -> None:
+        if self._unsettled:  # Redis is away: this one waits for its turn
+            self._wait(run)
+            return
+        try:
+            await self._shared.settle(run)
+        except RedisAway as error:
+            log.warning("settlements wait for Redis: %s", type(error).__name__)
+            self._wait(run)
+        except RedisError:
+            log.exception("request %s could not be settled", run.id)
+            self._lose(run)
+        except asyncio.CancelledError:
+            self._wait(run)
+            raise
+
+    def _wait(self, run: Run) -> None:
+        self._unsettled[run.id] = run
+        if len(self._unsettled) > self._settings.unsettled:
+            self._lose(self._unsettled.popitem(last=False)[1])
+        metrics.unsettled.set(len(self._unsettled))
+
+    def _lose(self, run: Run) -> None:
+        metrics.unledgered.inc()
+        metrics.unledgered_cost.inc(run.used.cost / 1e9)
+        self._lost.append(run)
+        if len(self._lost) >= _AT_ONCE:
+            self._say_lost()
+
+    def _say_lost(self) -> None:
+        """One line for many: a flood of them would fill the log as well."""
+        if self._lost:
+            cost = sum(run.used.cost for run in self._lost) / 1e9
+            some = ", ".join(run.id for run in self._lost[:5])
+            log.error(
+                "%d requests are missing in the ledger, of cost %.9f: %s%s",
+                len(self._lost), cost, some, " …" if len(self._lost) > 5 else "",
+            )  # fmt: skip
+            self._lost.clear()
+
+    async def _look_after(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease_s / _RENEWALS)
+            try:
+                await self._settle_late()
+                await self._tell(list(self._running.values()))
+                metrics.lapsed.inc(await self._shared.sweep(_SWEPT))
+                await self._trim()
+            except RedisAway as error:
+                log.warning("leases are not renewed: %s", type(error).__name__)
+            except Exception:  # the next turn may fare better, and nobody else takes it
+                log.exception("metering's upkeep failed")
+            self._say_lost()
+
+    async def _settle_late(self) -> None:
+        """Those that wait, oldest first, while Redis takes them."""
+        while self._unsettled:
+            some = list(self._unsettled.values())[:_AT_ONCE]
+            for run, error in zip(some, await _each(map(self._shared.settle, some)), strict=True):
+                if isinstance(error, RedisAway):
+                    return
+                self._unsettled.pop(run.id, None)
+                if error is not None:
+                    self._lose(run)
+            metrics.unsettled.set(len(self._unsettled))
+
+    async def _tell(self, running: Sequence[Running]) -> None:
+        """Renews leases; what cannot be told now is told at the next turn, or with the end."""
+        for one in running:
+            one.run.used = one.used
+        await _each(self._shared.hold(one.run) for one in running)
+
+    async def _trim(self) -> None:
+        if time.monotonic() - self._trimmed_at < _TRIM_EVERY_S:
+            return
+        self._trimmed_at = time.monotonic()
+        cut = await self._ledger.trim(
+            self._settings.ledger_days * 86_400, self._settings.ledger_entries
+        )
+        if cut:
+            metrics.ledger_cut.inc(cut)
+            log.warning("the ledger was full: its %d oldest entries are gone", cut)
+
+
+async def _each(calls: Iterable[Awaitable[None]]) -> list[BaseException | None]:
+    """Makes all calls; what each raised."""
+    return list(await asyncio.gather(*calls, return_exceptions=True))
