@@ -1,31 +1,34 @@
 """PENSTOCK_METERING__…, and the price table."""
 
-from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainSerializer
+from pydantic import AfterValidator, Field
 
 from services.common.config.base import Section
 
-# Of a million tokens. With six places a token costs whole millionths of a millionth.
-Amount = Annotated[
-    Decimal,
-    Field(ge=0, le=1_000_000, decimal_places=6),
-    PlainSerializer(float, return_type=float, when_used="json"),
-]
+_PLACES = 6
+
+
+def _in_millionths(amount: float) -> float:
+    if abs(round(amount, _PLACES) - amount) > 1e-12 * amount:
+        raise ValueError(f"has at most {_PLACES} decimal places")
+    return amount
+
+
+Amount = Annotated[float, Field(ge=0, le=1e6), AfterValidator(_in_millionths)]
+"""Of a million tokens. With six places one token costs whole millionths of a millionth."""
 
 
 class Price(Section):
     """What a million tokens cost."""
 
-    prompt: Amount = Field(Decimal(0), description="of a million prompt tokens")
+    prompt: Amount = Field(0.0, description="of a million prompt tokens")
     cached: Amount | None = Field(
         None, description="of a million of them that the prefix cache had; unset: as `prompt`"
     )
     output: Amount = Field(
-        Decimal(0), description="of a million answer tokens: those that the answer has, however "
-        "many a draft model guessed"
-    )  # fmt: skip
+        0.0, description="of a million answer tokens, however many more a draft model guessed"
+    )
 
 
 class ModelPrice(Price):

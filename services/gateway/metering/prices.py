@@ -1,7 +1,6 @@
 """What requests cost."""
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import NamedTuple
 
 from protos.common_pb2 import Usage
@@ -58,7 +57,7 @@ class Prices:
         return {str(name): price for name, price in found.tiers.items()}.get(tier, found)
 
 
-def _nanos(parts: tuple[tuple[int, Decimal], ...]) -> int:
+def _nanos(parts: tuple[tuple[int, float], ...]) -> int:
     """Rounded to the nearest, a half upwards."""
-    pico = sum(tokens * int(price * _PER_MILLION) for tokens, price in parts)
+    pico = sum(tokens * round(price * _PER_MILLION) for tokens, price in parts)
     return (pico + 500) // 1000

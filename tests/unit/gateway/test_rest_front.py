@@ -18,6 +18,8 @@ class Exchange:
 
     def __init__(self) -> None:
         self.request_id, self.route = "req_1", "/x"
+        self.endpoint = "POST /x"
+        self.headers_out: dict[str, str] = {}
         self.headers = {"authorization": "Bearer k", "traceparent": "t"}
         self.sent: list[str] = []
         self.writing = 0
@@ -107,7 +109,7 @@ async def test_what_is_not_streamed_is_told_at_the_end(stream):
     for answer in both:
         await made.write(answer, deltas(answer, "x", "y"))
     assert exchange.sent == []
-    await made.finish(both)
+    await made.finish(both, None)
     assert [choice["text"] for choice in exchange.whole["choices"]] == ["xy", "xy"]
 
 
