@@ -61,9 +61,7 @@ async def _change(stores: Stores, arguments: argparse.Namespace) -> None:
         changes["models"] = await models_given(arguments.model, stores)
     if not changes:
         raise ValueError("nothing is to be changed: give one of the options")
-    record = await stores.keys.change(
-        arguments.id, "key.change", lambda one: one.model_copy(update=changes), stores.by
-    )
+    record = await stores.keys.change(arguments.id, "key.change", lambda _: changes, stores.by)
     found(record, "key", arguments.id)
     print(f"{arguments.id}: changed; all gateways know it")
 

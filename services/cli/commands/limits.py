@@ -43,7 +43,7 @@ async def _update(
         key = await stores.keys.change(
             arguments.key,
             "key.limits",
-            lambda one: one.model_copy(update={"limits": new(one.limits)}),
+            lambda one: {"limits": new(one.limits)},
             stores.by,
         )
         found(key, "key", arguments.key)
@@ -53,7 +53,7 @@ async def _update(
     tenant = await stores.tenants.change(
         name,
         "tenant.limits",
-        lambda one: one.model_copy(update={field: new(getattr(one, field))}),
+        lambda one: {field: new(getattr(one, field))},
         stores.by,
     )
     found(tenant, "tenant", name)

@@ -56,9 +56,7 @@ async def _given(stores: Stores, arguments: argparse.Namespace) -> dict[str, Any
 
 
 async def _update(stores: Stores, name: str, action: str, changes: dict[str, Any]) -> None:
-    record = await stores.tenants.change(
-        name, action, lambda one: one.model_copy(update=changes), stores.by
-    )
+    record = await stores.tenants.change(name, action, lambda _: changes, stores.by)
     found(record, "tenant", name)
 
 

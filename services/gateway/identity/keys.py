@@ -17,7 +17,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -197,17 +197,21 @@ class KeyStore:
         return key, record
 
     async def change(
-        self, id: str, action: str, new: Callable[[KeyRecord], KeyRecord], by: Actor = DIRECT
+        self,
+        id: str,
+        action: str,
+        fields: Callable[[KeyRecord], Mapping[str, Any]],
+        by: Actor = DIRECT,
     ) -> KeyRecord | None:
-        """What the key with this id grants, and those before it that still hold. `action`: for
-        the audit log. Raises ValueError for a bad field."""
+        """Other `fields` for the key with this id, and those before it that still hold. `action`:
+        for the audit log. Raises ValueError for a bad field."""
 
         async def attempt() -> KeyRecord | None:
             hashes, stored = await self._stored_of(id)
             if not hashes:
                 return None
             latest = _record(stored[hashes[0]])
-            record = _valid(new(latest))
+            record = KeyRecord.model_validate({**latest.model_dump(), **fields(latest)})
             changes = [Change(self._ids, id, " ".join(hashes), " ".join(hashes))]
             for hashed, before in stored.items():
                 its = {name: getattr(_record(before), name) for name in ("expires", "replaced")}
@@ -316,11 +320,6 @@ def _stored(record: KeyRecord) -> str:
 def _record(stored: str, **apart: int | None) -> KeyRecord:
     record = KeyRecord.model_validate_json(stored)
     return record.model_copy(update=apart) if any(apart.values()) else record
-
-
-def _valid(record: KeyRecord) -> KeyRecord:
-    """What a copy does not ask: whether its fields fit. Raises ValueError."""
-    return KeyRecord.model_validate(record.model_dump())
 
 
 def _told(record: KeyRecord) -> dict[str, Any]:

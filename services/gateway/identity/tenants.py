@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -75,17 +75,18 @@ class TenantStore:
         self,
         name: str,
         action: str,
-        new: Callable[[TenantRecord], TenantRecord],
+        fields: Callable[[TenantRecord], Mapping[str, Any]],
         by: Actor = DIRECT,
     ) -> TenantRecord | None:
-        """None where there is no such tenant. `action`: for the audit log. Raises ValueError."""
+        """Other `fields` for it; None where there is no such tenant. `action`: for the audit log.
+        Raises ValueError for a bad field."""
 
         async def attempt() -> TenantRecord | None:
             stored = await self._redis.hget(self._records, name)
             if stored is None:
                 return None
             before = TenantRecord.model_validate_json(stored)
-            record = TenantRecord.model_validate(new(before).model_dump())
+            record = TenantRecord.model_validate({**before.model_dump(), **fields(before)})
             act = Act(by, action, f"tenant:{name}", *differing(_told(before), _told(record)))
             await self._write(act, str(stored), record)
             return record
@@ -95,7 +96,7 @@ class TenantStore:
     async def put(self, record: TenantRecord, by: Actor = DIRECT) -> None:
         """In place of the one of its name, if there is one."""
         await self.add(record.name, by)
-        await self.change(record.name, "tenant.change", lambda _: record, by)
+        await self.change(record.name, "tenant.change", lambda _: record.model_dump(), by)
 
     async def _write(self, act: Act, before: str | None, record: TenantRecord) -> None:
         """All gateways are told. Raises Conflict."""
