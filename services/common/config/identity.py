@@ -71,14 +71,22 @@ class IdentitySettings(Section):
     def _tokens_are_for_us(self) -> "IdentitySettings":
         if not self.oidc_issuer:
             return self
-        for name in ("oidc_issuer", "oidc_jwks_url"):
-            if (url := getattr(self, name)) and not _is_safe(url):
-                raise ValueError(f"{name}: {url!r} is no https:// address")
+        self.checked_url(self.oidc_issuer, "oidc_issuer")
+        if self.oidc_jwks_url:
+            self.checked_url(self.oidc_jwks_url, "oidc_jwks_url")
         if not self.oidc_audience:
             raise ValueError("oidc_issuer needs oidc_audience: else any of its tokens would do")
         if self.oidc_audience == self.oidc_admin_audience:
             raise ValueError("oidc_admin_audience and oidc_audience must differ")
         return self
+
+    @staticmethod
+    def checked_url(url: str, name: str) -> None:
+        """Raises ValueError where somebody on the way could change what is read there."""
+        parts = urlsplit(url)
+        near = parts.scheme == "http" and is_loopback(parts.hostname or "")
+        if not parts.hostname or parts.username or not (parts.scheme == "https" or near):
+            raise ValueError(f"{name}: {url[:200]!r} is no https:// address")
 
     @model_validator(mode="after")
     def _the_admin_listener_is_locked(self) -> "IdentitySettings":
@@ -88,11 +96,3 @@ class IdentitySettings(Section):
         if away and self.admin_tls_cert is None:
             raise ValueError(f"admin_host {self.admin_host!r} needs admin_tls_cert")
         return self
-
-
-def _is_safe(url: str) -> bool:
-    """Whether nobody on the way can change what is read there."""
-    parts = urlsplit(url)
-    if not parts.hostname or parts.fragment or parts.username or parts.query:
-        return False
-    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))

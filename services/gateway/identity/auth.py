@@ -14,7 +14,7 @@ from services.common.errors import PenstockError, unavailable
 from services.common.redis import RedisAway
 from services.gateway import metrics
 from services.gateway.identity.keys import KeyStore
-from services.gateway.identity.principal import Principal, Refused
+from services.gateway.identity.principal import IssuerAway, Principal, Refused
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Verifier(Protocol):
         """Whether it has this kind's form. Costs nothing, asks nobody."""
 
     async def verify(self, shown: str) -> Principal:
-        """Whoever it stands for, expired or not. Raises Refused, or one of RedisAway."""
+        """Whoever it stands for, expired or not. Raises Refused, one of RedisAway, IssuerAway."""
 
 
 class Authenticator:
@@ -120,14 +120,16 @@ class Authenticator:
             return principal
         try:
             principal = await self._verify(verifier, shown, now)
-        except RedisAway:
+        except (*RedisAway, IssuerAway) as away:
             self._refuse_revoked(hashed)  # told meanwhile
             still = hashed in self._known and now - verified < self._settings.key_stale_s
             if principal is not None and still:
                 return principal
             metrics.auth_failures.labels("keys_unavailable").inc()
             raise unavailable(
-                "API keys cannot be checked now: Redis is away",
+                "Tokens cannot be checked now: their issuer is away"
+                if isinstance(away, IssuerAway)
+                else "API keys cannot be checked now: Redis is away",
                 stage="gateway",
                 reason="keys_unavailable",
             ) from None

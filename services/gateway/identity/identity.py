@@ -1,36 +1,50 @@
 """The parts of identity together, as a gateway has them."""
 
+from typing import Protocol
+
 from services.common.config import Settings
 from services.common.redis import Redis
 from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.audit import AuditLog
-from services.gateway.identity.auth import Authenticator
+from services.gateway.identity.auth import Authenticator, Verifier
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.last_use import LastUse
 from services.gateway.identity.news import News, channel
 from services.gateway.identity.tenants import TenantStore
 
 
+class Part(Protocol):
+    """What works in the background."""
+
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
 class Identity:
     def __init__(self, settings: Settings, redis: Redis) -> None:
-        namespace = settings.namespace
-        days = settings.identity.audit_kept_days
-        self.audit = AuditLog(redis, namespace, days * 86_400)
+        own, namespace = settings.identity, settings.namespace
+        self.audit = AuditLog(redis, namespace, own.audit_kept_days * 86_400)
         self.keys = KeyStore(redis, namespace, self.audit)
         self.tenants = TenantStore(redis, namespace, self.audit)
-        self._last_use = LastUse(self.keys)
-        self.auth = Authenticator(
-            [KeyVerifier(self.keys, self.tenants)],
-            self.keys,
-            settings.gateway,
-            self._last_use.note,
-        )
-        self._news = News(redis, channel(namespace), self.auth.told, self.auth.recheck)
+        last_use = LastUse(self.keys)
+        parts: list[Part] = [last_use]
+        verifiers: list[Verifier] = [KeyVerifier(self.keys, self.tenants)]
+        if own.oidc_issuer:
+            # 5 MB of the process, and most have no issuer.
+            from services.gateway.identity.issuer_keys import IssuerKeys
+            from services.gateway.identity.tokens import TokenVerifier
+
+            issuer = IssuerKeys(own)
+            parts.append(issuer)
+            verifiers.append(TokenVerifier(own, issuer, self.tenants))
+        self.auth = Authenticator(verifiers, self.keys, settings.gateway, last_use.note)
+        parts.append(News(redis, channel(namespace), self.auth.told, self.auth.recheck))
+        self._parts = parts
 
     def start(self) -> None:
-        self._news.start()
-        self._last_use.start()
+        for part in self._parts:
+            part.start()
 
     async def stop(self) -> None:
-        await self._news.stop()
-        await self._last_use.stop()
+        for part in self._parts:
+            await part.stop()

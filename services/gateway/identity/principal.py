@@ -112,6 +112,10 @@ class Refused(Exception):
         self.why = why
 
 
+class IssuerAway(Exception):
+    """The issuer's keys cannot be had, so that no token can be told from a wrong one."""
+
+
 def granted(
     tenant: TenantRecord,
     user: str,

@@ -3,6 +3,7 @@
 {ns}:{identity}:tenants   hash   name → the record as JSON
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -24,7 +25,8 @@ from services.gateway.identity.limits import Limits
 from services.gateway.identity.news import channel
 
 Priority = Literal["high", "normal", "low"]
-TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", strict=True)]
+TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+TenantName = Annotated[str, Field(pattern=f"^{TENANT_NAME.pattern}$", strict=True)]
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
