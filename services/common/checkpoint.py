@@ -8,6 +8,7 @@ from services.common.sampled import sampled
 
 _FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
 _TEMPLATES = "additional_chat_templates/*.jinja"
+_MODULES = "[0-9]_*/config.json"  # of sentence-transformers
 _WEIGHTS = ["*.safetensors"]
 _HUB_TIMEOUT_S = 4.0
 
@@ -31,7 +32,9 @@ def text_digest(folder: Path) -> str:
     """Tells apart what tokenizers read of checkpoints: configuration, vocabulary, chat templates,
     all of each file. 16 hex digits. Raises OSError."""
     found = blake2b(digest_size=8)
-    for path in sorted({p for pattern in [*_FILES, _TEMPLATES] for p in folder.glob(pattern)}):
+    for path in sorted(
+        {p for pattern in [*_FILES, _TEMPLATES, _MODULES] for p in folder.glob(pattern)}
+    ):
         found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
         found.update(path.read_bytes())
     return found.hexdigest()

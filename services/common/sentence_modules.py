@@ -25,15 +25,18 @@ class Modules:
     """The token whose logit is taken off that."""
 
 
+NO_MODULES = Modules()
+
+
 def read_modules(folder: Path) -> Modules:
     """Raises UnsupportedModules."""
     path = folder / "modules.json"
     if not path.exists():
-        return Modules()
+        return NO_MODULES
     listed = _read(path)
     if not isinstance(listed, list):
         raise UnsupportedModules(f"{path}: is no list of modules")
-    found = Modules()
+    found = NO_MODULES
     for module in listed:
         about = module if isinstance(module, dict) else {}
         kind, place = str(about.get("type", "")).rpartition(".")[2], about.get("path", "")

@@ -187,6 +187,8 @@ def _work(
     )
     work.prompt_token_ids.extend(answer.tokens)
     work.sampling.max_tokens = answer.tokens_left
+    if request.HasField("pooling"):
+        work.pooling.CopyFrom(request.pooling)
     return work
 
 

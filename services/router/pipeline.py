@@ -151,6 +151,7 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
         "prompt_token_ids": not request.prompt_token_ids,
         "generated_prefix": request.generated_prefix >= max(1, len(request.prompt_token_ids)),
         "sampling.max_tokens": not request.sampling.max_tokens,
+        "pooling": request.HasField("pooling") and request.generated_prefix,
     }
     for param, wrong in faults.items():
         if wrong:
@@ -238,6 +239,7 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
         matched=matched,
         split=split,
         split_min_tokens=router.settings.router.split_min_tokens,
+        prompt_alone=request.HasField("pooling"),
     )
     placement = place(ask, workers)
     metrics.placements.labels("split" if placement.plan.prefill else "unsplit").inc()

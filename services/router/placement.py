@@ -50,6 +50,7 @@ class Ask:
     matched: Mapping[int, int]  # index bit → leading blocks held (BlockIndex.match)
     split: SplitMode
     split_min_tokens: int
+    prompt_alone: bool = False  # nothing is decoded
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,10 @@ def place(ask: Ask, workers: Sequence[Worker], now: float | None = None) -> Plac
     rates = rates_of(workers, time.monotonic() if now is None else now)
     decoding = [w for w in workers if w.role in DECODE_ROLES]
     prefilling = [w for w in workers if w.role in PREFILL_ROLES]
-    # With no decode worker left, a prefill worker is better than an error.
-    unsplit = sorted((_unsplit(ask, w, rates[w]) for w in decoding or prefilling), key=_by_cost)
+    # With no decode worker left, a prefill worker is better than an error; and so the other way
+    # round for a prompt alone.
+    homes = prefilling or decoding if ask.prompt_alone else decoding or prefilling
+    unsplit = sorted((_unsplit(ask, w, rates[w]) for w in homes), key=_by_cost)
     pairs, reason = _weigh_split(ask, unsplit[0], prefilling, decoding, rates)
     plans = sorted([*pairs, *unsplit], key=_by_cost)
     best = plans[0]
@@ -168,7 +171,7 @@ def _weigh_split(
         return [], "switched off"
     if not prefilling or not decoding:
         return [], f"degraded: no {'prefill' if not prefilling else 'decode'} worker"
-    if ask.max_tokens == 1:
+    if ask.max_tokens == 1 or ask.prompt_alone:
         return [], "a single token: nothing to decode"
     if ask.split == "auto" and unsplit.uncached_tokens < ask.split_min_tokens:
         return [], f"fewer than {ask.split_min_tokens} uncached tokens"

@@ -153,6 +153,8 @@ def fingerprint(request: router_pb2.GenerateRequest) -> bytes:
         prompt_token_ids=request.prompt_token_ids,
         sampling=sampling,
     )
+    if request.HasField("pooling"):
+        alike.pooling.CopyFrom(request.pooling)
     alike.caller.tenant = request.caller.tenant
     return hashlib.blake2b(alike.SerializeToString(deterministic=True), digest_size=16).digest()
 

@@ -6,16 +6,18 @@ depends on the seed and the position alone, so the rest is what it would have be
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
-from protos.common_pb2 import FINISH_LENGTH, Record
+from protos.common_pb2 import FINISH_LENGTH, FinishReason, Record
 from protos.router_pb2 import GenerateRequest
+from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.link import End, LinkCall
 from services.common.peers import Peer, Peers
 from services.common.telemetry import decision
 from services.tokenizer import metrics
-from services.tokenizer.output import Output
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,21 @@ class Way:
     record: Record  # what each router told of it is added here
 
 
-async def generate(request: GenerateRequest, output: Output, way: Way) -> End:
+class Taker(Protocol):
+    """Who takes a request's deltas: an Output, or Numbers (pooled.py)."""
+
+    finish: FinishReason
+
+    @property
+    def token_ids(self) -> Collection[int]: ...
+
+    @property
+    def stop(self) -> str | None: ...
+
+    def push(self, delta: TokenDelta) -> TextDelta | None: ...
+
+
+async def generate(request: GenerateRequest, output: Taker, way: Way) -> End:
     """Gives the tokens to `output` and its text to the call, until it is finished or cannot be.
 
     `request` is the prompt alone, whatever `output` holds already. Raises UNAVAILABLE when no
@@ -57,7 +73,7 @@ async def generate(request: GenerateRequest, output: Output, way: Way) -> End:
         _note(way.record, router.id, end.status.reason, len(output.token_ids))
 
 
-async def _ask(router: Peer, request: GenerateRequest, output: Output, way: Way) -> End:
+async def _ask(router: Peer, request: GenerateRequest, output: Taker, way: Way) -> End:
     """One router's part. Nothing of it comes any more after its end."""
 
     def take(payload: bytes) -> None:
@@ -87,13 +103,13 @@ def _note(record: Record, lost: str, why: str, tokens_so_far: int) -> None:
     log.warning("router %s was lost (%s), going on", lost, why)
 
 
-def _forward(delta: TokenDelta, output: Output, call: LinkCall) -> None:
+def _forward(delta: TokenDelta, output: Taker, call: LinkCall) -> None:
     text = output.push(delta)
     if text is not None:
         call.send(text.SerializeToString())
 
 
-def _rest(request: GenerateRequest, output: Output) -> GenerateRequest:
+def _rest(request: GenerateRequest, output: Taker) -> GenerateRequest:
     """The request behind the tokens that have come."""
     rest = GenerateRequest()
     rest.CopyFrom(request)

@@ -12,10 +12,12 @@ from tokenizers import Tokenizer
 
 from services.common.checkpoint import locate, text_digest
 from services.common.config import ModelSpec
+from services.common.sentence_modules import read_modules
 from services.common.served_models import Checkpoint
 from services.tokenizer.answer_shape import KNOWN_MARKS, ReasoningMarks
 from services.tokenizer.detokenizer import Detokenizer, detokenizer_factory
 from services.tokenizer.encode import PromptEncoder
+from services.tokenizer.kind import PLAIN, Kind, kind_of
 from services.tokenizer.template import ChatTemplate
 from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers import Way, way_of
@@ -39,6 +41,7 @@ class ServedModel:
     window: int  # tokens, prompt and output together
     vocab_size: int  # ids that the model has an embedding for
     created: int  # Unix seconds
+    kind: Kind = PLAIN
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -87,6 +90,7 @@ def load(served: Checkpoint, max_window: int = 0) -> ServedModel:
         window=min(window, max_window) if max_window else window,
         vocab_size=int(config.get("vocab_size") or backend.get_vocab_size()),
         created=int((folder / "config.json").stat().st_mtime),
+        kind=kind_of(config, read_modules(folder)),
     )
     log.info("model %s: window %d, vocabulary %d", served, model.window, model.vocab_size)
     return model

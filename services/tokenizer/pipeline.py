@@ -1,10 +1,10 @@
 """A request's way through the tokenizer: `run` reads top to bottom."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from opentelemetry.trace import Span
@@ -12,7 +12,7 @@ from opentelemetry.trace import Span
 from protos.common_pb2 import Decision, Record
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest
-from services.common.errors import PenstockError, unavailable
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.fair_threads import FairThreads
 from services.common.link import End, LinkCall
 from services.common.peers import Peers
@@ -40,6 +40,7 @@ class Pipeline:
     policy: Policy
     routers: Peers
     router_patience_s: float
+    pooled_at_once: int  # inputs of one request
     telemetry: Telemetry
     threads: FairThreads
 
@@ -90,39 +91,55 @@ async def _prompt(
     """An answer that is gone on with was allowed when it began, and has the checkpoint and window
     that it had then. One that is tokenized anew is judged anew: a completion's token ids may be
     another text to another checkpoint."""
-    catalog = pipeline.catalog
+    model = await model_of(pipeline, request, replaced, span)
+    if not model.kind.generates:
+        what = f"the model {model.name!r} makes no text"
+        raise invalid(what, "model", reason="unsupported_model")
     if request.HasField("resume"):
-        model = await catalog.exactly(request.model, request.resume.checkpoint)
         model = replace(model, window=request.resume.plan.window)
-    else:
-        model = await catalog.find(request.model, replaced)
-    for name, value in _of(model).items():
-        span.set_attribute(name, value)
-    if request.HasField("resume"):
         return model, await _assemble(pipeline, model, request, span)
-    prompt = await _assemble_and_check(pipeline, model, request, span)
+    assembled = _assemble(pipeline, model, request, span)
+    prompt = await checked(pipeline, model, request, span, assembled)
     if not replaced:
         _count(model, prompt)
     return model, prompt
 
 
-async def _assemble_and_check(
-    pipeline: Pipeline, model: ServedModel, request: PromptRequest, span: Span
-) -> Prompt:
-    """Both at once, each in a thread; a refusal by the policy counts before a prompt's fault."""
+async def model_of(
+    pipeline: Pipeline, request: PromptRequest, replaced: Collection[str], span: Span
+) -> ServedModel:
+    """The checkpoint that the request is for; of one that is gone on with, that of its beginning.
+    Raises PenstockError."""
+    if request.HasField("resume"):
+        model = await pipeline.catalog.exactly(request.model, request.resume.checkpoint)
+    else:
+        model = await pipeline.catalog.find(request.model, replaced)
+    for name, value in _of(model).items():
+        span.set_attribute(name, value)
+    return model
+
+
+async def checked(
+    pipeline: Pipeline,
+    model: ServedModel,
+    request: PromptRequest,
+    span: Span,
+    making: Coroutine[Any, Any, T],
+) -> T:
+    """What `making` makes of the request, if the policy allows it: both at once; a refusal counts
+    before a prompt's fault."""
     tenant, check = request.caller.tenant, partial(pipeline.policy.check, request, model.decode)
-    verdict, prompt = await asyncio.gather(
+    verdict, made = await asyncio.gather(
         _threaded(pipeline, tenant, span, "policy", check),
-        _assemble(pipeline, model, request, span),
+        making,
         return_exceptions=True,
     )
     if isinstance(verdict, PolicyRefusalError):
         metrics.REFUSALS.labels(verdict.rule).inc()
-    for outcome in (verdict, prompt):
+    for outcome in (verdict, made):
         if isinstance(outcome, BaseException):
             raise outcome
-    assert isinstance(prompt, Prompt)
-    return prompt
+    return cast(T, made)
 
 
 def _count(model: ServedModel, prompt: Prompt) -> None:

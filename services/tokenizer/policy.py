@@ -13,7 +13,7 @@ from typing import Any
 import re2
 from pydantic import TypeAdapter, ValidationError
 
-from protos.tokenizer_pb2 import PromptRequest
+from protos.tokenizer_pb2 import Pool, PromptRequest
 from services.common.config import PolicyRule, TokenizerSettings
 from services.common.content import text_of
 from services.common.errors import PenstockError, invalid
@@ -117,3 +117,9 @@ def _texts(
             yield "prompt", "user", request.text
         case "token_ids":
             yield "prompt", "user", decode(request.token_ids.ids)
+        case "pool":
+            of_documents = "document" if request.pool.task == Pool.SCORE else "user"
+            for index, one in enumerate(request.pool.queries):
+                yield f"queries[{index}]", "user", one.text or decode(one.token_ids.ids)
+            for index, one in enumerate(request.pool.inputs):
+                yield f"inputs[{index}]", of_documents, one.text or decode(one.token_ids.ids)

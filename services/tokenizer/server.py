@@ -18,6 +18,8 @@ from services.tokenizer import metrics
 from services.tokenizer.catalog import Catalog
 from services.tokenizer.pipeline import Pipeline, run
 from services.tokenizer.policy import load_policy
+from services.tokenizer.pool_prompts import check_pool
+from services.tokenizer.pooled import pool
 from services.tokenizer.pools import Pools
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class TokenizerService(Service):
             policy,
             self._routers,
             settings.router_patience_s,
+            settings.pooled_at_once,
             self.telemetry,
             self._threads,
         )
@@ -86,7 +89,9 @@ class TokenizerService(Service):
         try:
             with self.telemetry.span("tokenizer", remote_parent(call.traceparent)) as span:
                 try:
-                    await run(self._pipeline, call, _parse(call.payload), span, record)
+                    request = _parse(call.payload)
+                    work = pool if request.HasField("pool") else run
+                    await work(self._pipeline, call, request, span, record)
                 except PenstockError as error:
                     failure = error
                 except Exception:
@@ -123,7 +128,9 @@ def _parse(payload: bytes) -> PromptRequest:
     if len(request.stop) > 4 or not all(request.stop):
         raise invalid("at most 4 stop strings, none of them empty", "stop")
     begun = [len(choice.token_ids) for choice in request.resume.choices]
-    if request.HasField("resume") and not (begun and all(begun)):
+    if request.HasField("pool"):
+        check_pool(request.pool)
+    elif request.HasField("resume") and not (begun and all(begun)):
         raise invalid("nothing of the answer is there to go on behind", "resume.choices")
     return request
 

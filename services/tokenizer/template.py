@@ -103,6 +103,8 @@ class ChatTemplate:
             for value in constants  # the parser folds a list of constants into one
         )
         self._uses_documents = "documents" in variables
+        self.takes_pairs = {"query", "document"} <= {c for c in constants if isinstance(c, str)}
+        """It is of a cross-encoder: for one message of role query and one of role document."""
         added = tokenizer.added_tokens_decoder.values()
         special = sorted((t.content for t in added if t.special), key=len, reverse=True)
         self._special = re.compile("|".join([*map(re.escape, special), _MARK.pattern]))

@@ -24,6 +24,7 @@ from services.worker.engine import (
     Constraint,
     EngineClient,
     FinishReason,
+    Pooling,
     Request,
     RequestOutput,
     Sampling,
@@ -46,6 +47,11 @@ _FINISH = {
     FinishReason.STOP: common_pb2.FINISH_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_LENGTH,
     FinishReason.PREFILL_DONE: common_pb2.FINISH_PREFILL_DONE,
+}
+_POOLINGS: dict[common_pb2.Pooling.Kind, Literal["last", "mean", "logits"]] = {
+    common_pb2.Pooling.LAST: "last",
+    common_pb2.Pooling.MEAN: "mean",
+    common_pb2.Pooling.LOGITS: "logits",
 }
 _MODES = {value: name.lower() for name, value in worker_pb2.WorkRequest.Mode.items()}
 
@@ -238,8 +244,15 @@ def _engine_request(stage: Stage, work: worker_pb2.WorkRequest, **split: object)
         salt=tenant_salt(work.caller.tenant),
         priority=work.caller.priority,
         generated_prefix=work.generated_prefix,
+        pooling=_pooling(work.pooling) if work.HasField("pooling") else None,
         **split,  # type: ignore[arg-type]
     )
+
+
+def _pooling(wanted: common_pb2.Pooling) -> Pooling:
+    if wanted.kind not in _POOLINGS:
+        raise invalid(f"the kind {wanted.kind} is not known", "pooling", stage="worker")
+    return Pooling(_POOLINGS[wanted.kind], wanted.dimensions, tuple(wanted.logits_of))
 
 
 def _constraint(sampling: common_pb2.Sampling) -> Constraint | None:
@@ -276,6 +289,8 @@ def _send(call: LinkCall, output: RequestOutput) -> None:
             told.add(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
     if output.timeline is not None:  # the first tokens: what was cached is known now
         delta.usage.cached_tokens = output.num_cached_tokens
+    if output.pooled is not None:
+        delta.pooled = output.pooled
     if output.finish_reason in _FINISH:
         delta.finish = _FINISH[output.finish_reason]
         if output.usage is not None:

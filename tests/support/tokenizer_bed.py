@@ -229,9 +229,10 @@ async def bed(
     *scripts: Script,
     patience_s: float = 5.0,
     max_requests: int = 2048,
+    write: Callable[[Path], None] = write_model,
 ) -> AsyncIterator[Bed]:
     """A tokenizer between a gateway's link and scripted routers; of which no task is left."""
-    write_model(folder)
+    write(folder)
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,
