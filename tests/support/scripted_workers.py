@@ -39,9 +39,10 @@ class Opened:
         finish: int = 0,
         cached: int | None = None,
         logprob: float | None = None,
+        pooled: bytes = b"",
     ) -> None:
         """One delta; `cached`: its usage says so many tokens were cached; `logprob`: of each."""
-        delta = worker_pb2.TokenDelta(token_ids=tokens, finish=cast(Any, finish))
+        delta = worker_pb2.TokenDelta(token_ids=tokens, finish=cast(Any, finish), pooled=pooled)
         if cached is not None:
             delta.usage.cached_tokens = cached
         if logprob is not None:

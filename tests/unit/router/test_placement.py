@@ -54,6 +54,15 @@ def test_the_shorter_queue():
     )
 
 
+def test_a_prompt_alone_runs_where_prompts_do():
+    workers = [worker(0, "decode"), worker(1, "prefill"), worker(2, "decode")]
+    alone = replace(ASK, prompt_alone=True, max_tokens=1, split="always")
+    for split in ("always", "auto"):
+        placement = place(replace(alone, split=split), workers)
+        assert (placement.plan.decode, placement.plan.prefill) == (workers[1], None)
+    assert place(alone, workers[::2]).plan.decode in workers
+
+
 def test_the_cached_prefix_until_its_queue_costs_more():
     cached, idle = worker(0), worker(1)
     ask = replace(ASK, matched={cached.holder.bit: 50})

@@ -179,6 +179,9 @@ def test_fingerprints() -> None:
         request(1, 2, temperature=0.5),
         request(1, 2, stop_token_ids=[3]),
     ]
+    pooled = request(1, 2)
+    pooled.pooling.kind = common_pb2.Pooling.MEAN
+    others.append(pooled)
     assert len({*same, *map(fingerprint, others)}) == len(others) + 1
 
 

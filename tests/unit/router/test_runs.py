@@ -41,6 +41,7 @@ class Run:
         generated: int = 0,
         progress_s: float = 30.0,
         alone_tokens: int = 0,
+        pooling: common_pb2.Pooling | None = None,
     ) -> None:
         caller = common_pb2.Caller(request_id="r", tenant="acme", priority=2, weight=1)
         request = GenerateRequest(
@@ -50,6 +51,7 @@ class Run:
             prompt_token_ids=PROMPT,
             sampling=common_pb2.Sampling(max_tokens=max_tokens, seed=7),
             generated_prefix=generated,
+            pooling=pooling,
         )
         self.call = Call()
         self.answer = Answer(request, cast(Any, self.call))
@@ -130,6 +132,21 @@ async def test_an_answer_on_one_worker(pool: Pool) -> None:
     assert pool.log == []
     assert run.spans == ["on w"]
     assert worker.breaker.describe() == "closed, 0 of its last 1 requests failed"
+
+
+async def test_numbers_are_an_answer_in_one_delta(pool: Pool) -> None:
+    """Begun anew after a loss: of it nothing was given out."""
+    wanted = common_pb2.Pooling(kind=common_pb2.Pooling.MEAN, dimensions=3)
+    run = Run(pool.worker("w"), max_tokens=1, pooling=wanted)
+    request = await only(pool, "w")
+    assert (request.work.pooling, request.work.generated_prefix) == (wanted, 0)
+    request.give(finish=FINISH_STOP, pooled=b"abcd")
+    request.end()
+    await run.over()
+    assert run.answer.finished
+    (delta,) = run.call.deltas
+    assert delta.pooled == b"abcd"
+    assert (delta.usage.prompt_tokens, delta.usage.completion_tokens) == (len(PROMPT), 0)
 
 
 async def test_cached_tokens_are_the_plans_until_the_worker_says_so(pool: Pool) -> None:

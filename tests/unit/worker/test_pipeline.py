@@ -19,10 +19,13 @@ from services.worker.engine import (
     EngineDied,
     FinishReason,
     KvBlocks,
+    Load,
+    Pooling,
     Request,
     RequestOutput,
     Sampling,
     StepOutput,
+    Usage,
 )
 from services.worker.metrics import Meter
 from services.worker.sequences import Sequences
@@ -30,6 +33,7 @@ from services.worker.turns import Turns
 from tests.support.waiting import until
 
 Work = worker_pb2.WorkRequest
+LOAD = Load(0, 1, 1, 1, 1, 16, 0, 0.0, 0.0, 1.0)
 
 
 class Engine:
@@ -134,6 +138,31 @@ async def test_what_is_no_work_request_is_refused(payload: bytes, param: str) ->
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert (status.stage, status.param) == ("worker", param)
     assert not engine.added
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (common_pb2.Pooling.LAST, Pooling("last", 5)),
+        (common_pb2.Pooling.MEAN, Pooling("mean", 5)),
+        (common_pb2.Pooling.LOGITS, Pooling("logits", 5, (7, 8))),
+    ],
+)
+async def test_numbers_are_asked_for_and_told(kind: Any, wanted: Pooling) -> None:
+    engine = Engine()
+    asked = common_pb2.Pooling(kind=kind, dimensions=5, logits_of=wanted.logits_of)
+    stage, call = stage_of(engine), Call(work(pooling=asked))
+    serving = asyncio.create_task(pipeline.serve(stage, cast(Any, call)))
+    await until(lambda: bool(engine.added))
+    (request,) = engine.added
+    assert request.pooling == wanted
+    output = RequestOutput(request.request_id, [], FinishReason.STOP, pooled=b"1234")
+    output.usage = Usage(2, 0, 0)
+    stage.sequences.deliver(StepOutput(1, 0, 0, LOAD, 0, outputs=[output]))
+    await serving
+    (delta,) = call.sent
+    assert (delta.pooled, delta.finish) == (b"1234", common_pb2.FINISH_STOP)
+    assert delta.usage.prompt_tokens == 2
 
 
 async def test_the_engine_is_told_all_that_was_asked_for() -> None:
