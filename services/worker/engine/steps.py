@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import StepShape
-from services.worker.engine.grammar.compiler import ConstraintError
+from services.worker.engine.grammar.compiler import ConstraintError, Words
+from services.worker.engine.grammar.filler import Filler, Job
 from services.worker.engine.messages import RequestError
 from services.worker.engine.plan import NOT_FINITE, Result, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
@@ -51,6 +53,7 @@ class Steps:
     def __init__(self, runner: Runner, block_size: int) -> None:
         self._runner = runner
         self._block_size = block_size
+        self._filler = Filler()
         self._failed = 0
 
     def launch(self, running: Running, before: Running | None = None) -> None:
@@ -71,6 +74,8 @@ class Steps:
             return
         size = running.constrained, -(-self._runner.info.vocab_size // 32)
         allowed = np.full(size, -1, np.int32)
+        jobs: list[Job] = []
+        places: list[tuple[int, Words]] = []
         end = 0
         for place, chunk in enumerate(running.chunks):
             matcher = chunk.sequence.matcher
@@ -78,14 +83,13 @@ class Steps:
                 continue
             words = allowed[end : end + 1 + len(chunk.drafts)]
             end += len(words)
-            if chunk.sequence.status is Status.FINISHED:
-                continue
-            try:
-                matcher.fill_along(words, chunk.drafts)
-            except ConstraintError as error:
+            if chunk.sequence.status is not Status.FINISHED:
+                jobs.append((matcher, partial(matcher.fill_along, words, chunk.drafts)))
+                places.append((place, words))
+        for (place, words), error in zip(places, self._filler.run(jobs), strict=True):
+            if error is not None:
                 words[:] = -1
-                refused = RequestError("invalid_request", str(error), "constraint")
-                running.refused[place] = refused
+                running.refused[place] = _refused(error)
         try:
             self._runner.sample(running.ticket, allowed)
         except Exception as error:
@@ -159,6 +163,13 @@ class Steps:
             self._failed += 1
         if self._failed == MAX_FAILED_STEPS:
             raise EngineBroken(f"every request of the last {MAX_FAILED_STEPS} steps failed")
+
+
+def _refused(error: Exception) -> RequestError:
+    if isinstance(error, ConstraintError):
+        return RequestError("invalid_request", str(error), "constraint")
+    log.error("a mask was not filled", exc_info=error)
+    return RequestError("internal", f"The grammar failed: {type(error).__name__}")
 
 
 def _judge(running: Running, results: list[Result]) -> None:

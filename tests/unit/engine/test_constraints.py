@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import jsonschema
@@ -13,8 +14,10 @@ from tokenizers import Tokenizer
 
 from services.worker.engine import FinishReason, KvBlocks, Request, Sampling
 from services.worker.engine.engine import Engine
-from services.worker.engine.grammar.compiler import Compiler, ConstraintError, grammar_of
+from services.worker.engine.grammar.compiler import Compiler, ConstraintError, Matcher, grammar_of
+from services.worker.engine.grammar.filler import Filler
 from services.worker.engine.grammar.trial import _walk
+from services.worker.engine.grammar.turns import Turns
 from services.worker.engine.messages import Constraint
 from tests.support.checkpoint import write_checkpoint
 from tests.unit.engine.driving import Run, drive, make_engine
@@ -256,13 +259,14 @@ HOSTILE = {
 def test_a_hostile_one_costs_its_own_request(
     folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its grammar is being made others overtake it; who cancels is not waited for; and the
-    next one is served as ever."""
-    monkeypatch.setattr("services.worker.engine.grammar.trial._DEADLINE_S", 2.0)
+    """While its grammar is being made others overtake it, another tenant's new grammars, too; who
+    cancels is not waited for."""
+    monkeypatch.setattr("services.worker.engine.grammar.trial._CPU_S", 1.0)
+    monkeypatch.setattr("services.worker.engine.grammar.trial._MEMORY", 2**29)
     engine = make_engine(folder)
     bad = [Request(name, PROMPT, sampling(c)) for name, c in HOSTILE.items()]
     gone = Request("gone", PROMPT, sampling(Constraint("regex", "gone")))
-    good = Request("good", PROMPT, sampling(schema(POINT), 1))
+    good = Request("good", PROMPT, sampling(schema(POINT), 1), salt=b"another tenant")
     free = Request("free", PROMPT, sampling(None, max_tokens=5))
     for request in (*bad, gone):
         engine.add(request)
@@ -272,6 +276,7 @@ def test_a_hostile_one_costs_its_own_request(
     run = drive(engine, [good, free])
     order = list(run.last)
     assert order.index("free") < order.index("memory"), "it overtook those that wait"
+    assert order.index("good") < order.index("unknown"), "tenants take turns"
     assert run.last["gone"].finish_reason is FinishReason.CANCELLED
     for name in HOSTILE:
         error = run.last[name].error
@@ -281,6 +286,159 @@ def test_a_hostile_one_costs_its_own_request(
     assert "uniqueItems" in run.last["unknown"].error.message  # type: ignore[union-attr]
     jsonschema.validate(json.loads(tokenizer.decode(run.tokens["good"])), POINT)
     assert gone.sampling.constraint not in engine.aside._grammars._made
+
+
+def test_tenants_take_turns() -> None:
+    turns = Turns()
+    one, two, three, other = (Constraint("regex", text) for text in "abcd")
+    for constraint in (one, two, three):
+        turns.add(constraint, b"many")
+    assert turns.take() == one
+    assert turns.take() is None, "one of a tenant at a time"
+    turns.add(other, b"few")
+    turns.add(one, b"few")
+    assert turns.take() == other
+    assert turns.done(one, 5.0) == b"many"
+    turns.add(three, b"late")
+    assert turns.take() == three, "who has had least"
+    assert turns.take() == two
+    turns.done(three, 0.1)
+    turns.done(two, 5.0)
+    turns.done(other, 0.1)
+    assert turns.take() is None, "nobody is left to wait"
+
+
+def test_who_keeps_many_grammars_gives_his_own_up(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine
+) -> None:
+    monkeypatch.setattr("services.worker.engine.grammar.grammars._KEPT", 4)
+    few = Request("few", PROMPT, sampling(Constraint("choice", '["few"]')), salt=b"few")
+    drive(engine, [few])
+    flood = [Constraint("choice", f'["{i}"]') for i in range(6)]
+    drive(engine, [Request(str(i), PROMPT, sampling(c)) for i, c in enumerate(flood)])
+    monkeypatch.setattr(engine.aside, "wait", lambda: pytest.fail("waited"))
+    drive(engine, [few])
+
+
+def test_the_trial_that_cannot_be_had_is_the_engines_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.engine.grammar.grammars._UNAVAILABLE_S", 0.0)
+    engine = make_engine(folder)
+    request = Request("a", PROMPT, sampling(Constraint("choice", '["x"]')))
+    with monkeypatch.context() as broken:
+        broken.setattr("sys.executable", "/bin/false")
+        error = drive(engine, [request]).last["a"].error
+    assert error is not None
+    assert (error.code, error.param) == ("internal", "")
+    assert drive(engine, [request]).last["a"].finish_reason is FinishReason.STOP
+
+
+class PanicException(BaseException):
+    """As pyo3 has it of Rust's panics."""
+
+
+def test_a_panic_in_making_a_grammar_costs_its_request_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(folder)
+    real = Compiler.matcher
+
+    def matcher(self: Compiler, grammar: str) -> Matcher:
+        if "bad" in grammar:
+            raise PanicException("index out of bounds")
+        return real(self, grammar)
+
+    monkeypatch.setattr(Compiler, "matcher", matcher)
+    bad, good = (Request(w, PROMPT, sampling(Constraint("choice", f'["{w}"]'))) for w in BAD_GOOD)
+    run = drive(engine, [bad, good])
+    error = run.last["bad"].error
+    assert error is not None
+    assert (error.code, error.param) == ("invalid_request", "constraint")
+    assert run.last["good"].finish_reason is FinishReason.STOP
+
+
+BAD_GOOD = "bad", "good"
+
+
+@pytest.mark.parametrize("call", ["consume_token", "unsafe_compute_mask_ptr"])
+def test_a_panic_on_the_way_costs_its_request_alone(engine: Engine, call: str) -> None:
+    def panic(*_: object) -> None:
+        raise PanicException("index out of bounds")
+
+    class Panics:
+        def __init__(self, state: Any) -> None:
+            self._state = state
+
+        def __getattr__(self, name: str) -> Any:
+            return panic if name == call else getattr(self._state, name)
+
+    requests = [Request(str(i), PROMPT, sampling(schema(POINT), i)) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    while "1" not in engine.scheduler.sequences:
+        engine.step()
+    matcher = engine.scheduler.sequences["1"].matcher
+    assert matcher is not None
+    matcher._state = Panics(matcher._state)
+    run = drive(engine, [])
+    error = run.last["1"].error
+    assert error is not None
+    assert "index out of bounds" in error.message
+    assert run.last["0"].error is None
+
+
+ALIKE = "\ns: " + " | ".join(f"a{i}" for i in range(800)) + "\n"
+ALIKE += "\n".join(f'a{i}: "x" s? | "xx" s' for i in range(800))
+SLOW = {
+    "ambiguous": Constraint("grammar", 'start: a\na: a a a | a a | "x" | "y"'),
+    "at once": Constraint("grammar", "start: s" + ALIKE),
+    "late": Constraint("grammar", "start: /[a-z]{400}/ s" + ALIKE),
+}
+
+
+@pytest.mark.usefixtures("both_loops")
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_grammar_holds_others_up_only_for_a_moment(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its requests end together, and whoever is beside them is answered as ever."""
+    waited: list[float] = []
+    real = Filler.run
+
+    def run_(self: Filler, jobs: Any) -> Any:
+        began = process_time()
+        try:
+            return real(self, jobs)
+        finally:
+            waited.append(process_time() - began)
+
+    monkeypatch.setattr(Filler, "run", run_)
+    engine = make_engine(folder, max_model_len=1024)
+    beside = [Request(str(i), PROMPT, sampling(schema(POINTS), i)) for i in range(2)]
+    wanted = drive(engine, beside)
+    least = {"min_tokens": 1000, "max_tokens": 1000} if name == "ambiguous" else {"max_tokens": 900}
+    slow = [Request(f"slow {i}", PROMPT, sampling(SLOW[name], i, **least)) for i in range(4)]
+    run = drive(engine, [*slow, *beside])
+    for request in slow:
+        error = run.last[request.request_id].error
+        assert error is not None
+        assert "too long to tell" in error.message
+    for request in beside:
+        assert run.tokens[request.request_id] == wanted.tokens[request.request_id]
+    assert max(waited) < 0.5, "one mask of these takes a second"
+    assert sum(waited) < 1.5
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [Constraint("regex", r"a[^\s\S]"), Constraint("grammar", "start: a\na: a")],
+    ids=["regex", "grammar"],
+)
+def test_a_language_without_a_text_is_told_as_such(engine: Engine, constraint: Constraint) -> None:
+    error = drive(engine, [Request("a", PROMPT, sampling(constraint))]).last["a"].error
+    assert error is not None
+    assert "no text matches it" in error.message
 
 
 @pytest.mark.usefixtures("both_loops")

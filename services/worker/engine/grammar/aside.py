@@ -1,11 +1,14 @@
 """Requests that wait for their grammars, while others overtake them."""
 
+import logging
 from collections.abc import Iterator
 
-from services.worker.engine.grammar.compiler import ConstraintError
+from services.worker.engine.grammar.compiler import ConstraintError, Unavailable
 from services.worker.engine.grammar.grammars import Grammars
 from services.worker.engine.messages import Constraint, ModelInfo, RequestError
 from services.worker.engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
 
@@ -28,14 +31,15 @@ class Aside:
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
+        self._grammars.want(*_wanted(sequence))
 
     def leave(self, request_id: str) -> Sequence | None:
         """Gives a sequence that waits no more."""
         sequence = self.sequences.pop(request_id, None)
         if sequence is not None:
-            constraint = _constraint(sequence)
-            if all(_constraint(other) != constraint for other in self.sequences.values()):
-                self._grammars.leave(constraint)
+            wanted = _wanted(sequence)
+            if all(_wanted(other) != wanted for other in self.sequences.values()):
+                self._grammars.leave(*wanted)
         return sequence
 
     def wait(self) -> None:
@@ -47,10 +51,10 @@ class Aside:
         why there is none."""
         for sequence in list(self.sequences.values()):
             try:
-                matcher = self._grammars.find(_constraint(sequence))
-            except ConstraintError as error:
+                matcher = self._grammars.find(*_wanted(sequence))
+            except (ConstraintError, Unavailable) as error:
                 del self.sequences[sequence.id]
-                yield sequence, RequestError("invalid_request", str(error), "constraint")
+                yield sequence, _told(error)
                 continue
             if matcher is None:
                 continue
@@ -61,7 +65,15 @@ class Aside:
             yield sequence, None
 
 
-def _constraint(sequence: Sequence) -> Constraint:
+def _wanted(sequence: Sequence) -> tuple[Constraint, bytes]:
+    """What, and by which tenant: each has a salt of its own."""
     constraint = sequence.request.sampling.constraint
     assert constraint is not None
-    return constraint
+    return constraint, sequence.request.salt
+
+
+def _told(error: ConstraintError | Unavailable) -> RequestError:
+    if isinstance(error, ConstraintError):
+        return RequestError("invalid_request", str(error), "constraint")
+    log.error("a grammar was not made: %s", error)
+    return RequestError("internal", str(error))

@@ -1,70 +1,91 @@
-"""The grammars of an engine's requests: made in a side thread, kept by content."""
+"""The grammars of an engine's requests: made in side threads, kept by content."""
 
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from select import select
 from time import monotonic
 
-from services.worker.engine.grammar.compiler import Compiler, ConstraintError, Matcher
+from services.worker.engine.grammar.compiler import (
+    Allowance,
+    Compiler,
+    ConstraintError,
+    Matcher,
+    Unavailable,
+    is_panic,
+)
 from services.worker.engine.grammar.trial import Trial
+from services.worker.engine.grammar.turns import Turns
 from services.worker.engine.messages import Constraint
 
 _KEPT = 256
 """Grammars. A large schema's takes a few MB."""
+_AT_ONCE = 2
+"""Are made: a slow one holds up nobody but its tenant."""
 _REFUSED_S = 30.0
 """For so long a reason why there is none is kept: it may have been for want of time."""
+_UNAVAILABLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
+    tenant: bytes
+    """Who wanted it first."""
     matcher: Matcher | None
     """At an output's beginning."""
-    error: ConstraintError | None
+    error: ConstraintError | Unavailable | None
     until: float
     """Monotonic seconds."""
+    allowances: dict[bytes, Allowance] = field(default_factory=dict)
+    """By tenant."""
 
 
 class Grammars:
-    """Used from the engine's thread: `find` a grammar until it is there, or `leave` it."""
+    """Used from the engine's thread: `want` a grammar, `find` it until it is there, or `leave`."""
 
     def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
         """Costs nothing before the first is wanted."""
         self._of = folder, vocab_size, tuple(eos_token_ids)
         self._made: OrderedDict[Constraint, _Made] = OrderedDict()
-        self._wanted: OrderedDict[Constraint, None] = OrderedDict()
-        """What is being made stays in it, first."""
+        self._wanted = Turns()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._started = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when something was made, until `hear`."""
 
-    def find(self, constraint: Constraint) -> Matcher | None:
-        """A matcher of one's own; None while the grammar is being made. Raises ConstraintError."""
+    def want(self, constraint: Constraint, tenant: bytes) -> None:
+        """Has it made, unless it is there."""
         with self._changed:
             made = self._made.get(constraint)
             if made is not None and monotonic() < made.until:
                 self._made.move_to_end(constraint)
-            else:
-                made = None
-                self._wanted[constraint] = None
-                self._changed.notify()
+                return
+            self._made.pop(constraint, None)
+            self._wanted.add(constraint, tenant)
+            self._changed.notify()
+        self._start()
+
+    def find(self, constraint: Constraint, tenant: bytes) -> Matcher | None:
+        """A matcher of one's own; None while the grammar is being made. Raises ConstraintError, and
+        Unavailable where it is not the constraint's fault."""
+        with self._changed:
+            made = self._made.get(constraint)
         if made is None:
-            self._start()
+            self.want(constraint, tenant)  # it may have been there, and gone before it was found
             return None
         if made.matcher is None:
             assert made.error is not None
             raise made.error
-        return made.matcher.copy()
+        return made.matcher.copy(made.allowances.setdefault(tenant, Allowance()))
 
-    def leave(self, constraint: Constraint) -> None:
-        """Nobody waits for it any more."""
+    def leave(self, constraint: Constraint, tenant: bytes) -> None:
+        """Nobody of this tenant waits for it any more."""
         with self._changed:
-            self._wanted.pop(constraint, None)
+            self._wanted.leave(constraint, tenant)
 
     def wait(self, within_s: float) -> None:
         """Until something was made."""
@@ -77,30 +98,64 @@ class Grammars:
             os.eventfd_read(self.news)
 
     def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
-            self._thread.start()
+        if self._started:
+            return
+        self._started = True
+        work = _Work(self._of)
+        for _ in range(_AT_ONCE):
+            threading.Thread(target=self._work, args=(work,), name="grammars", daemon=True).start()
 
-    def _work(self) -> None:
-        trial = Trial(*self._of)
-        compiler: Compiler | None = None
+    def _work(self, work: "_Work") -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted)
-                constraint = next(iter(self._wanted))
-            matcher, error = None, None
+                constraint = self._changed.wait_for(self._wanted.take)
+            assert constraint is not None
+            began, matcher, error = monotonic(), None, None
             try:
-                grammar = trial.grammar(constraint)
-                compiler = compiler or Compiler(*self._of)
-                matcher = compiler.matcher(grammar)
-            except ConstraintError as why:
+                matcher = work.make(constraint)
+            except (ConstraintError, Unavailable) as why:
                 error = why
-            except Exception as why:  # starting a process may fail in many ways
-                error = ConstraintError(f"its grammar could not be made: {type(why).__name__}")
-            until = inf if error is None else monotonic() + _REFUSED_S
-            with self._changed:
-                self._made[constraint] = _Made(matcher, error, until)
-                self._wanted.pop(constraint, None)
-                while len(self._made) > _KEPT:
-                    self._made.popitem(last=False)
+            self._keep(constraint, matcher, error, monotonic() - began)
             os.eventfd_write(self.news, 1)
+
+    def _keep(
+        self,
+        constraint: Constraint,
+        matcher: Matcher | None,
+        error: ConstraintError | Unavailable | None,
+        took_s: float,
+    ) -> None:
+        for_s = _UNAVAILABLE_S if isinstance(error, Unavailable) else _REFUSED_S
+        until = inf if error is None else monotonic() + for_s
+        with self._changed:
+            tenant = self._wanted.done(constraint, took_s)
+            self._made[constraint] = _Made(tenant, matcher, error, until)
+            self._made.move_to_end(constraint)
+            if len(self._made) > _KEPT:  # whoever has most of them gives the oldest
+                most, _ = Counter(made.tenant for made in self._made.values()).most_common(1)[0]
+                del self._made[next(c for c, made in self._made.items() if made.tenant == most)]
+            self._changed.notify_all()
+
+
+class _Work:
+    """What the threads share."""
+
+    def __init__(self, of: tuple[str, int, tuple[int, ...]]) -> None:
+        self._of = of
+        self._trial = Trial(*of)
+        self._compiler: Compiler | None = None
+        self._reading = threading.Lock()
+
+    def make(self, constraint: Constraint) -> Matcher:
+        """Raises ConstraintError, and Unavailable for anything else that goes wrong."""
+        try:
+            grammar = self._trial.grammar(constraint)
+            with self._reading:
+                self._compiler = self._compiler or Compiler(*self._of)
+            return self._compiler.matcher(grammar)
+        except (ConstraintError, Unavailable):
+            raise
+        except BaseException as error:
+            if is_panic(error):
+                raise ConstraintError(f"the grammar library failed: {error}") from error
+            raise Unavailable(f"{type(error).__name__}: {error}") from error

@@ -1,147 +1,194 @@
-"""A process in which each new constraint is made first: `python -m …trial FOLDER VOCAB EOS…`.
+"""A process in which each new constraint is made first: `python -m …trial FD FOLDER VOCAB EOS…`.
 
 llguidance has bounds of its own, and still some grammars overflow its stack or take all memory,
-which ends the process that makes them. This one holds nothing. Lines of JSON: a constraint in, its
-grammar or an error out.
+which ends the process that makes them. This one holds the checkpoint's tokenizer and nothing else,
+and forks for each constraint. A child has so much processor time and memory, tells the grammar or
+an error, and ends; what kills it says that it was too much.
+
+FD is a socket. What comes on it are others, one for each constraint: a line of JSON in, one out.
 """
 
 import json
 import os
 import random
 import resource
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from select import select
-from time import monotonic
+from typing import Any
 
 import numpy as np
 
-from services.worker.engine.grammar.compiler import Compiler, ConstraintError, grammar_of
+from services.worker.engine.grammar.compiler import (
+    Compiler,
+    ConstraintError,
+    TooSlow,
+    Unavailable,
+    grammar_of,
+    is_panic,
+)
 from services.worker.engine.messages import Constraint
 
 _STARTS_S = 60.0
 """It imports and reads the checkpoint's tokenizer; on a machine with work to do."""
-_DEADLINE_S = 5.0
-"""A large schema takes a tenth of a second."""
+_CPU_S = 3.0
+"""Of processor time, for one constraint. A large schema takes a tenth of a second."""
+_PATIENCE_S = 120.0
+"""For that, whatever else the machine does."""
 _MEMORY = 2 * 2**30  # bytes, of address space
-_WALK = 32  # tokens
+_WALKS, _WALK = 3, 64  # of so many tokens
 
 
 class Trial:
-    """The process, seen from its engine's side thread."""
+    """The process, seen from its engine's side threads."""
 
     def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
         self._arguments = [folder, str(vocab_size), *map(str, eos_token_ids)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        self._server: socket.socket | None = None
 
     def grammar(self, constraint: Constraint) -> str:
-        """Blocking, up to the deadline. Raises ConstraintError."""
-        process = self._process or self._start()
-        told = json.dumps([constraint.kind, constraint.text]).encode() + b"\n"
-        answer = self._ask(process, told, _DEADLINE_S)
+        """Blocking. Raises ConstraintError, and Unavailable if it could not be tried."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._hand_over(theirs)
+            ours.settimeout(_PATIENCE_S)
+            try:
+                answer = _ask(ours, [constraint.kind, constraint.text, _CPU_S, _MEMORY])
+            except TimeoutError:
+                raise Unavailable("the machine has no time to make its grammar") from None
         if answer is None:
             raise ConstraintError("it takes too much time or memory to make its grammar")
-        grammar, error = answer
+        grammar, error, trouble = answer
+        if trouble:
+            raise Unavailable(trouble)
         if error:
             raise ConstraintError(error)
         return str(grammar)
 
-    def end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+    def _hand_over(self, end: socket.socket) -> None:
+        with self._starting:
+            try:
+                if self._server is None:
+                    self._server = self._start()
+                socket.send_fds(self._server, [b"x"], [end.fileno()])
+            except OSError as error:  # it was killed, or the machine has no process to give
+                self._server = None
+                raise Unavailable(f"grammars cannot be tried: {error}") from error
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        """Raises ConstraintError."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.worker.engine.grammar.trial", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-        self._process = process
-        ready = self._ask(process, b"", _STARTS_S)
+    def _start(self) -> socket.socket:
+        """Raises OSError, and ConstraintError for a checkpoint that takes no constraints."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *self._arguments],
+                pass_fds=[theirs.fileno()],
+            )
+        ours.settimeout(_STARTS_S)
+        ready = _line(ours)
         if ready is None:
-            raise ConstraintError("the process that tries grammars did not start")
-        if ready[1]:
-            self.end()
-            raise ConstraintError(ready[1])
-        return process
-
-    def _ask(
-        self, process: "subprocess.Popen[bytes]", told: bytes, within_s: float
-    ) -> list[str] | None:
-        """Its answer, or None if it has died or is killed at the deadline."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        until, answer = monotonic() + within_s, b""
-        try:
-            while told:
-                told = told[process.stdin.write(told) or 0 :]
-        except BrokenPipeError:
-            pass
-        while not answer.endswith(b"\n"):
-            if not select([process.stdout], [], [], max(0.0, until - monotonic()))[0]:
-                break
-            if not (more := process.stdout.read(2**16)):
-                break
-            answer += more
-        else:
-            found: list[str] = json.loads(answer)
-            return found
-        self.end()
-        return None
+            raise OSError("the process for it did not start")
+        if ready:
+            raise ConstraintError(ready)
+        return ours
 
 
-def _walk(compiler: Compiler, grammar: str, vocab_size: int) -> None:
-    """Some tokens of an output: whom that ends, it ends here. Raises ConstraintError if there is no
-    first one; a way that leads nowhere need not be the model's."""
-    matcher = compiler.matcher(grammar)
+def _ask(connection: socket.socket, question: Any) -> Any:
+    """None: nobody is there any more."""
+    with suppress(ConnectionError):
+        connection.sendall(json.dumps(question).encode() + b"\n")
+        return _line(connection)
+    return None
+
+
+def _line(connection: socket.socket) -> Any:
+    """The other end's, as JSON; None if it has gone. Raises TimeoutError."""
+    told = bytearray()
+    with suppress(ConnectionError):
+        while not told.endswith(b"\n"):
+            if not (more := connection.recv(2**16)):
+                return None
+            told += more
+        return json.loads(told)
+    return None
+
+
+def _walk(compiler: Compiler, grammar: str, vocab_size: int, eos_token_ids: Seq[int] = ()) -> None:
+    """Some outputs' beginnings, which do not end if they need not: whom that ends, it ends here.
+    Raises ConstraintError if there is no first token, or one takes long; a way that leads nowhere
+    need not be the model's."""
+    start = compiler.matcher(grammar)
     words, rng = np.zeros(-(-vocab_size // 32), np.int32), random.Random(0)
-    matcher.fill(words)
-    with suppress(ConstraintError):
-        for _ in range(_WALK):
-            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            matcher.advance([int(rng.choice(allowed))])
-            if matcher.ended:
-                return
-            matcher.fill(words)
+    start.copy().fill(words)
+    for _ in range(_WALKS):
+        matcher = start.copy()
+        try:
+            for _ in range(_WALK):
+                matcher.fill(words)
+                bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+                allowed = np.flatnonzero(bits)
+                inner = np.setdiff1d(allowed, eos_token_ids)
+                matcher.advance([int(rng.choice(inner if len(inner) else allowed))])
+                if matcher.ended:
+                    break
+        except TooSlow:
+            raise
+        except ConstraintError:
+            continue
 
 
-def _try(compiler: Compiler, constraint: Constraint, vocab_size: int) -> list[str]:
+def _try(compiler: Compiler, constraint: Constraint, vocab: int, eos: Seq[int]) -> list[str]:
+    """Its grammar, or the client's fault, or another."""
     try:
         grammar = grammar_of(constraint)
-        _walk(compiler, grammar, vocab_size)
+        _walk(compiler, grammar, vocab, eos)
     except ConstraintError as error:
-        return ["", str(error)]
-    return [grammar, ""]
+        return ["", str(error), ""]
+    except BaseException as error:
+        if is_panic(error):
+            return ["", f"the grammar library failed: {error}", ""]
+        return ["", "", f"{type(error).__name__}: {error}"]
+    return [grammar, "", ""]
 
 
-def _bound_time() -> None:
-    """From now on; it ends by itself then, should nobody be there to end it."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    until = int(used.ru_utime + used.ru_stime + 2 * _DEADLINE_S)
-    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+def _child(connection: socket.socket, compiler: Compiler, vocab: int, eos: Seq[int]) -> None:
+    kind, text, cpu_s, memory = _line(connection)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process
+    answer = _try(compiler, Constraint(kind, text), vocab, eos)
+    connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def main() -> None:
     os.nice(10)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    folder, vocab_size, *eos_token_ids = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    fd, folder, vocab_size, *eos_token_ids = sys.argv[1:]
+    vocab, eos = int(vocab_size), [*map(int, eos_token_ids)]
+    server = socket.socket(fileno=int(fd))
     try:
-        compiler = Compiler(folder, int(vocab_size), [*map(int, eos_token_ids)])
+        compiler = Compiler(folder, vocab, eos)
     except ConstraintError as error:
-        print(json.dumps(["", str(error)]), flush=True)
+        server.sendall(json.dumps(str(error)).encode() + b"\n")
         return
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    print(json.dumps(["", ""]), flush=True)
-    for line in sys.stdin:
-        _bound_time()
-        constraint = Constraint(*json.loads(line))
-        print(json.dumps(_try(compiler, constraint, int(vocab_size))), flush=True)
+    server.sendall(b'""\n')
+    while True:
+        _, fds, _, _ = socket.recv_fds(server, 1, 1)
+        if not fds:
+            return  # the engine is gone
+        with socket.socket(fileno=fds[0]) as connection:
+            if os.fork() == 0:
+                server.close()
+                try:
+                    _child(connection, compiler, vocab, eos)
+                finally:
+                    os._exit(0)
 
 
 if __name__ == "__main__":
