@@ -9,7 +9,12 @@ from typing import Any
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "metrics.md"
 _MODULES = {
-    "Every service": ("common.metrics", "common.transport", "common.certificates"),
+    "Every service": (
+        "common.metrics",
+        "common.transport",
+        "common.certificates",
+        "common.policy.metrics",
+    ),
     "Gateway": ("gateway.metrics",),
     "Retrieval": ("retrieval.metrics",),
     "Tokenizer": ("tokenizer.metrics",),

@@ -10,6 +10,7 @@ from typing import Any
 
 from services.common.config import Section, Settings, WorkerSettings
 from services.common.config.models import NOT_OVERRIDDEN, OF_BOTH_POOLS
+from services.common.policy.schema import PolicySpec
 
 DOCUMENT = Path(__file__).parent / "penstock/values.schema.json"
 Schema = dict[str, Any]
@@ -33,12 +34,13 @@ _KEPT = {
 
 
 def definitions() -> dict[str, Schema]:
-    """What `settings`, a model's `worker` and a pool's `worker` take, by their names in $defs."""
+    """What `settings`, `policy`, a model's and a pool's `worker` take, by their names in $defs."""
     worker = _properties(WorkerSettings.model_json_schema())
     of_model = {n: s for n, s in worker.items() if n not in NOT_OVERRIDDEN | _OF_THE_CHART}
     of_pool = {n: s for n, s in of_model.items() if n not in OF_BOTH_POOLS}
     return {
         "settings": _object(_variables()),
+        "policy": _object(_properties(PolicySpec.model_json_schema())),
         "workerOfModel": _object(of_model),
         "workerOfPool": _object(of_pool),
     }

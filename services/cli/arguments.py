@@ -114,6 +114,12 @@ def top(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def policy(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    test = actions.add_parser("test", help="read a policy file and run its rules' tests")
+    test.add_argument("file", type=Path, metavar="FILE", help="as PENSTOCK_POLICY__FILE names it")
+
+
 def models(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="what is served, starts or leaves")

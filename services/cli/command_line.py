@@ -78,6 +78,12 @@ _COMMANDS = (
         "services.cli.commands.audit",
         granting_arguments.audit,
     ),
+    (
+        "policy",
+        "try a policy file: its rules, and the tests that they name",
+        "services.cli.commands.policy",
+        arguments.policy,
+    ),
 )
 # Those of `bench` are of the measurement's own module.
 _MEASUREMENTS = (

@@ -81,7 +81,7 @@ async def _ask(router: Peer, request: GenerateRequest, output: Taker, way: Way) 
         _forward(delta, output, way.call)
         if delta.finish:
             generation.settle()
-        elif output.stop is not None:
+        elif output.finish:  # it ended itself: by a stop string, or a rule
             generation.stop()
 
     generation = router.link.open(

@@ -2,9 +2,6 @@
 
 from prometheus_client import Counter, Gauge
 
-REFUSALS = Counter(
-    "penstock_tokenizer_policy_refusals_total", "Requests refused by the content policy", ["rule"]
-)
 PROMPT_TOKENS = Counter(
     "penstock_tokenizer_prompt_tokens_total", "Prompt tokens sent on", ["model"]
 )

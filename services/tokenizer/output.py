@@ -2,11 +2,20 @@
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
-from protos.common_pb2 import FINISH_NONE, FINISH_STOP, FINISH_TOOL_CALLS, Usage
+from protos.common_pb2 import (
+    FINISH_CONTENT_FILTER,
+    FINISH_NONE,
+    FINISH_STOP,
+    FINISH_TOOL_CALLS,
+    Usage,
+)
 from protos.tokenizer_pb2 import Echo, Resume, TextDelta, TextLogprob
 from protos.worker_pb2 import TokenDelta
+from services.common.policy import RuleSpec
+from services.tokenizer.answer_policy import AnswerPolicy
 from services.tokenizer.answer_shape import Shape
 from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import Detokenizer
@@ -36,10 +45,13 @@ class Output:
         min_tokens: int = 0,
         texts: TokenTexts | None = None,
         echo: str | None = None,
+        policy: AnswerPolicy | None = None,
+        first: TextDelta | None = None,
     ) -> None:
         """`shape`: tells text, reasoning and calls apart; None: all is text. `min_tokens`: before
         which stop strings do not count; `texts`: logprobs are wanted; `echo`: the prompt as it is
-        to come back."""
+        to come back; `policy`: on the answer; None: no rule is for it; `first`: what else the first
+        delta tells."""
         self._choice = choice
         self._min_tokens = min_tokens
         self._texts = texts
@@ -47,7 +59,11 @@ class Output:
         self._echo = None if echo is None else Echo(text=echo)
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
-        self._one_by_one = bool(stops)
+        self._one_by_one = bool(stops) or policy is not None
+        self._policy = policy
+        self._first = first
+        self._known_hits: Counter[tuple[str, str, str]] = Counter()
+        self._characters = 0  # of text that tokens gave, before the policy
         self._prompt = prompt
         self._shape = shape
         self._begun = False  # something has gone out, the plan with it
@@ -61,6 +77,23 @@ class Output:
     def stop(self) -> str | None:
         """The stop string that ended the output."""
         return self._stops.hit
+
+    @property
+    def blocked(self) -> RuleSpec | None:
+        """The rule of the policy that ended the output."""
+        return None if self._policy is None else self._policy.blocked
+
+    @property
+    def hits(self) -> Counter[tuple[str, str, str]]:
+        """How often rules matched in what was made of it here: rule, action, place."""
+        if self._policy is None:
+            return Counter()
+        return self._policy.hits - self._known_hits
+
+    @property
+    def _over(self) -> bool:
+        """Whether it ended itself, whatever else comes."""
+        return self.stop is not None or self.blocked is not None
 
     def resume(self, so_far: Resume) -> None:
         """Takes up what another tokenizer began; to call first. Raises CannotResumeError.
@@ -77,9 +110,12 @@ class Output:
             self.token_ids.extend(begun.token_ids)
             self.finish = FINISH_STOP  # of whatever kind: the gateway has it
             return
-        said = self._shaped(self._text(begun.token_ids))
-        if said.characters != begun.characters or self.stop is not None:
+        said, _ = self._take(begun.token_ids)
+        if said.characters != begun.characters or self._over:
             raise CannotResumeError("the text is not the same")
+        if self._policy is not None:
+            self._policy.skip(self._characters)
+            self._known_hits = self.hits
         self._cached_tokens = begun.cached_tokens
         self._sent = len(self.token_ids)
         self._begun = True
@@ -91,17 +127,22 @@ class Output:
         if self._cached_tokens is None and delta.HasField("usage"):
             self._cached_tokens = delta.usage.cached_tokens
         self._begin(delta)
-        known = len(self.token_ids)
-        text = self._text(delta.token_ids)
-        if self._texts is not None:
-            self._tell(delta, len(self.token_ids) - known)
-        if self.finish and not self.stop:
-            text += self._stops.push(self._detokenizer.flush())
+        said, ends = self._take(delta.token_ids)
+        told = self._tell(delta, len(ends)) if self._texts is not None else []
+        if self.finish and not self._over:
+            rest = self._stops.push(self._detokenizer.flush())
+            said.add(self._allowed(rest if self.stop is not None else rest + self._stops.flush()))
         if self.stop is not None:
             self.finish = FINISH_STOP
-        elif self.finish:
-            text += self._stops.flush()
-        said = self._shaped(text)
+        if self.finish and self.blocked is None:
+            said.add(self._flushed())
+        if self.blocked is not None:
+            self.finish = FINISH_CONTENT_FILTER
+        if self._policy is None:
+            self._logprobs += told
+        elif self._texts is not None:
+            self._policy.tell(ends[: len(told)], told)
+            self._logprobs += self._policy.told(ended=bool(self.finish))
         if not (said.text or said.reasoning or said.calls or self.finish):
             return None
         out = TextDelta(
@@ -117,6 +158,8 @@ class Output:
         self._logprobs.clear()
         if not self._begun:
             self._begun = True
+            if self._first is not None:
+                out.MergeFrom(self._first)
             out.plan.CopyFrom(self._prompt.plan)
             out.prompt_digest = self._prompt.digest
             out.checkpoint = self._prompt.checkpoint
@@ -135,17 +178,22 @@ class Output:
             completion_tokens=len(self.token_ids),
         )
 
-    def _shaped(self, text: str) -> Said:
-        """By kinds, and at the end with what was held back."""
-        if self._shape is None:
-            return Said(text)
-        said = self._shape.push(text)
-        if self.finish:
-            last = self._shape.flush()
-            said.add(last)
+    def _flushed(self) -> Said:
+        """What was held back, by kinds, at the end."""
+        said = Said()
+        if self._shape is not None:
+            said = self._shape.flush()
             if self._shape.called and self.finish == FINISH_STOP:
                 self.finish = FINISH_TOOL_CALLS
+        if self._policy is not None:
+            said = self._policy.push(said, "")
+            said.add(self._policy.flush())
         return said
+
+    def _allowed(self, text: str) -> Said:
+        """New text by its kinds, as far as it may leave."""
+        said = Said(text) if self._shape is None else self._shape.push(text)
+        return said if self._policy is None else self._policy.push(said, text)
 
     def _begin(self, delta: TokenDelta) -> None:
         if delta.token_ids:
@@ -155,24 +203,28 @@ class Output:
             self._echo.logprobs.append(self._texts.told(ids[0], None))
             self._echo.logprobs.extend(self._texts.all_told(ids[1:], delta.prompt_logprobs))
 
-    def _tell(self, delta: TokenDelta, taken: int) -> None:
+    def _tell(self, delta: TokenDelta, taken: int) -> list[TextLogprob]:
         """Of the first `taken` tokens, but for the end token; what a grammar ends with is text."""
         assert self._texts is not None
-        ended = self.finish == FINISH_STOP and self.stop is None and taken > 0
+        ended = self.finish == FINISH_STOP and not self._over and taken > 0
         ended = ended and self._texts.is_special(delta.token_ids[taken - 1])
         count = taken - 1 if ended else taken
-        ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
-        self._logprobs += self._texts.all_told(ids, logprobs)
+        return self._texts.all_told(delta.token_ids[:count], delta.logprobs[:count])
 
-    def _text(self, token_ids: Sequence[int]) -> str:
+    def _take(self, token_ids: Sequence[int]) -> tuple[Said, list[int]]:
+        """What they give, and for each that counts where it ends in the answer's text."""
         if not self._one_by_one:
             self.token_ids.extend(token_ids)
-            return self._detokenizer.push(token_ids)
-        text = ""
+            return self._allowed(self._detokenizer.push(token_ids)), [0] * len(token_ids)
+        said, ends = Said(), []
         for id in token_ids:  # so that the tokens behind a stop string are not counted
             self.token_ids.append(id)
             new = self._detokenizer.push((id,))
-            text += self._stops.push(new) if len(self.token_ids) > self._min_tokens else new
-            if self.stop is not None:
+            if len(self.token_ids) > self._min_tokens:
+                new = self._stops.push(new)
+            self._characters += len(new)
+            ends.append(self._characters)
+            said.add(self._allowed(new))
+            if self._over:
                 break
-        return text
+        return said, ends

@@ -1,24 +1,22 @@
 """A request's way through the tokenizer: `run` reads top to bottom."""
 
-import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
 
 import grpc
 from opentelemetry.trace import Span
 
 from protos.common_pb2 import Decision, Record
 from protos.router_pb2 import GenerateRequest
-from protos.tokenizer_pb2 import PromptRequest
+from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid, unavailable
-from services.common.fair_threads import FairThreads
 from services.common.link import End, LinkCall
-from services.common.peers import Peers
-from services.common.telemetry import Telemetry, decision, traceparent
+from services.common.policy import Policy
+from services.common.telemetry import decision, traceparent
 from services.tokenizer import metrics
-from services.tokenizer.catalog import Catalog
+from services.tokenizer.allowed import allowed, policy_of, tell
+from services.tokenizer.answer_policy import AnswerPolicy
 from services.tokenizer.choices import generate_all, seed_of
 from services.tokenizer.constraint import constraint_of, shape_of
 from services.tokenizer.context import Prompt, assemble
@@ -26,23 +24,8 @@ from services.tokenizer.generation import Way
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import offered
 from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.policy import Policy, PolicyRefusalError
+from services.tokenizer.parts import Pipeline, model_of, threaded, told_of
 from services.tokenizer.token_texts import bad_words
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """What all requests share."""
-
-    catalog: Catalog
-    policy: Policy
-    routers: Peers
-    router_patience_s: float
-    pooled_at_once: int  # inputs of one request
-    telemetry: Telemetry
-    threads: FairThreads
 
 
 async def run(
@@ -53,14 +36,15 @@ async def run(
     Raises PenstockError.
     """
     replaced: set[str] = set()  # checkpoints whose workers left before they made a token of it
+    policy, asked_for = policy_of(pipeline, request), request.model
     while True:
         # In: the model, then its prompt beside the verdict on the text; both before the router
         # hears.
-        model, prompt = await _prompt(pipeline, request, replaced, span)
+        model, prompt = await _prompt(pipeline, policy, request, replaced, span, record)
         record.decisions.append(_context_decision(prompt))
 
         # Out: tokens to text, in the link's callback, until the end or a stop string.
-        outputs = _outputs(model, request, prompt)
+        outputs = _outputs(model, request, prompt, policy, asked_for)
         if request.HasField("resume"):
             await _resume(pipeline, outputs, request, span)
         before = sum(len(output.token_ids) for output in outputs)
@@ -71,7 +55,7 @@ async def run(
         if end.status.reason != "checkpoint_replaced" or begun:
             break
         replaced.add(model.checkpoint)
-        record.decisions.append(decision("tokenizer", "checkpoint", "replaced", _of(model)))
+        record.decisions.append(decision("tokenizer", "checkpoint", "replaced", told_of(model)))
 
     # Account for it.
     tokens = sum(len(output.token_ids) for output in outputs)
@@ -81,65 +65,37 @@ async def run(
         if output.stop is not None:
             told = {"completion_tokens": len(output.token_ids)}
             record.decisions.append(decision("tokenizer", "stop", "stop string", told))
+        if output.hits:
+            tell(policy, output.hits, span, record)
     if not all(output.finish for output in outputs):
         raise _unfinished(end)
 
 
 async def _prompt(
-    pipeline: Pipeline, request: PromptRequest, replaced: Collection[str], span: Span
+    pipeline: Pipeline,
+    policy: Policy,
+    request: PromptRequest,
+    replaced: Collection[str],
+    span: Span,
+    record: Record,
 ) -> tuple[ServedModel, Prompt]:
-    """An answer that is gone on with was allowed when it began, and has the checkpoint and window
-    that it had then. One that is tokenized anew is judged anew: a completion's token ids may be
-    another text to another checkpoint."""
+    """An answer that is gone on with has the checkpoint and window that it had when it began. One
+    that is tokenized anew is judged anew: a completion's token ids may be another text to another
+    checkpoint."""
+
+    async def make(model: ServedModel) -> Prompt:
+        if not model.kind.generates:
+            what = f"the model {model.name!r} makes no text"
+            raise invalid(what, "model", reason="unsupported_model")
+        return await _assemble(pipeline, model, request, span)
+
     model = await model_of(pipeline, request, replaced, span)
-    if not model.kind.generates:
-        what = f"the model {model.name!r} makes no text"
-        raise invalid(what, "model", reason="unsupported_model")
     if request.HasField("resume"):
         model = replace(model, window=request.resume.plan.window)
-        return model, await _assemble(pipeline, model, request, span)
-    assembled = _assemble(pipeline, model, request, span)
-    prompt = await checked(pipeline, model, request, span, assembled)
-    if not replaced:
+    model, prompt = await allowed(pipeline, policy, model, request, span, record, make)
+    if not request.HasField("resume") and not replaced:
         _count(model, prompt)
     return model, prompt
-
-
-async def model_of(
-    pipeline: Pipeline, request: PromptRequest, replaced: Collection[str], span: Span
-) -> ServedModel:
-    """The checkpoint that the request is for; of one that is gone on with, that of its beginning.
-    Raises PenstockError."""
-    if request.HasField("resume"):
-        model = await pipeline.catalog.exactly(request.model, request.resume.checkpoint)
-    else:
-        model = await pipeline.catalog.find(request.model, replaced)
-    for name, value in _of(model).items():
-        span.set_attribute(name, value)
-    return model
-
-
-async def checked(
-    pipeline: Pipeline,
-    model: ServedModel,
-    request: PromptRequest,
-    span: Span,
-    making: Coroutine[Any, Any, T],
-) -> T:
-    """What `making` makes of the request, if the policy allows it: both at once; a refusal counts
-    before a prompt's fault."""
-    tenant, check = request.caller.tenant, partial(pipeline.policy.check, request, model.decode)
-    verdict, made = await asyncio.gather(
-        _threaded(pipeline, tenant, span, "policy", check),
-        making,
-        return_exceptions=True,
-    )
-    if isinstance(verdict, PolicyRefusalError):
-        metrics.REFUSALS.labels(verdict.rule).inc()
-    for outcome in (verdict, made):
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return cast(T, made)
 
 
 def _count(model: ServedModel, prompt: Prompt) -> None:
@@ -153,17 +109,9 @@ async def _assemble(
     pipeline: Pipeline, model: ServedModel, request: PromptRequest, span: Span
 ) -> Prompt:
     tenant, work = request.caller.tenant, partial(assemble, model, request)
-    prompt = await _threaded(pipeline, tenant, span, "assemble", work)
+    prompt = await threaded(pipeline, tenant, span, "assemble", work)
     span.set_attribute("prompt_tokens", len(prompt.token_ids))
     return prompt
-
-
-async def _threaded(
-    pipeline: Pipeline, tenant: str, span: Span, name: str, work: Callable[[], T]
-) -> T:
-    """Waiting for a thread included."""
-    with pipeline.telemetry.span(name, span):
-        return await pipeline.threads.run(tenant, work)
 
 
 async def _resume(
@@ -175,7 +123,7 @@ async def _resume(
 
     tenant = request.caller.tenant
     try:
-        await _threaded(pipeline, tenant, span, "resume", work)
+        await threaded(pipeline, tenant, span, "resume", work)
     except CannotResumeError as why:
         raise unavailable(
             f"the answer cannot be gone on with after the loss of a tokenizer: {why}",
@@ -184,36 +132,46 @@ async def _resume(
         ) from None
 
 
-def _of(model: ServedModel) -> dict[str, str]:
-    return {"model": model.name, "checkpoint": model.checkpoint}
-
-
 def _context_decision(prompt: Prompt) -> Decision:
     plan = prompt.plan
     figures = {field.name: getattr(plan, field.name) for field in plan.DESCRIPTOR.fields}
     return decision("tokenizer", "context", "cut" if prompt.was_cut else "whole", figures)
 
 
-def _outputs(model: ServedModel, request: PromptRequest, prompt: Prompt) -> list[Output]:
+def _outputs(
+    model: ServedModel, request: PromptRequest, prompt: Prompt, policy: Policy, asked_for: str
+) -> list[Output]:
     """One for each choice; the first brings the prompt back where that is wanted."""
     texts = model.token_texts if request.sampling.HasField("logprobs") else None
     detokenizer = model.with_calls if offered(request.chat) else model.detokenizer
+    is_json = request.sampling.constraint.WhichOneof("kind") in ("json_object", "json_schema")
+    first = TextDelta(policy=policy.digest, hold=policy.rules.delivery == "hold")
+    if request.model != asked_for:
+        first.model = request.model
     echo = None
     if request.echo:
         echo = request.text or model.decode(prompt.token_ids)
-    return [
-        Output(
-            detokenizer(),
-            request.stop,
-            prompt,
-            shape_of(request, model, prompt),
-            choice,
-            request.sampling.min_tokens,
-            texts,
-            None if choice else echo,
+    outputs = []
+    for choice in range(max(1, request.choices)):
+        shape = shape_of(request, model, prompt)
+        allowed = AnswerPolicy.of(
+            policy, shaped=shape is not None, json=is_json, logprobs=texts is not None
         )
-        for choice in range(max(1, request.choices))
-    ]
+        outputs.append(
+            Output(
+                detokenizer(),
+                request.stop,
+                prompt,
+                shape,
+                choice,
+                request.sampling.min_tokens,
+                texts,
+                None if choice else echo,
+                allowed,
+                first,
+            )
+        )
+    return outputs
 
 
 def _generate_requests(

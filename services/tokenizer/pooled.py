@@ -20,9 +20,10 @@ from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
 from services.common.telemetry import decision, traceparent
 from services.tokenizer import metrics
+from services.tokenizer.allowed import allowed, policy_of
 from services.tokenizer.generation import Way, generate
 from services.tokenizer.models import ServedModel
-from services.tokenizer.pipeline import Pipeline, checked, model_of
+from services.tokenizer.parts import Pipeline, model_of
 from services.tokenizer.pool_prompts import (
     Place,
     check_model,
@@ -103,8 +104,16 @@ class _Work:
         if embeds_both(self._model, self._pool):
             queries = [("queries", index) for index in range(len(self._pool.queries))]
         inputs: list[Place] = [("inputs", index) for index in self._left]
-        making = self._prompts(queries + inputs)
-        prompts = await checked(self._pipeline, self._model, self._request, self._span, making)
+        policy = policy_of(self._pipeline, self._request)
+        _, prompts = await allowed(
+            self._pipeline,
+            policy,
+            self._model,
+            self._request,
+            self._span,
+            self._record,
+            lambda _: self._prompts(queries + inputs),
+        )
         tokens = sum(map(len, prompts.values()))
         metrics.PROMPT_TOKENS.labels(self._model.name).inc(tokens)
         self._span.set_attribute("prompt_tokens", tokens)

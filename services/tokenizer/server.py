@@ -1,6 +1,8 @@
 """The tokenizer as a service: one link per gateway in, one per router out."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -11,13 +13,15 @@ from protos.tokenizer_pb2 import PromptRequest
 from services.common.errors import PenstockError, invalid
 from services.common.fair_threads import FairThreads
 from services.common.link import LinkCall, LinkServer
+from services.common.metrics_server import Page
 from services.common.peers import Peers
+from services.common.policy import PolicyFile
 from services.common.service import Service
 from services.common.telemetry import remote_parent
 from services.tokenizer import metrics
 from services.tokenizer.catalog import Catalog
-from services.tokenizer.pipeline import Pipeline, run
-from services.tokenizer.policy import load_policy
+from services.tokenizer.parts import Pipeline
+from services.tokenizer.pipeline import run
 from services.tokenizer.pool_prompts import check_pool
 from services.tokenizer.pooled import pool
 from services.tokenizer.pools import Pools
@@ -46,6 +50,7 @@ class TokenizerService(Service):
     name = "tokenizer"
     grpc_services = ("penstock.v1.Tokenizer",)
 
+    _policy: PolicyFile | None = None
     _threads: FairThreads | None = None
     _pools: Pools | None = None
     _catalog: Catalog | None = None
@@ -55,7 +60,9 @@ class TokenizerService(Service):
     async def start(self, server: grpc.aio.Server) -> None:
         """Raises ValueError or OSError that name the rule or file that is wrong."""
         settings = self.settings.tokenizer
-        policy = load_policy(settings)
+        own = self.settings.policy
+        self._policy = PolicyFile(own.file, own.look_every_s)
+        await self._policy.start()
         self._threads = FairThreads(settings.threads, "tokenizer")
         self._pools = Pools(self.redis, self.settings)
         await self._pools.start()
@@ -67,7 +74,7 @@ class TokenizerService(Service):
         await self._routers.start()
         self._pipeline = Pipeline(
             self._catalog,
-            policy,
+            self._policy,
             self._routers,
             settings.router_patience_s,
             settings.pooled_at_once,
@@ -81,6 +88,13 @@ class TokenizerService(Service):
         self._links.add_to(server)
         links = self._links
         metrics.RUNNING.set_function(lambda: links.running)
+
+    def pages(self) -> Mapping[str, Page]:
+        return {"/policy": self._policy_status}
+
+    async def _policy_status(self) -> dict[str, Any]:
+        assert self._policy is not None
+        return self._policy.status()
 
     async def _serve(self, call: LinkCall) -> None:
         """Around a request's pipeline: its span, its record, and its end whatever happens."""
@@ -110,6 +124,8 @@ class TokenizerService(Service):
             await self._links.drain(grace_s)
 
     async def stop(self) -> None:
+        if self._policy is not None:
+            await self._policy.stop()
         if self._catalog is not None:
             await self._catalog.stop()
         if self._pools is not None:

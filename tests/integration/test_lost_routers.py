@@ -12,13 +12,12 @@ from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
-from services.common.config import PolicyRule
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError, unavailable
 from services.common.link import End, LinkCall
+from services.common.policy import Policy, load_rules
 from services.common.service import Host
 from services.tokenizer.generation import MAX_LOSSES
-from services.tokenizer.policy import Policy
 from tests.support.resumes import resume_of
 from tests.support.tokenizer_bed import (
     Bed,
@@ -231,14 +230,15 @@ async def test_an_answer_is_gone_on_with_in_the_window_and_under_the_policy_it_b
     before, after = two.deltas[:7], "".join(delta.text for delta in two.deltas[7:])
 
     request.resume.CopyFrom(resume_of(before))
-    rooms, rules = two.pipeline.catalog._pools._rooms, two.pipeline.policy.rules
+    rooms, file = two.pipeline.catalog._pools._rooms, two.pipeline.policy
+    before_it = file.current
     rooms["tiny", request.resume.checkpoint] = 128  # would cut the second passage
-    two.pipeline.policy.rules = Policy([PolicyRule(name="all", pattern=".")]).rules
+    file.current = Policy.of(load_rules(b"rules: [{name: all, pattern: .}]"))
     try:
         end, (second,) = await told(two, Story(TEXT), request)
     finally:
         rooms.clear()
-        two.pipeline.policy.rules = rules
+        file.current = before_it
     assert (end.status.code, two.text) == (0, after)
     known = len(request.resume.choices[0].token_ids)
     assert list(second.prompt_token_ids) == [*first.prompt_token_ids, *ids(TEXT)[:known]]

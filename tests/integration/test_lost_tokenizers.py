@@ -17,9 +17,10 @@ import pytest_asyncio
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptPlan
 from protos.worker_pb2 import TokenDelta
-from services.common.config import GatewaySettings, PolicyRule, Settings
+from services.common.config import GatewaySettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.link import LinkCall
+from services.common.policy import Policy, load_rules
 from services.common.redis import connect
 from services.common.service import Host
 from services.gateway.identity.keys import KeyStore
@@ -28,7 +29,6 @@ from services.gateway.server import GatewayService
 from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import detokenizer_factory
 from services.tokenizer.output import Output
-from services.tokenizer.policy import Policy
 from services.tokenizer.server import TokenizerService
 from tests.support.served import checkpoint_of, listing
 from tests.support.streams import Stream
@@ -240,20 +240,20 @@ async def test_a_changed_policy_does_not_cut_what_it_had_allowed(two: House) -> 
     story = Story(TEXT, pauses_before=7)
     stream = await two.stream(story)
     await paused(stream, story)
-    everything = Policy([PolicyRule(name="all", pattern=".")])
-    policies = [h.service._pipeline.policy for h in two.tokenizers]  # type: ignore[attr-defined]
-    before = [policy.rules for policy in policies]
+    everything = Policy.of(load_rules(b"rules: [{name: all, pattern: .}]"))
+    files = [h.service._pipeline.policy for h in two.tokenizers]  # type: ignore[attr-defined]
+    before = [file.current for file in files]
     try:
-        for policy in policies:
-            policy.rules = everything.rules
+        for file in files:
+            file.current = everything
         await two.lose(two.busy())
         story.gate.set()
         assert await stream.finished() == TEXT
         refused = await two.api.post("/v1/completions", json=ASK)
         assert refused.json()["error"]["code"] == "content_policy"
     finally:
-        for policy, rules in zip(policies, before, strict=True):
-            policy.rules = rules
+        for file, policy in zip(files, before, strict=True):
+            file.current = policy
 
 
 async def test_a_drain_at_the_end_of_its_grace_moves_what_still_runs(

@@ -16,15 +16,15 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest
 from protos.worker_pb2 import TokenDelta
 from services.common.config import (
-    PolicyRule,
+    PolicySettings,
     Settings,
-    TokenizerSettings,
     WorkerSettings,
 )
 from services.common.content import said
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
+from services.common.policy.metrics import VERDICTS
 from services.common.redis import connect
 from services.common.service import Host
 from services.tokenizer import metrics
@@ -171,10 +171,11 @@ async def test_a_refusal_by_the_policy_counts_before_a_prompt_s_own_fault(
     tmp_path: Path, redis_url: str, namespace: str
 ) -> None:
     async with bed(tmp_path, redis_url, namespace, says("never")) as b:
-        refusals = metrics.REFUSALS.labels("secret")._value.get()
+        counted = VERDICTS.labels("secret", "refuse", "input")._value
+        refusals = counted.get()
         error = await b.refused(question("a TOP secret " + "water " * 900))
         assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "content_policy")
-        assert metrics.REFUSALS.labels("secret")._value.get() == refusals + 1
+        assert counted.get() == refusals + 1
 
 
 async def test_requests_and_tokens_are_counted_once(
@@ -513,11 +514,15 @@ async def test_a_drain_lets_running_requests_finish(
         await drain
 
 
-async def test_a_wrong_setting_fails_the_start_and_is_named(redis_url: str, namespace: str) -> None:
+async def test_a_wrong_policy_fails_the_start_and_is_named(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules: [{name: bad, pattern: '('}]")
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,
-        tokenizer=TokenizerSettings(policy_rules=[PolicyRule(name="bad", pattern="(")]),
+        policy=PolicySettings(file=policy),
     )
     with pytest.raises(ValueError, match="'bad'"):
         await Host(TokenizerService, settings).start()

@@ -15,14 +15,14 @@ from protos.common_pb2 import FINISH_LENGTH, Caller, Passage, Sampling, Usage
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
-from services.common.config import PolicyRule, Settings, TokenizerSettings
+from services.common.config import PolicySettings, Settings, TokenizerSettings
 from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.link import End, LinkCall, LinkClient, LinkServer
 from services.common.redis import connect
 from services.common.service import Host, Service
 from services.common.telemetry import decision, remote_parent
-from services.tokenizer.pipeline import Pipeline
+from services.tokenizer.parts import Pipeline
 from services.tokenizer.server import TokenizerService
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizers import byte_level, write_tokenizer
@@ -30,6 +30,7 @@ from tests.support.transport import TRANSPORT
 from tests.support.waiting import leaving_no_task, until
 
 TOKENIZER = byte_level()
+POLICY = "rules: [{name: secret, pattern: top secret}]"
 _SPECIAL, _SIZE = 8, 320  # tokens of it
 METHOD = "/penstock.v1.Tokenizer/Link"
 Script = Callable[[LinkCall, GenerateRequest], Awaitable[None]]
@@ -230,15 +231,17 @@ async def bed(
     patience_s: float = 5.0,
     max_requests: int = 2048,
     write: Callable[[Path], None] = write_model,
+    policy: str = POLICY,
 ) -> AsyncIterator[Bed]:
     """A tokenizer between a gateway's link and scripted routers; of which no task is left."""
     write(folder)
+    (folder / "policy.yaml").write_text(policy)
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,
         drain_grace_s=5.0,
+        policy=PolicySettings(file=folder / "policy.yaml", look_every_s=0.05),
         tokenizer=TokenizerSettings(
-            policy_rules=[PolicyRule(name="secret", pattern="top secret")],
             router_patience_s=patience_s,
             max_requests=max_requests,
         ),

@@ -13,7 +13,7 @@ from services.app import build
 from services.common.config import (
     GatewaySettings,
     ModelSpec,
-    PolicyRule,
+    PolicySettings,
     RayOptions,
     RetrievalSettings,
     Settings,
@@ -46,7 +46,8 @@ def everything() -> Settings:
         models=[BIG],
         gateway=GatewaySettings(port=0, cors_origins=["*"], ray=RayOptions(num_cpus=0.5)),
         retrieval=RetrievalSettings(replicas=2),
-        tokenizer=TokenizerSettings(policy_rules=[PolicyRule(name="n", pattern="p")]),
+        tokenizer=TokenizerSettings(threads=3),
+        policy=PolicySettings(file=Path("/etc/policy.yaml")),
     )
 
 

@@ -264,7 +264,11 @@ REQUEST_PATH = Page(
             [
                 Panel("Requests by outcome", "reqps", "", [(_rate("penstock_tokenizer_requests_total", "outcome"), "{{outcome}}")]),
                 Panel("Cut from prompts", "short", "Passages and messages that did not fit the window.", [(_rate("penstock_tokenizer_cut_total", "what"), "{{what}}")]),
-                Panel("Refused by policy", "reqps", "", [(_rate("penstock_tokenizer_policy_refusals_total", "rule"), "{{rule}}")]),
+                Panel("Matches of the policy's rules", "reqps", "", [(_rate("penstock_policy_verdicts_total", "rule, action"), "{{rule}}: {{action}}")]),
+                Panel("Policy in use", "short", "Replicas by its version; below: those whose file is bad, so that the last good one goes on.", [
+                    ("count by (version) (penstock_policy_info)", "{{version}}"),
+                    ("count(penstock_policy_file_good == 0)", "bad file"),
+                ]),
                 Panel("Lost below", "reqps", "Routers lost under a request, and tokenizers.", [
                     (_rate("penstock_tokenizer_router_losses_total", "why"), "router {{why}}"),
                     (_rate("penstock_gateway_tokenizer_losses_total", "why"), "tokenizer {{why}}"),

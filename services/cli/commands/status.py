@@ -2,8 +2,11 @@
 
 import argparse
 import asyncio
+from typing import Any
+from urllib.parse import urljoin
 
 import grpc
+import httpx
 from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
@@ -34,6 +37,8 @@ async def _main() -> int:
     routers = [r for r in serving if r.service == "router"]
     for shown in await asyncio.gather(*(_seen_by(router, transport) for router in routers)):
         out.print(shown)
+    if told := await _policies(serving):
+        out.print(told)
     return 0
 
 
@@ -50,6 +55,34 @@ def _services_table(serving: list[Replica], draining: list[Replica]) -> Table:
             facts,
         )
     return table
+
+
+async def _policies(serving: list[Replica]) -> Table | None:
+    """The policies of those that ask one; None: nobody has any."""
+    asked = [r for r in serving if r.service == "tokenizer" and r.metrics_url]
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+        told = await asyncio.gather(*(_policy_of(replica, http) for replica in asked))
+    if not any(told):
+        return None
+    table = folding_table("replica", "version", "rules", "fault", title="Policies")
+    for replica, policy in zip(asked, told, strict=True):
+        table.add_row(
+            replica.id,
+            policy.get("version") or "none",
+            str(policy.get("rules", 0)),
+            policy.get("fault") or "",
+        )
+    return table
+
+
+async def _policy_of(replica: Replica, http: httpx.AsyncClient) -> dict[str, Any]:
+    """Empty where no file is set."""
+    try:
+        answer = await http.get(urljoin(replica.metrics_url, "/policy"))
+        told: dict[str, Any] = answer.raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        return {"fault": f"it does not say: {error}"}
+    return told if told["file"] else {}
 
 
 async def _seen_by(router: Replica, transport: Transport) -> Table | str:

@@ -88,10 +88,11 @@ def local_models(given: list[str]) -> "list[ModelSpec]":
 def supervised() -> Leash:
     """Returns in a process of its own for the stack (services/cli/stack/supervisor.py)."""
     from services.common.config import Settings
-    from services.tokenizer.policy import load_policy
+    from services.common.policy import read_policy
 
     # What is wrong is told before there is anything to supervise.
-    load_policy(Settings().tokenizer)
+    if (policy := Settings().policy.file) is not None:
+        read_policy(policy)
     return supervise(report)
 
 

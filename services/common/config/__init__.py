@@ -9,10 +9,11 @@ from services.common.config.gateway import GatewaySettings
 from services.common.config.identity import IdentitySettings
 from services.common.config.metering import MeteringSettings, ModelPrice, Price
 from services.common.config.models import ModelSpec, Pool
+from services.common.config.policy import PolicySettings
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
 from services.common.config.settings import Settings, unknown_names
-from services.common.config.tokenizer import PolicyRule, TokenizerSettings
+from services.common.config.tokenizer import TokenizerSettings
 from services.common.config.worker import Role, WorkerSettings
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
     "MeteringSettings",
     "ModelPrice",
     "ModelSpec",
-    "PolicyRule",
+    "PolicySettings",
     "Pool",
     "Price",
     "RayOptions",

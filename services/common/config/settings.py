@@ -13,6 +13,7 @@ from services.common.config.gateway import GatewaySettings
 from services.common.config.identity import IdentitySettings
 from services.common.config.metering import MeteringSettings
 from services.common.config.models import ModelSpec
+from services.common.config.policy import PolicySettings
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
 from services.common.config.security import SecuritySettings
@@ -55,6 +56,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     gateway: GatewaySettings = GatewaySettings()
     identity: IdentitySettings = IdentitySettings()
     metering: MeteringSettings = MeteringSettings()
+    policy: PolicySettings = PolicySettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     router: RouterSettings = RouterSettings()

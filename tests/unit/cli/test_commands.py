@@ -164,9 +164,8 @@ def test_a_wrong_setting_is_named(
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("PENSTOCK_TOKENIZER__POLICY_RULES", '[{"name": "x", "pattern": "("}]', "rule 'x'"),
-        ("PENSTOCK_TOKENIZER__POLICY_RULES", '[{"name": "x"}]', "pattern"),
-        ("PENSTOCK_TOKENIZER__POLICY_FILE", "/no/rules.json", "/no/rules.json: No such file"),
+        ("PENSTOCK_POLICY__FILE", __file__, "is not YAML"),
+        ("PENSTOCK_POLICY__FILE", "/no/rules.yaml", "/no/rules.yaml: No such file"),
         ("PENSTOCK_WORKER__DEVICE", "banana", "WORKER__DEVICE"),
         ("PENSTOCK_LOG_LEVEL", "LOUD", "setting PENSTOCK_LOG_LEVEL"),
         ("REDIS_URL", "notaurl", "setting REDIS_URL: must be redis://"),

@@ -23,15 +23,15 @@ from protos.common_pb2 import (
 )
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, Resume
 from protos.worker_pb2 import TokenDelta
-from services.common.config import PolicyRule
 from services.common.content import said
 from services.common.errors import PenstockError
+from services.common.policy import Policy, load_rules
 from services.tokenizer.answer_shape import ReasoningMarks
 from services.tokenizer.constraint import constraint_of, shape_of
 from services.tokenizer.context import Prompt, assemble
 from services.tokenizer.models import ServedModel, load
 from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.policy import Policy, PolicyRefusalError
+from services.tokenizer.subjects import subjects
 from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers.hermes import Hermes
 from services.tokenizer.tool_parsers.llama3 import Llama3
@@ -139,15 +139,15 @@ def test_who_cannot_call_is_told(make_model: Any) -> None:
 
 
 def test_the_policy_reads_tools_too() -> None:
-    policy = Policy([PolicyRule(name="secret", pattern="top secret")])
+    texts = Policy.of(load_rules(b"rules: [{name: secret, pattern: top secret}]")).texts
     bad = Tool(name="f", description="Tells the Top Secret.")
     asked = request(FIND)
     call = ToolCall(name="find", arguments='{"q": "top secret"}')
     asked.chat.messages.append(Message(role="assistant", tool_calls=[call]))
     for wrong, param in ((request(FIND, bad), "tools[1]"), (asked, "messages[1].tool_calls[0]")):
-        with pytest.raises(PolicyRefusalError) as refused:
-            policy.check(wrong, demo().decode)
-        assert refused.value.param == param
+        refused = texts.check(subjects(wrong, demo().decode)).refused
+        assert refused is not None
+        assert refused[1] == param
 
 
 # ---- grammars -----------------------------------------------------------------------------------

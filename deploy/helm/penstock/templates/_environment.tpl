@@ -51,6 +51,9 @@ The environment of every pod that runs Penstock. What differs by pod is its addr
 - name: PENSTOCK_GATEWAY__TLS_KEY
   value: /etc/penstock/door/tls.key
 {{- end }}
+{{- with include "penstock.policy.environment" . | trim }}
+{{ . }}
+{{- end }}
 {{- with include "penstock.otlp.endpoint" . }}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}
@@ -112,8 +115,8 @@ worker. What the chart derives from other values cannot be set twice. Call with 
 (list . "services"), (list . "model"), or (list . "cli"), whose doctor looks at all of them.
 */}}
 {{- define "penstock.settings" -}}
-{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|DRAIN_GRACE_S|WORKER__(ROLE|MODEL|DEVICE|PACKED_DIR)|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
-{{- $sections := dict "gateway" "^(GATEWAY|RETRIEVAL)__" "services" "^(RETRIEVAL|TOKENIZER|ROUTER)__|^WORKER__MAX_MODEL_LEN$" "model" "^WORKER__|^ROUTER__STALL_TIMEOUT_S$" "cli" "__" -}}
+{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|POLICY__FILE|DRAIN_GRACE_S|WORKER__(ROLE|MODEL|DEVICE|PACKED_DIR)|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
+{{- $sections := dict "gateway" "^(GATEWAY|RETRIEVAL|POLICY)__" "services" "^(RETRIEVAL|TOKENIZER|ROUTER|POLICY)__|^WORKER__MAX_MODEL_LEN$" "model" "^WORKER__|^ROUTER__STALL_TIMEOUT_S$" "cli" "__" -}}
 {{- $own := get $sections (index . 1) -}}
 {{- $variables := dict -}}
 {{- range $name, $value := (index . 0).Values.settings -}}

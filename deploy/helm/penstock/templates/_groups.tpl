@@ -133,6 +133,9 @@ spec:
           readOnly: true
         {{- end }}
         {{- end }}
+        {{- with include "penstock.policy.mount" $root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- if include "penstock.stores.volume" $root }}
         - name: stores
           mountPath: /etc/penstock/stores
@@ -164,6 +167,9 @@ spec:
         secretName: {{ include "penstock.tls.secretName" (list $root .) }}
         defaultMode: 0440
     {{- end }}
+    {{- end }}
+    {{- with include "penstock.policy.volume" $root | trim }}
+    {{- . | nindent 4 }}
     {{- end }}
     {{- with include "penstock.stores.volume" $root }}
     {{- . | trim | nindent 4 }}

@@ -8,7 +8,7 @@ from services.cli.commands.up import local_models
 from services.cli.stack.checkpoints import check_embeddings, check_engines, check_local
 from services.common.checkpoint import digest, is_hub_id
 from services.common.config import ModelSpec, Settings
-from services.tokenizer.policy import load_policy
+from services.common.policy import read_policy
 
 
 async def check(it: Installation) -> list[Finding]:
@@ -47,8 +47,11 @@ def _embeddings(settings: Settings) -> Finding:
 
 
 def _policy(settings: Settings) -> Finding:
+    path = settings.policy.file
+    if path is None:
+        return ok("policy", "none is set")
     try:
-        load_policy(settings.tokenizer)
+        policy = read_policy(path)
     except ValueError as error:
-        return failed("policy", str(error), "correct PENSTOCK_TOKENIZER__POLICY_FILE, _RULES")
-    return ok("policy", "its rules can be read")
+        return failed("policy", str(error), "correct it, or PENSTOCK_POLICY__FILE")
+    return ok("policy", f"{len(policy.rules.spec.rules)} rules, version {policy.version}")

@@ -15,14 +15,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from protos.common_pb2 import FINISH_LENGTH, FINISH_TOOL_CALLS
+from protos.common_pb2 import FINISH_CONTENT_FILTER, FINISH_LENGTH, FINISH_TOOL_CALLS
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.api.rest import logprobs
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.citations import annotations, filename
 from services.gateway.runs.prompt import Answer, total_usage
 
-_FINISH = {FINISH_LENGTH: "length", FINISH_TOOL_CALLS: "tool_calls"}
+_FINISH = {
+    FINISH_LENGTH: "length",
+    FINISH_TOOL_CALLS: "tool_calls",
+    FINISH_CONTENT_FILTER: "content_filter",
+}
 DONE = b"data: [DONE]\n\n"
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -143,7 +143,7 @@ async def test_a_checkpoint_is_read_as_an_engine_would(tmp_path: Path, settings:
         ({"worker": {"max_running": 1000}}, "model demo", "max_batched_tokens"),
         ({"retrieval": {"embedding_model": "/nope"}}, "embedding model", "no folder /nope"),
         ({"retrieval": {"embedding_model": "/"}}, "embedding model", "/ has no config.json"),
-        ({"tokenizer": {"policy_file": "/etc/passwd"}}, "policy", "policy file /etc/passwd"),
+        ({"policy": {"file": "/etc/passwd"}}, "policy", "policy file /etc/passwd"),
     ],
 )
 async def test_what_up_would_refuse_is_told(

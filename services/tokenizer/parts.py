@@ -1,0 +1,56 @@
+"""What all requests through a tokenizer share, and what each of them begins with."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
+
+from opentelemetry.trace import Span
+
+from protos.tokenizer_pb2 import PromptRequest
+from services.common.fair_threads import FairThreads
+from services.common.peers import Peers
+from services.common.policy import PolicyFile
+from services.common.telemetry import Telemetry
+from services.tokenizer.catalog import Catalog
+from services.tokenizer.models import ServedModel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What all requests share."""
+
+    catalog: Catalog
+    policy: PolicyFile
+    routers: Peers
+    router_patience_s: float
+    pooled_at_once: int  # inputs of one request
+    telemetry: Telemetry
+    threads: FairThreads
+
+
+async def model_of(
+    pipeline: Pipeline, request: PromptRequest, replaced: Collection[str], span: Span
+) -> ServedModel:
+    """The checkpoint that the request is for; of one that is gone on with, that of its beginning.
+    Raises PenstockError."""
+    if request.HasField("resume"):
+        model = await pipeline.catalog.exactly(request.model, request.resume.checkpoint)
+    else:
+        model = await pipeline.catalog.find(request.model, replaced)
+    for name, value in told_of(model).items():
+        span.set_attribute(name, value)
+    return model
+
+
+def told_of(model: ServedModel) -> dict[str, str]:
+    return {"model": model.name, "checkpoint": model.checkpoint}
+
+
+async def threaded(
+    pipeline: Pipeline, tenant: str, span: Span, name: str, work: Callable[[], T]
+) -> T:
+    """Waiting for a thread included."""
+    with pipeline.telemetry.span(name, span):
+        return await pipeline.threads.run(tenant, work)
