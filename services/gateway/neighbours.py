@@ -17,6 +17,11 @@ from services.common.transport import host_port
 _LOOK_EVERY_S = 0.2
 _CONNECTED_S = 1.0
 _PATIENCE_S = 10.0  # from a gateway's first listening to its being registered
+_SETTINGS = {
+    "http": "PENSTOCK_GATEWAY__PORT",
+    "grpc": "PENSTOCK_GATEWAY__PORT",
+    "admin": "PENSTOCK_IDENTITY__ADMIN_PORT",
+}
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -29,31 +34,35 @@ class Neighbours:
         self._host_id = host_id(settings.peer_host)
 
     async def admit(self, ports: dict[str, int]) -> None:
-        """Returns when all who listen on these ports ("http", "grpc"; 0: a free one) are gateways
-        of this namespace. Raises RuntimeError when somebody else does."""
-        host = self._settings.gateway.host
+        """Returns when all who listen on these ports ("http", "grpc", "admin"; 0: a free one) are
+        gateways of this namespace. Raises RuntimeError when somebody else does."""
         deadline = time.monotonic() + _PATIENCE_S
-        while taken := await self._taken(_ANY.get(host, host), ports):
+        while taken := await self._taken(ports):
             if time.monotonic() > deadline:
+                host, setting = _host(self._settings, taken), _SETTINGS[taken]
                 raise RuntimeError(
-                    f"port {taken} on {host}: in use, and by no gateway of the namespace "
-                    f"{self._settings.namespace!r}; set PENSTOCK_GATEWAY__PORT"
+                    f"port {ports[taken]} on {host}: in use, and by no gateway of the namespace "
+                    f"{self._settings.namespace!r}; set {setting}"
                 )
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _taken(self, host: str, ports: dict[str, int]) -> int:
-        """The first port on which somebody listens of whom the registry does not know; 0: none."""
-        used = {name: port for name, port in ports.items() if port and await _listens(host, port)}
+    async def _taken(self, ports: dict[str, int]) -> str:
+        """The first door at which somebody listens of whom the registry does not know; "": none."""
+        used = {}
+        for name, port in ports.items():
+            host = _host(self._settings, name)
+            if port and await _listens(_ANY.get(host, host), port):
+                used[name] = port
         known = await self._known("gateway", DRAINING) if used else []
         own = [door for one in known for door in one.items()]
         doors = _doors(self._settings, used)
-        return next((used[name] for name, at in doors.items() if (name, at) not in own), 0)
+        return next((name for name, at in doors.items() if (name, at) not in own), "")
 
     async def comes(self, ports: dict[str, int], within_s: float) -> bool:
         """Whether another serves behind these ports, or does so in time."""
         deadline = time.monotonic() + within_s
         doors = _doors(self._settings, ports)
-        while doors not in await self._known("gateway"):
+        while not any(doors.items() <= one.items() for one in await self._known("gateway")):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -75,21 +84,25 @@ class Neighbours:
         return here and other.id != self._id
 
 
-def address(settings: Settings) -> str:
+def address(settings: Settings, door: str = "http") -> str:
     """At which a gateway with these settings is reached."""
-    host = settings.gateway.host
+    host = _host(settings, door)
     return settings.peer_host if host in _ANY else host
 
 
 def _doors(settings: Settings, ports: dict[str, int]) -> dict[str, str]:
     """As `_told` of one with these settings and ports: the same ports of another address of this
     host are another door."""
-    return {name: host_port(address(settings), port) for name, port in ports.items()}
+    return {name: host_port(address(settings, name), port) for name, port in ports.items()}
+
+
+def _host(settings: Settings, door: str) -> str:
+    return settings.identity.admin_host if door == "admin" else settings.gateway.host
 
 
 def _told(gateway: Replica) -> dict[str, str]:
-    http, grpc = gateway.facts.get("url", ""), gateway.facts.get("grpc", "")
-    return {"http": urlsplit(http).netloc, "grpc": grpc}
+    http, admin = (urlsplit(gateway.facts.get(name, "")).netloc for name in ("url", "admin"))
+    return {"http": http, "grpc": gateway.facts.get("grpc", ""), "admin": admin}
 
 
 async def _listens(host: str, port: int) -> bool:

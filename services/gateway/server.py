@@ -18,7 +18,9 @@ from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
 from services.common.transport import host_port
+from services.gateway.api.admin.routes import admin_application, admin_settings
 from services.gateway.api.grpc.server import GrpcServer
+from services.gateway.api.rest.routes import application
 from services.gateway.connections.http_server import HttpServer
 from services.gateway.identity.identity import Identity
 from services.gateway.intake import Intake
@@ -53,6 +55,7 @@ class GatewayService(Service):
         self._targets = Targets(redis, settings)
         self._neighbours = Neighbours(redis, settings, id)
         self._http: HttpServer | None = None
+        self._admin: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._ports: dict[str, int] = {}
 
@@ -69,9 +72,15 @@ class GatewayService(Service):
         await self.gateway.retrieval.start()
         own = self.settings.gateway
         certificates = _certificates(own)
-        self._http = HttpServer(self.gateway, own.host, own.port, certificates)
-        await self._neighbours.admit({"http": own.port, "grpc": _grpc_port(own)})
+        rest = application(self.gateway)
+        self._http = HttpServer(rest, own, own.host, own.port, certificates)
+        admin_port = self.settings.identity.admin_port
+        ports = {"http": own.port, "grpc": _grpc_port(own), "admin": admin_port or 0}
+        await self._neighbours.admit(ports)
         await self._http.start()
+        if admin_port is not None:
+            self._admin = _admin_server(self.gateway, admin_port)
+            await self._admin.start()
         self._grpc = GrpcServer(self.gateway)
         grpc_port = await self._grpc.start(own.host, _grpc_port(own), certificates)
         self._ports = {"http": self._http.port, "grpc": grpc_port}
@@ -79,17 +88,23 @@ class GatewayService(Service):
     def describe(self) -> dict[str, str]:
         host, ports = address(self.settings), self._ports
         scheme = "https" if self.settings.gateway.tls_cert else "http"
-        return {
+        facts = {
             "url": f"{scheme}://{host_port(host, ports['http'])}",
             "grpc": host_port(host, ports["grpc"]),
         }
+        if self._admin is not None:
+            scheme = "https" if self.settings.identity.admin_tls_cert else "http"
+            door = host_port(address(self.settings, "admin"), self._admin.port)
+            facts["admin"] = f"{scheme}://{door}"
+        return facts
 
     def pages(self) -> Mapping[str, Page]:
         return {"/targets": self._targets.page}
 
     def check(self) -> None:
-        if self._http is not None:
-            self._http.check()
+        for server in (self._http, self._admin):
+            if server is not None:
+                server.check()
 
     async def drain(self, grace_s: float) -> None:
         """Is not ready at once, and takes new requests until load balancers have seen that. Then it
@@ -100,6 +115,8 @@ class GatewayService(Service):
         """
         assert self._http is not None
         assert self._grpc is not None
+        if self._admin is not None:
+            self._admin.close_door()
         intake, leaves_after_s = self.gateway.intake, self.settings.gateway.leaves_after_s
         intake.leaving = True
         await self._grpc.drain()
@@ -133,7 +150,9 @@ class GatewayService(Service):
         self._http.close_door()
 
     async def stop(self) -> None:
-        await asyncio.gather(*(s.stop() for s in (self._http, self._grpc) if s is not None))
+        await asyncio.gather(
+            *(s.stop() for s in (self._http, self._admin, self._grpc) if s is not None)
+        )
         await self.gateway.identity.stop()
         await self.gateway.meter.stop()
         await self.gateway.records.stop()
@@ -170,6 +189,15 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         threads=FairThreads(1, "gateway"),
         tenants_told=tenants_told,
     )
+
+
+def _admin_server(gateway: Gateway, port: int) -> HttpServer:
+    own = gateway.settings.identity
+    certificates = None
+    if own.admin_tls_cert is not None and own.admin_tls_key is not None:
+        certificates = CertificateFiles("admin", own.admin_tls_cert, own.admin_tls_key, None)
+    bounds = admin_settings(gateway.settings)
+    return HttpServer(admin_application(gateway), bounds, own.admin_host, port, certificates)
 
 
 def _certificates(own: GatewaySettings) -> CertificateFiles | None:

@@ -17,7 +17,12 @@ from protos import retrieval_pb2 as rpb
 from protos import retrieval_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_STOP, Passage, Usage
 from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
-from services.common.config import GatewaySettings, RetrievalSettings, Settings
+from services.common.config import (
+    GatewaySettings,
+    IdentitySettings,
+    RetrievalSettings,
+    Settings,
+)
 from services.common.errors import PenstockError
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis, connect
@@ -258,6 +263,7 @@ async def gateway_rig(
     retrieval_timeout_s: float = 5.0,
     max_document_chars: int = 1_000_000,
     tls_dir: Path | None = None,
+    identity: IdentitySettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Rig]:
     """Everything registered, linked and ready; `gateway` are GatewaySettings."""
@@ -267,6 +273,7 @@ async def gateway_rig(
         namespace=namespace,
         lease_s=3.0,  # a busy loop must not lose the tokenizer by it
         log_level="WARNING",
+        identity=identity or IdentitySettings(),
         gateway=GatewaySettings(**{"port": 0, "retrieval_patience_s": 1.0, **gateway}),
         retrieval=RetrievalSettings(
             timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from services.common.certificates import CertificateFiles
+from services.common.config import GatewaySettings
 from services.common.open_files import allow_connections
-from services.gateway.api.rest.routes import application
 from services.gateway.connections.connection import Connection
 from services.gateway.connections.door import Door
 from services.gateway.connections.handshake import Handshakes
 from services.gateway.connections.listener import Listener
-from services.gateway.runs.pipeline import Gateway
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,14 @@ class HttpServer:
     """Binds on construction, so that port 0 is known before it serves; a taken port is OSError."""
 
     def __init__(
-        self, gateway: Gateway, host: str, port: int, certificates: CertificateFiles | None = None
+        self,
+        application: ASGIApp,
+        own: GatewaySettings,
+        host: str,
+        port: int,
+        certificates: CertificateFiles | None = None,
     ) -> None:
         """With certificates it speaks TLS, and nothing else."""
-        own = gateway.settings.gateway
         self._door = Door(own)
         self._connections = own.open_at_once
         self._handshakes: Handshakes | None = None
@@ -42,7 +46,7 @@ class HttpServer:
         self._listener = Listener(host, port, self._take)
         self._taken: set[asyncio.Task[None]] = set()  # and no connection yet
         self._config = uvicorn.Config(
-            application(gateway),
+            application,
             http=cast(Any, functools.partial(Connection, self._door)),
             ws="none",
             lifespan="off",

@@ -1,7 +1,13 @@
 """Who shows an API key."""
 
-from services.gateway.identity.keys import KEY_PATTERN, KeyRecord, KeyStore, key_hash
-from services.gateway.identity.principal import Principal, Refused, granted
+from services.gateway.identity.keys import (
+    ADMIN_KEY_PATTERN,
+    KEY_PATTERN,
+    KeyRecord,
+    KeyStore,
+    key_hash,
+)
+from services.gateway.identity.principal import Principal, Refused, administrator, granted
 from services.gateway.identity.tenants import TenantRecord, TenantStore
 
 
@@ -39,3 +45,23 @@ def _principal(record: KeyRecord, tenant: TenantRecord) -> Principal:
         limits=record.limits,
         expires=record.expires,
     )
+
+
+class AdminKeyVerifier:
+    """Of administrators' keys, which are none for the public door, and the other way round."""
+
+    def __init__(self, keys: KeyStore) -> None:
+        self._keys = keys
+
+    def takes(self, shown: str) -> bool:
+        return ADMIN_KEY_PATTERN.fullmatch(shown) is not None
+
+    async def verify(self, shown: str) -> Principal:
+        record = await self._keys.find(key_hash(shown))
+        if record is None or record.tenant is not None:
+            raise Refused("wrong", "Incorrect admin key provided.")
+        if record.revoked is not None:
+            raise Refused("revoked", "Incorrect admin key provided.")
+        return administrator(
+            record.id, roles=(record.role,), scopes=record.scopes, expires=record.expires
+        )

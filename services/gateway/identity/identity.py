@@ -4,7 +4,7 @@ from typing import Protocol
 
 from services.common.config import Settings
 from services.common.redis import Redis
-from services.gateway.identity.api_keys import KeyVerifier
+from services.gateway.identity.api_keys import AdminKeyVerifier, KeyVerifier
 from services.gateway.identity.audit import AuditLog
 from services.gateway.identity.auth import Authenticator, Verifier
 from services.gateway.identity.keys import KeyStore
@@ -29,17 +29,29 @@ class Identity:
         last_use = LastUse(self.keys)
         parts: list[Part] = [last_use]
         verifiers: list[Verifier] = [KeyVerifier(self.keys, self.tenants)]
+        admin_verifiers: list[Verifier] = [AdminKeyVerifier(self.keys)]
         if own.oidc_issuer:
             # 5 MB of the process, and most have no issuer.
             from services.gateway.identity.issuer_keys import IssuerKeys
-            from services.gateway.identity.tokens import TokenVerifier
+            from services.gateway.identity.tokens import AdminTokenVerifier, TokenVerifier
 
             issuer = IssuerKeys(own)
             parts.append(issuer)
             verifiers.append(TokenVerifier(own, issuer, self.tenants))
+            if own.oidc_admin_audience:
+                admin_verifiers.append(AdminTokenVerifier(own, issuer))
         self.auth = Authenticator(verifiers, self.keys, settings.gateway, last_use.note)
-        parts.append(News(redis, channel(namespace), self.auth.told, self.auth.recheck))
+        self.admin_auth = Authenticator(admin_verifiers, self.keys, settings.gateway, last_use.note)
+        parts.append(News(redis, channel(namespace), self._told, self._recheck))
         self._parts = parts
+
+    def _told(self, message: str) -> None:
+        self.auth.told(message)
+        self.admin_auth.told(message)
+
+    async def _recheck(self) -> None:
+        await self.auth.recheck()
+        await self.admin_auth.recheck()
 
     def start(self) -> None:
         for part in self._parts:

@@ -30,6 +30,14 @@ class Permission(StrEnum):
     STORES_WRITE = "stores:write"
     REQUESTS_READ = "requests:read"
     USAGE_READ = "usage:read"
+    # Of administrators alone.
+    TENANTS_READ = "tenants:read"
+    TENANTS_WRITE = "tenants:write"
+    KEYS_READ = "keys:read"
+    KEYS_WRITE = "keys:write"
+    ADMIN_KEYS_WRITE = "admin-keys:write"
+    LIMITS_WRITE = "limits:write"
+    AUDIT_READ = "audit:read"
 
 
 class Role(StrEnum):
@@ -55,6 +63,28 @@ GRANTS: dict[Role, frozenset[Permission]] = {
     Role.OPERATOR: _USING,
     Role.ADMIN: _USING,
 }
+"""In a tenant, at the public API: there an administrator is a member like others."""
+
+_OVERSEEING = frozenset(
+    {
+        Permission.TENANTS_READ,
+        Permission.KEYS_READ,
+        Permission.MODELS_READ,
+        Permission.USAGE_READ,
+    }
+)
+_OPERATING = _OVERSEEING | {
+    Permission.KEYS_WRITE,
+    Permission.LIMITS_WRITE,
+    Permission.AUDIT_READ,
+}
+ADMIN_GRANTS: dict[Role, frozenset[Permission]] = {
+    Role.READ_ONLY: _OVERSEEING,
+    Role.MEMBER: frozenset(),
+    Role.OPERATOR: _OPERATING,
+    Role.ADMIN: _OPERATING | {Permission.TENANTS_WRITE, Permission.ADMIN_KEYS_WRITE},
+}
+"""Of the whole installation, at the admin listener."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +163,13 @@ def granted(
     if tenant.suspended is not None:
         raise Refused("suspended", f"The tenant '{tenant.name}' is suspended.")
     held = frozenset(roles)
-    permissions = frozenset[Permission]().union(*(GRANTS[role] for role in held))
     usable = [frozenset(of) for of in (tenant.models, models) if of is not None]
     own = f"user:{tenant.name}:{user}"
     return Principal(
         tenant=tenant.name,
         user=user,
         roles=held,
-        permissions=permissions if scopes is None else permissions & frozenset(scopes),
+        permissions=permissions_of(held, scopes),
         models=frozenset.intersection(*usable) if usable else None,
         priority=priority or tenant.priority,
         weight=weight or tenant.weight,
@@ -151,6 +180,29 @@ def granted(
         ),
         expires=expires,
     )
+
+
+def administrator(
+    user: str,
+    *,
+    roles: Iterable[Role],
+    scopes: Iterable[Permission] | None = None,
+    expires: float | None = None,
+) -> Principal:
+    """One of no tenant, for the admin listener."""
+    held = frozenset(roles)
+    permissions = permissions_of(held, scopes, ADMIN_GRANTS)
+    return Principal("", user, held, permissions, models=frozenset(), expires=expires)
+
+
+def permissions_of(
+    roles: Iterable[Role],
+    scopes: Iterable[Permission] | None,
+    grants: dict[Role, frozenset[Permission]] = GRANTS,
+) -> frozenset[Permission]:
+    """Of the roles; with scopes those of them alone."""
+    held = frozenset[Permission]().union(*(grants[role] for role in roles))
+    return held if scopes is None else held & frozenset(scopes)
 
 
 def _denied(message: str, reason: str, param: str = "") -> PenstockError:

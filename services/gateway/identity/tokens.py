@@ -10,7 +10,7 @@ import jwt
 
 from services.common.config import IdentitySettings
 from services.gateway.identity.issuer_keys import IssuerKeys
-from services.gateway.identity.principal import Principal, Refused, Role, granted
+from services.gateway.identity.principal import Principal, Refused, Role, administrator, granted
 from services.gateway.identity.tenants import TENANT_NAME, TenantStore
 
 _MAX_BYTES = 16 * 1024
@@ -103,6 +103,19 @@ class TokenVerifier(Tokens):
             roles=self.roles(claims),
             models=models,
             expires=self.expires(claims),
+        )
+
+
+class AdminTokenVerifier(Tokens):
+    """Of administrators: tokens that are for the admin listener."""
+
+    def __init__(self, settings: IdentitySettings, keys: IssuerKeys) -> None:
+        super().__init__(settings, settings.oidc_admin_audience, keys)
+
+    async def verify(self, shown: str) -> Principal:
+        claims = await self.claims(shown)
+        return administrator(
+            user_of(claims), roles=self.roles(claims), expires=self.expires(claims)
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from services.common.certificates import CertificateFiles
+from services.gateway.api.rest.routes import application
 from services.gateway.connections.http_server import HttpServer
 from tests.support.authority import Authority
 from tests.support.gateway_parts import gateway_parts
@@ -52,7 +53,9 @@ async def test_who_is_accepted_as_the_door_closes_is_served(
     parts: Any, authority: Authority, certificates: CertificateFiles, tls: bool, turns: int
 ) -> None:
     """In whichever turn of the loop after its connection that is."""
-    server = HttpServer(parts, "127.0.0.1", 0, certificates if tls else None)
+    server = HttpServer(
+        application(parts), parts.settings.gateway, "127.0.0.1", 0, certificates if tls else None
+    )
     await server.start()
     server.check()
     trust = ssl.create_default_context(cadata=authority.pem.decode()) if tls else None

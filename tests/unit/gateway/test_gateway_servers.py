@@ -23,6 +23,7 @@ from services.gateway import server
 from services.gateway.api.grpc import strangers as grpc_strangers
 from services.gateway.api.grpc.inference import INFERENCE
 from services.gateway.api.grpc.server import GrpcServer
+from services.gateway.api.rest.routes import application
 from services.gateway.connections import http_server
 from services.gateway.connections.http_server import HttpServer
 from services.gateway.runs.records import Journal
@@ -44,7 +45,7 @@ def parts() -> Iterator[Any]:
 
 
 async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
-    server = HttpServer(parts, "127.0.0.1", 0)
+    server = HttpServer(application(parts), parts.settings.gateway, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.port}"
     with pytest.raises(RuntimeError):
         server.check()  # it has not begun
@@ -52,7 +53,7 @@ async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
     server.check()
     # It shares with who shares, else with nobody.
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
-        HttpServer(parts, "127.0.0.1", other.getsockname()[1])
+        HttpServer(application(parts), parts.settings.gateway, "127.0.0.1", other.getsockname()[1])
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         assert (await http.get("/version")).status_code == 200
     await server.stop()
@@ -62,13 +63,15 @@ async def test_the_http_server_lives_from_its_start_to_its_stop(parts):
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         with pytest.raises(httpx.ConnectError):
             await http.get("/version")
-    await HttpServer(parts, "127.0.0.1", 0).stop()  # without a start
+    await HttpServer(
+        application(parts), parts.settings.gateway, "127.0.0.1", 0
+    ).stop()  # without a start
 
 
 @pytest.mark.parametrize("ends", ["http server", "http connections"])
 async def test_a_server_that_lost_a_part_is_down(parts, ends):
     """Without the one that looks at the connections, silent ones would stay for ever."""
-    server = HttpServer(parts, "127.0.0.1", 0)
+    server = HttpServer(application(parts), parts.settings.gateway, "127.0.0.1", 0)
     await server.start()
     (part,) = [task for task in asyncio.all_tasks() if task.get_name() == ends]
     part.cancel()
@@ -82,7 +85,7 @@ async def test_a_server_that_lost_a_part_is_down(parts, ends):
 async def test_each_connection_of_both_servers_may_be_a_file(parts, monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(http_server, "allow_connections", asked.append)
-    server = HttpServer(parts, "127.0.0.1", 0)
+    server = HttpServer(application(parts), parts.settings.gateway, "127.0.0.1", 0)
     await server.start()
     await server.stop()
     assert asked[0] > 2 * parts.settings.gateway.max_connections, "HTTP, gRPC, and the inner port"
@@ -414,7 +417,7 @@ async def test_the_grpc_port_is_as_set_or_beside_the_other(monkeypatch, port, gr
     class Http(Stops):
         port = 1
 
-        def __init__(self, gateway: Any, host: str, port: int, tls: Any) -> None:
+        def __init__(self, app: Any, own: Any, host: str, port: int, tls: Any) -> None:
             super().__init__()
             asked.append((host, port))
 

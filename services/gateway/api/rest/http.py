@@ -96,6 +96,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.target: str = scope["path"]
         self.headers = Headers(scope=scope)
+        self.peer = str((scope.get("client") or ("",))[0])  # its address
         self.body = RequestBody(self.headers, receive, settings)
         self.query = QueryParams(scope.get("query_string", b""))
         self.path: Mapping[str, str] = scope.get("path_params", {})

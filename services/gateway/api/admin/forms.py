@@ -1,0 +1,62 @@
+"""What the admin listener's bodies share: lists of models and limits, and what is wrong in them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from services.common.errors import PenstockError
+from services.gateway.api.rest.http import Exchange
+from services.gateway.api.schema import Body, bad_value
+from services.gateway.identity.audit import Actor
+from services.gateway.identity.limits import MOST_RULES, Limit
+from services.gateway.identity.principal import Principal
+
+_MOST_MODELS = 1000
+ModelNames = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=_MOST_MODELS)
+]
+LimitForms = Annotated[list[dict[str, Any]], Field(max_length=MOST_RULES)]
+
+
+def actor(exchange: Exchange, principal: Principal) -> Actor:
+    """For the audit log."""
+    return Actor(principal.user, exchange.peer)
+
+
+def changed(body: Body, record: type[BaseModel], but: set[str]) -> dict[str, Any]:
+    """The record's fields that the body gives; null is the record's default."""
+    return {
+        name: record.model_fields[name].default if value is None else value
+        for name in body.model_fields_set - but
+        for value in [getattr(body, name)]
+    }
+
+
+def limits_of(forms: Any, field: str) -> tuple[Limit, ...]:
+    """Raises INVALID_ARGUMENT that names the one at fault."""
+    found = []
+    for index, form in enumerate(forms):
+        try:
+            found.append(Limit.model_validate(form))
+        except ValidationError as error:
+            raise _explained(error, f"{field}[{index}]") from None
+    return tuple(found)
+
+
+@contextmanager
+def named_wrong() -> Iterator[None]:
+    """What a record does not take is the request's fault."""
+    try:
+        yield
+    except ValidationError as error:
+        raise _explained(error, "") from None
+    except ValueError as error:
+        raise bad_value("key", str(error)) from None
+
+
+def _explained(error: ValidationError, within: str) -> PenstockError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join([within, *map(str, problem["loc"][:2])] if within else map(str, problem["loc"]))
+    return bad_value(path, problem["msg"].removeprefix("Value error, "))

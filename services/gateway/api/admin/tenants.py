@@ -1,0 +1,113 @@
+"""/admin/v1/tenants: what tenants are granted, and their limits."""
+
+import time
+from typing import Any
+
+import grpc
+from pydantic import Field
+
+from services.common.errors import PenstockError
+from services.gateway.api.admin.forms import (
+    LimitForms,
+    ModelNames,
+    actor,
+    changed,
+    limits_of,
+    named_wrong,
+)
+from services.gateway.api.rest.http import Exchange
+from services.gateway.api.schema import Body, parse_body
+from services.gateway.identity.principal import Principal
+from services.gateway.identity.tenants import Priority, TenantRecord
+from services.gateway.ids import not_found
+from services.gateway.runs.pipeline import Gateway
+
+
+class ChangeTenant(Body):
+    """What is given is changed; null gives back the default."""
+
+    note: str | None = None
+    models: ModelNames | None = None
+    priority: Priority | None = None
+    weight: float | None = None
+    suspended: bool | None = None
+
+
+class CreateTenant(ChangeTenant):
+    name: str
+
+
+class TenantLimits(Body):
+    limits: LimitForms = Field(default_factory=list)
+    user_limits: LimitForms = Field(default_factory=list)
+
+
+async def list_tenants(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    records = await gateway.identity.tenants.list()
+    await exchange.reply_json({"object": "list", "data": [_told(record) for record in records]})
+
+
+async def get_tenant(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    name = exchange.path["tenant"]
+    await _reply(exchange, await gateway.identity.tenants.find(name))
+
+
+async def create_tenant(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    body = await parse_body(CreateTenant, await exchange.json_body())
+    fields = _fields(body)
+    with named_wrong():
+        TenantRecord.model_validate({"name": body.name, **fields})  # before anything is made
+    by = actor(exchange, principal)
+    if not await gateway.identity.tenants.add(body.name, by):
+        raise PenstockError(
+            grpc.StatusCode.ALREADY_EXISTS,
+            f"There is a tenant '{body.name}' already.",
+            stage="gateway",
+            param="name",
+            reason="already_exists",
+        )
+    record = await gateway.identity.tenants.find(body.name)
+    if fields:
+        record = await gateway.identity.tenants.change(
+            body.name, "tenant.change", lambda _: fields, by
+        )
+    await _reply(exchange, record)
+
+
+async def change_tenant(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    body = await parse_body(ChangeTenant, await exchange.json_body())
+    fields = _fields(body)
+    with named_wrong():
+        record = await gateway.identity.tenants.change(
+            exchange.path["tenant"], "tenant.change", lambda _: fields, actor(exchange, principal)
+        )
+    await _reply(exchange, record)
+
+
+async def set_limits(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    """All of them; a list that is not given stays."""
+    body = await parse_body(TenantLimits, await exchange.json_body())
+    fields = {name: limits_of(getattr(body, name), name) for name in body.model_fields_set}
+    with named_wrong():
+        record = await gateway.identity.tenants.change(
+            exchange.path["tenant"], "tenant.limits", lambda _: fields, actor(exchange, principal)
+        )
+    await _reply(exchange, record)
+
+
+def _fields(body: ChangeTenant) -> dict[str, Any]:
+    """What the record's fields are to be."""
+    fields = changed(body, TenantRecord, but={"name", "suspended"})
+    if body.suspended is not None:
+        fields["suspended"] = int(time.time()) if body.suspended else None
+    return fields
+
+
+async def _reply(exchange: Exchange, record: TenantRecord | None) -> None:
+    if record is None:
+        raise not_found("tenant", exchange.path["tenant"])
+    await exchange.reply_json(_told(record))
+
+
+def _told(record: TenantRecord) -> dict[str, Any]:
+    return {"object": "tenant", **record.model_dump(mode="json")}
