@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from services.cli import arguments, granting_arguments
+from services.cli import arguments, granting_arguments, usage_arguments
 
 # Name, help, the module whose `main` runs it, and what adds its arguments.
 _COMMANDS = (
@@ -83,6 +83,12 @@ _COMMANDS = (
         "try a policy file: its rules, and the tests that they name",
         "services.cli.commands.policy",
         arguments.policy,
+    ),
+    (
+        "usage",
+        "what tenants and keys used and what it cost, from the ledger",
+        "services.cli.commands.usage",
+        usage_arguments.usage,
     ),
 )
 # Those of `bench` are of the measurement's own module.

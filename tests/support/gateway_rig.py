@@ -20,6 +20,7 @@ from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
 from services.common.config import (
     GatewaySettings,
     IdentitySettings,
+    MeteringSettings,
     RetrievalSettings,
     Settings,
 )
@@ -264,6 +265,7 @@ async def gateway_rig(
     max_document_chars: int = 1_000_000,
     tls_dir: Path | None = None,
     identity: IdentitySettings | None = None,
+    metering: MeteringSettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Rig]:
     """Everything registered, linked and ready; `gateway` are GatewaySettings."""
@@ -275,6 +277,7 @@ async def gateway_rig(
         log_level="WARNING",
         identity=identity or IdentitySettings(),
         gateway=GatewaySettings(**{"port": 0, "retrieval_patience_s": 1.0, **gateway}),
+        metering=metering or MeteringSettings(),
         retrieval=RetrievalSettings(
             timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars
         ),

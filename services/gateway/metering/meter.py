@@ -48,6 +48,8 @@ class Metered:
 
     @property
     def used(self) -> Used:
+        if self.ended:
+            return self.run.used
         who = self.run.who
         return self._prices.used(who["model"], who["tier"], self.usage())
 
@@ -133,10 +135,10 @@ class Meter:
         """Charges for what was used, unless it has ended before."""
         if metered.ended:
             return None
-        metered.ended = True
         run = metered.run
         run.status = status_of(error)
         run.used = metered.used
+        metered.ended = True
         if run.status == "failed" and not metered.shown():
             run.used = Used()
         metered.usage, metered.shown = Usage, lambda: False  # and holds no answer any more

@@ -44,7 +44,8 @@ def duration(seconds: float) -> str:
     """As OpenAI writes it: "6m0s", "1.5s", "20ms"."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
-    whole, hours = math.ceil(seconds), int(seconds // 3600)
+    whole = math.ceil(seconds)
+    hours = whole // 3600
     if seconds < 60:
         return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
     minutes = f"{whole % 3600 // 60}m{whole % 60}s"

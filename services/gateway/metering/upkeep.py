@@ -97,7 +97,8 @@ class Upkeep:
         try:
             await self._shared.settle(run)
         except RedisAway as error:
-            log.warning("settlements wait for Redis: %s", type(error).__name__)
+            if not self._unsettled:  # the first of an outage
+                log.warning("settlements wait for Redis: %s", type(error).__name__)
             self._wait(run)
         except RedisError:
             log.exception("request %s could not be settled", run.id)

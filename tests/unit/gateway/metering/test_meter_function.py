@@ -187,7 +187,7 @@ OPS = st.one_of(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(ops=st.lists(OPS, max_size=40))
 def test_the_function_is_the_plain_ledger(redis_url, ops):

@@ -1,0 +1,311 @@
+"""A gateway's end of metering, on a real Redis: side by side, killed, and without Redis."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.common_pb2 import Usage
+from services.common.config import MeteringSettings, Settings
+from services.common.embedded_redis import EmbeddedRedis
+from services.common.errors import PenstockError
+from services.common.metrics import BoundedNames
+from services.common.redis import connect
+from services.gateway import metrics
+from services.gateway.identity.limits import Bound, Limit
+from services.gateway.identity.principal import Principal
+from services.gateway.metering.ledger import Entry, Ledger
+from services.gateway.metering.meter import Meter, Metered
+from tests.support.waiting import until, within
+
+PRICES = {"m": {"prompt": 1, "output": 1}}
+
+
+class End:
+    """One gateway's meter, with connections of its own."""
+
+    def __init__(self, url: str, namespace: str, **options: Any) -> None:
+        own = MeteringSettings(**{"lease_s": 3600, "prices": PRICES, **options})
+        self.settings = Settings(redis_url=url, namespace=namespace, metering=own)
+        self.redis = connect(url)
+        self.meter = Meter.of(self.redis, self.settings, BoundedNames(9))
+        self.meter.start()
+
+    async def admit(self, id: str, who: Principal, tokens: int = 0) -> Metered:
+        return await self.meter.admit(who, id, "/v1", "m", (tokens, 0))
+
+    async def ledger(self) -> list[Entry]:
+        return [one async for one in Ledger(self.redis, self.settings.namespace).entries()]
+
+    async def entries(self, count: int) -> list[Entry]:
+        async def there() -> bool:
+            return len(await self.ledger()) >= count
+
+        await until(there, 10, f"{count} entries are in the ledger")
+        return await self.ledger()
+
+    async def close(self) -> None:
+        await self.meter.stop()
+        await self.redis.aclose()
+
+
+@pytest.fixture
+async def make(namespace: str) -> AsyncIterator[Callable[..., End]]:
+    made: list[End] = []
+
+    def end(url: str, **options: Any) -> End:
+        made.append(End(url, namespace, **options))
+        return made[-1]
+
+    yield end
+    for one in made:
+        await one.close()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path):
+    """One to stop and to start again, which keeps what it has."""
+    with EmbeddedRedis(tmp_path) as server:
+        yield server
+
+
+def who(*limits: Limit) -> Principal:
+    return Principal("a", "key_1", limits=tuple(Bound("tenant:a", limit) for limit in limits))
+
+
+def limit(of: str, most: float, per: str | None = None, **more: Any) -> Limit:
+    return Limit(name=f"{of}-{per or 'now'}".lower(), of=of, most=most, per=per, **more)  # type: ignore[arg-type]
+
+
+def using(metered: Metered, tokens: int) -> None:
+    metered.usage = lambda: Usage(prompt_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("rule", "each", "fit"),
+    [
+        (limit("requests", 7, "hour"), 0, 7),
+        (limit("tokens", 1000, "hour"), 130, 7),
+        (limit("concurrent", 7), 0, 7),
+        (limit("cost", 0.001, "month"), 130, 7),
+    ],
+)
+async def test_a_limit_holds_over_four_gateways(make, redis_url, rule, each, fit):
+    """All at once, of four clients: exactly as many as fit, and as many again once those ended."""
+    ends = [make(redis_url) for _ in range(4)]
+
+    async def ask(number: int) -> Metered | PenstockError:
+        try:
+            return await ends[number % 4].admit(f"r{number}", who(rule), each)
+        except PenstockError as error:
+            return error
+
+    ended = await asyncio.gather(*map(ask, range(80)))
+    running = [one for one in ended if isinstance(one, Metered)]
+    assert len(running) == fit
+    assert {e.reason for e in ended if not isinstance(e, Metered)} <= {
+        "rate_limit_exceeded", "insufficient_quota"
+    }  # fmt: skip
+    for one in running:
+        ends[0].meter.end(one)  # which used nothing
+    await ends[0].entries(fit)
+    again = await asyncio.gather(*map(ask, range(100, 180)))
+    free = 0 if rule.of == "requests" else fit
+    assert sum(isinstance(one, Metered) for one in again) == free
+
+
+async def test_what_was_used_counts_and_not_what_was_held(make, redis_url):
+    end = make(redis_url)
+    rule = limit("tokens", 1000, "day")
+    first = await end.admit("r1", who(rule), 900)
+    assert first.rooms[0].left == 100
+    using(first, 300)
+    await end.meter.settle(first)
+    assert [(e.prompt, e.nanos, e.status) for e in await end.ledger()] == [(300, 300_000, "ok")]
+    assert (await end.admit("r2", who(rule), 500)).rooms[0].left == 200
+
+
+async def test_an_end_is_told_once_however_often(make, redis_url):
+    end = make(redis_url)
+    one = await end.admit("r1", who(limit("tokens", 1000, "day")), 10)
+    using(one, 10)
+    await end.meter.settle(one)
+    await end.meter.settle(one)
+    assert end.meter.end(one, RuntimeError()) is None
+    assert len(await end.ledger()) == 1
+
+
+# ---- a gateway that is killed -------------------------------------------------------------------
+
+_GATEWAY = """
+import asyncio, os, sys
+from tests.unit.gateway.metering.test_meter import End, limit, using, who
+
+async def main(url, namespace, point):
+    end = End(url, namespace, lease_s=1.0)
+    if point == "before":
+        return print("there", flush=True)
+    one = await end.admit("r1", who(limit("tokens", 1000, "day"), limit("concurrent", 1)), 900)
+    using(one, 0)
+    if point in ("told", "settled"):
+        using(one, 250)
+        await end.meter._upkeep._tell([one])
+    if point == "settled":
+        using(one, 300)
+        await end.meter.settle(one)
+    end.meter._upkeep._task.cancel()  # from here on it is silent
+    print("there", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "charged", "status"),
+    [("before", None, ""), ("reserved", 0, "lost"), ("told", 250, "lost"), ("settled", 300, "ok")],
+)
+async def test_a_killed_gateways_requests_are_settled_by_another(
+    make, redis_url, namespace, point, charged, status
+):
+    """What it held comes back, and it is charged what was known: exactly once."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _GATEWAY, redis_url, namespace, point, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await within(30, process.stdout.readline()) == b"there\n"
+    if process.returncode is None and point != "before":
+        process.send_signal(signal.SIGKILL)
+    await process.wait()
+    end = make(redis_url, lease_s=1.0)
+    rules = limit("tokens", 1000, "day"), limit("concurrent", 1)
+    if charged is not None:
+        await end.entries(1)
+    after = await end.admit("r2", who(*rules), 10)
+    assert after.rooms[0].left == 1000 - 10 - (charged or 0)
+    entries = [(e.id, e.status, e.prompt, e.nanos) for e in await end.ledger()]
+    told = [("r1", status, charged, charged * 1000)] if charged is not None else []
+    assert entries == told
+
+
+async def test_a_gateway_that_was_thought_lost_corrects_what_was_charged(make, redis_url):
+    """It was silent for longer than its lease, and goes on."""
+    silent = make(redis_url, lease_s=1.0)
+    silent.meter._upkeep._task.cancel()
+    one = await silent.admit("r1", who(limit("tokens", 1000, "day")), 900)
+    using(one, 40)
+    await silent.meter._upkeep._tell([one])
+    other = make(redis_url, lease_s=1.0)
+    await other.entries(1)
+    using(one, 100)
+    await silent.meter._upkeep._tell([one])  # too late: it is over
+    await silent.meter.settle(one)
+    entries = [(e.status, e.prompt, e.nanos) for e in await other.ledger()]
+    assert entries == [("lost", 40, 40_000), ("correction", 60, 60_000)]
+    assert (await other.admit("r2", who(limit("tokens", 1000, "day")))).rooms[0].left == 900
+
+
+# ---- without Redis ------------------------------------------------------------------------------
+
+
+async def test_without_redis_each_rule_is_open_or_closed_and_nothing_is_lost(make, own_redis):
+    end = make(own_redis.url, lease_s=1.0)
+    open_, closed = limit("requests", 3, "day"), limit("cost", 1, "day", without_redis="closed")
+    before = await end.admit("r0", who(open_, closed), 10)
+    own_redis.stop()
+    using(before, 10)
+    await within(10, end.meter.settle(before))  # it is not waited for
+    for number in range(1, 6):
+        let_through = await within(10, end.admit(f"r{number}", who(open_), 10))
+        using(let_through, 10)
+        end.meter.end(let_through)
+    with pytest.raises(PenstockError) as refused:
+        await within(10, end.admit("r9", who(open_, closed), 10))
+    assert refused.value.reason == "limits_unavailable"
+    own_redis.start()
+    entries = await end.entries(7)
+    charged = {e.id: e.prompt for e in entries if e.status == "ok"}
+    assert charged == {f"r{number}": 10 for number in range(6)}
+    end.meter._redis_away_until = 0.0  # a second later
+    with pytest.raises(PenstockError, match="requests-day"):
+        await end.admit("r10", who(open_))  # all of them count
+    assert metrics.unsettled._value.get() == 0
+
+
+async def test_what_does_not_fit_the_spool_is_counted_as_lost(make, own_redis, caplog):
+    end = make(own_redis.url, lease_s=1.0, unsettled=3)
+    own_redis.stop()
+    lost, cost = metrics.unledgered._value.get(), metrics.unledgered_cost._value.get()
+    for number in range(5):
+        one = await end.admit(f"r{number}", who())
+        using(one, 1000)
+        end.meter.end(one)
+
+    def all_wait() -> bool:
+        return metrics.unledgered._value.get() == lost + 2
+
+    await until(all_wait, 20, "the oldest are given up")
+    assert metrics.unledgered_cost._value.get() == pytest.approx(cost + 0.002)
+    own_redis.start()
+    assert {e.id for e in await end.entries(3)} == {"r2", "r3", "r4"}
+    assert "2 requests are missing in the ledger, of cost 0.002000000: r0, r1" in caplog.text
+
+
+async def test_who_is_gone_at_the_door_holds_nothing(make, redis_url):
+    end = make(redis_url)
+    rule = limit("concurrent", 1)
+    asking = asyncio.create_task(end.admit("r1", who(rule)))
+    for _ in range(3):
+        await asyncio.sleep(0)  # it has been sent, perhaps
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert asking.cancelled()
+    await end.entries(1)
+    assert await end.admit("r2", who(rule))
+
+
+async def test_the_ledger_is_cut_by_age_and_by_length(make, redis_url):
+    end = make(redis_url)
+    ledger = Ledger(end.redis, end.settings.namespace)
+    for number in range(250):
+        end.meter.end(await end.admit(f"r{number}", who()))
+    entries = await end.entries(250)
+    assert await ledger.trim(3600, 1000) == 0
+    assert len(await end.ledger()) == 250
+    assert 100 <= await ledger.trim(3600, 50) <= 200  # by whole nodes of a hundred
+    kept = await end.ledger()
+    assert kept == entries[-len(kept) :]
+    assert await ledger.remove(kept[9].entry) == 10
+    assert await end.ledger() == kept[10:]
+    since = [e.id async for e in ledger.entries(kept[-1].time_s)]
+    assert kept[-1].id in since
+    assert [e async for e in ledger.entries(0, kept[10].time_s)] == []
+
+
+async def test_an_entry_takes_as_much_memory_as_is_said(make, redis_url):
+    """PENSTOCK_METERING__LEDGER_ENTRIES: some 150 bytes each."""
+    end = make(redis_url)
+    for number in range(300):
+        one = await end.admit(f"req_{number:030x}", who())
+        using(one, 1000)
+        end.meter.end(one)
+    await end.entries(300)
+    size = await end.redis.memory_usage(f"{end.settings.namespace}:{{meter}}:ledger")
+    assert 75 <= size / 300 <= 225
+
+
+async def test_keys_expire_and_share_one_slot(make, redis_url):
+    end = make(redis_url)
+    rules = limit("tokens", 1000, "minute"), limit("cost", 1, "day"), limit("concurrent", 5)
+    await end.admit("r1", who(*rules), 10)
+    done = await end.admit("r2", who(*rules), 10)
+    await end.meter.settle(done)
+    root = f"{end.settings.namespace}:{{meter}}:"
+    keys = {key: await end.redis.ttl(key) async for key in end.redis.scan_iter(f"{root}*")}
+    forever = {key.removeprefix(root) for key, ttl in keys.items() if ttl < 0}
+    assert forever == {"open", "due", "ledger"}  # which end with the requests, and are cut
+    assert len(keys) == 3 + 3 + 1
