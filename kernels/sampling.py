@@ -37,6 +37,9 @@ EDIT = np.dtype(
 factor, else multiplied; then `add` is added, which may be -inf."""
 NO_EDITS = np.zeros(0, EDIT)
 
+NOT_FINITE, NONE_LEFT = -1, -2
+"""In a sampled token's place: a logit of the row is NaN, or the best infinite; all are -inf."""
+
 
 @dataclass(frozen=True)
 class Top:

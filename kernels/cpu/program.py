@@ -224,7 +224,7 @@ class Program:
         return launched
 
     def collect(self, launched: "Launched") -> Ints:
-        """Waits for the step. Gives the sampled ids, [R]; -1 for a row whose logits are not finite.
+        """Waits for the step. Gives the sampled ids, [R]; below 0: why a row has none.
         Left by an exception of a signal's handler, it may be called again, or never."""
         self._driver.wait(launched.launch)
         if launched.launch.failed:

@@ -12,7 +12,7 @@ from kernels.triton.launch import power_of_two
 def embed_kernel(out, ids, last, table, scale, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(ids + row)
-    if token < 0:  # of a row that was not finite (-1) nothing comes but what is thrown away
+    if token < 0:  # of a row without one nothing comes but what is thrown away
         token = tl.maximum(tl.load(last - 1 - token), 0)
     at = tl.arange(0, PADDED)
     values = tl.load(table + token.to(tl.int64) * WIDTH + at, mask=at < WIDTH)

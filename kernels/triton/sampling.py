@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling import SAMPLING
+from kernels.sampling import NONE_LEFT, NOT_FINITE, SAMPLING
 from kernels.triton.launch import power_of_two
 from kernels.triton.philox import gumbel_noise
 
@@ -29,6 +29,7 @@ _TEMPERATURE, _TOP_K, _TOP_P, _SEED, _POSITION, _MIN_P = (
 NEVER = tl.constexpr(-19.5)
 """Noise is between -2.82 and 16.65: a score below cannot win over the best's 0."""
 UNIT = tl.constexpr(float(2**44))
+_NOT_FINITE, _NONE_LEFT = tl.constexpr(NOT_FINITE), tl.constexpr(NONE_LEFT)
 
 
 @triton.jit
@@ -229,14 +230,15 @@ def draw_kernel(
 
 @triton.jit
 def pick_kernel(tokens, winners, values, best, SPANS: tl.constexpr):
-    """Of a row's spans the best one's token, or -1 if the row's logits are not finite."""
+    """Of a row's spans the best one's token, or why there is none."""
     row = tl.program_id(0)
     at = row * SPANS + tl.arange(0, SPANS)
     high = best_of(best, row, SPANS)
     finite = (high == high) & (tl.abs(high) != float("inf"))
     span = tl.argmax(tl.load(values + at), 0)
     token = tl.load(winners + row * SPANS + span)
-    tl.store(tokens + row, tl.where(finite, token, -1))
+    why_none = tl.where(high == float("-inf"), _NONE_LEFT, _NOT_FINITE)
+    tl.store(tokens + row, tl.where(finite, token, why_none))
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class SamplerRoom:
 
 
 def sample(tokens: Tensor, logits: Tensor, samplings: Tensor, room: SamplerRoom) -> None:
-    """Fills tokens, int32 [R]; -1: the row of logits [R, vocab] has a NaN, or no finite best.
+    """Fills tokens, int32 [R]; below 0: why the row of logits [R, vocab] has none.
     samplings: int32 [R, WORDS], the bytes of SAMPLING."""
     rows, vocab = logits.shape
     spans = room.best.shape[1]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kernels.cpu.library import Library, supported
 from kernels.cpu.program import Geometry, Launched, Limits, Program
 from kernels.cpu.recorder import Recorder
-from kernels.sampling import EDIT, NO_EDITS
+from kernels.sampling import EDIT, NO_EDITS, NONE_LEFT, NOT_FINITE
 from services.worker.engine.logits import LogitEdits, gathered
 from services.worker.engine.messages import Sampling
 from services.worker.engine.sampler import SamplingBatch, edit, sample, top_of
@@ -190,11 +190,14 @@ def test_logits_that_are_not_finite_are_told(
     instruction_set: str, temperature: float, bad: float
 ) -> None:
     for place in (0, 500, VOCAB - 1):
-        assert _sample_with(instruction_set, place, bad, temperature) == [-1] * 3
-    assert _sample_with(instruction_set, 500, -torch.inf, temperature) != [-1] * 3
+        assert _sample_with(instruction_set, place, bad, temperature) == [NOT_FINITE] * 3
+    assert min(_sample_with(instruction_set, 500, -torch.inf, temperature)) >= 0
+    assert _sample_with(instruction_set, slice(None), -torch.inf, temperature) == [NONE_LEFT] * 3
 
 
-def _sample_with(instruction_set: str, place: int, value: float, temperature: float) -> list[int]:
+def _sample_with(
+    instruction_set: str, place: int | slice, value: float, temperature: float
+) -> list[int]:
     library, recorder = Library(instruction_set), Recorder()
     x = recorder.wanted(recorder.embed(packed(library, np.ones((4, 16), np.float32))))
     bias = np.zeros(VOCAB, np.float32)

@@ -55,8 +55,11 @@ static inline Lanes gumbel(Words bits) {
   return sub(zero(), logarithm(sub(zero(), logarithm(uniform))));
 }
 
-// The best score, its token (the first among equals); false: a score is NaN, or the best infinite.
-static bool find_best(const float* logits, int vocab, float* best, int* token) {
+// Instead of a token: a logit is NaN, or the best infinite; every token is out. As kernels/sampling.py has them.
+enum { NOT_FINITE = -1, NONE_LEFT = -2 };
+
+// The best score and its token, the first among equals, or why there is none.
+static int find_best(const float* logits, int vocab, float* best) {
   Lanes high = all(-__builtin_inff());
   bool sound = true;
   for (int i = 0; i < vocab; i += PANEL) {
@@ -65,11 +68,11 @@ static bool find_best(const float* logits, int vocab, float* best, int* token) {
     high = max(high, x);
   }
   *best = largest(high);
-  if (!sound || !__builtin_isfinite(*best)) return false;
-  int i = 0;
-  while (logits[i] != *best) i++;
-  *token = i;
-  return true;
+  if (!sound || *best == __builtin_inff()) return NOT_FINITE;
+  if (*best == -__builtin_inff()) return NONE_LEFT;
+  int token = 0;
+  while (logits[token] != *best) token++;
+  return token;
 }
 
 // Tokens whose score, scaled, is at least `least`; returns the sum of e^score over them.
@@ -182,8 +185,7 @@ static void edit(float* logits, const Edit* edits, int count) {
 // Of the token, and of the `wanted` best ones behind it (ties: the first), their logarithms of probability.
 static void log_probabilities(const float* logits, int vocab, int token, int wanted, int* ids, float* values) {
   float best, lost[PANEL];
-  int any;
-  if (!find_best(logits, vocab, &best, &any)) best = 0;
+  if (find_best(logits, vocab, &best) < 0) best = 0;
   store(lost, logarithm(all((float)total_mass(logits, vocab, best, 1))));
   ids[0] = token;
   values[0] = logits[token] - best - lost[0];
@@ -207,12 +209,11 @@ static void log_probabilities(const float* logits, int vocab, int token, int wan
   for (int i = count; i < wanted; i++) top[i] = -1;
 }
 
-// -1: the logits are not finite.
+// As `find_best` where there is no token.
 static int sample(const float* logits, int vocab, const Sampling* s, Candidates* c) {
   float best;
-  int token;
-  if (!find_best(logits, vocab, &best, &token)) return -1;
-  if (s->temperature == 0 || s->top_k == 1) return token;
+  int token = find_best(logits, vocab, &best);
+  if (token < 0 || s->temperature == 0 || s->top_k == 1) return token;
   float least = LEAST_NOISE - MOST_NOISE;  // below it, none can win over the best with the worst luck
   if (s->top_k > 0 || s->top_p < 1)
     least = filter(logits, vocab, best, s, c);
@@ -247,25 +248,22 @@ static Candidates candidates_in(char* scratch, int vocab) {
   return {scores, (int*)(scores + room), (uint32_t*)(scores + 2 * room), 0};
 }
 
-// A row's token, and its logprobs as the model gives them, before edits and what a grammar allows; -1 as above. The
-// row is changed.
+// A row's token, or why there is none, and its logprobs as the model gives them, before edits and what a grammar
+// allows. The row is changed.
 static int sample_row(
     float* logits, int vocab, const Sampling* s, const Edit* edits, const uint32_t* allowed, int* ids, float* values,
     char* scratch) {
   Candidates room = candidates_in(scratch, vocab);
   const float* raw = logits;
   float best;
-  int token;
   if (s->logprobs && (s->num_edits || allowed)) {
     raw = (float*)scratch + 4L * (vocab + PANEL);
     __builtin_memcpy((void*)raw, logits, vocab * 4L);
   }
   edit(logits, edits + s->first_edit, s->num_edits);
   if (allowed) keep_allowed(logits, vocab, allowed);
-  if (s->given)
-    token = find_best(logits, vocab, &best, &token) ? s->given - 1 : -1;
-  else
-    token = sample(logits, vocab, s, &room);
+  int token = s->given ? find_best(logits, vocab, &best) : sample(logits, vocab, s, &room);
+  if (s->given && token >= 0) token = s->given - 1;
   if (s->logprobs && token >= 0) log_probabilities(raw, vocab, token, s->logprobs - 1, ids, values);
   return token;
 }

@@ -1,6 +1,5 @@
 """What a request may ask for. Checked before it is queued, so that nothing fails halfway."""
 
-import math
 from collections.abc import Iterable, Sized
 
 from services.worker.engine.messages import (
@@ -17,6 +16,8 @@ from services.worker.engine.messages import (
     Sampling,
 )
 
+MAX_TEMPERATURE = 100
+"""Far above which a float32 of a logit, divided by it, tells nothing."""
 MAX_CONSTRAINT = 128 * 1024
 """Characters of its text."""
 
@@ -54,8 +55,9 @@ def find_error(request: Request, info: ModelInfo) -> RequestError | None:
         return invalid("pooling", f"is all that {info.architecture} can be asked for")
     if sampling.max_tokens < 1:
         return invalid("max_tokens", f"must be at least 1, is {sampling.max_tokens}")
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        return invalid("temperature", f"must be finite and not negative, is {sampling.temperature}")
+    if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
+        limits = f"must be in [0, {MAX_TEMPERATURE}]"
+        return invalid("temperature", f"{limits}, is {sampling.temperature}")
     if not 0 <= sampling.top_k < 2**31:
         return invalid("top_k", f"must be in [0, 2**31), is {sampling.top_k}")
     if not 0 < sampling.top_p <= 1:

@@ -55,7 +55,7 @@ class Sampling:
     max_tokens: int
     """> 0. New tokens of this request at most; `Request.generated_prefix` does not count."""
     temperature: float = 1.0
-    """>= 0; 0 is greedy."""
+    """In [0, 100]; 0 is greedy."""
     top_k: int = 0
     """>= 0; 0: off."""
     top_p: float = 1.0

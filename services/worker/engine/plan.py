@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling import NO_EDITS, SAMPLING, Top
+from kernels.sampling import NO_EDITS, NONE_LEFT, SAMPLING, Top
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.logits import LogitEdits, gathered
 from services.worker.engine.messages import Logprobs, RequestError
@@ -89,7 +89,7 @@ class StepPlan:
         return found
 
     def results(self, sampled_ids: Seq[int], top: Top, sums: Floats | None = None) -> list[Result]:
-        """Of all sequences, from what the R rows sampled; -1: the row's logits are not finite.
+        """Of all sequences, from what the R rows sampled; below 0: why a row has no token.
         sums: [P, hidden], of pooled states."""
         results = self._of_tokens(sampled_ids, top)
         if sums is not None:
@@ -101,7 +101,10 @@ class StepPlan:
     def _of_tokens(self, sampled_ids: Seq[int], top: Top) -> list[Result]:
         sampled = self.sampled.tolist()
         if not top.width and sampled == [*range(len(self.lengths))]:
-            return [Result([token]) if token >= 0 else NOT_FINITE for token in sampled_ids]
+            return [
+                Result([token]) if token >= 0 else self._failure(row, token)
+                for row, token in enumerate(sampled_ids)
+            ]
         results = [Result([]) for _ in self.lengths]
         wanted, given = self.samplings["logprobs"].tolist(), self.samplings["given"].tolist()
         ends = self.token_ids[self.rows].tolist()
@@ -114,7 +117,7 @@ class StepPlan:
             if token < 0:
                 done.add(sequence)
                 if not result.tokens:
-                    results[sequence] = NOT_FINITE
+                    results[sequence] = self._failure(row, token)
                 continue
             told = [_logprobs(top, row, wanted[row])] if wanted[row] else []
             if given[row]:
@@ -124,6 +127,14 @@ class StepPlan:
                 result.logprobs.extend(told)
         return results
 
+    def _failure(self, row: int, why: int) -> Result:
+        """Nobody but the row's own request may have left nothing of its logits."""
+        if why == NONE_LEFT and row in self.constrained:
+            return _NONE_ALLOWED
+        if why == NONE_LEFT and self.samplings["num_edits"][row]:
+            return _ALL_BANNED
+        return NOT_FINITE
+
 
 def _logprobs(top: Top, row: int, wanted: int) -> Logprobs:
     ids = [id for id in top.ids[row, 1:wanted].tolist() if id >= 0]
@@ -132,6 +143,16 @@ def _logprobs(top: Top, row: int, wanted: int) -> Logprobs:
 
 
 NOT_FINITE = Result([], RequestError("internal", "The model's numbers are not finite"))
+
+
+def _refused(param: str, words: str) -> Result:
+    return Result([], RequestError("invalid_request", words, param))
+
+
+_ALL_BANNED = _refused("bad_words", "bad_words and min_tokens leave no token that may be sampled")
+_NONE_ALLOWED = _refused(
+    "constraint", "of the tokens that the constraint allows, bad_words and min_tokens leave none"
+)
 
 
 def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:

@@ -117,8 +117,8 @@ class Steps:
                 raise running.failed
             collected = self._runner.collect(running.ticket)
             running.computed_s = collected.seconds
-            if running.constrained:
-                _judge(running, collected.results)
+            for place, error in running.refused.items():
+                collected.results[place] = Result([], error)
             return collected.results
         except Exception as error:
             if behind:
@@ -152,14 +152,15 @@ class Steps:
         An engine that went on would fail its requests faster than others answer theirs, and so
         look idle and draw more. A failed request runs no more, so steps in a row are of different
         ones; those of the last step end with the engine and can go on elsewhere. `results`: of
-        requests that go on; one that ended meanwhile ran or not, and says nothing.
+        requests that go on; one that ended meanwhile ran or not, and says nothing. Nor does one
+        that was computed, of which logits that are not finite came, or none that may be sampled.
         """
         errors = [result.error for result in results if result.error]
         if results and len(errors) < len(results):
             self._failed = 0
         elif any(
-            error.code != "invalid_request" for error in errors
-        ):  # a request's own says nothing
+            r is not NOT_FINITE and r.error.code != "invalid_request" for r in results if r.error
+        ):
             self._failed += 1
         if self._failed == MAX_FAILED_STEPS:
             raise EngineBroken(f"every request of the last {MAX_FAILED_STEPS} steps failed")
@@ -170,25 +171,3 @@ def _refused(error: Exception) -> RequestError:
         return RequestError("invalid_request", str(error), "constraint")
     log.error("a mask was not filled", exc_info=error)
     return RequestError("internal", f"The grammar failed: {type(error).__name__}")
-
-
-def _judge(running: Running, results: list[Result]) -> None:
-    """Puts in the errors that are their requests' own: a grammar that cannot go on, or of whose
-    tokens bans leave none."""
-    for place, error in running.refused.items():
-        results[place] = Result([], error)
-    for place, chunk in enumerate(running.chunks):
-        asked = chunk.sequence.request.sampling
-        bans = asked.bad_words or asked.min_tokens or asked.logit_bias
-        if results[place] is NOT_FINITE and asked.constraint and bans:
-            results[place] = _NONE_LEFT
-
-
-_NONE_LEFT = Result(
-    [],
-    RequestError(
-        "invalid_request",
-        "of the tokens that the constraint allows, bad_words, min_tokens and logit_bias leave none",
-        "constraint",
-    ),
-)

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels import reference
 from kernels.heads import QkNorm, Scores
 from kernels.paged_batch import PagedBatch, tiles_of
-from kernels.sampling import NO_TOP, Top
+from kernels.sampling import NO_TOP, NONE_LEFT, NOT_FINITE, Top
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
@@ -60,7 +60,7 @@ class TorchRunner:
         self.angles = [(self.tensor(cos), self.tensor(sin)) for cos, sin in tables]
         self.logit_cap = model.logit_cap
         self._sampled = torch.zeros(0, dtype=torch.int32, device=self._device)
-        """Ids of the step launched last; -1: the row's logits are not finite."""
+        """Ids of the step launched last; below 0: why there is none (kernels/sampling.py)."""
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "Launched":
@@ -68,7 +68,7 @@ class TorchRunner:
         token_ids = self.tensor(plan.token_ids)
         if len(plan.awaited):
             places, rows = self.tensor(plan.awaited).unbind(1)
-            # Of one that is not finite (-1) nothing comes but what is thrown away.
+            # Of a row without one nothing comes but what is thrown away.
             token_ids[places] = self._sampled[rows].clamp(min=0)
         step = _Step(self, plan, token_ids, self._batch(plan))
         logits = self._model.forward(step)
@@ -99,8 +99,9 @@ class TorchRunner:
             given = self.tensor(plan.samplings["given"].astype(np.int64))
             tokens = torch.where(given > 0, given - 1, tokens)
             top = top_of(raw, tokens, plan.samplings)
-            finite = torch.isfinite(logits.amax(dim=-1))
-            self._sampled = torch.where(finite, tokens, -1).to(torch.int32)
+            best = logits.amax(dim=-1)
+            why_none = torch.where(best == -torch.inf, NONE_LEFT, NOT_FINITE)
+            self._sampled = torch.where(best.isfinite(), tokens, why_none).to(torch.int32)
         launched.take(self._sampled, top)
 
     def collect(self, ticket: "Launched") -> Collected:

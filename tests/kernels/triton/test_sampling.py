@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.sampling import NONE_LEFT, NOT_FINITE
 from kernels.triton.sampling import SamplerRoom, sample
 from services.worker.engine import sampler
 from services.worker.engine.messages import Sampling
@@ -89,5 +90,5 @@ def test_logits_that_are_not_finite_are_told(of: Sampling, bad: float) -> None:
     logits[0, 0] = logits[1, VOCAB - 1] = bad
     logits[2, :] = -torch.inf
     found = drawn(logits, [of] * 4, [1] * 4)
-    assert found[:3] == [-1] * 3
+    assert found[:3] == [NOT_FINITE, NOT_FINITE, NONE_LEFT]
     assert found[3] >= 0

@@ -1,6 +1,7 @@
 """Ways of sampling in the engine: the same tokens whatever happens to a request on its way."""
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from services.worker.engine import Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.logits import LogitEdits, gathered
 from services.worker.engine.messages import Logprobs, RequestOutput
+from services.worker.engine.steps import MAX_FAILED_STEPS
 from tests.support.plain_sampling import adjusted
 from tests.support.samplings import as_rows
 from tests.unit.engine.checkpoints import VOCAB
@@ -214,6 +217,8 @@ def test_a_prompt_is_scored_as_if_it_were_drawn(checkpoint: Checkpoint, engine: 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("temperature", 101.0),
+        ("temperature", float("nan")),
         ("min_p", 1.5),
         ("min_p", float("nan")),
         ("repetition_penalty", 0.0),
@@ -237,6 +242,42 @@ def test_what_is_out_of_range_is_named(engine: Engine, field: str, value: Any) -
     error = run.last["a"].error
     assert error is not None
     assert (error.code, error.param) == ("invalid_request", field)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_what_leaves_nothing_to_sample_fails_its_request_alone(
+    checkpoint: Checkpoint, kernels: str
+) -> None:
+    """However many in a row, with nobody beside them."""
+    engine = make_engine(checkpoint(), kernels=kernels)
+    words = tuple((token,) for token in range(VOCAB) if token != 2)
+    nothing = Sampling(4, bad_words=words, stop_token_ids=(2,), min_tokens=4, ignore_eos=True)
+    for number in range(2 * MAX_FAILED_STEPS):
+        asked = replace(nothing, logprobs=number % 2 or None)
+        error = drive(engine, [Request(str(number), PROMPT, asked)]).last[str(number)].error
+        assert error is not None
+        assert (error.code, error.param) == ("invalid_request", "bad_words")
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_logits_that_are_not_finite_fail_their_request_alone(
+    checkpoint: Checkpoint, tmp_path: Path, kernels: str
+) -> None:
+    """However many in a row; their blocks, which others get, hold what is no number."""
+    tensors = load_file(checkpoint() / "model.safetensors")
+    tensors["model.embed_tokens.weight"][9] = np.nan
+    shutil.copy(checkpoint() / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    engine, sound = (
+        make_engine(folder, kernels=kernels, num_blocks=4) for folder in (tmp_path, checkpoint())
+    )
+    for number in range(2 * MAX_FAILED_STEPS):
+        error = drive(engine, [Request(str(number), [5] * 50 + [9], ALL)]).last[str(number)].error
+        assert error is not None
+        assert (error.code, error.message) == ("internal", "The model's numbers are not finite")
+    asked = Sampling(9, temperature=0, ignore_eos=True, bad_words=((9,),))
+    for request in (Request("a", [5] * 20, asked), Request("b", [7] * 33, asked)):
+        assert ask(engine, request)[0].tokens == ask(sound, request)[0].tokens
 
 
 def random_request(id: str, rng: random.Random) -> Request:
