@@ -18,6 +18,8 @@ from services.worker.engine.rope_config import (
 
 MOST_LAYERS = 10_000
 MOST_CLASSES = 1024
+MOST = 2**31 - 1
+"""Of any size: kernels count in 32 bits."""
 
 
 Head = Literal["tokens", "classes", "none"]
@@ -113,6 +115,8 @@ class Fields:
         found = self.number(name, usual)
         if found != int(found):
             raise self.refusal(f"{name} {found!r} is not a whole number")
+        if found > MOST:
+            raise self.refusal(f"{name} {found!r} is above {MOST}")
         return int(found)
 
     def flag(self, name: str, usual: bool = False) -> bool:
@@ -132,7 +136,8 @@ class Fields:
         return self.number(name, 0.0) if name in self.raw else usual
 
     def optional_size(self, name: str, usual: int) -> int:
-        return int(self.optional(name, usual))
+        null = name in self.raw and self.raw[name] is None
+        return 0 if null else self.size(name, usual)
 
     def layers(
         self, window: int, slides: Callable[[int], bool], of_sliding: int = 0
@@ -147,8 +152,6 @@ class Fields:
         for kind in types:
             if kind not in ("full_attention", "sliding_attention"):
                 raise self.refusal(f"layer_types {kind!r} is not supported")
-        if window >= self.size("max_position_embeddings"):
-            window = 0
         sliding, full = LayerConfig(window, of_sliding), LayerConfig()
         return tuple(sliding if kind == "sliding_attention" else full for kind in types)
 
@@ -178,6 +181,7 @@ class Fields:
         return found
 
     def eos_token_ids(self) -> tuple[int, ...]:
+        """Those that the model has: no other can be drawn, or banned."""
         found: list[Any] = [self.raw.get("eos_token_id")]
         generation = self.folder / "generation_config.json"
         if generation.exists():
@@ -188,21 +192,24 @@ class Fields:
             if not all(type(one) is int for one in of_file):
                 raise self.refusal(f"eos_token_id {value!r}, here or beside it, is no token")
             ids.update(of_file)
-        return tuple(sorted(ids))
+        return tuple(sorted(id for id in ids if 0 <= id < self.size("vocab_size")))
 
 
 def read_decoder(
     fields: Fields,
     *,
     ropes: tuple[RopeConfig, ...] = (),
+    activation: tuple[str, str] = ("hidden_act", "silu"),
     head_dim: int | None = None,
     epsilon: float = 1e-6,
     tied: bool = False,
     partial: bool = False,
 ) -> ModelConfig:
-    """What a Llama is, too. `head_dim`, `epsilon` and `tied` are what a field that is not there
-    means; no `ropes`: that which the fields say; `partial`: it may turn a part of a head alone.
-    Raises UnsupportedModel."""
+    """What a Llama is, too. `activation`: in which field the MLP's is, and the only one that is
+    built; `head_dim`, `epsilon` and `tied` are what a field that is not there means; no `ropes`:
+    that which the fields say; `partial`: it may turn a part of a head alone. Raises
+    UnsupportedModel."""
+    fields.only(*activation, None)
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
     dim = fields.head_dim(head_dim)

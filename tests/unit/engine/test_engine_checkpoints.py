@@ -18,6 +18,7 @@ from services.worker.engine.models.registry import read_config
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype
 from services.worker.engine.weights import check_weights, shapes
+from tests.unit.engine.checkpoints import VOCAB
 from tests.unit.engine.driving import generate, greedy, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]
@@ -79,6 +80,14 @@ def test_all_end_of_text_ids_count(checkpoint: Checkpoint, tmp_path: Path) -> No
     folder = edited(checkpoint(), tmp_path, eos_token_id=[2, 5])
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
     assert read_config(folder).eos_token_ids == (2, 5, 7)
+
+
+def test_end_of_text_ids_that_the_model_has_not_are_left_out(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Else a ban of them would be of what lies behind its logits."""
+    folder = edited(checkpoint(), tmp_path, eos_token_id=[-1, 2, VOCAB, 2**31, 10**30])
+    assert read_config(folder).eos_token_ids == (2,)
 
 
 @pytest.mark.parametrize(

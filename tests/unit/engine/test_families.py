@@ -51,7 +51,7 @@ def test_a_published_config_is_read_as_by_transformers(name: str, tmp_path: Path
     for layer, kind in zip(config.layers, types, strict=True):
         sees = window if kind == "sliding_attention" else None
         longest = theirs.max_position_embeddings
-        assert (layer.window or longest) == min(sees or longest, longest)
+        assert (layer.window or longest) == (sees or longest)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -82,6 +82,21 @@ def test_a_recipe_for_longer_contexts_makes_them_longer(tmp_path: Path) -> None:
     name = "Qwen2.5-7B, made longer as its page says"
     assert read(tmp_path, name).context == 131072
     assert read(tmp_path, name, max_position_embeddings=262144).context == 262144
+
+
+def test_a_window_of_the_shorter_context_holds_in_the_longer_one(tmp_path: Path) -> None:
+    factor = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    folder = checkpoints.make(
+        tmp_path,
+        "qwen2",
+        max_position_embeddings=64,
+        sliding_window=64,
+        rope_parameters=factor | {"original_max_position_embeddings": 64},
+    )
+    engine = make_engine(folder)
+    assert engine.info.max_model_len == 256
+    prompts = [(prompt * 90)[:150] for prompt in make_prompts(2, seed=8)]
+    check_against_transformers(folder, prompts, generate(engine, prompts, greedy(8)))
 
 
 def test_which_factors_turn_is_a_matter_of_the_context_served(
@@ -118,6 +133,7 @@ def test_embeddings_are_scaled_in_the_digits_of_their_dtype() -> None:
         ("Qwen3-0.6B", {"architectures": ["Qwen3MoeForCausalLM"]}, "'Qwen3MoeForCausalLM' is not"),
         ("Mistral-7B-v0.1", {"architectures": ["MixtralForCausalLM"]}, "'MixtralForCausalLM'"),
         ("Mistral-7B-v0.1", {"sliding_window": 0}, "sliding_window 0 is not a number above 0"),
+        ("Mistral-7B-v0.1", {"sliding_window": 0.5}, "sliding_window 0.5 is not a whole number"),
         ("Mistral-7B-v0.1", {"quantization_config": {"quant_method": "awq"}}, "quantization_con"),
         ("Qwen3-0.6B", {"layer_types": ["chunked"] * 28}, "layer_types 'chunked'"),
         ("Qwen3-0.6B", {"layer_types": ["full_attention"]}, "layer_types does not name each of 28"),
@@ -147,6 +163,7 @@ YARN = PUBLISHED["Qwen2.5-7B, made longer as its page says"]["rope_scaling"]
 HOSTILE: list[tuple[str, Any]] = [
     ("num_hidden_layers", 10**9),
     ("num_hidden_layers", 2.5),
+    ("max_position_embeddings", 2**31),
     *[("rms_norm_eps", value) for value in (float("nan"), float("inf"), HUGE, True)],
     *[("rope_theta", value) for value in (float("nan"), HUGE, 0, -1, 1)],
     *[("rope_scaling", value) for value in (5, "yarn", [1])],

@@ -10,6 +10,7 @@ from services.worker.engine.models import parts
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 from services.worker.engine.rope_config import RopeConfig
 
+ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 HEAD_DIM = 256
 _DIGITS = {"float32": 24, "bfloat16": 8, "float16": 11}
 
@@ -26,11 +27,10 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_gemma(fields: Fields, ropes: tuple[RopeConfig, ...] = (), **own: Any) -> ModelConfig:
     """`own`: what is not alike in Gemma 2 and 3."""
-    fields.only("hidden_activation", "gelu_pytorch_tanh", None)
     fields.only("use_bidirectional_attention", False, None)
     bias = fields.flag("attention_bias")
     return replace(
-        read_decoder(fields, ropes=ropes, head_dim=HEAD_DIM, tied=True),
+        read_decoder(fields, ropes=ropes, activation=ACTIVATION, head_dim=HEAD_DIM, tied=True),
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         qkv_bias=bias,
         out_bias=bias,

@@ -8,7 +8,6 @@ from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.only("hidden_act", "silu")
     fields.only("sliding_window", None)
     bias = fields.flag("attention_bias")
     return replace(

@@ -6,7 +6,6 @@ from services.worker.engine.model_config import Fields, ModelConfig, read_decode
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.only("hidden_act", "silu")
     fields.only("layer_types", None)
     window = fields.optional_size("sliding_window", 4096)
     return replace(read_decoder(fields), layers=fields.layers(window, slides=lambda _: True))

@@ -9,7 +9,6 @@ from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.only("hidden_act", "silu")
     bias = fields.flag("attention_bias")
     return replace(read_decoder(fields, epsilon=1e-5), qk_norm="all", qkv_bias=bias, out_bias=bias)
 

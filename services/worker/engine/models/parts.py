@@ -50,7 +50,8 @@ def attention(
             weights.vector(f"{at}.k_norm", of_head or keys, plus),
             config.rms_norm_epsilon,
         )
-    scores = Scores(config.attention_scale, config.score_cap, layer.window)
+    window = layer.window if layer.window < config.context else 0  # one that covers all is none
+    scores = Scores(config.attention_scale, config.score_cap, window)
     return Attention(index, found, out, norm, scores, layer.rope, queries)
 
 

@@ -8,7 +8,6 @@ from services.worker.engine.models.llama import Llama
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.only("hidden_act", "silu")
     scaling = fields.raw.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") in ("su", "yarn"):  # its names before
         fields.raw["rope_scaling"] = scaling | {"type": "longrope"}

@@ -9,7 +9,6 @@ FULL_LAYERS = 28
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.only("hidden_act", "silu")
     fields.only("dual_chunk_attention_config", None)
     return replace(read_decoder(fields), layers=layers(fields), qkv_bias=True)
 

@@ -7,7 +7,6 @@ from services.worker.engine.models import qwen2
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.only("hidden_act", "silu")
     bias = fields.flag("attention_bias")
     return replace(
         read_decoder(fields, head_dim=128),
