@@ -130,7 +130,7 @@ class Catalog:
             return None
         best = max(read, key=lambda m: (self._pools.standing(name, m.checkpoint), m.checkpoint))
         room = self._pools.room(name, best.checkpoint)
-        return best if room is None else replace(best, window=min(room, best.window))
+        return best if room is None else replace(best, window=min(room, self._max_window or room))
 
     async def _any_read(self, readings: list[_Reading]) -> None:
         if tasks := [reading.task for reading in readings]:

@@ -218,12 +218,12 @@ async def test_whatever_reading_dies_of_is_told_and_it_is_tried_again(
 async def test_while_a_checkpoint_is_replaced_both_are_read_and_all_choose_the_same(
     redis: Redis, settings: Settings, catalog: Catalog, tmp_path: Path
 ) -> None:
-    old = checkpoint(tmp_path, "old", model="m")
+    old = checkpoint(tmp_path, "old", window=64, model="m")
     new = checkpoint(tmp_path, "new", window=100, model="m")
     entries = [await listing(redis, settings, served) for served in (old, new)]
     workers = [
         worker_of(redis, settings, old, began="1", max_model_len="77"),
-        worker_of(redis, settings, new, began="2", max_running="4"),
+        worker_of(redis, settings, new, began="2", max_running="4", max_model_len="80"),
     ]
     for worker in workers:
         await worker.start()
@@ -237,14 +237,15 @@ async def test_while_a_checkpoint_is_replaced_both_are_read_and_all_choose_the_s
 
     await until(lambda: is_chosen(old), 10, "it can take more")
     await until(lambda: has_room(catalog, old), 10)
-    assert await chosen() == (old.digest, 77), "in the window of its own workers"
-    assert await chosen(old.digest) == (new.digest, 100), "told to be replaced"
+    assert await chosen() == (old.digest, 77), "in its workers' window, which yarn makes longer"
+    await until(lambda: has_room(catalog, new), 10)
+    assert await chosen(old.digest) == (new.digest, 80), "told to be replaced"
     assert (await catalog.exactly("m", new.digest)).checkpoint == new.digest
     before = await catalog.find("m")
     await workers[0].stop()
     await until(lambda: is_chosen(new), 10)
     assert (await catalog.exactly("m", old.digest)).window == 77, "for what was begun with it"
-    assert [(m.name, m.window) for m in await catalog.all()] == [("m", 100)]
+    assert [(m.name, m.window) for m in await catalog.all()] == [("m", 80)]
     assert before.window == 77, "who took it keeps it"
     with pytest.raises(PenstockError) as refused:
         await catalog.exactly("m", "another")
