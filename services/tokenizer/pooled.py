@@ -16,7 +16,7 @@ from protos.common_pb2 import FINISH_NONE, FINISH_STOP, Pooling, Record, Usage
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
-from services.common.errors import PenstockError, unavailable
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.common.telemetry import decision, traceparent
 from services.tokenizer import metrics
@@ -104,10 +104,10 @@ class _Work:
         if embeds_both(self._model, self._pool):
             queries = [("queries", index) for index in range(len(self._pool.queries))]
         inputs: list[Place] = [("inputs", index) for index in self._left]
-        policy = policy_of(self._pipeline, self._request)
+        self._policy = policy_of(self._pipeline, self._request)
         _, prompts = await allowed(
             self._pipeline,
-            policy,
+            self._policy,
             self._model,
             self._request,
             self._span,
@@ -125,15 +125,21 @@ class _Work:
         await self._all(inputs, prompts, pooling)
 
     async def _prompts(self, places: Sequence[Place]) -> dict[Place, list[int]]:
-        """In pieces, between which it is other tenants' turn."""
+        """In pieces, between which it is other tenants' turn. Raises INVALID_ARGUMENT."""
         found: dict[Place, list[int]] = {}
+        tokens, most = 0, self._pipeline.max_pooled_tokens
         for piece in pieces_of(self._pool, places):
 
             def work(piece: Sequence[Place] = piece) -> list[list[int]]:
                 return [prompt_of(self._model, self._pool, place) for place in piece]
 
             tenant = self._request.caller.tenant
-            found |= zip(piece, await self._pipeline.threads.run(tenant, work), strict=True)
+            prompts = await self._pipeline.threads.run(tenant, work)
+            tokens += sum(map(len, prompts))
+            if tokens > most:
+                what = f"at most {most} tokens are taken in all inputs together"
+                raise invalid(what, "inputs", reason="too_many_tokens")
+            found |= zip(piece, prompts, strict=True)
         return found
 
     async def _all(
@@ -184,7 +190,7 @@ class _Work:
         raise unavailable("the numbers did not come", stage="router", reason="broken_off")
 
     def _tell(self, index: int, got: Numbered) -> None:
-        delta = TextDelta(checkpoint=self._model.checkpoint)
+        delta = TextDelta(checkpoint=self._model.checkpoint, policy=self._policy.digest)
         delta.usage.CopyFrom(_sum([got.usage, self._usage]))
         self._usage = Usage()
         delta.pooled.add(index=index, values=self._values(index, got))

@@ -78,6 +78,7 @@ class TokenizerService(Service):
             self._routers,
             settings.router_patience_s,
             settings.pooled_at_once,
+            settings.max_pooled_tokens,
             self.telemetry,
             self._threads,
         )

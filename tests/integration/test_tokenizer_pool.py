@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,11 @@ async def test_what_is_wrong_with_an_input_is_told_by_its_name_before_any_is_com
         ):
             refused = await b.refused(request)
             assert (refused.param, refused.reason) == (param, reason), refused.message
+        b.tokenizer.service._pipeline = replace(b.pipeline, max_pooled_tokens=120)
+        refused = await b.refused(pool([[5] * 40] * 4))
+        assert (refused.param, refused.reason) == ("inputs", "too_many_tokens")
         assert not router.asked
+        assert (await b.ask(pool([[5] * 40] * 3))).status.code == 0
         assert (await b.ask(pool([[5] * 64]))).status.code == 0, "it may fill the window"
 
 

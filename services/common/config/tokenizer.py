@@ -11,6 +11,9 @@ class TokenizerSettings(Replicated):
     pooled_at_once: int = Field(
         16, gt=0, description="inputs of one request that are computed at once, for its embeddings"
     )
+    max_pooled_tokens: int = Field(
+        300_000, gt=0, description="tokens of all inputs of such a request together"
+    )
     router_patience_s: float = Field(
         20.0, ge=0, description="how long a request waits for a router while none is ready"
     )

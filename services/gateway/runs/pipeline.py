@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -63,14 +63,25 @@ class Gateway:
     tenants_told: BoundedNames  # in metrics
 
 
-class Front(Protocol):
-    """One request as its protocol has it: where it comes from, and where its answer goes."""
+class Asked(Protocol):
+    """Where a request comes from."""
 
-    request_id: str
-    route: str
-    endpoint: str  # as permissions.py has it
-    authorization: str | None
-    traceparent: str | None
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def endpoint(self) -> str:
+        """As permissions.py has it."""
+
+    @property
+    def authorization(self) -> str | None: ...
+    @property
+    def traceparent(self) -> str | None: ...
+
+
+class Front(Asked, Protocol):
+    """A generation as its protocol has it: where it comes from, and where its answer goes."""
 
     async def read(self, place: Place) -> list[Prompt]:
         """Takes the request in, at its tenant's `place`, and validates it: one prompt, or several
@@ -260,26 +271,37 @@ def _measure(journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
 
 
 async def serve(gateway: Gateway, front: Front) -> None:
-    """Who asks, and whether there is a place; then runs `generate` within its bounds and keeps its
+    """`generate`, recorded."""
+
+    async def work(principal: Principal, place: Place, journal: Journal) -> None:
+        await generate(gateway, front, principal, place, journal)
+
+    await recorded(gateway, front, work)
+
+
+async def recorded(
+    gateway: Gateway, asked: Asked, work: Callable[[Principal, Place, Journal], Awaitable[None]]
+) -> None:
+    """Who asks, and whether there is a place; then runs `work` within its bounds and keeps its
     record, however it ends. Of a stranger's or a refused request nothing is kept.
 
     Raises PenstockError; and CancelledError when the client has gone, after cancelling downstream.
     """
-    journal = Journal(front.request_id, front.route)
+    journal = Journal(asked.request_id, asked.route)
     root = place = None
     span = gateway.telemetry.span
-    told = {"route": front.route, "request_id": front.request_id}
+    told = {"route": asked.route, "request_id": asked.request_id}
     try:
-        with span("request", client_context(front.traceparent), **told) as root:
+        with span("request", client_context(asked.traceparent), **told) as root:
             with span("authenticate"):
-                principal = await gateway.auth.identify(front.authorization)
-                admit(principal, front.endpoint)
+                principal = await gateway.auth.identify(asked.authorization)
+                admit(principal, asked.endpoint)
                 journal.tenant = principal.tenant
             with gateway.intake.slot(principal.tenant) as place:
                 async with asyncio.timeout(
                     gateway.settings.gateway.request_timeout_s + _LAST_WORD_S
                 ):
-                    await generate(gateway, front, principal, place, journal)
+                    await work(principal, place, journal)
     except PenstockError as error:
         journal.fail(error)
         raise

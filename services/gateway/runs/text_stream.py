@@ -89,7 +89,7 @@ class TextStream:
     async def _open(self) -> "asyncio.Task[End]":
         peer = await self._tokenizers.pick_least_loaded(self._patience_s)
         self.attempts.append(peer.id)
-        if self._begun:
+        if self._begun:  # of a pool's numbers, too: they are choice 0
             self._request.resume.CopyFrom(self._so_far)
         self._link_request = peer.link.open(
             self._request.SerializeToString(),
@@ -130,6 +130,7 @@ class TextStream:
         begun.token_ids.extend(delta.token_ids)
         begun.characters += len(delta.text) + len(delta.reasoning)
         begun.characters += sum(len(call.arguments) for call in delta.tool_calls)
+        self._so_far.pooled.extend(one.index for one in delta.pooled)
         if delta.finish:
             begun.finished = True
             self._unfinished -= 1

@@ -8,10 +8,12 @@ import pytest
 
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
 from services.common.errors import PenstockError, invalid, unavailable
-from services.common.telemetry import Telemetry
-from services.gateway.api.embeddings import EmbedCall, embed
+from services.gateway.api.pooled_schema import EmbeddingsRequest
+from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
-from tests.support.gateway_parts import meter
+from services.gateway.runs.pooling import Numbers, compute
+from services.gateway.runs.records import Journal
+from tests.support.gateway_parts import Tokenizers, gateway_parts
 
 
 class Retrieval:
@@ -27,14 +29,14 @@ class Retrieval:
         return EmbedReply(tokens=7)
 
 
-async def ask(retrieval: Retrieval, model: str = "m", *, models: Any = None) -> EmbedReply:
-    gateway: Any = SimpleNamespace(
-        retrieval=retrieval, telemetry=Telemetry("gateway", "g"), meter=meter()
-    )
+async def ask(retrieval: Retrieval, model: str = "m", *, models: Any = None) -> Numbers:
     principal = Principal("acme", "key_1", models=models, priority="high", weight=2.0)
-    asked = EmbedCall("req_1", "Embed", None)
-    reply, _ = await embed(gateway, principal, asked, model, ["a", "b"])
-    return reply
+    asked = validated(EmbeddingsRequest, {"model": model, "input": ["a", "b"]}).ask()
+    origin: Any = SimpleNamespace(request_id="req_1", route="Embed")
+    with gateway_parts() as gateway:
+        gateway.retrieval = retrieval
+        gateway.tokenizers = Tokenizers(lambda opened: opened.finish())
+        return await compute(gateway, origin, principal, Journal("req_1", "Embed"), asked)
 
 
 async def refusal(retrieval: Retrieval, model: str = "m", **more: Any) -> PenstockError:
@@ -45,7 +47,8 @@ async def refusal(retrieval: Retrieval, model: str = "m", **more: Any) -> Pensto
 
 async def test_retrieval_is_told_who_asks_and_what():
     retrieval = Retrieval("m")
-    assert (await ask(retrieval, models=frozenset({"m"}))).tokens == 7
+    got = await ask(retrieval, models=frozenset({"m"}))
+    assert got.usage.prompt_tokens == 7
     (request,) = retrieval.asked
     assert (request.caller.tenant, request.caller.request_id) == ("acme", "req_1")
     assert list(request.texts) == ["a", "b"]
@@ -53,9 +56,9 @@ async def test_retrieval_is_told_who_asks_and_what():
 
 async def test_another_model_than_retrievals_is_refused_before_it_is_asked():
     retrieval = Retrieval("m")
-    error = await refusal(retrieval, "other")
+    error = await refusal(retrieval, "nobody")
     assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
-    for model in ("m", "other"):  # what a key does not cover, it is not told of
+    for model in ("m", "nobody"):  # what a key does not cover, it is not told of
         error = await refusal(retrieval, model, models=frozenset({"chat"}))
         assert error.code == grpc.StatusCode.PERMISSION_DENIED
     assert retrieval.asked == []
@@ -64,6 +67,7 @@ async def test_another_model_than_retrievals_is_refused_before_it_is_asked():
 async def test_while_no_replica_was_seen_no_model_is_unknown():
     retrieval = Retrieval("", unavailable("none", stage="retrieval", reason="no_replica"))
     assert (await refusal(retrieval)).reason == "no_replica"
+    assert (await refusal(retrieval, "tiny")).stage == "tokenizer", "it is there"
 
 
 @pytest.mark.parametrize(

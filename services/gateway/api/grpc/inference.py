@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
@@ -18,15 +18,12 @@ from protos.gateway_pb2 import (
     ChatRequest,
     CompleteRequest,
     GenerateEvent,
-    PublicEmbedReply,
-    PublicEmbedRequest,
     PublicListModelsReply,
     SamplingOptions,
 )
 from protos.tokenizer_pb2 import ModelInfo, TextDelta
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
-from services.gateway.api.embeddings import MAX_TEXTS, EmbedCall, EmbeddingsRequest, embed
 from services.gateway.api.generation_schema import (
     MAX_BAD_WORDS,
     MAX_BIAS,
@@ -37,6 +34,7 @@ from services.gateway.api.generation_schema import (
     CompletionRequest,
 )
 from services.gateway.api.grpc.inbox import Inbox
+from services.gateway.api.grpc.pooled import POOLED, understood
 from services.gateway.api.grpc.tool_fields import FORMS, call_fields, form_fields, tool_fields
 from services.gateway.api.messages_schema import MAX_PARTS
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
@@ -48,8 +46,10 @@ from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.metering.refusals import LimitError
-from services.gateway.runs.pipeline import Gateway, serve
+from services.gateway.runs.pipeline import Gateway, recorded, serve
+from services.gateway.runs.pooling import compute
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
+from services.gateway.runs.records import Journal
 from services.gateway.runs.text_stream import client_too_slow
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,16 @@ _PARAMS = (
     *FORMS,
     *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
 )
+
+
+class _Asked(NamedTuple):
+    """pipeline.Asked."""
+
+    request_id: str
+    route: str
+    endpoint: str
+    authorization: str | None
+    traceparent: str | None
 
 
 class GrpcFront:
@@ -243,27 +253,38 @@ class Inference:
     async def complete(self, _: object, context: Context) -> None:
         await self._generate("Complete", context)
 
-    async def embed(self, _: object, context: Context) -> PublicEmbedReply | None:
-        async def answer(id: str, metadata: dict[str, str]) -> PublicEmbedReply:
-            principal = await self._caller(metadata, "Embed")
-            with self._gateway.intake.slot(principal.tenant) as place:
-                message = await self._inbox.take(place, context)
-                body = await asyncio.to_thread(self._understand, message)
-                limit = self._gateway.settings.gateway.body_limit_bytes
-                texts = await body.texts(self._gateway.threads, principal.tenant, limit)
-                asked = EmbedCall(id, "Embed", metadata.get("traceparent"))
-                reply, metered = await embed(self._gateway, principal, asked, body.model, texts)
-                await _told(context, metered.headers)
-            cost = _cost(metered.cost) if metered.cost else None
-            return PublicEmbedReply(vectors=reply.vectors, tokens=reply.tokens, cost=cost)
+    def pooled(self, route: str) -> Callable[[object, Context], Awaitable[Any]]:
+        """The handler of one of POOLED."""
 
-        return await _answered("Embed", context, answer)
+        async def handler(_: object, context: Context) -> Any:
+            async def answer(id: str, metadata: dict[str, str]) -> Any:
+                told: list[Any] = []
+                asked = _Asked(
+                    id,
+                    route,
+                    _endpoint(route),
+                    metadata.get("authorization"),
+                    metadata.get("traceparent"),
+                )
 
-    def _understand(self, message: bytes) -> EmbeddingsRequest:
-        request = self._inbox.parse(PublicEmbedRequest, message)
-        one_more = MAX_TEXTS + 1  # is enough to be refused
-        fields = {"model": request.model, "input": list(request.texts[:one_more])}
-        return validated(EmbeddingsRequest, fields)
+                async def work(principal: Principal, place: Place, journal: Journal) -> None:
+                    message = await self._inbox.take(place, context)
+                    body, ask = await asyncio.to_thread(
+                        understood, self._inbox, route, message, self._gateway.settings.gateway
+                    )
+                    got = await compute(self._gateway, asked, principal, journal, ask)
+                    await _told(context, got.headers)
+                    reply = await asyncio.to_thread(POOLED[route].tell, body, got)
+                    if got.cost:
+                        reply.cost.CopyFrom(_cost(got.cost))
+                    told.append(reply)
+
+                await recorded(self._gateway, asked, work)
+                return told[0]
+
+            return await _answered(route, context, answer)
+
+        return handler
 
     async def list_models(self, _: object, context: Context) -> PublicListModelsReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
@@ -293,11 +314,14 @@ def inference(gateway: Gateway) -> Any:
     service = Inference(gateway)
     events = GenerateEvent.SerializeToString
     streaming, single = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
-    embedding, models = PublicEmbedReply.SerializeToString, PublicListModelsReply.SerializeToString
+    models = PublicListModelsReply.SerializeToString
     methods = {
         "Chat": streaming(service.chat, response_serializer=events),
         "Complete": streaming(service.complete, response_serializer=events),
-        "Embed": single(service.embed, response_serializer=embedding),
+        **{
+            route: single(service.pooled(route), response_serializer=one.reply.SerializeToString)
+            for route, one in POOLED.items()
+        },
         "ListModels": single(service.list_models, response_serializer=models),
     }
     return grpc.method_handlers_generic_handler(INFERENCE, methods)

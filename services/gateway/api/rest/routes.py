@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
-from services.gateway.api.embeddings import embeddings
 from services.gateway.api.rest import stores
 from services.gateway.api.rest.generation import chat_completions, completions
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
+from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
@@ -56,7 +56,11 @@ def application(gateway: Gateway) -> ASGIApp:
     table: dict[str, dict[str, Handler]] = {
         "/v1/chat/completions": {"POST": plain(chat_completions)},
         "/v1/completions": {"POST": plain(completions)},
-        "/v1/embeddings": {"POST": signed(embeddings)},
+        "/v1/embeddings": {"POST": plain(embeddings)},
+        "/v1/score": {"POST": plain(score)},
+        "/v1/rerank": {"POST": plain(rerank)},
+        "/v2/rerank": {"POST": plain(rerank)},
+        "/v1/classify": {"POST": plain(classify)},
         "/v1/models": {"GET": signed(list_models)},
         "/v1/models/{model:path}": {"GET": signed(get_model)},
         "/v1/requests/{request}": {"GET": signed(get_request)},

@@ -1,0 +1,197 @@
+"""Numbers of many inputs (embeddings, scores, classes), the same for REST and gRPC: of a served
+model by way of the tokenizer, as any generation; or of retrieval's own embedding model."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from opentelemetry.trace import Span
+
+from protos.common_pb2 import Usage
+from protos.retrieval_pb2 import EmbedRequest
+from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
+from services.common.errors import PenstockError
+from services.common.fair_threads import FairThreads
+from services.common.telemetry import traceparent
+from services.gateway.api.schema import UNSUPPORTED, bad_value
+from services.gateway.identity.principal import Principal
+from services.gateway.metering.estimate import of_texts
+from services.gateway.metering.prices import Cost
+from services.gateway.runs.pipeline import Asked, Gateway
+from services.gateway.runs.records import Journal
+from services.gateway.runs.text_stream import TextStream
+
+
+@dataclass
+class Ask:
+    """A validated request. `request` lacks only the caller."""
+
+    request: PromptRequest
+    tags: dict[str, str]  # the client's own, shown in the record
+    called: Sequence[tuple[str, str]]  # what the client calls the tokenizer's inputs and queries
+
+    @property
+    def pool(self) -> Pool:
+        return self.request.pool
+
+    @property
+    def tokens(self) -> int:
+        """At most, by a guess."""
+        given = [*self.pool.inputs, *self.pool.queries]
+        return of_texts([one.text for one in given]) + sum(len(one.token_ids.ids) for one in given)
+
+    def name_as_the_client_does(self, error: PenstockError) -> None:
+        """`inputs[3]` is `documents[3]`, if that is what was sent."""
+        for theirs, ours in self.called:
+            if error.param.startswith(theirs):
+                param = ours + error.param.removeprefix(theirs)
+                error.message = error.message.replace(error.param, param)
+                error.param = param
+                return
+
+
+@dataclass
+class Numbers:
+    """What came of it."""
+
+    values: list[bytes]  # of each input: float32, little-endian
+    model: str
+    usage: Usage = field(default_factory=Usage)
+    labels: list[str] = field(default_factory=list)  # of classes
+    cost: Cost | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)  # what the caller's limits leave
+
+    def arrays(self) -> list[np.ndarray]:
+        return [np.frombuffer(one, "<f4") for one in self.values]
+
+    def scores(self) -> list[float]:
+        """Of each input its one number."""
+        return [float(one[0]) for one in self.arrays()]
+
+    def take(self, delta: TextDelta) -> None:
+        for one in delta.pooled:
+            self.values[one.index] = one.values
+        self.labels.extend(delta.labels)
+        self.usage.prompt_tokens += delta.usage.prompt_tokens
+        self.usage.cached_tokens += delta.usage.cached_tokens
+
+
+async def compute(
+    gateway: Gateway, asked: Asked, principal: Principal, journal: Journal, ask: Ask
+) -> Numbers:
+    """Raises PenstockError, with the client's names of its fields."""
+    model = journal.model = ask.request.model
+    journal.tags = ask.tags
+    principal.authorize(model)
+    by_retrieval = await _is_retrievals(gateway, ask)
+    if not by_retrieval:
+        await gateway.models.find(model)
+    journal.served = model
+
+    with gateway.telemetry.span("limits"):
+        metered = journal.metered = await gateway.meter.admit(
+            principal, asked.request_id, asked.route, model, (ask.tokens, 0)
+        )
+    got = Numbers([b""] * len(ask.pool.inputs), model, headers=metered.headers)
+    metered.usage = lambda: got.usage
+    ask.request.caller.CopyFrom(principal.caller(asked.request_id))
+
+    try:
+        with gateway.telemetry.span("compute", inputs=len(got.values)) as computing:
+            work = _by_retrieval if by_retrieval else _by_model
+            await work(gateway, ask, got, computing, journal)
+    except PenstockError as error:
+        ask.name_as_the_client_does(error)
+        raise
+    journal.usage = got.usage
+    await gateway.meter.settle(metered)
+    got.cost = metered.cost
+    return got
+
+
+async def _is_retrievals(gateway: Gateway, ask: Ask) -> bool:
+    """Whether it is asked of retrieval's model. Raises INVALID_ARGUMENT for what that cannot."""
+    known, model = gateway.retrieval.embedding_model, ask.request.model
+    if known and model != known:
+        return False
+    if not known:  # no replica was seen yet: its model may be any that nobody else serves
+        try:
+            await gateway.models.find(model)
+            return False
+        except PenstockError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND or ask.pool.task != Pool.EMBED:
+                raise
+    if ask.pool.task != Pool.EMBED:
+        raise bad_value("model", f"'{model}' makes embeddings and nothing else")
+    for name, wanted in (
+        ("dimensions", ask.pool.dimensions),
+        ("pooling", ask.pool.HasField("pooling")),
+    ):
+        if wanted:
+            refused = bad_value(name, f"not supported by the model '{model}'")
+            refused.reason = UNSUPPORTED
+            raise refused
+    return True
+
+
+async def _by_model(gateway: Gateway, ask: Ask, got: Numbers, span: Span, journal: Journal) -> None:
+    own = gateway.settings.gateway
+    stream = TextStream(
+        gateway.tokenizers,
+        ask.request,
+        patience_s=own.tokenizer_patience_s,
+        deadline=time.monotonic() + own.request_timeout_s,
+        traceparent=traceparent(span),
+    )
+    try:
+        async with aclosing(stream.batches()) as batches:
+            async for deltas in batches:
+                for delta in deltas:
+                    got.take(delta)
+    finally:
+        stream.cancel()
+        journal.below.MergeFrom(stream.record)
+    if len(stream.attempts) > 1:
+        journal.decide("tokenizer", stream.attempts[-1], lost=", ".join(stream.attempts[:-1]))
+    if stream.end.status.code and not stream.finished:
+        raise PenstockError.from_status(stream.end.status)
+    if not all(got.values):
+        broken = "the numbers of some inputs did not come"
+        raise PenstockError(grpc.StatusCode.INTERNAL, broken, stage="tokenizer")
+
+
+async def _by_retrieval(
+    gateway: Gateway, ask: Ask, got: Numbers, span: Span, journal: Journal
+) -> None:
+    texts = await texts_of(ask, gateway.threads, gateway.settings.gateway.body_limit_bytes)
+    request = EmbedRequest(caller=ask.request.caller, texts=texts)
+    try:
+        reply = await gateway.retrieval.embed(request, span, journal.below)
+    except PenstockError as error:
+        if error.param.startswith("texts"):
+            param = "inputs" + error.param.removeprefix("texts")
+            error.message = error.message.replace(error.param, param)
+            error.param = param
+        raise
+    got.model = reply.model
+    got.values = [np.asarray(one.values, "<f4").tobytes() for one in reply.vectors]
+    got.usage.prompt_tokens = reply.tokens
+
+
+async def texts_of(ask: Ask, threads: FairThreads, max_bytes: int) -> list[str]:
+    """Of the inputs. Token ids are those of OpenAI's embeddings here, since retrieval's own say
+    nothing to anybody; they are decoded in a thread, which takes seconds for 8 MB of text."""
+    inputs = ask.pool.inputs
+    if all(one.text for one in inputs):
+        return [one.text for one in inputs]
+    given = [one.text or list(one.token_ids.ids) for one in inputs]
+    return await threads.run(ask.request.caller.tenant, lambda: _decoded(given, max_bytes))
+
+
+def _decoded(given: list[str | list[int]], max_bytes: int) -> list[str]:
+    from services.gateway.api import openai_tokens  # 30 MB that few installs need
+
+    return openai_tokens.texts_of(given, "inputs", max_bytes)
