@@ -6,7 +6,16 @@ from tests.deploy.manifests import Release, profiles, render
 
 # Beside the profiles: every part that is off by default, and stores that are not the chart's own.
 EVERYTHING = {
-    "gateway": {"autoscaling": {"enabled": True}},
+    "gateway": {
+        "autoscaling": {"enabled": True},
+        "admin": {"enabled": True},
+        "oidcCaSecret": {"name": "issuer-ca"},
+    },
+    "settings": {
+        "IDENTITY__OIDC_ISSUER": "https://id.example.com:8444/realms/ai",
+        "IDENTITY__OIDC_AUDIENCE": "penstock",
+        "IDENTITY__OIDC_ROLES": {"ml": "member"},
+    },
     "models": [
         {
             "name": "Org/Model-8B",

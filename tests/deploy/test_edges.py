@@ -11,6 +11,7 @@ from helm_python import HelmError
 from protos import gateway_pb2
 from services.gateway.api.rest import routes
 from tests.deploy.conftest import EVERYTHING
+from tests.deploy.environment import settings_of
 from tests.deploy.manifests import CHART, Release, Thing, render
 
 
@@ -52,6 +53,31 @@ def test_a_gateway_that_encrypts_again_checks_whom_it_reached(everything: Releas
     assert policy["validation"]["hostname"] == "demo-penstock"
     plain = render(None, {"gatewayApi": EVERYTHING["gatewayApi"]})
     assert plain.of("BackendTLSPolicy") == []
+
+
+def test_the_admin_listener_has_a_service_of_its_own_that_no_route_leads_to(
+    everything: Release,
+) -> None:
+    service = everything.one("Service", "demo-penstock-admin")["spec"]
+    assert service["type"] == "ClusterIP"
+    assert [port["targetPort"] for port in service["ports"]] == ["admin"]
+    door = everything.one("Service", "demo-penstock")["spec"]
+    assert "admin" not in {port["targetPort"] for port in door["ports"]}
+    [pod] = everything.pods_of("gateway")
+    assert pod.ports["admin"] == 8002
+    for kind in ("HTTPRoute", "GRPCRoute", "Ingress"):
+        for route in everything.of(kind):
+            assert "demo-penstock-admin" not in yaml.dump(route["spec"])
+    settings = settings_of(everything).identity
+    assert (settings.admin_host, settings.admin_port) == ("0.0.0.0", 8002)
+    assert str(settings.admin_tls_cert) == "/etc/penstock/admin/tls.crt"
+    assert str(settings.oidc_ca) == "/etc/penstock/stores/oidc-ca.crt"
+    assert settings.oidc_roles == {"ml": "member"}
+
+
+def test_the_admin_listener_without_a_certificate_is_refused() -> None:
+    with pytest.raises(HelmError, match=r"gateway\.admin\.existingSecret"):
+        render(None, {"gateway": {"admin": {"enabled": True}}})
 
 
 def test_routes_without_a_gateway_are_refused() -> None:

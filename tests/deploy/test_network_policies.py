@@ -80,6 +80,7 @@ def needed(settings: Settings) -> set[Path]:
         *product(RAY, ["head"], [6379, 8265]),
         *product((*GRAPH, "cli", "test"), ["redis"], [6379]),
         *product(("services", "cli"), ["qdrant"], [6333]),
+        ("cli", "gateway", 8002),  # the admin listener
         *(("cli", *path) for path in metrics(settings)),
         *product(SERVE, ["collector"], [4317]),
     }
@@ -126,6 +127,23 @@ def test_the_door_can_be_open_to_some() -> None:
     assert network.lets(End({}, "ingress"), gateway, 8000)
     assert network.lets(End(release.pods_of("test")[0].labels), gateway, 8001)
     assert not network.lets(STRANGER, gateway, 8000)
+
+
+def test_who_administers_is_named_and_the_issuer_is_reached_by_gateways_alone(
+    network: Network, ends: dict[str, End], everything: Release
+) -> None:
+    assert not network.lets(STRANGER, ends["gateway"], 8002)
+    for component, end in ends.items():
+        assert network.lets(end, INTERNET, 8444) == (component == "gateway"), component
+    office = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "office"}}}]
+    values = {"gateway": {"admin": {"enabled": True, "existingSecret": "t", "clients": office}}}
+    release = render(None, values)
+    gateway = End(release.pods_of("gateway")[0].labels)
+    assert Network.of(release).lets(End({}, "office"), gateway, 8002)
+    assert not Network.of(release).lets(STRANGER, gateway, 8002)
+    plain = render(None, {})
+    gateway = End(plain.pods_of("gateway")[0].labels)
+    assert not Network.of(plain).takes(End(plain.pods_of("cli")[0].labels), gateway, 8002)
 
 
 def test_a_gateway_and_ray_do_not_reach_each_other(everything: Release) -> None:

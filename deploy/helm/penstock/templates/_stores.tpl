@@ -167,7 +167,7 @@ key: {{ .Values.qdrant.external.caSecret.key }}
 {{/* One volume with the authorities of what is dialled besides services; empty: none is our own. */}}
 {{- define "penstock.stores.volume" -}}
 {{- $authorities := dict -}}
-{{- range $store := list "redis" "qdrant" "otlp" -}}
+{{- range $store := list "redis" "qdrant" "otlp" "oidc" -}}
 {{- with include (printf "penstock.%s.caRef" $store) $ -}}
 {{- $_ := set $authorities $store (fromYaml .) -}}
 {{- end -}}
