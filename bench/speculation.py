@@ -1,6 +1,6 @@
 """What guessing ahead brings: the demonstration model's tasks with and without, in turn.
 
-    python -m bench.speculation [--model DIR] [--ways ngram] [--batch 1 16] [--rounds 5]
+    python -m bench.speculation [--model DIR] [--draft DIR] [--batch 1 16] [--rounds 5]
                                 [--temperature 0] [--skills passages long ...] [--json FILE]
 
 Each way has an engine of its own, in this process; of each task they take turns, round by round, in
@@ -50,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--model", type=checkpoint_folder, default=Path("models/demo"))
+    add("--draft", type=checkpoint_folder, default=Path("models/demo-draft"))
     add("--ways", nargs="+", choices=SPECULATIONS[1:], default=[*SPECULATIONS[1:]])
     add("--skills", nargs="+", default=[*SKILLS])
     add("--batch", nargs="+", type=int, default=[1, 16])
@@ -148,7 +149,9 @@ def run(engine: Engine, asked: Asked, batch: int) -> Took:
 
 
 def _engine(given: argparse.Namespace, way: Any) -> Engine:
-    more = {} if given.guesses is None else {"num_speculative_tokens": given.guesses}
+    more: dict[str, Any] = {} if way != "draft" else {"draft_model": str(given.draft)}
+    if given.guesses is not None:
+        more["num_speculative_tokens"] = given.guesses
     return Engine(
         EngineConfig(
             model=str(given.model),

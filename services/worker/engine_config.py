@@ -1,8 +1,9 @@
 """The engine's settings, of a worker's."""
 
 from pathlib import Path
+from typing import Literal
 
-from services.common.config import Settings, is_loopback
+from services.common.config import Settings, WorkerSettings, is_loopback
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
 
@@ -24,13 +25,23 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
         overlap=own.overlap,
-        speculation=own.speculation,
+        speculation=_speculation(own),
+        draft_model=own.draft_model or None if own.role != "prefill" else None,
         num_speculative_tokens=own.num_speculative_tokens,
         prompt_lookup_min=own.prompt_lookup_min,
         prompt_lookup_max=own.prompt_lookup_max,
         threads=own.threads or _share(settings),
         packed_dir=str(settings.data_dir.resolve() / packed_dir) if own.packed_dir else None,
     )
+
+
+def _speculation(own: WorkerSettings) -> Literal["off", "ngram", "draft"]:
+    """A prefill worker makes one token of a request, and guesses none."""
+    if own.role == "prefill":
+        return "off"
+    if own.speculation == "auto":
+        return "off" if own.device != "cpu" or own.overlap else "ngram"
+    return own.speculation
 
 
 def _share(settings: Settings) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from services.common.checkpoint import is_hub_id, locate
 from services.common.config import ModelSpec, Settings
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.draft_model import with_room
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.runner import choose_dtype, max_model_len, num_blocks
@@ -58,6 +59,7 @@ def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
         raise ValueError("kernels 'triton' need a GPU, device is 'cpu'")
     if config.device == "cpu" and config.kv_dtype != "auto":
         raise ValueError(f"kv_dtype {config.kv_dtype!r} needs a GPU, device is 'cpu'")
+    config = with_room(config)
     dtype = choose_dtype(config.dtype, model, config.device, has_dot=True)
     max_model_len(config, model, num_blocks(config, model, dtype))
 

@@ -62,11 +62,17 @@ class WorkerSettings(ServiceSettings):
         "may pay where the engine leaves processors free, and a new request waits a step longer; "
         "excludes speculation",
     )
-    speculation: Literal["off", "ngram"] = Field(
-        "off",
+    speculation: Literal["auto", "off", "ngram", "draft"] = Field(
+        "auto",
         description="who guesses tokens ahead, so that the model computes several of a request in "
         "a step; the output stays the same. `ngram`: what followed in the request itself where it "
-        "went the same way before",
+        "went the same way before; `draft`: a smaller model; auto: `ngram` on a CPU whose steps do "
+        "not overlap",
+    )
+    draft_model: str = Field(
+        "",
+        description="`draft`: folder of its checkpoint, of the same vocabulary; its KV blocks are "
+        "part of `kv_cache_bytes`",
     )
     num_speculative_tokens: int = Field(
         5, ge=1, le=32, description="guesses of a request in a step at most: as many as pay"

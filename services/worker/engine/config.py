@@ -12,7 +12,7 @@ SCORED_ROWS = 32
 GUESSED_ROWS = 128
 """Likewise, for guesses of tokens."""
 KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
-SPECULATIONS = ("off", "ngram")
+SPECULATIONS = ("off", "ngram", "draft")
 MOST_GUESSES = 32
 """Of a sequence in one step."""
 
@@ -53,9 +53,13 @@ class EngineConfig:
     overlap: bool | None = None
     """Plan and launch the next step while one runs. None: on a GPU (decision 0027), unless tokens
     are guessed: what comes next is not known before the guesses are judged."""
-    speculation: Literal["off", "ngram"] = "off"
+    speculation: Literal["off", "ngram", "draft"] = "off"
     """Who guesses tokens ahead, which the model then computes several at a time (speculation.py).
-    ngram: what followed in the request itself where it went the same way before."""
+    ngram: what followed in the request itself where it went the same way before; draft: a smaller
+    model."""
+    draft_model: str | None = None
+    """draft: directory of its checkpoint, of the same vocabulary. Its KV blocks are part of
+    `kv_cache_bytes`, or come to `num_blocks`."""
     num_speculative_tokens: int = 5
     """Guesses of a sequence in one step at most; fewer where fewer pay."""
     prompt_lookup_min: int = 2
@@ -104,6 +108,13 @@ class EngineConfig:
             raise ValueError(
                 f"speculation must be one of {', '.join(SPECULATIONS)}, is {self.speculation!r}"
             )
+        if (self.draft_model is not None) != (self.speculation == "draft"):
+            raise ValueError(
+                f"draft_model goes with speculation 'draft' and with no other: it is "
+                f"{self.draft_model!r}, speculation {self.speculation!r}"
+            )
+        if self.draft_model is not None and not os.path.isdir(self.draft_model):
+            raise ValueError(f"draft_model: {self.draft_model!r} is not a directory")
         if self.speculation != "off" and self.overlap:
             raise ValueError("overlap excludes speculation, whose next step waits for the last one")
         if not 1 <= self.num_speculative_tokens <= MOST_GUESSES:

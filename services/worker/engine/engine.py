@@ -10,6 +10,7 @@ from services.worker.engine.chunks import Chunk, Step
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.draft_model import DraftProposer, with_room
 from services.worker.engine.grammar.aside import Aside
 from services.worker.engine.limits import find_error
 from services.worker.engine.load_meter import LoadMeter
@@ -29,7 +30,7 @@ from services.worker.engine.messages import (
     Timeline,
 )
 from services.worker.engine.plan import Result
-from services.worker.engine.proposer import NgramProposer
+from services.worker.engine.proposer import NgramProposer, Proposer
 from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
@@ -58,11 +59,17 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         """Loads the model and warms up. Raises UnsupportedModel or ValueError."""
         self.config = config
-        self._runner = make_runner(config)
+        self._runner = make_runner(with_room(config))
         self.info: ModelInfo = self._runner.info
         self.pool = BlockPool(self.info.num_blocks, self.info.block_size)
         self._cost = CostModel()
-        warm_up(self._runner, self._cost, config.max_running, config.max_batched_tokens)
+        warm_up(
+            self._runner,
+            self._cost,
+            config.max_running,
+            config.max_batched_tokens,
+            config.guessed_rows,
+        )
         self._meter = LoadMeter(self._cost, config.max_batched_tokens)
         self.scheduler = Scheduler(
             self.pool,
@@ -90,7 +97,11 @@ class Engine:
     def _speculation(self, config: EngineConfig) -> Speculation | None:
         if config.speculation == "off":
             return None
-        proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        proposer: Proposer
+        if config.speculation == "draft":
+            proposer = DraftProposer(config, self.info)
+        else:
+            proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
         return Speculation(proposer, self._cost, config.num_speculative_tokens, config.guessed_rows)
 
     @property
@@ -235,6 +246,8 @@ class Engine:
         output.duration_ns = ended - running.started_ns
         if running.computed_s is not None and not any(result.error for result in results):
             self._meter.add(running.shape, running.computed_s)
+            if self.scheduler.speculation:
+                self.scheduler.speculation.settle(output.duration_ns / 1e9 - running.computed_s)
         output.kv_events = self.pool.take_events()
         output.pending = self.scheduler.num_pending + len(self.aside.sequences)
         output.load = self.load()

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 _LOOKS = 8
 """At so many of the last places, for the one that agrees the furthest back."""
+_LEAST_FINDS = 1 / 32
+_MOVES = 0.1
+"""By so much of the difference each look moves what looks are believed to find."""
 _AT_ONCE = 8192
 """Tokens that a look takes in at most: a long prompt is taken in over several."""
 
@@ -19,6 +22,8 @@ class Lookup:
 
     def __init__(self, least: int, most: int) -> None:
         """As many tokens must agree at least; a place where `most` do is not bettered."""
+        self.finds = 1.0
+        """Of the last looks, how many found something; never 0."""
         self._least, self._most = least, most
         self._last: dict[tuple[int, ...], int] = {}
         self._before = array("i", [0] * least)
@@ -38,6 +43,7 @@ class Lookup:
             if agree > best:
                 best, found = agree, place
             place = self._before[place]
+        self.finds += _MOVES * (max(_LEAST_FINDS, float(found > 0)) - self.finds)
         if not found:
             return []
         following = list(tokens[found : found + count])

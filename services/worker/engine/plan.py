@@ -1,5 +1,6 @@
 """A step as plain arrays: what the runner computes, with nothing of the scheduler's state in it."""
 
+from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -208,7 +209,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         positions=np.array(positions, np.int32),
         starts=np.array(starts, np.int32),
         lengths=np.array(lengths, np.int32),
-        block_tables=_tables(chunks),
+        block_tables=padded_tables([chunk.sequence.blocks for chunk in chunks]),
         num_decodes=sum(chunk.count == 1 for chunk in chunks),
         sampled=np.array(sampled, np.int32),
         rows=np.array(rows, np.int32),
@@ -221,9 +222,8 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
     )
 
 
-def _tables(chunks: Seq[Chunk]) -> Ints:
-    """All their tables, padded with block 0."""
-    tables = [chunk.sequence.blocks for chunk in chunks]
+def padded_tables(tables: Seq["array[int]"]) -> Ints:
+    """[tables, longest], padded with block 0."""
     size = max(map(len, tables)) * tables[0].itemsize
     rows = bytearray().join([bytes(table).ljust(size, b"\0") for table in tables])
     return np.frombuffer(rows, np.int32).reshape(len(tables), -1)

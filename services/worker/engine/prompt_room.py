@@ -50,16 +50,19 @@ def time_for_prompts(
     share of it they are, being no more than `tokens`.
 
     It aims at `target_s`, or else at twice what a step would take if all `present` sequences were
-    decoding, each with as much behind it as those that do. So one stream is slowed by a prompt to
-    half its speed, and when many prompts come at once, streams are slowed to half of what they will
-    have when all decode.
+    decoding, each with as much behind it, and as many guesses, as those that do. So one stream is
+    slowed by a prompt to half its speed, and when many prompts come at once, streams are slowed to
+    half of what they will have when all decode.
     """
     alone_s = cost.step_s(decoding)
     if not (decoding.decodes and alone_s):
         return math.inf, 1.0
     if target_s is None:
-        context = decoding.decode_context * present // decoding.decodes
-        all_of_them = StepShape(decodes=present, decode_context=context)
+        context, drafts = (
+            of_those * present // decoding.decodes
+            for of_those in (decoding.decode_context, decoding.drafts)
+        )
+        all_of_them = StepShape(decodes=present, decode_context=context, drafts=drafts)
         target_s = _SLOWED * cost.step_s(all_of_them)
     least_s = alone_s * _LEAST_SHARE / (1 - _LEAST_SHARE)
     prompts_s = max(target_s - alone_s, least_s)

@@ -6,21 +6,21 @@ from typing import Protocol
 
 from services.worker.engine.lookup import Lookup
 from services.worker.engine.sequence import Sequence
+from services.worker.engine.settling import Settling
 
 Wanted = Seq[tuple[Sequence, int]]
 """Sequences, and of each how many tokens."""
-
-_SETTLES = 0.05
-"""By so much a look moves what looks are believed to take; none by more than to twice as much."""
 
 
 class Proposer(Protocol):
     """Guesses are of tokens behind the last one. It changes nothing of a sequence but what it keeps
     with it for itself."""
 
-    @property
-    def look_s(self) -> float:
-        """Seconds that `offers` takes for a sequence."""
+    def look_s(self, sequence: Sequence) -> float:
+        """Seconds that `offers` takes, until it finds something."""
+
+    def begin_s(self, sequence: Sequence) -> float:
+        """Seconds that it needs before it can guess for the sequence: once, if it goes on."""
 
     def offers(self, sequence: Sequence, most: int) -> int:
         """How many tokens it would guess, `most` at most."""
@@ -40,16 +40,21 @@ class NgramProposer:
     def __init__(self, least: int, most: int) -> None:
         """Of `Lookup`."""
         self._least, self._most = least, most
-        self.look_s = 1e-5
+        self._took = Settling(1e-5)
         self._found: dict[str, list[int]] = {}
+
+    def look_s(self, sequence: Sequence) -> float:
+        return self._took.value / (sequence.lookup.finds if sequence.lookup else 1.0)
+
+    def begin_s(self, sequence: Sequence) -> float:
+        return 0.0
 
     def offers(self, sequence: Sequence, most: int) -> int:
         began = perf_counter()
         if sequence.lookup is None:
             sequence.lookup = Lookup(self._least, self._most)
         found = self._found[sequence.id] = sequence.lookup.following(sequence.tokens, most)
-        took = min(perf_counter() - began, 2 * self.look_s)
-        self.look_s += _SETTLES * (took - self.look_s)
+        self._took.add(perf_counter() - began)
         return len(found)
 
     def depth_s(self, rows: int, context: int) -> float:

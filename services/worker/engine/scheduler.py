@@ -89,7 +89,7 @@ class Scheduler:
         self.max_batched_tokens = max_batched_tokens
         self.max_running = max_running
         self.target_itl_s = target_itl_s
-        self._speculation = speculation
+        self.speculation = speculation
         self.tables = Tables(pool, prefix_caching)
         self.sequences: dict[str, Sequence] = {}
         """All unfinished ones, by id."""
@@ -181,8 +181,8 @@ class Scheduler:
         if chunk.known != len(sequence.tokens):
             tokens.clear()
         right = len(tokens) - 1 if chunk.drafts else 0
-        if chunk.drafts and self._speculation:
-            self._speculation.learn(sequence, len(chunk.drafts), right)
+        if chunk.drafts and self.speculation:
+            self.speculation.learn(sequence, len(chunk.drafts), right)
         reason = sequence.extend(tokens)
         sequence.num_computed = min(chunk.known + right, len(sequence.tokens))
         sequence.num_launched = max(sequence.num_launched, sequence.num_computed)
@@ -271,18 +271,18 @@ class Scheduler:
     def _wanted(self, decodes: list[Sequence], decoding: StepShape) -> dict[str, int]:
         """How many guesses each of them should have, by its id. They leave half of the tokens to
         prompts."""
-        if self._speculation is None or not decodes:
+        if self.speculation is None or not decodes:
             return {}
         room = (self.max_batched_tokens - len(decodes)) // 2
-        return self._speculation.wanted(decodes, decoding, room)
+        return self.speculation.wanted(decodes, decoding, room)
 
     def _guess(self, decodes: list[Sequence], wanted: dict[str, int]) -> list[Chunk]:
         """Their next tokens, with guesses behind, in blocks that nobody else has taken."""
         guesses: dict[str, tuple[int, ...]] = {}
-        if self._speculation and wanted:
+        if self.speculation and wanted:
             asked = [one for one in decodes if one.id in wanted]
             counts = [self.tables.stretch(one, wanted[one.id]) for one in asked]
-            guesses = self._speculation.propose(list(zip(asked, counts, strict=True)))
+            guesses = self.speculation.propose(list(zip(asked, counts, strict=True)))
             for sequence in asked:
                 if not guesses[sequence.id]:
                     self.tables.trim(sequence)

@@ -8,6 +8,7 @@ import numpy as np
 from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
 from services.worker.engine.acceptance import Acceptance
+from services.worker.engine.drafted import Drafted
 from services.worker.engine.grammar.compiler import Matcher
 from services.worker.engine.logits import LogitEdits
 from services.worker.engine.lookup import Lookup
@@ -97,6 +98,8 @@ class Sequence:
         """Of guesses of its tokens."""
         self.lookup: Lookup | None = None
         """Its proposer's (proposer.py), once it has looked."""
+        self.drafted: Drafted | None = None
+        """How far a draft model is with it (draft_model.py), if that has begun."""
 
         self._block_size = block_size
         self._root = root_hash(request.salt)
@@ -206,6 +209,7 @@ class Sequence:
     def give_back(self) -> None:
         """It holds nothing any more: all is to be computed again."""
         self.blocks, self.room = array("i"), 0
+        self.drafted = None
         self.num_computed = self.num_published = 0
         if self.pool is not None:
             self.pool.clear()

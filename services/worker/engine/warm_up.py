@@ -21,26 +21,35 @@ LIMIT_S = 1.0
 """For decodes, and for prompts, from the end of the first step: after this no other one begins."""
 _FIRST_PROMPT = 16
 _LONG_CONTEXT = 1024
+_GUESSES = 4
+"""Of a sequence alone."""
 
 Ran = tuple[StepShape, float]
 """And how many seconds it took."""
 
 
-def warm_up(runner: Runner, cost: CostModel, max_running: int, max_batched_tokens: int) -> None:
+def warm_up(
+    runner: Runner,
+    cost: CostModel,
+    max_running: int,
+    max_batched_tokens: int,
+    guesses: int = 0,
+) -> None:
     """Runs growing batches of decodes up to a full one, that one again with much to look back on,
-    and prompts of doubling lengths up to a whole step; each up to a step that takes ENOUGH_S, and
-    as long as there is time. Raises what the runner raises."""
+    one and a full batch with some of as many `guesses` as there may be, and prompts of doubling
+    lengths up to a whole step; each up to a step that takes ENOUGH_S, and as long as there is time.
+    Raises what the runner raises."""
     info = runner.info
     used: set[int] = set()
     pooling = None if info.generates else Pooling("last")
 
-    def sequence(number: int, tokens: int, count: int) -> Sequence:
-        """Its last `count` tokens are to be computed."""
+    def sequence(number: int, tokens: int, count: int, guesses: int = 0) -> Sequence:
+        """Its last `count` tokens are to be computed, and so many guesses behind them."""
         request = Request(
             f"warm-up {number}", [0] * tokens, Sampling(max_tokens=1), pooling=pooling
         )
         made = Sequence(request, number, info.block_size, frozenset(), info.max_model_len, 0)
-        blocks = -(-tokens // info.block_size)
+        blocks = -(-(tokens + guesses) // info.block_size)
         made.hold([(number * blocks + index) % info.num_blocks for index in range(blocks)])
         used.update(made.blocks[(tokens - count) // info.block_size :])
         made.num_computed = made.num_launched = tokens - count
@@ -49,6 +58,13 @@ def warm_up(runner: Runner, cost: CostModel, max_running: int, max_batched_token
     def decode(rows: int, context: int = 1) -> Ran:
         chunks = [Chunk.of(sequence(number, context, 1), 1) for number in range(rows)]
         return run(chunks, StepShape(decodes=rows, decode_context=rows * context))
+
+    def guess(rows: int, most: int) -> Ran:
+        count = min(most, info.max_model_len - 1, max_batched_tokens // rows - 1)
+        guesses = (0,) * count
+        chunks = [Chunk.of(sequence(i, 1, 1, count), 1, guesses) for i in range(rows)]
+        shape = StepShape(decodes=rows, decode_context=rows, drafts=rows * count)
+        return run(chunks, shape)
 
     def prompt(tokens: int) -> Ran:
         shape = StepShape(prompt_tokens=tokens, prompt_context=looked_back(0, tokens))
@@ -61,6 +77,11 @@ def warm_up(runner: Runner, cost: CostModel, max_running: int, max_batched_token
     rows = _grow(cost, decode, 1, 8, max_running)
     room = info.num_blocks // rows * info.block_size
     cost.learn(*decode(rows, max(1, min(_LONG_CONTEXT, info.max_model_len, room))))
+    if guesses:
+        for each in (1, rows):
+            most = min(_GUESSES, guesses // each)
+            guess(each, most)  # as below: something may be cold
+            cost.learn(*guess(each, most))
     longest = min(max_batched_tokens, info.max_model_len)
     _grow(cost, prompt, min(_FIRST_PROMPT, longest), 2, longest)
     nothing = bytes(info.kv_bytes_per_block)

@@ -21,11 +21,15 @@ Next = Callable[[Sequence, int], list[int]]
 class Oracle:
     """Offers as many as it likes, some of them wrong."""
 
-    look_s = 0.0
-
     def __init__(self, right: Next, vocab: int, draw: Callable[[int], int]) -> None:
         """`draw`: a number below n."""
         self._right, self._vocab, self._draw = right, vocab, draw
+
+    def look_s(self, sequence: Sequence) -> float:
+        return 0.0
+
+    def begin_s(self, sequence: Sequence) -> float:
+        return 0.0
 
     def offers(self, sequence: Sequence, most: int) -> int:
         return self._draw(most + 1)

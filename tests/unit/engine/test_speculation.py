@@ -18,13 +18,14 @@ from services.worker.engine import Constraint, EngineConfig, Request, Sampling, 
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.engine import Engine
 from services.worker.engine.lookup import Lookup
 from services.worker.engine.proposer import Wanted
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence
 from services.worker.engine.speculation import Speculation
 from tests.support.checkpoint import write_checkpoint
-from tests.unit.engine.checkpoints import VOCAB
+from tests.unit.engine.checkpoints import VOCAB, make
 from tests.unit.engine.driving import Run, drive, greedy, make_engine, make_prompts
 from tests.unit.engine.guessing import Oracle, guess, guessing_engine
 from tests.unit.engine.synthetic import Machine, roofline
@@ -249,10 +250,14 @@ def test_guesses_take_no_block_that_is_not_free() -> None:
 class Offering:
     """Has always as many as one likes."""
 
-    look_s = 0.0
-
     def __init__(self, depth_s: float = 0.0) -> None:
         self._depth_s = depth_s
+
+    def look_s(self, sequence: Sequence) -> float:
+        return 0.0
+
+    def begin_s(self, sequence: Sequence) -> float:
+        return 0.0
 
     def offers(self, sequence: Sequence, most: int) -> int:
         return most
@@ -387,6 +392,9 @@ def test_a_long_prompt_is_taken_in_piece_by_piece() -> None:
         ({"prompt_lookup_min": 0}, "prompt_lookup_min"),
         ({"prompt_lookup_min": 9, "prompt_lookup_max": 8}, "prompt_lookup_min"),
         ({"speculation": "ngram", "overlap": True}, "overlap"),
+        ({"speculation": "draft"}, "draft_model"),
+        ({"speculation": "ngram", "draft_model": "."}, "draft_model"),
+        ({"speculation": "draft", "draft_model": "no/where"}, "draft_model:"),
     ],
 )
 def test_settings_that_cannot_be_are_named(
@@ -412,3 +420,125 @@ def test_a_text_that_repeats_takes_fewer_steps(
     found = drive(make_engine(folder, speculation="ngram"), [asked])
     assert found.tokens == want.tokens
     assert len(found.steps) < 0.7 * len(want.steps)
+
+
+# A draft model.
+
+
+def drafting(folder: Path, draft: Path, **settings: Any) -> Engine:
+    return make_engine(folder, speculation="draft", draft_model=str(draft), **settings)
+
+
+def accepted(run: Run) -> float:
+    drafted = sum(step.draft_tokens for step in run.steps)
+    return sum(step.accepted_tokens for step in run.steps) / max(1, drafted)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are made whether they pay or not: so small a model computes faster than another."""
+    monkeypatch.setattr(speculation, "_MARGIN", 0.0)
+    monkeypatch.setattr(speculation, "_WAGER", 0.0)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("kernels", [*supported()[:1], "reference"])
+def test_who_thinks_alike_guesses_right(checkpoint: Checkpoint, kernels: str) -> None:
+    """Drawn tokens, too, from what was computed for others, behind wrong guesses of a grammar or
+    anybody, and after a preemption: it knows of each sequence all that there is before its guesses.
+    """
+    folder = checkpoint()
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "logprobs": 1},
+        {"temperature": 1.4, "top_k": 20},
+        {"temperature": 0.7, "min_tokens": 39, "stop_token_ids": tuple(range(100))},
+        {"temperature": 1.0, "logit_bias": FEW},
+    ]
+    asked = requests_of(kinds)
+    shared = make_prompts(1, longest=60, seed=1)[0] + [7] * 33
+    asked += [
+        Request(name, [*shared, i], Sampling(20, 1.0, seed=i)) for i, name in enumerate("xyz")
+    ]
+    for num_blocks in (256, 9):
+        want = drive(make_engine(folder, num_blocks=num_blocks, kernels=kernels), asked)
+        engine = drafting(folder, folder, num_blocks=num_blocks, kernels=kernels)
+        found = drive(engine, asked)
+        assert told(found) == told(want)
+        assert accepted(found) > 0.97
+        assert bool(found.num_preempted) == (num_blocks == 9)
+    assert len(drive(drafting(folder, folder), asked).steps) < len(want.steps) / 3
+
+
+@pytest.mark.usefixtures("eager")
+def test_who_thinks_otherwise_changes_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A model of other weights, whose context is shorter; many guesses are wrong."""
+    folder = checkpoint()
+    other = make(tmp_path, "gqa", seed=8, max_position_embeddings=64)
+    few = [kind | {"logit_bias": FEW} for kind in KINDS[:-1]]
+    asked = requests_of(few)
+    want = drive(make_engine(folder), asked)
+    found = drive(drafting(folder, other, num_speculative_tokens=3), asked)
+    assert told(found) == told(want)
+    assert 0.05 < accepted(found) < 0.9
+    beyond = Request("b", make_prompts(1, longest=200, seed=3)[0] + [5] * 70, greedy(5))
+    assert not sum(step.draft_tokens for step in drive(drafting(folder, other), [beyond]).steps)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_prompt_is_caught_up_with_in_pieces(checkpoint: Checkpoint) -> None:
+    """Those of a step have a step's tokens together, and nobody guesses before he is caught up."""
+    folder = checkpoint()
+    asked = [Request(str(i), [9 + i] * 100, Sampling(30, seed=i)) for i in range(3)]
+    want = drive(make_engine(folder), asked)
+    found = drive(drafting(folder, folder, max_batched_tokens=32), asked)
+    assert told(found) == told(want)
+    assert accepted(found) > 0.97
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_model_that_fails_ends_nothing(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint()
+    engine = drafting(folder, folder)
+    guesses = engine.scheduler.speculation
+    assert guesses is not None
+    asked = Request("a", make_prompts(1)[0], greedy(30))
+    want = drive(make_engine(folder), [asked])
+    engine.add(asked)
+    steps = [engine.step() for _ in range(3)]
+    assert sum(step.accepted_tokens for step in steps)
+
+    def fail(plan: object) -> None:
+        raise RuntimeError("device trouble")
+
+    guesses._proposer._runner.launch = fail  # type: ignore[attr-defined]
+    rest = drive(engine, [])
+    tokens = [t for step in steps for o in step.outputs for t in o.new_token_ids]
+    assert tokens + rest.tokens["a"] == want.tokens["a"]
+    assert not sum(step.draft_tokens for step in rest.steps)
+    assert "no tokens are guessed from now on" in caplog.text
+
+
+def test_it_has_its_part_of_the_memory(checkpoint: Checkpoint) -> None:
+    folder = checkpoint()
+    room = {"num_blocks": None, "kv_cache_bytes": 2**20}
+    assert drafting(folder, folder, **room).info.num_blocks == (
+        make_engine(folder, **room).info.num_blocks // 2
+    )
+
+
+def test_another_vocabulary_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    larger = make(tmp_path / "larger", "gqa", vocab_size=VOCAB + 3)
+    with pytest.raises(ValueError, match=r"draft_model .* vocabulary of 260 tokens"):
+        drafting(checkpoint(), larger)
+    ours, theirs = (write_checkpoint(tmp_path / name, window=256) for name in ("ours", "theirs"))
+    path = theirs / "tokenizer.json"
+    changed = json.loads(path.read_text())
+    first, second = [*changed["model"]["vocab"]][:2]
+    vocabulary = changed["model"]["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"draft_model .* the same ids are other tokens"):
+        drafting(ours, theirs)
