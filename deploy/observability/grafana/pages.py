@@ -319,6 +319,10 @@ WORKERS = Page(
                     (_rate("penstock_worker_prefill_tokens_total", "instance", _OF_MODEL), "prefill {{instance}}"),
                     (_rate("penstock_worker_decode_tokens_total", "instance", _OF_MODEL), "decode {{instance}}"),
                 ]),
+                Panel("Guessed ahead", "short", "Tokens a second. What was computed and is not right was for nothing.", [
+                    (_rate("penstock_worker_draft_tokens_total", "instance", _OF_MODEL), "computed {{instance}}"),
+                    (_rate("penstock_worker_accepted_tokens_total", "instance", _OF_MODEL), "right {{instance}}"),
+                ]),
             ],
         ),
         (
