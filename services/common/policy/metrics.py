@@ -11,4 +11,5 @@ FILE_GOOD = Gauge(
     "penstock_policy_file_good",
     "1: the policy in use is the file as it is; 0: the file is bad, and the last good one goes on",
 )
+FILE_GOOD.set(1)
 INFO = Gauge("penstock_policy_info", "1; the version in use", ["version"])

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 Span = tuple[int, int]
-Check = Callable[[bytes], Span | None]
-"""Which part of a candidate it is; None: no part that begins with it. Looks at ASCII alone."""
+Check = Callable[[bytes, bytes], Span | None]
+"""Of a candidate, and the byte before it, if any: which part it is; None: none that begins with
+it. Looks at ASCII alone."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,19 @@ _CARDS = re.compile(
 )
 
 
-def _card(candidate: bytes) -> Span | None:
+def _card(candidate: bytes, before: bytes) -> Span | None:
     """The longest run of whole groups that it begins with."""
-    start = 0 if candidate[:1].isdigit() else 1
     digits, best = "", None
-    for at in range(start, len(candidate)):
+    if before.isdigit():
+        return None
+    for at in range(len(candidate)):
         char = candidate[at : at + 1]
         if not char.isdigit():
             continue
         digits += char.decode()
         group_ends = not candidate[at + 1 : at + 2].isdigit()
         if group_ends and len(digits) >= 12 and _CARDS.fullmatch(digits) and _luhn(digits):
-            best = start, at + 1
+            best = 0, at + 1
     return best
 
 
@@ -65,7 +67,7 @@ _IBAN_LENGTHS = {
 }  # fmt: skip
 
 
-def _iban(candidate: bytes) -> Span | None:
+def _iban(candidate: bytes, _: bytes) -> Span | None:
     """As many characters as its country's have, if the remainder by 97 is 1 (ISO 13616)."""
     length = _IBAN_LENGTHS.get(candidate[:2].decode().upper(), 0)
     found = ""
@@ -80,13 +82,13 @@ def _iban(candidate: bytes) -> Span | None:
     return None
 
 
-def _ssn(candidate: bytes) -> Span | None:
+def _ssn(candidate: bytes, _: bytes) -> Span | None:
     area, group, serial = candidate[:3], candidate[4:6], candidate[7:]
     real = area not in (b"000", b"666") and area < b"900" and group != b"00" and serial != b"0000"
     return (0, len(candidate)) if real else None
 
 
-def _ip(candidate: bytes) -> Span | None:
+def _ip(candidate: bytes, _: bytes) -> Span | None:
     try:
         ipaddress.ip_address(candidate.decode())
     except ValueError:
@@ -94,7 +96,7 @@ def _ip(candidate: bytes) -> Span | None:
     return 0, len(candidate)
 
 
-def _phone(candidate: bytes) -> Span | None:
+def _phone(candidate: bytes, _: bytes) -> Span | None:
     """Not a date, nor what is too long to be called (E.164)."""
     digits = bytes(takewhile(lambda c: c != ord("x"), candidate.lower()))
     count = sum(48 <= c < 58 for c in digits)
@@ -102,7 +104,7 @@ def _phone(candidate: bytes) -> Span | None:
 
 
 RECOGNIZERS = {
-    "card": Recognizer(r"(?:\b|[a-z_])(?:\d[ .\-]{0,2}){11,18}\d(?:\b|[a-z_])", _card),
+    "card": Recognizer(r"(?:\d[ .\-]{0,2}){11,18}\d(?:\b|[a-z_])", _card),
     "iban": Recognizer(r"\b[a-z]{2}\d{2}(?:[ \-]?[a-z0-9]){11,30}\b", _iban),
     "email": Recognizer(
         r"[a-z0-9._%+\-]{1,64}(?:@|\s?[\[(]at[\])]\s?)[a-z0-9\-]{1,63}"

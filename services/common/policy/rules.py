@@ -48,7 +48,7 @@ class Finder:
                 return None
             if self.check is None:
                 return at, (at, end)
-            if (part := self.check(text[at:end])) is not None:
+            if (part := self.check(text[at:end], text[max(0, at - 1) : at])) is not None:
                 return at, (at + part[0], at + part[1])
             start = at + 1
             while start < len(text) and text[start] & 0xC0 == 0x80:
