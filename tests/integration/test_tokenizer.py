@@ -11,7 +11,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from protos import tokenizer_pb2, tokenizer_pb2_grpc
-from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, TokenIds
+from protos.common_pb2 import (
+    FINISH_CONTENT_FILTER,
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_STOP,
+    TokenIds,
+)
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest
 from protos.worker_pb2 import TokenDelta
@@ -526,3 +532,52 @@ async def test_a_wrong_policy_fails_the_start_and_is_named(
     )
     with pytest.raises(ValueError, match="'bad'"):
         await Host(TokenizerService, settings).start()
+
+
+ANSWERS = """
+rules:
+  - {name: plan, pattern: secret plan, where: [output]}
+  - {name: card, pii: [card], where: [input, output], action: redact}
+  - {name: local, pattern: only here, action: route, model: tiny}
+"""
+
+
+async def test_a_blocked_answer_ends_and_its_router_hears_at_once(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    never = asyncio.Event()
+    script = says("A secret plan, and more", never)
+    async with bed(tmp_path, redis_url, namespace, script, policy=ANSWERS) as b:
+        asked = question(choices=2)
+        end = await asyncio.wait_for(b.ask(asked), 20)
+        assert end.status.code == 0
+        of_choice = {0: "", 1: ""}
+        for delta in b.deltas:
+            of_choice[delta.choice] += delta.text
+        assert of_choice == {0: "A ", 1: "A "}
+        finishes = [delta.finish for delta in b.deltas if delta.finish]
+        assert finishes == [FINISH_CONTENT_FILTER] * 2
+        await until(lambda: b.router().cancelled == 2, what="the router was told to stop")
+        (told, other) = [d for d in end.record.decisions if d.subject == "policy"]
+        assert (told.choice, told.reasons["plan"]) == ("refuse", "refuse, in output")
+        assert other == told
+        assert "secret" not in str(end.record)
+        never.set()
+
+
+async def test_what_is_redacted_never_reaches_the_router_and_what_is_routed_says_so(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    script = says("no. 4111 1111 1111 1111!")
+    async with bed(tmp_path, redis_url, namespace, script, policy=ANSWERS) as b:
+        asked = question("Mine is 4111 1111 1111 1111, only here")
+        end = await b.ask(asked)
+        assert end.status.code == 0
+        sent = TOKENIZER.decode(b.router().requests[0].prompt_token_ids, skip_special_tokens=False)
+        assert "[CARD], only here" in sent
+        assert "4111" not in sent
+        assert b.text == "no. [CARD]!"
+        digest = b.pipeline.policy.current.digest
+        assert [d.policy for d in b.deltas if d.HasField("plan")] == [digest]
+        (first, second) = [d for d in end.record.decisions if d.subject == "policy"]
+        assert (first.choice, second.choice) == ("route", "redact")

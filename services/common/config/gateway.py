@@ -1,7 +1,7 @@
 """PENSTOCK_GATEWAY__…"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -86,6 +86,15 @@ class GatewaySettings(ServiceSettings):
     body_min_bytes_per_s: int = Field(16 * 1024, gt=0, description="from a client that sends")
     write_timeout_s: float = Field(
         30.0, gt=0, description="a client that reads nothing for this long is cut off"
+    )
+    delivery: Literal["stream", "hybrid", "hold"] = Field(
+        "stream", description="of streams that do not say: see docs/api.md"
+    )
+    hybrid_s: float = Field(
+        0.25, ge=0, description="hybrid delivery's longest pause, when all of `max_requests` run"
+    )
+    sse_keep_alive_s: float = Field(
+        15.0, gt=0, description="a stream that was silent for so long has a comment sent"
     )
     lame_duck_s: float | None = Field(
         None,

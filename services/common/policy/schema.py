@@ -14,7 +14,7 @@ Place = Literal["input", "retrieved", "uploads", "output", "tool_arguments"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Action = Literal["refuse", "redact", "flag", "route"]
 Kind = Literal["card", "iban", "email", "phone", "ssn", "ip", "secret"]
-Delivery = Literal["stream", "hybrid", "hold"]
+Delivery = Literal["stream", "hold"]
 ANSWER: tuple[Place, ...] = ("output", "tool_arguments")
 
 # What stands in for a match must leave a JSON string whole.

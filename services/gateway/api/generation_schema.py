@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -121,6 +121,9 @@ class Generation(Structured):
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    delivery: Literal["stream", "hybrid", "hold"] | None = Field(
+        None, description="extension: of a stream"
+    )
     user: Tag | None = Field(None, description="shown in the request's record")
     metadata: Metadata | None = Field(None, description="shown in the request's record")
 
@@ -136,6 +139,8 @@ class Generation(Structured):
     def _options_need_stream(self) -> "Generation":
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options", "only allowed when 'stream' is true")
+        if self.delivery is not None and not self.stream:
+            raise refuse("delivery", "only allowed when 'stream' is true")
         return self
 
     @property
@@ -248,7 +253,7 @@ class ChatCompletionRequest(Generation):
             choices=self.choices,
             bad_words=self.bad_words or (),
         )
-        prompt = self._constrained(Prompt(request, tags=self.tags()))
+        prompt = self._constrained(Prompt(request, tags=self.tags(), delivery=self.delivery or ""))
         if (search := self._search) is not None:
             prompt.stores = tuple(dict.fromkeys(search.vector_store_ids or ()))
             prompt.max_passages = search.max_num_results or default_passages
@@ -310,7 +315,7 @@ class CompletionRequest(Generation):
             request.text = given
         else:
             request.token_ids.CopyFrom(TokenIds(ids=token_ids(given, param)))
-        return self._constrained(Prompt(request, tags=self.tags()))
+        return self._constrained(Prompt(request, tags=self.tags(), delivery=self.delivery or ""))
 
 
 def token_ids(given: list[Any], param: str) -> list[int]:

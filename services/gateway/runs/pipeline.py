@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import grpc
 from opentelemetry import trace
@@ -31,6 +31,7 @@ from services.gateway.metering.estimate import expected
 from services.gateway.metering.meter import Meter, status_of
 from services.gateway.metering.prices import Cost
 from services.gateway.models import ModelCatalog
+from services.gateway.runs.delivery import Delivery, Mode, joined
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
 from services.gateway.runs.records import Journal, Records, client_context
 from services.gateway.runs.text_stream import TextStream
@@ -188,17 +189,22 @@ async def _answer(
         deadline=way.deadline,
         traceparent=way.traceparent,
     )
+    own = gateway.settings.gateway
+    wanted = cast(Mode, prompt.delivery) or own.delivery
+    delivery = Delivery(wanted, own.hybrid_s, lambda: gateway.intake.running / own.max_requests)
     try:
         async with aclosing(stream.batches()) as batches:
             async for deltas in batches:
                 for answer in answers:
-                    own = deltas
+                    its = deltas
                     if len(answers) > 1:
-                        own = [delta for delta in deltas if delta.choice == answer.choice]
-                    if own:
-                        _measure(way.journal, answer, own)
+                        its = [delta for delta in deltas if delta.choice == answer.choice]
+                    if its:
+                        _measure(way.journal, answer, its)
                         answer.echo = answers[0].echo
-                        await front.write(answer, own)
+                        if ready := delivery.ready(its):
+                            await front.write(answer, joined(ready))
+                await delivery.pause(stream)
     finally:
         stream.cancel()
         way.journal.below.MergeFrom(stream.record)
@@ -207,6 +213,8 @@ async def _answer(
         way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
     if stream.finished:
         for answer in answers:
+            if rest := delivery.rest(answer):
+                await front.write(answer, list(rest))
             if (rate := answer.tokens_per_s) is not None:
                 metrics.rate.labels(way.journal.served).observe(rate)
         return

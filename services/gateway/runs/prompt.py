@@ -19,6 +19,7 @@ class Prompt:
     max_passages: int = 0
     question: str = ""  # what they are searched for
     tags: dict[str, str] = field(default_factory=dict)  # the client's own, shown in the record
+    delivery: str = ""  # stream, hybrid or hold, if the client says
     form: str = ""  # the client's field that says what the answer must look like
     param: str = ""  # of several prompts in one request, which this is: "prompt[1]"
 
@@ -118,6 +119,11 @@ class Answer:
         if not self.tokens_since:
             return None
         return self.tokens_since / (self.arrived - self.began)
+
+    def withdraw(self) -> None:
+        """Nothing of it is told."""
+        for told in (self.pieces, self.reasons, self.calls, self.logprobs):
+            told.clear()
 
     @property
     def text(self) -> str:

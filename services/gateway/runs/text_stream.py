@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 import grpc
 
@@ -50,6 +51,7 @@ class TextStream:
         self._unread_bytes = 0
         self._overrun = False
         self._wake = asyncio.Event()
+        self._over = asyncio.Event()  # nothing more comes on this link
         self._losses = 0
         self.finished = (
             False  # the last delta of all has come: whatever ends the link then, ends no answer
@@ -81,6 +83,12 @@ class TextStream:
             if self.finished or not self._may_go_on():
                 return
 
+    async def gather(self, seconds: float) -> None:
+        """Lets more come in; no longer than until all is there."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+
     def cancel(self) -> None:
         """Frees everything downstream; free when it has ended."""
         if self._link_request is not None:
@@ -98,8 +106,13 @@ class TextStream:
             on_item=self._on_item,
         )
         ended = asyncio.create_task(self._link_request.ended())
-        ended.add_done_callback(lambda _: self._wake.set())
+        self._over.clear()
+        ended.add_done_callback(self._on_end)
         return ended
+
+    def _on_end(self, _: "asyncio.Task[End]") -> None:
+        self._wake.set()
+        self._over.set()
 
     def _on_item(self, payload: bytes) -> None:
         self._inbox.append(payload)

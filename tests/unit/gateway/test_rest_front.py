@@ -22,7 +22,7 @@ class Exchange:
         self.headers_out: dict[str, str] = {}
         self.headers = {"authorization": "Bearer k", "traceparent": "t"}
         self.sent: list[str] = []
-        self.writing = 0
+        self.writing = self.status = 0
         self.whole: Any = None
 
     async def _slowly(self) -> None:
@@ -33,6 +33,7 @@ class Exchange:
         self.writing -= 1
 
     async def start_events(self) -> None:
+        self.status = 200
         await self._slowly()
         self.sent.append("start")
 

@@ -104,7 +104,17 @@ def test_stop_strings_come_first_and_the_end_settles_the_rest() -> None:
     assert text_of(deltas) == "no. [CARD]"
 
 
-WORDS = ["The water ", f"{CARD} ", "secret", " plan", "東京 ", "\n\nUser", " s", "4111", " <think>x"]
+WORDS = [
+    "The water ",
+    f"{CARD} ",
+    "secret",
+    " plan",
+    "東京 ",
+    "\n\nUser",
+    " s",
+    "4111",
+    " <think>x",
+]
 
 
 @given(st.data())

@@ -179,6 +179,8 @@ def _sampling(options: SamplingOptions) -> dict[str, Any]:
     for name, most in _LISTS.items():
         if name in fields:
             fields[name] = list(fields[name][: most + 1])
+    if "delivery" in fields:
+        fields["stream"] = True  # as everything here is
     if "logit_bias" in fields:
         fields["logit_bias"] = dict(islice(options.logit_bias.items(), MAX_BIAS + 1))
     return fields

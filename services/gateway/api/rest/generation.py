@@ -14,6 +14,8 @@ from services.gateway.metering.prices import Cost
 from services.gateway.runs.pipeline import Gateway, serve
 from services.gateway.runs.prompt import Answer, Prompt
 
+KEEP_ALIVE = b": keep-alive\n\n"
+
 
 class RestFront:
     """A generation over HTTP (pipeline.Front)."""
@@ -30,6 +32,8 @@ class RestFront:
         self._stream = False
         self._include_usage = False
         self._chunks: dict[int, Chunks] = {}  # by the answer's index
+        self._spoke = 0  # times
+        self._keeping: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()  # answers come side by side, events one after the other
 
     async def read(self, place: Place) -> list[Prompt]:
@@ -53,13 +57,32 @@ class RestFront:
 
     def admitted(self, headers: Mapping[str, str]) -> None:
         self._exchange.headers_out.update(headers)
+        if self._stream:
+            self._keeping = asyncio.create_task(self._keep_alive(), name="keep-alive")
+
+    def close(self) -> None:
+        """Whatever the answer's end is, only that is written from here on."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+
+    async def _keep_alive(self) -> None:
+        """Comments while nothing else is said, so that nobody on the way takes it for dead. The
+        first one begins the answer: what fails from then on is an event."""
+        every_s = self._settings.gateway.sse_keep_alive_s
+        while True:
+            spoke = self._spoke
+            await asyncio.sleep(every_s)
+            if spoke == self._spoke:
+                async with self._writing:
+                    await self._begin()
+                    await self._exchange.write(KEEP_ALIVE)
 
     @property
     def shown(self) -> bool:
         return bool(self._chunks)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
-        """All events that are ready leave in one write, still one event for each delta.
+        """All events that are ready leave in one write.
 
         The answer begins with the first delta, so what fails before it has its own HTTP status.
         """
@@ -69,9 +92,11 @@ class RestFront:
             chunks = self._chunks.get(answer.index) or await self._open(answer)
             events = b"".join([chunks.delta(delta) for delta in deltas])
             if events:
+                self._spoke += 1
                 await self._exchange.write(events)
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
+        self.close()
         if self._stream:
             chunks = [self._chunks.get(a.index) or await self._open(a) for a in answers]
             *others, last = chunks
@@ -83,17 +108,28 @@ class RestFront:
 
     async def _open(self, answer: Answer) -> Chunks:
         chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)
-        if not self._chunks:
-            await self._exchange.start_events()
+        await self._begin()
         self._chunks[answer.index] = chunks
         if opening := chunks.opening():
             await self._exchange.write(opening)
         return chunks
 
+    async def _begin(self) -> None:
+        if not self._exchange.status:
+            await self._exchange.start_events()
+
+
+async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
+    front = RestFront(exchange, gateway.settings, chat=chat)
+    try:
+        await serve(gateway, front)
+    finally:
+        front.close()
+
 
 async def chat_completions(gateway: Gateway, exchange: Exchange) -> None:
-    await serve(gateway, RestFront(exchange, gateway.settings, chat=True))
+    await _serve(gateway, exchange, chat=True)
 
 
 async def completions(gateway: Gateway, exchange: Exchange) -> None:
-    await serve(gateway, RestFront(exchange, gateway.settings, chat=False))
+    await _serve(gateway, exchange, chat=False)
