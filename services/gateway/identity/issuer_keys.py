@@ -52,14 +52,15 @@ class IssuerKeys:
         self._began = float("-inf")
         self._look: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._said = ""  # why it failed, once for each
+        self.failure = ""
+        """Why the last look failed; empty: it did not."""
 
     async def find(self, id: str | None, algorithm: str) -> PyJWK | None:
         """The key with this id, or where a token names none, the only one there is. Raises
         IssuerAway."""
         found = self._known(id, algorithm)
         if found is None and time.monotonic() - self._began >= _LOOK_EVERY_S:
-            await self._look_now()
+            await self.look()
             found = self._known(id, algorithm)
         elif found is None and self._look is not None:
             await asyncio.shield(self._look)
@@ -87,13 +88,13 @@ class IssuerKeys:
         wait_s = 0.0
         while True:
             await asyncio.sleep(wait_s)
-            await self._look_now()
-            if self._said:
+            await self.look()
+            if self.failure:
                 wait_s = min(max(2 * wait_s, _LOOK_EVERY_S), _FRESH_S[0])
             else:
                 wait_s = 0.8 * self._fresh_s
 
-    async def _look_now(self) -> None:
+    async def look(self) -> None:
         """All who call it meanwhile share one look. Raises nothing."""
         if self._look is None:
             self._began = time.monotonic()
@@ -111,12 +112,12 @@ class IssuerKeys:
         except Exception as error:
             metrics.issuer_looks.labels("failed").inc()
             why = f"{type(error).__name__}: {error}"[:300]
-            if why != self._said:
+            if why != self.failure:
                 log.warning("the keys of %s: %s", self._settings.oidc_issuer, why)
-            self._said = why
+            self.failure = why
             return
         metrics.issuer_looks.labels("ok").inc()
-        self._said = ""
+        self.failure = ""
         self._keys, self._fresh_s, self._seen = keys, fresh_s, time.monotonic()
 
     async def _ask(self) -> tuple[dict[tuple[str | None, str], PyJWK], float]:

@@ -360,8 +360,8 @@ async def test_while_the_issuer_is_away_known_keys_hold(door, issuer):
     token = issuer.signed()
     await door.lets_in(token)
     issuer.away = True
-    await door.keys._look_now()
-    assert door.keys._said
+    await door.keys.look()
+    assert door.keys.failure
     await door.lets_in(issuer.signed(sub="u2"))
     await door.lets_in(token)
     door.keys._seen -= 90_000  # a day without a word of it
@@ -375,7 +375,7 @@ async def test_keys_are_renewed_before_they_are_old(door, issuer, monkeypatch):
     await until(lambda: issuer.asked.count("/jwks") >= 3, 10, "they are asked for again")
     await door.keys.stop()
     issuer.cache_control = "public,max-age=1200"
-    await door.keys._look_now()
+    await door.keys.look()
     assert door.keys._fresh_s == 1200
 
 
@@ -411,7 +411,7 @@ async def test_an_issuer_that_shows_its_private_key_is_not_believed(door, issuer
 async def test_who_calls_himself_otherwise_is_not_the_issuer(redis, namespace, issuer):
     other = Door(redis, namespace, issuer, oidc_issuer=issuer.url + "/")
     await other.refuses(issuer.signed(iss=issuer.url + "/"), "keys_unavailable")
-    assert "calls itself" in other.keys._said
+    assert "calls itself" in other.keys.failure
     pinned = Door(
         redis,
         namespace,

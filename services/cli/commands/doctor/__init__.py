@@ -17,6 +17,7 @@ from services.cli.commands.doctor import (
     data,
     door,
     host,
+    identity,
     qdrant,
     redis,
     replicas,
@@ -35,6 +36,7 @@ _CHECKS = {
     "qdrant": qdrant.check,
     "services": replicas.check,
     "door": door.check,
+    "identity": identity.check,
 }
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 

@@ -35,7 +35,7 @@ async def _of(gateway: Replica) -> list[Finding]:
     found = [await _rest(url)]
     if url.startswith("https:"):
         try:
-            shown = await aside(_shown_by, url)
+            shown = await aside(shown_by, url)
         except OSError as error:
             return [*found, failed("door TLS", f"{url}: {error}", "see the gateway's log")]
         certificate = x509.load_pem_x509_certificate(shown)
@@ -66,7 +66,7 @@ async def _rest(url: str) -> Finding:
     return ok(about, f"{url} is ready")
 
 
-def _shown_by(url: str) -> bytes:
+def shown_by(url: str) -> bytes:
     """The certificate that it shows, PEM, whatever it is. Raises OSError."""
     split = urlsplit(url)
     at = (split.hostname or "", split.port or 443)
