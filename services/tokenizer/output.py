@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 from protos.common_pb2 import (
     FINISH_CONTENT_FILTER,
@@ -59,11 +60,12 @@ class Output:
         self._echo = None if echo is None else Echo(text=echo)
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
-        self._one_by_one = bool(stops) or policy is not None
+        self._one_by_one = bool(stops) or policy is not None or texts is not None
         self._policy = policy
         self._first = first
         self._known_hits: Counter[tuple[str, str, str]] = Counter()
         self._characters = 0  # of text that tokens gave, before the policy
+        self._decoded = 0  # the same, with what may be a stop string's
         self._prompt = prompt
         self._shape = shape
         self._begun = False  # something has gone out, the plan with it
@@ -110,7 +112,7 @@ class Output:
             self.token_ids.extend(begun.token_ids)
             self.finish = FINISH_STOP  # of whatever kind: the gateway has it
             return
-        said, _ = self._take(begun.token_ids)
+        said, _, _ = self._take(begun.token_ids)
         if said.characters != begun.characters or self._over:
             raise CannotResumeError("the text is not the same")
         if self._policy is not None:
@@ -127,8 +129,8 @@ class Output:
         if self._cached_tokens is None and delta.HasField("usage"):
             self._cached_tokens = delta.usage.cached_tokens
         self._begin(delta)
-        said, ends = self._take(delta.token_ids)
-        told = self._tell(delta, len(ends)) if self._texts is not None else []
+        said, starts, ends = self._take(delta.token_ids)
+        told = self._tell(delta, starts) if self._texts is not None else []
         if self.finish and not self._over:
             rest = self._stops.push(self._detokenizer.flush())
             said.add(self._allowed(rest if self.stop is not None else rest + self._stops.flush()))
@@ -198,28 +200,39 @@ class Output:
     def _begin(self, delta: TokenDelta) -> None:
         if delta.token_ids:
             self.begun.set()
-        if self._echo is not None and self._texts is not None and delta.prompt_logprobs:
-            ids = self._prompt.token_ids
-            self._echo.logprobs.append(self._texts.told(ids[0], None))
-            self._echo.logprobs.extend(self._texts.all_told(ids[1:], delta.prompt_logprobs))
+        if self._echo is None or self._texts is None or self._echo.logprobs:
+            return
+        ids = self._prompt.token_ids
+        if delta.token_ids and len(delta.prompt_logprobs) == len(ids) - 1:
+            offsets = self._texts.offsets(ids, self._echo.text)
+            of_each = zip(ids, (None, *delta.prompt_logprobs), offsets, strict=True)
+            self._echo.logprobs.extend(self._texts.told(*one) for one in of_each)
 
-    def _tell(self, delta: TokenDelta, taken: int) -> list[TextLogprob]:
-        """Of the first `taken` tokens, but for the end token; what a grammar ends with is text."""
+    def _tell(self, delta: TokenDelta, starts: Sequence[int]) -> list[TextLogprob]:
+        """Of the tokens that were taken, but for the end token; what a grammar ends with is text.
+        `starts`: of each in the answer's text."""
         assert self._texts is not None
+        taken = len(starts)
         ended = self.finish == FINISH_STOP and not self._over and taken > 0
         ended = ended and self._texts.is_special(delta.token_ids[taken - 1])
         count = taken - 1 if ended else taken
-        return self._texts.all_told(delta.token_ids[:count], delta.logprobs[:count])
+        of_each = zip(delta.token_ids, delta.logprobs, starts, strict=False)
+        return [self._texts.told(*one) for one in islice(of_each, count)]
 
-    def _take(self, token_ids: Sequence[int]) -> tuple[Said, list[int]]:
-        """What they give, and for each that counts where it ends in the answer's text."""
+    def _take(self, token_ids: Sequence[int]) -> tuple[Said, list[int], list[int]]:
+        """What they give, and where each that counts begins and ends in the answer's text: it ends
+        where that was found to be no stop string's. One by one, as far as anybody asks for that."""
         if not self._one_by_one:
             self.token_ids.extend(token_ids)
-            return self._allowed(self._detokenizer.push(token_ids)), [0] * len(token_ids)
-        said, ends = Said(), []
+            return self._allowed(self._detokenizer.push(token_ids)), [], []
+        said = Said()
+        starts: list[int] = []
+        ends: list[int] = []
         for id in token_ids:  # so that the tokens behind a stop string are not counted
             self.token_ids.append(id)
             new = self._detokenizer.push((id,))
+            starts.append(self._decoded)
+            self._decoded += len(new)
             if len(self.token_ids) > self._min_tokens:
                 new = self._stops.push(new)
             self._characters += len(new)
@@ -227,4 +240,4 @@ class Output:
             said.add(self._allowed(new))
             if self._over:
                 break
-        return said, ends
+        return said, starts, ends

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from protos.common_pb2 import TokenLogprobs
 from protos.tokenizer_pb2 import TextLogprob
-from services.tokenizer.detokenizer import token_bytes
+from services.tokenizer.detokenizer import detokenizer_factory, token_bytes
 
 
 class TokenTexts:
@@ -16,23 +16,36 @@ class TokenTexts:
         self._bytes = token_bytes(tokenizer)
         added = tokenizer.get_added_tokens_decoder().items()
         self._special = frozenset(id for id, token in added if token.special)
+        shown = [token.content for _, token in added if token.special]
+        self._detokenizers = [detokenizer_factory(tokenizer, some) for some in ((), shown)]
 
     def is_special(self, id: int) -> bool:
         """It gives no text."""
         return id in self._special
 
-    def told(self, id: int, logprobs: TokenLogprobs | None) -> TextLogprob:
+    def told(self, id: int, logprobs: TokenLogprobs | None, offset: int) -> TextLogprob:
         """None: there are none, as of a prompt's first token."""
         if logprobs is None:
-            return TextLogprob(token=self._candidate(id, 0.0))
+            return TextLogprob(token=self._candidate(id, 0.0), offset=offset)
         best = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
         return TextLogprob(
             token=self._candidate(id, logprobs.logprob),
             top=[self._candidate(other, logprob) for other, logprob in best],
+            offset=offset,
         )
 
-    def all_told(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[TextLogprob]:
-        return [self.told(id, of) for id, of in zip(ids, logprobs, strict=True)]
+    def offsets(self, ids: Sequence[int], text: str) -> list[int]:
+        """Of a prompt's tokens, in its text: which holds the special ones if they were given as
+        ids, and not if the tokenizer put them there."""
+        found: list[int] = []
+        for new in self._detokenizers:
+            detokenizer, made, found = new(), "", []
+            for id in ids:
+                found.append(min(len(made), len(text)))
+                made += detokenizer.push((id,))
+            if made + detokenizer.flush() == text:
+                break
+        return found
 
     def _candidate(self, id: int, logprob: float) -> TextLogprob.Candidate:
         data = self._bytes(id)

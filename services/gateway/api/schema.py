@@ -183,5 +183,7 @@ def _path(location: tuple[int | str, ...]) -> str:
     """("messages", 1, "content") → "messages[1].content"."""
     path = ""
     for step in location:
+        if step == "[key]":  # pydantic's word for a name of an object, behind that name
+            continue
         path += f"[{step}]" if isinstance(step, int) else f".{step[:_NAME_SHOWN]}"
     return path.removeprefix(".")

@@ -77,6 +77,7 @@ def completion(**more: Any) -> CompletionRequest:
             "messages[1].tool_calls[0].id",
             "missing_required_parameter",
         ),
+        ({"logit_bias": {"-1": 1.0}}, "logit_bias[-1]", None),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",

@@ -105,15 +105,17 @@ def candidate(data: bytes, logprob: float) -> TextLogprob.Candidate:
     return TextLogprob.Candidate(text=text, bytes=data, logprob=logprob)
 
 
-def thought(data: bytes, logprob: float, *top: TextLogprob.Candidate) -> TextLogprob:
-    return TextLogprob(token=candidate(data, logprob), top=top)
+def thought(
+    data: bytes, logprob: float, *top: TextLogprob.Candidate, offset: int = 0
+) -> TextLogprob:
+    return TextLogprob(token=candidate(data, logprob), top=top, offset=offset)
 
 
 EURO = "€".encode()
 PIECES = [
     thought(EURO[:1], -0.5, candidate(EURO[:1], -0.5), candidate(b"x", -1.0)),
     thought(EURO[1:], -0.25, candidate(b"y", -0.125), candidate(b"z", -3.0)),
-    thought(b"b", -0.75),
+    thought(b"b", -0.75, offset=1),
 ]
 
 
@@ -144,7 +146,7 @@ def test_the_choices_of_a_chat_share_their_prompt():
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_completion_tells_of_its_prompt_and_of_each_token(streamed):
     made = with_logprobs()
-    unexpected, second = TextLogprob(token=candidate(b"The", 0.0)), thought(b" q", -2.0)
+    unexpected, second = TextLogprob(token=candidate(b"The", 0.0)), thought(b" q", -2.0, offset=3)
     made.echo = Echo(text="The q", logprobs=[unexpected, second])
     if streamed:
         chunks = Chunks(made, chat=False, include_usage=False)

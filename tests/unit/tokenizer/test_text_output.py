@@ -1,17 +1,20 @@
 """Token deltas become text deltas: counts, plan, usage and finish are right."""
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, Usage
-from protos.tokenizer_pb2 import PromptPlan, TextDelta
+from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, TokenLogprobs, Usage
+from protos.tokenizer_pb2 import PromptPlan, TextDelta, TextLogprob
 from protos.worker_pb2 import TokenDelta
 from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import detokenizer_factory
 from services.tokenizer.output import CannotResumeError, Output
+from services.tokenizer.token_texts import TokenTexts
 from tests.support.resumes import resume_of
 from tests.support.tokenizers import byte_level, metaspace, unigram, wordpiece
 
@@ -201,3 +204,47 @@ def test_an_answer_that_was_begun_otherwise_is_not_gone_on_with(
             setattr(begun, name, value)
     with pytest.raises(CannotResumeError, match=what):
         output("ENDE").resume(known)
+
+
+def logprobs_of(tokenizer: Tokenizer, token_ids: list[int], echo: str) -> TextDelta:
+    """Of an answer that repeats its prompt."""
+    prompt = Prompt(token_ids, 100, PLAN, b"digest", "checkpoint")
+    new = detokenizer_factory(tokenizer)
+    out = Output(new(), ("zzz", "ize"), prompt, texts=TokenTexts(tokenizer), echo=echo)
+    told = [TokenLogprobs(logprob=-1)] * len(token_ids)
+    said = out.push(
+        TokenDelta(
+            token_ids=token_ids, logprobs=told, prompt_logprobs=told[1:], finish=FINISH_LENGTH
+        )
+    )
+    assert said is not None
+    return said
+
+
+def cut(text: str, told: Sequence[TextLogprob]) -> list[str]:
+    offsets = [one.offset for one in told]
+    return [text[first:end] for first, end in pairwise([*offsets, len(text)])]
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace, unigram, wordpiece])
+def test_offsets_say_where_tokens_begin_in_the_text(make: Callable[[], Tokenizer]) -> None:
+    """Of the prompt, and of the answer, though some of it is held back as a stop string may be."""
+    tokenizer, text = make(), "The gateway, the water, the links"
+    said = logprobs_of(tokenizer, tokenizer.encode(text).ids, text)
+    for told, whole in ((said.echo.logprobs, text), (said.logprobs, said.text)):
+        pieces = cut(whole, told)
+        assert "".join(pieces) == whole == text
+        assert [p.strip() for p in pieces] == [one.token.text.strip() for one in told]
+
+
+def test_a_prompts_special_tokens_are_in_its_text_if_they_were_given() -> None:
+    token_ids = [1, *ids("The water")]
+    for echo, first in (("The water", ""), ("<|bos|>The water", "<|bos|>")):
+        pieces = cut(echo, logprobs_of(TOKENIZER, token_ids, echo).echo.logprobs)
+        assert pieces[0] == first
+        assert "".join(pieces) == echo
+
+
+def test_a_prompt_of_one_token_is_told_too() -> None:
+    (only,) = logprobs_of(TOKENIZER, ids("a"), "a").echo.logprobs
+    assert (only.token.text, only.offset) == ("a", 0)

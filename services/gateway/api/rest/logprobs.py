@@ -1,6 +1,5 @@
 """What the model thought of each token, in the two forms that OpenAI's API has for it."""
 
-import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,29 +21,25 @@ def _candidate(one: TextLogprob.Candidate) -> dict[str, Any]:
 
 class OfText:
     """`choices[].logprobs` of a plain completion, piece by piece: a token's `text_offset` counts
-    the characters of all that came before it."""
+    the characters of all that came before it, the echo among them."""
 
     def __init__(self) -> None:
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._offset = 0
+        self._before = 0  # characters of the echo
 
     def echo(self, echo: Echo) -> dict[str, Any]:
         """The prompt's own, first. Nobody expected its first token: there are none of that."""
         told = self.next(echo.logprobs)
+        self._before = len(echo.text)
         for name in ("token_logprobs", "top_logprobs"):
             told[name][:1] = [None] * len(told[name][:1])
         return told
 
     def next(self, logprobs: Sequence[TextLogprob]) -> dict[str, Any]:
-        offsets = []
-        for one in logprobs:
-            offsets.append(self._offset)
-            self._offset += len(self._decode(one.token.bytes))
         return {
             "tokens": [one.token.text for one in logprobs],
             "token_logprobs": [one.token.logprob for one in logprobs],
             "top_logprobs": [_by_text(one) for one in logprobs],
-            "text_offset": offsets,
+            "text_offset": [self._before + one.offset for one in logprobs],
         }
 
 
