@@ -279,5 +279,8 @@ def _account(span: Span, answer: Answer) -> None:
     span.set_attribute("prompt_tokens", answer.usage().prompt_tokens)
     span.set_attribute("cached_tokens", answer.cached_tokens)
     span.set_attribute("output_tokens", len(answer.tokens))
+    if answer.draft_tokens:
+        span.set_attribute("draft_tokens", answer.draft_tokens)
+        span.set_attribute("accepted_tokens", answer.accepted_tokens)
     if answer.first_token_s:
         span.set_attribute("ttft_ms", round(answer.ttft_s * 1000, 3))

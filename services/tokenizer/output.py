@@ -54,6 +54,7 @@ class Output:
         to come back; `policy`: on the answer; None: no rule is for it; `first`: what else the first
         delta tells."""
         self._choice = choice
+        self._draft_tokens = self._accepted_tokens = 0
         self._min_tokens = min_tokens
         self._texts = texts
         self._logprobs: list[TextLogprob] = []  # of tokens that were not sent yet
@@ -126,6 +127,9 @@ class Output:
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """What may go out now, or None while there is nothing to say."""
         self.finish = delta.finish
+        if delta.finish:
+            self._draft_tokens = delta.usage.draft_tokens
+            self._accepted_tokens = delta.usage.accepted_tokens
         if self._cached_tokens is None and delta.HasField("usage"):
             self._cached_tokens = delta.usage.cached_tokens
         self._begin(delta)
@@ -178,6 +182,8 @@ class Output:
             prompt_tokens=len(self._prompt.token_ids),
             cached_tokens=self._cached_tokens or 0,
             completion_tokens=len(self.token_ids),
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def _flushed(self) -> Said:

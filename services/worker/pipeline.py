@@ -297,6 +297,8 @@ def _send(call: LinkCall, output: RequestOutput) -> None:
             delta.usage.prompt_tokens = output.usage.prompt_tokens
             delta.usage.cached_tokens = output.usage.cached_tokens
             delta.usage.completion_tokens = output.usage.completion_tokens
+            delta.usage.draft_tokens = output.usage.draft_tokens
+            delta.usage.accepted_tokens = output.usage.accepted_tokens
     if delta.token_ids or delta.finish:
         call.send(delta.SerializeToString())
 

@@ -156,4 +156,6 @@ def total_usage(answers: Sequence[Answer]) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
         cached_tokens=sum(usage.cached_tokens for usage in firsts),
         completion_tokens=sum(answer.used.completion_tokens for answer in answers),
+        draft_tokens=sum(answer.used.draft_tokens for answer in answers),
+        accepted_tokens=sum(answer.used.accepted_tokens for answer in answers),
     )

@@ -46,6 +46,17 @@ def told(events: bytes) -> list[Any]:
     ]
 
 
+def test_usage_tells_what_was_guessed() -> None:
+    """Of all choices; and nothing where nothing was."""
+    guessed = [answer(index=0), answer(index=1)]
+    assert "speculation" not in chat_completion(guessed)["usage"]
+    guessed[0].usage.draft_tokens, guessed[0].usage.accepted_tokens = 7, 4
+    guessed[1].usage.draft_tokens = 2
+    told = chat_completion(guessed)["usage"]
+    assert told["speculation"] == {"draft_tokens": 9, "accepted_tokens": 4}
+    assert told["completion_tokens"] == 6
+
+
 # ---- whole --------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,14 @@ def output(*stops: str) -> Output:
 
 def last(tokens: int, finish: int = FINISH_LENGTH) -> TokenDelta:
     return TokenDelta(
-        finish=finish, usage=Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=tokens)
+        finish=finish,
+        usage=Usage(
+            prompt_tokens=9,
+            cached_tokens=4,
+            completion_tokens=tokens,
+            draft_tokens=5,
+            accepted_tokens=3,
+        ),
     )
 
 
@@ -56,6 +63,7 @@ def test_plan_comes_first_and_usage_last() -> None:
     given = [*first.token_ids, *second.token_ids, *end.token_ids]
     assert given == ids("The") + ids(" water")
     assert end.usage.completion_tokens == len(given)
+    assert (end.usage.draft_tokens, end.usage.accepted_tokens) == (5, 3)
 
 
 def test_tokens_without_text_are_counted_with_the_next() -> None:

@@ -105,6 +105,7 @@ async def test_tokens_and_usage_come_as_the_engine_made_them(worker: Worker) -> 
     assert told == [(16, 0), (None, 0), (32, common_pb2.FINISH_STOP)]
     usage = answer.deltas[-1].usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 5)
+    assert (usage.draft_tokens, usage.accepted_tokens) == (6, 2)
     assert not worker.engine.cancelled
 
 

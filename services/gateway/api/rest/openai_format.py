@@ -51,12 +51,16 @@ def event(content: dict[str, Any]) -> bytes:
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     used = total_usage(answers)
-    return {
+    told: dict[str, Any] = {
         "prompt_tokens": used.prompt_tokens,
         "completion_tokens": used.completion_tokens,
         "total_tokens": used.prompt_tokens + used.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
     }
+    if used.draft_tokens:
+        accepted = {"draft_tokens": used.draft_tokens, "accepted_tokens": used.accepted_tokens}
+        told["speculation"] = accepted
+    return told
 
 
 def finish_reason(answer: Answer) -> str:
