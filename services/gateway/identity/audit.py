@@ -9,7 +9,6 @@ log, for whoever keeps those where Redis' owner cannot reach them.
 
 import json
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ _TRIES = 5  # of a change that another one came before
 KEPT_S = 400 * 86_400
 _CHUNK = 500  # lines read at once, where some are looked for
 
-# KEYS: the log; then each change's hash. ARGV: all of it as JSON, the oldest id to keep. Returns 0
-# where something is no more as it was taken to be, and does nothing then. The line comes first:
-# where it cannot be written (no memory, no disk), nothing is.
+# KEYS: the log; then each change's hash. ARGV: all of it as JSON, seconds to keep lines, by Redis'
+# own clock: that of a gateway which is years ahead would leave none. Returns 0 where something is
+# no more as it was taken to be, and does nothing then. The line comes first: where it cannot be
+# written (no memory, no disk), nothing is.
 _CHANGE = """
 local asked = cjson.decode(ARGV[1])
 for i, change in ipairs(asked.changes) do
@@ -35,7 +35,8 @@ for i, change in ipairs(asked.changes) do
     return 0
   end
 end
-redis.call('XADD', KEYS[1], 'MINID', ARGV[2], '*', unpack(asked.line))
+local oldest = string.format('%.0f', math.max(0, redis.call('TIME')[1] - ARGV[2]) * 1000)
+redis.call('XADD', KEYS[1], 'MINID', oldest, '*', unpack(asked.line))
 for i, change in ipairs(asked.changes) do
   if change.after and change.after ~= change.before then
     redis.call('HSET', KEYS[i + 1], change.field, change.after)
@@ -128,9 +129,10 @@ class AuditLog:
             "channel": channel,
             "news": list(news),
         }
-        oldest = max(0, round((time.time() - self._kept_s) * 1000))
         hashes = [change.hash for change in changes]
-        if not await self._change([self._stream, *hashes], [json.dumps(asked), oldest]):
+        if not await self._change(
+            [self._stream, *hashes], [json.dumps(asked), round(self._kept_s)]
+        ):
             raise Conflict
         log.info("audit: %s %s by %s %s", act.action, act.what, *act.by, extra={"audit": line})
 

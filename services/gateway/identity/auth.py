@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import grpc
+from pydantic import ValidationError
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, unavailable
@@ -157,7 +158,11 @@ class Authenticator:
         try:
             while True:
                 news = self._news
-                principal = await verifier.verify(shown)
+                try:
+                    principal = await verifier.verify(shown)
+                except ValidationError:
+                    told = "What is granted here was written by another version of Penstock."
+                    raise Refused("unreadable", told) from None
                 if news == self._news:  # else it may be older than what was told
                     return principal
         except RedisAway:

@@ -37,6 +37,7 @@ _KINDS = {  # of a key: the algorithms that it may be for
     ("EC", "P-521"): ("ES512",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
+_PLAIN = {"accept": "application/json", "accept-encoding": "identity"}
 _MAX_AGE = re.compile(r"(?:^|[,\s])max-age=(\d{1,9})")
 
 
@@ -146,7 +147,7 @@ class IssuerKeys:
 async def _json(http: Any, url: str) -> tuple[dict[str, Any], Any]:
     """An object and the headers. Redirects are not followed: whoever answers for the issuer says so
     in its own name."""
-    async with http.stream("GET", url, headers={"accept": "application/json"}) as answer:
+    async with http.stream("GET", url, headers=_PLAIN) as answer:
         if answer.status_code != 200:
             raise ValueError(f"{url} answers {answer.status_code}")
         body = b""

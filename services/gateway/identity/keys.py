@@ -12,7 +12,9 @@ Two kinds: a tenant's ("psk-…"), and an administrator's ("psa-…"), of no ten
 listener alone.
 """
 
+import asyncio
 import hashlib
+import logging
 import re
 import secrets
 import string
@@ -20,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.common.redis import Redis
 from services.gateway.identity.audit import (
@@ -35,14 +37,17 @@ from services.gateway.identity.audit import (
 from services.gateway.identity.limits import Limit, Limits
 from services.gateway.identity.news import channel
 from services.gateway.identity.principal import Permission, Role
-from services.gateway.identity.tenants import Priority, TenantName, Weight
+from services.gateway.identity.tenants import ModelNames, Priority, Said, TenantName, Weight
 from services.gateway.ids import KEY
+
+log = logging.getLogger(__name__)
 
 _ALPHABET = string.ascii_letters + string.digits
 _LENGTH = 43  # base 62: 256 bits
 KEY_PATTERN = re.compile(rf"psk-[A-Za-z0-9]{{{_LENGTH}}}", re.ASCII)
 ADMIN_KEY_PATTERN = re.compile(rf"psa-[A-Za-z0-9]{{{_LENGTH}}}", re.ASCII)
 
+_AT_ONCE = 100  # records that are read in one turn of the loop
 _OF_TENANTS = (Role.MEMBER, Role.READ_ONLY)
 _OF_ADMINISTRATORS = (Role.ADMIN, Role.OPERATOR, Role.READ_ONLY)
 _KEPT_APART = {"revoked", "used", "old_until"}  # not in the record as it is stored
@@ -55,14 +60,16 @@ class KeyRecord(BaseModel):
 
     id: str
     tenant: TenantName | None = Field(None, description="None: an administrator's")
-    name: str = Field("", max_length=100, description="for people")
+    name: Said = Field("", max_length=100, description="for people")
     role: Role = Role.MEMBER
     scopes: tuple[Permission, ...] | None = Field(
-        None, description="of the role's permissions those alone; None: all"
+        None,
+        max_length=len(Permission),
+        description="of the role's permissions those alone; None: all",
     )
     priority: Priority | None = Field(None, description="None: its tenant's")
     weight: Weight | None = Field(None, description="None: its tenant's")
-    models: tuple[str, ...] | None = Field(None, description="of its tenant's; None: all of those")
+    models: ModelNames | None = Field(None, description="of its tenant's; None: all of those")
     limits: Limits = Field((), description="of this key, besides its tenant's")
     created: int = Field(description="Unix seconds")
     expires: int | None = Field(None, description="Unix seconds; None: never")
@@ -137,17 +144,15 @@ class KeyStore:
                 all_of_it.hgetall(name)
             stored, ids, revoked, used = await all_of_it.execute()
         listed = []
-        for id, hashes in ids.items():
-            latest, *old = hashes.split()
-            ends = [_record(stored[one]).expires for one in old if one in stored]
-            listed.append(
-                _record(
-                    stored[latest],
-                    revoked=_number(revoked.get(latest)),
-                    used=_number(used.get(id)),
-                    old_until=max((end for end in ends if end and end > time.time()), default=None),
-                )
-            )
+        for number, (id, hashes) in enumerate(ids.items()):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # a gateway that lists very many has requests to serve
+            try:
+                record = _listed(hashes.split(), stored, revoked)
+            except (KeyError, ValidationError):  # another version's
+                log.warning("the record of %s cannot be read", id)
+                continue
+            listed.append(record.model_copy(update={"used": _number(used.get(id))}))
         return sorted(listed, key=lambda record: (record.created, record.id))
 
     async def revoked_of(self, hashes: Sequence[str]) -> set[str]:
@@ -225,10 +230,15 @@ class KeyStore:
         return await until_first(attempt)
 
     async def rotate(
-        self, id: str, overlap_s: int, by: Actor = DIRECT
+        self,
+        id: str,
+        overlap_s: int,
+        by: Actor = DIRECT,
+        allow: Callable[[KeyRecord], None] = lambda _: None,
     ) -> tuple[str, KeyRecord] | None:
         """A new key with the same id and grants; those before it hold for `overlap_s` at most.
-        Raises ValueError where the latest holds no more."""
+        `allow` is asked of the record that the new one is to have; what it raises ends it. Raises
+        ValueError where the latest holds no more."""
 
         async def attempt() -> tuple[str, KeyRecord] | None:
             hashes, stored = await self._stored_of(id)
@@ -238,6 +248,7 @@ class KeyStore:
             record = await self.find(latest)
             if record is None or not record.holds:
                 raise ValueError(f"{id} holds no more: make a new key")
+            allow(record)
             key, hashed = _new_key(record)
             ends = int(time.time()) + overlap_s
             left, changes = [hashed], [Change(self._records, hashed, None, _stored(record))]
@@ -320,6 +331,16 @@ def _stored(record: KeyRecord) -> str:
 def _record(stored: str, **apart: int | None) -> KeyRecord:
     record = KeyRecord.model_validate_json(stored)
     return record.model_copy(update=apart) if any(apart.values()) else record
+
+
+def _listed(
+    hashes: Sequence[str], stored: Mapping[str, str], revoked: Mapping[str, str]
+) -> KeyRecord:
+    """The latest of the keys with one id, and until when those before it hold."""
+    latest, *old = hashes
+    ends = [_record(stored[one]).expires or 0 for one in old if one in stored]
+    until = max((end for end in ends if end > time.time()), default=None)
+    return _record(stored[latest], revoked=_number(revoked.get(latest)), old_until=until)
 
 
 def _told(record: KeyRecord) -> dict[str, Any]:

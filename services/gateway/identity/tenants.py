@@ -27,6 +27,11 @@ from services.gateway.identity.news import channel
 Priority = Literal["high", "normal", "low"]
 TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 TenantName = Annotated[str, Field(pattern=f"^{TENANT_NAME.pattern}$", strict=True)]
+Said = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""For people: it is shown on terminals."""
+ModelNames = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)
+]
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -36,8 +41,8 @@ class TenantRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: TenantName = Field(description="owns data and caches")
-    note: str = Field("", max_length=200, description="for people")
-    models: tuple[str, ...] | None = Field(None, description="that it may use; None: all")
+    note: Said = Field("", max_length=200, description="for people")
+    models: ModelNames | None = Field(None, description="that it may use; None: all")
     priority: Priority = Field("normal", description="of those that have none of their own")
     weight: Weight = Field(1.0, description="share in weighted fair admission, likewise")
     limits: Limits = Field((), description="of all its callers together")

@@ -18,7 +18,7 @@ _MAX_LIST = 200  # of roles or models
 _MAX_NAME = 256
 _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", re.ASCII)
 _TYPES = ("jwt", "at+jwt", "application/at+jwt")
-_SAFE_SUBJECT = re.compile(r"[A-Za-z0-9_.@|+:-]{1,128}", re.ASCII)
+_SAFE_SUBJECT = re.compile(r"[A-Za-z0-9_.@|+-]{1,128}", re.ASCII)
 _NEEDED = ["exp", "iss", "aud", "sub"]
 _WRONG = "Incorrect token provided."
 

@@ -150,6 +150,13 @@ def test_the_log_says_who_did_what_from_where(run):
     assert [row[4] for row in rows(run("audit", "--about", "tenant:acme")[1])] == ["tenant:acme"]
 
 
+def test_odd_names_are_shown_as_they_are(run):
+    key_of(run, "--name", "[/red] [bold]web")
+    assert rows(run("keys", "list")[1])[0][2] == "[/red] [bold]web"
+    assert "\\[bold]" not in run("audit")[1]
+    assert run("keys", "create", "--tenant", "acme", "--name", "\x1b[31m")[0] == 1
+
+
 def test_where_redis_is_away_it_says_so(run, monkeypatch):
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
     for argv in (["tenants", "list"], ["limits", "list"], ["audit"]):

@@ -129,6 +129,22 @@ async def test_a_key_from_its_making_to_its_end(admin):
     assert new[4:] not in everything
 
 
+async def test_lists_come_in_pages(admin):
+    made = [(await admin.identity.keys.create("acme"))[1].id for _ in range(5)]
+    await admin.identity.keys.create("rival")
+    query = "/v1/keys?tenant=acme&order=asc&limit=3"
+    first = await admin.told("GET", query)
+    rest = await admin.told("GET", f"{query}&after={first['last_id']}")
+    assert [one["id"] for one in first["data"] + rest["data"]] == sorted(made)
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+    for name in ("a", "b", "c"):
+        await admin.identity.tenants.add(name)
+    told = await admin.told("GET", "/v1/tenants?limit=1&after=a&order=asc")
+    assert [one["name"] for one in told["data"]] == ["b"]
+    for odd in ("limit=0", "limit=101", "x=1"):
+        assert (await admin.error("GET", f"/v1/keys?{odd}"))[0] == 400
+
+
 async def test_models_say_who_may_use_them(admin):
     await admin.told("POST", "/v1/tenants", json={"name": "acme", "models": [MODEL]})
     await admin.told("POST", "/v1/tenants", json={"name": "rival"})

@@ -334,16 +334,18 @@ async def test_the_log_is_read_in_pages_and_of_one_thing(keys, audit, monkeypatc
     assert await audit.read(3, what="key_x") == []
 
 
-async def test_a_line_goes_by_its_age_alone(redis, namespace, monkeypatch):
+async def test_a_line_goes_by_its_age_alone(redis, namespace):
     kept = AuditLog(redis, namespace, kept_s=3600)
     keys = KeyStore(redis, namespace, kept)
+    seconds, _ = await redis.time()
+    names = ("who", "source", "action", "what", "before", "after")
+    for age in (7200, 3700, 3500):
+        line = {**dict.fromkeys(names, "null"), "what": str(age)}
+        await redis.xadd(kept._stream, line, id=f"{(seconds - age) * 1000}-0")
     for _ in range(20):
         await keys.create("acme")
-    assert len(await kept.read(100)) == 20
-    later = SimpleNamespace(time=lambda: 1e11)
-    monkeypatch.setattr("services.gateway.identity.audit.time", later)
-    await keys.create("acme")
-    assert len(await kept.read(100)) == 0, "also the one that was written when nobody kept it"
+    lines = await kept.read(100)
+    assert (len(lines), lines[-1].what) == (21, "3500")
 
 
 async def test_where_the_line_cannot_be_written_nothing_is_changed(keys, audit, redis):
@@ -363,3 +365,52 @@ async def test_who_is_always_overtaken_is_told(keys, monkeypatch):
     monkeypatch.setattr(keys._audit, "change", never)
     with pytest.raises(Conflict):
         await keys.revoke(record.id)
+
+
+# ---- what others write --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("odd", ['{"id": "key_1"}', '{"id": 7, "later": true}', "[]", "no JSON"])
+async def test_a_record_that_cannot_be_read_lets_nobody_in(auth, keys, redis, namespace, odd):
+    key, _ = await keys.create("acme")
+    assert await lets_in(auth, key) == [True]
+    await redis.hset(f"{namespace}:{{identity}}:keys", key_hash(key), odd)
+    with pytest.raises(PenstockError, match="another version") as refused:
+        await auth.identify(f"Bearer {key}")
+    assert refused.value.reason == "invalid_api_key"
+    _, other = await keys.create("acme")
+    assert [one.id for one in await keys.list()] == [other.id], "and hides no other"
+
+
+async def test_names_are_fit_for_terminals_and_lists_are_bounded(keys, tenants):
+    for name in ("\x1b]0;x\x07", "a\nb", "\x9b31m", "\x7f"):
+        with pytest.raises(ValidationError):
+            await keys.create("acme", name)
+        with pytest.raises(ValidationError):
+            TenantRecord(name="acme", note=name)
+    for fields in ({"models": ["m"] * 1001}, {"models": [""]}, {"scopes": ["inference"] * 50}):
+        with pytest.raises(ValidationError):
+            await keys.create("acme", **fields)
+    await keys.create("acme", "[/bold] [red]é 漢")
+
+
+async def test_what_a_rotation_allows_is_asked_of_the_record_as_it_is_then(keys, monkeypatch):
+    """Another one gives the key more, between the first look and the change."""
+    _, record = await keys.create(None, role=Role.READ_ONLY)
+    asked, real = [], keys._audit.change
+
+    async def overtaken(*args):
+        if len(asked) == 1:
+            monkeypatch.setattr(keys._audit, "change", real)
+            await keys.change(record.id, "key.change", lambda _: {"role": Role.ADMIN})
+        await real(*args)
+
+    def allow(one):
+        asked.append(one.role)
+        if one.role == Role.ADMIN:
+            raise PermissionError
+
+    monkeypatch.setattr(keys._audit, "change", overtaken)
+    with pytest.raises(PermissionError):
+        await keys.rotate(record.id, 0, allow=allow)
+    assert asked == [Role.READ_ONLY, Role.ADMIN]

@@ -1,17 +1,20 @@
 """What the admin listener's bodies share: lists of models and limits, and what is wrong in them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
 from services.common.errors import PenstockError
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.pages import PageQuery, page
 from services.gateway.api.schema import Body, bad_value
 from services.gateway.identity.audit import Actor
 from services.gateway.identity.limits import MOST_RULES, Limit
 from services.gateway.identity.principal import Principal
+
+T = TypeVar("T")
 
 _MOST_MODELS = 1000
 ModelNames = Annotated[
@@ -32,6 +35,18 @@ def changed(body: Body, record: type[BaseModel], but: set[str]) -> dict[str, Any
         for name in body.model_fields_set - but
         for value in [getattr(body, name)]
     }
+
+
+def listed(
+    records: Iterable[T],
+    id: Callable[[T], str],
+    told: Callable[[T], dict[str, Any]],
+    query: PageQuery,
+) -> dict[str, Any]:
+    """One page of the records, by their ids; those of other pages are not told in full."""
+    by_id = {id(record): record for record in records}
+    shown = page(({"id": one} for one in by_id), query)
+    return {**shown, "data": [told(by_id[one["id"]]) for one in shown["data"]]}
 
 
 def limits_of(forms: Any, field: str) -> tuple[Limit, ...]:

@@ -6,16 +6,17 @@ has all of its permissions, and the one to do so. Rotating a key shows a text wi
 
 from typing import Any
 
-from services.common.errors import invalid
 from services.gateway.api.admin.forms import (
     LimitForms,
     ModelNames,
     actor,
     changed,
     limits_of,
+    listed,
     named_wrong,
 )
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.pages import PageQuery, page_query
 from services.gateway.api.schema import Body, bad_value, parse_body
 from services.gateway.identity.keys import KeyRecord
 from services.gateway.identity.principal import (
@@ -50,6 +51,10 @@ class CreateKey(ChangeKey):
     expires_in_s: int | None = None
 
 
+class KeyList(PageQuery):
+    tenant: str | None = None
+
+
 class RotateKey(Body):
     overlap_s: int = _DAY_S
 
@@ -59,13 +64,11 @@ class KeyLimits(Body):
 
 
 async def list_keys(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    """All, or those of `?tenant=`."""
-    tenant = exchange.query.get("tenant")
-    if unknown := sorted(set(exchange.query) - {"tenant"}):
-        raise invalid(f"Unknown parameter: '{unknown[0][:64]}'.", unknown[0][:64])
+    """All, or those of `?tenant=`, in pages."""
+    query = page_query(exchange.query, KeyList)
     records = await gateway.identity.keys.list()
-    shown = [_told(one) for one in records if tenant is None or one.tenant == tenant]
-    await exchange.reply_json({"object": "list", "data": shown})
+    shown = (one for one in records if query.tenant in (None, one.tenant))
+    await exchange.reply_json(listed(shown, lambda one: one.id, _told, query))
 
 
 async def get_key(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -144,10 +147,10 @@ async def rotate_key(gateway: Gateway, exchange: Exchange, principal: Principal)
     body = await parse_body(RotateKey, await exchange.json_body())
     if not 0 <= body.overlap_s <= _CENTURY_S:
         raise bad_value("overlap_s", f"must be from 0 to {_CENTURY_S}")
-    _may(principal, await _found(gateway, exchange))
+    by = actor(exchange, principal)
     with named_wrong():
         made = await gateway.identity.keys.rotate(
-            exchange.path["key"], body.overlap_s, actor(exchange, principal)
+            exchange.path["key"], body.overlap_s, by, lambda record: _may(principal, record)
         )
     if made is None:
         raise not_found("API key", exchange.path["key"])

@@ -13,9 +13,11 @@ from services.gateway.api.admin.forms import (
     actor,
     changed,
     limits_of,
+    listed,
     named_wrong,
 )
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.pages import page_query
 from services.gateway.api.schema import Body, parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.identity.tenants import Priority, TenantRecord
@@ -43,8 +45,10 @@ class TenantLimits(Body):
 
 
 async def list_tenants(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    """All, in pages."""
+    query = page_query(exchange.query)
     records = await gateway.identity.tenants.list()
-    await exchange.reply_json({"object": "list", "data": [_told(record) for record in records]})
+    await exchange.reply_json(listed(records, lambda one: one.name, _told, query))
 
 
 async def get_tenant(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
