@@ -82,7 +82,7 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
     metrics.SEARCH_PASSAGES.observe(len(passages))
-    return pb.SearchReply(passages=passages)
+    return pb.SearchReply(passages=passages, tokens=len(query.ids))
 
 
 async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexReply:

@@ -245,3 +245,16 @@ async def test_grpc_hears_the_same(rig):
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert 1 <= int(trailers["retry-after"]) <= 60
     assert trailers["x-ratelimit-limit-requests"] == "1"
+
+
+async def test_a_search_is_metered_as_what_it_embeds(rig):
+    rpm = limit("rpm", "requests", 1, "minute", model=EMBEDDING_MODEL)
+    http = await rig.http(await key_with(rig, rpm))
+    store = (await http.post("/v1/vector_stores", json={})).json()["id"]
+    found = await http.post(f"/v1/vector_stores/{store}/search", json={"query": "harbour hours"})
+    assert found.json()["penstock"] == {"cost": 6e-6, "currency": "USD"}
+    assert found.headers["x-ratelimit-remaining-requests"] == "0"
+    limited = await http.post(f"/v1/vector_stores/{store}/search", json={"query": "again"})
+    assert (limited.status_code, limited.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    (entry,) = await entries(rig, 1)
+    assert (entry.model, entry.prompt, entry.nanos) == (EMBEDDING_MODEL, 2, 6000)

@@ -172,7 +172,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
                             )
                         )
         found.sort(key=lambda passage: -passage.score)
-        return rpb.SearchReply(passages=found[: request.limit])
+        return rpb.SearchReply(passages=found[: request.limit], tokens=len(request.query.split()))
 
     async def Index(self, request: rpb.IndexRequest, context: Any) -> rpb.IndexReply:
         async with serving(self._service.telemetry, context, "index"):

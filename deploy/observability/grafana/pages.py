@@ -388,21 +388,10 @@ ROUTER = Page(
     ],
 )  # fmt: skip
 
-_PRICED = (
-    'sum by (tenant) (rate(penstock_gateway_tenant_tokens_total{{kind="prompt"}}[{window}])) * $prompt_price'
-    ' - sum by (tenant) (rate(penstock_gateway_tenant_tokens_total{{kind="cached"}}[{window}])) * ($prompt_price - $cached_price)'
-    ' + sum by (tenant) (rate(penstock_gateway_tenant_tokens_total{{kind="completion"}}[{window}])) * $completion_price'
-)  # fmt: skip
-
 TENANTS = Page(
     "tenants",
     "tenants and cost",
-    "Who uses how much, and what that costs at the prices above (for a million tokens).",
-    texts=[
-        ("prompt_price", "price: prompt", "0.5"),
-        ("cached_price", "price: cached prompt", "0.1"),
-        ("completion_price", "price: completion", "1.5"),
-    ],
+    "Who uses how much, what that costs (PENSTOCK_METERING__PRICES), and whom limits stop.",
     rows=[
         (
             "Tokens",
@@ -415,8 +404,20 @@ TENANTS = Page(
         (
             "Cost",
             [
-                Panel("An hour, at this hour's pace", "short", "", [(f"topk(20, ({_PRICED.format(window='1h')}) * 3600 / 1e6)", "{{tenant}}")]),
-                Panel("The last day", "short", "", [(f"topk(20, ({_PRICED.format(window='1d')}) * 86400 / 1e6)", "{{tenant}}")], now=True),
+                Panel("An hour, at this hour's pace", "short", "In the currency of the price table.", [("topk(20, penstock:tenant_cost:rate1h * 3600)", "{{tenant}}")]),
+                Panel("The last day", "short", "", [("topk(20, sum by (tenant) (increase(penstock_gateway_tenant_cost_total[1d])))", "{{tenant}}")], now=True),
+                Panel("By model", "short", "An hour, at this hour's pace.", [("sum by (model) (rate(penstock_gateway_cost_total[1h])) * 3600", "{{model}}")]),
+            ],
+        ),
+        (
+            "Limits and the ledger",
+            [
+                Panel("Stopped by limits", "short", "A second, by what the limit counts.", [(_rate("penstock_gateway_limited_total", "of"), "{{of}}")]),
+                Panel("Came while Redis was away", "short", "A second, by what their limits say of that.", [(_rate("penstock_gateway_limits_unchecked_total", "outcome"), "{{outcome}}")]),
+                Panel("Not in the ledger yet", "short", "Ended requests that wait for Redis.", [("sum(penstock_gateway_unsettled_requests)", "wait")]),
+                Panel("Missing for good", "short", "In an hour: lost with a gateway while Redis was away, or cut off a full ledger.", [("sum(increase(penstock_gateway_unledgered_total[1h]))", "lost"), ("sum(increase(penstock_gateway_ledger_cut_total[1h]))", "cut")]),
+                Panel("Cost that the ledger lacks", "short", "Of what was lost, in an hour.", [("sum(increase(penstock_gateway_unledgered_cost_total[1h]))", "cost")]),
+                Panel("Gateways lost under requests", "short", "Requests settled by another gateway, in an hour.", [("sum(increase(penstock_gateway_lapsed_total[1h]))", "requests")]),
             ],
         ),
     ],

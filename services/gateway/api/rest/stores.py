@@ -8,14 +8,16 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from protos.common_pb2 import Record
+from protos.common_pb2 import Record, Usage
 from protos.retrieval_pb2 import SearchRequest
 from services.common.errors import invalid
 from services.gateway.api.generation_schema import Name, as_list
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.openai_format import priced
 from services.gateway.api.rest.pages import PageQuery, page, page_query
 from services.gateway.api.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
 from services.gateway.identity.principal import Principal
+from services.gateway.metering.estimate import of_texts
 from services.gateway.runs.citations import filename
 from services.gateway.runs.pipeline import Gateway
 from services.gateway.stores.files import PURPOSE
@@ -206,8 +208,16 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
         limit=body.max_num_results or 10,
         score_threshold=threshold or 0.0,
     )
+    asked, model = body.query[0], gateway.retrieval.embedding_model
     with gateway.telemetry.lone_span("search", request_id=exchange.request_id) as span:
-        reply = await gateway.retrieval.search(request, span, Record())
+        async with gateway.meter.run(
+            principal, exchange.request_id, exchange.route, model, (of_texts([asked]), 0)
+        ) as metered:
+            exchange.headers_out.update(metered.headers)
+            reply = await gateway.retrieval.search(request, span, Record())
+            metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
+            await gateway.meter.settle(metered)
+    told = {"warning": warning} if (warning := unready.warning()) else {}
     found: list[dict[str, Any]] = [
         {
             "file_id": passage.source_id,
@@ -225,6 +235,6 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
             "data": found,
             "has_more": False,
             "next_page": None,
-            "penstock": {"warning": warning} if (warning := unready.warning()) else {},
+            "penstock": {**told, **priced(metered.cost)},
         }
     )
