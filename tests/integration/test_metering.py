@@ -144,7 +144,7 @@ async def test_a_budget_is_never_overspent_and_says_when_it_is_new(rig):
             answered.append((await client.chat.completions.create(**ASK)).penstock["cost"])
         except openai.RateLimitError as error:
             refused.append(error)
-            if "budget" in error.message and error.response.headers.get("x-should-retry"):
+            if error.response.headers.get("x-should-retry"):
                 break
     assert sum(answered) <= most
     assert refused[-1].code == "insufficient_quota"
@@ -215,7 +215,7 @@ async def test_what_no_limit_can_ever_hold_is_refused_by_name(rig):
         await client.chat.completions.create(**{**ASK, "max_tokens": 101})
     assert (refused.value.param, refused.value.code) == ("max_tokens", "request_too_large")
     none = await rig.openai(await key_with(rig, limit("no", "requests", 0, "day", model=MODEL)))
-    with pytest.raises(openai.PermissionDeniedError, match="limit 'no' of your key"):
+    with pytest.raises(openai.PermissionDeniedError, match="your limit 'no'"):
         await none.chat.completions.create(**ASK)
     await none.embeddings.create(model=EMBEDDING_MODEL, input="a")  # another model's rule
 

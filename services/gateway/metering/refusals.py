@@ -66,14 +66,15 @@ def refused(verdict: Verdict, held: Held, currency: str) -> LimitError:
 
 def _error(wait_s: float | None, bound: Bound, held: Held, currency: str) -> LimitError:
     limit = bound.limit
-    rule = f"the limit '{limit.name}' of your {_whose(bound)}: {_most(bound, currency)}"
+    rule = f"{_whose(bound)} limit '{limit.name}': {_most(bound, currency)}"
     if wait_s is None:
         return _never(rule, bound, held, currency)
+    needs = {"tokens": "the request may take more", "cost": "the request may cost more"}
     calendar = limit.per in ("day", "month")
-    kind = "the budget is spent" if calendar and limit.of == "cost" else "no more fits in now"
     return LimitError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"{kind}, by {rule}; try again in {duration(wait_s)}",
+        f"{needs.get(limit.of, 'this is more')} than is left of {rule}; "
+        f"try again in {duration(wait_s)}",
         stage="gateway",
         reason="insufficient_quota" if calendar else "rate_limit_exceeded",
         retry_after_s=wait_s,
@@ -110,7 +111,7 @@ def away() -> PenstockError:
 
 
 def _whose(bound: Bound) -> str:
-    return "tenant" if bound.owner.startswith("tenant:") else "key"
+    return "your tenant's" if bound.owner.startswith("tenant:") else "your"
 
 
 def _most(bound: Bound, currency: str) -> str:

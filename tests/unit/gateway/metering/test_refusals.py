@@ -45,10 +45,10 @@ def test_a_refusal_names_the_limit_and_when_to_come_back():
     error = refusal(bound(), 19.2)
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_exceeded")
     assert (error.retry_after_s, error.headers) == (19.2, {})
-    assert "limit 'rule' of your tenant: 3 requests per minute; try again in 19.2s" in error.message
+    assert "your tenant's limit 'rule': 3 requests per minute; try again in 19.2s" in error.message
     error = refusal(bound("cost", 2, "day", model="m"), 7000)
     assert (error.reason, error.headers) == ("insufficient_quota", {"x-should-retry": "false"})
-    assert "the budget is spent" in error.message
+    assert "may cost more than is left of your tenant's limit 'rule'" in error.message
     assert "2 EUR per day with the model 'm'" in error.message
     assert refusal(bound("concurrent", 2, None), 1).reason == "rate_limit_exceeded"
 
