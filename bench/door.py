@@ -80,8 +80,8 @@ def quantile(values: list[float], share: float) -> float:
 
 async def _main(arguments: argparse.Namespace) -> dict[str, float]:
     with EmbeddedRedis() as server:
-        prices = MeteringSettings(prices={"*": {"prompt": 1, "output": 2}})  # type: ignore[dict-item]
-        settings = Settings(redis_url=server.url, metering=prices)  # type: ignore[arg-type]
+        prices = MeteringSettings(prices={"*": {"prompt": 1, "output": 2}})
+        settings = Settings(redis_url=server.url, metering=prices)
         redis = connect(server.url)
         identity = Identity(settings, redis)
         limits = LIMITS[: arguments.limits]
