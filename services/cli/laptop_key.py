@@ -4,7 +4,8 @@ from pathlib import Path
 
 from services.common.config import Settings
 from services.common.redis import connect
-from services.gateway.identity.keys import KeyStore, key_hash
+from services.gateway.identity.key_record import key_hash
+from services.gateway.identity.keys import KeyStore
 
 _TENANT = "local"
 

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from services.common.discovery import Replica
-from services.gateway.identity.keys import KeyRecord, KeyStore
+from services.gateway.identity.key_record import KeyRecord
+from services.gateway.identity.keys import KeyStore
 from tests.support.authority import Authority
 from tests.support.cluster import ROOT, Cluster
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ from typing import Any
 
 from services.cli.console import console, folding_table
 from services.cli.granting import Stores, found, local, models_given, tell, with_stores
-from services.gateway.identity.keys import KeyRecord
+from services.gateway.identity.key_record import KeyRecord
 from services.gateway.identity.principal import Role
 from services.gateway.identity.tenants import TenantRecord
 

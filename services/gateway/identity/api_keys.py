@@ -1,12 +1,7 @@
 """Who shows an API key."""
 
-from services.gateway.identity.keys import (
-    ADMIN_KEY_PATTERN,
-    KEY_PATTERN,
-    KeyRecord,
-    KeyStore,
-    key_hash,
-)
+from services.gateway.identity.key_record import ADMIN_KEY_PATTERN, KEY_PATTERN, KeyRecord, key_hash
+from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.principal import Principal, Refused, administrator, granted
 from services.gateway.identity.tenants import TenantRecord, TenantStore
 

@@ -7,22 +7,15 @@
 
 SHA-256 without salt or stretching is enough here: a key is 256 random bits, so there is nothing to
 guess from its hash. Looking the hash up instead of comparing keys also leaves no timing to measure.
-
-Two kinds: a tenant's ("psk-…"), and an administrator's ("psa-…"), of no tenant and for the admin
-listener alone.
 """
 
 import asyncio
-import hashlib
 import logging
-import re
-import secrets
-import string
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from services.common.redis import Redis
 from services.gateway.identity.audit import (
@@ -34,70 +27,16 @@ from services.gateway.identity.audit import (
     differing,
     until_first,
 )
-from services.gateway.identity.limits import Limit, Limits
+from services.gateway.identity.key_record import KeyRecord, new_key
+from services.gateway.identity.limits import Limit
 from services.gateway.identity.news import channel
 from services.gateway.identity.principal import Permission, Role
-from services.gateway.identity.tenants import ModelNames, Priority, Said, TenantName, Weight
+from services.gateway.identity.tenants import Priority
 from services.gateway.ids import KEY
 
 log = logging.getLogger(__name__)
 
-_ALPHABET = string.ascii_letters + string.digits
-_LENGTH = 43  # base 62: 256 bits
-KEY_PATTERN = re.compile(rf"psk-[A-Za-z0-9]{{{_LENGTH}}}", re.ASCII)
-ADMIN_KEY_PATTERN = re.compile(rf"psa-[A-Za-z0-9]{{{_LENGTH}}}", re.ASCII)
-
 _AT_ONCE = 100  # records that are read in one turn of the loop
-_OF_TENANTS = (Role.MEMBER, Role.READ_ONLY)
-_OF_ADMINISTRATORS = (Role.ADMIN, Role.OPERATOR, Role.READ_ONLY)
-_KEPT_APART = {"revoked", "used", "old_until"}  # not in the record as it is stored
-
-
-class KeyRecord(BaseModel):
-    """What a key stands for. The key itself is not in here and cannot be had again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str
-    tenant: TenantName | None = Field(None, description="None: an administrator's")
-    name: Said = Field("", max_length=100, description="for people")
-    role: Role = Role.MEMBER
-    scopes: tuple[Permission, ...] | None = Field(
-        None,
-        max_length=len(Permission),
-        description="of the role's permissions those alone; None: all",
-    )
-    priority: Priority | None = Field(None, description="None: its tenant's")
-    weight: Weight | None = Field(None, description="None: its tenant's")
-    models: ModelNames | None = Field(None, description="of its tenant's; None: all of those")
-    limits: Limits = Field((), description="of this key, besides its tenant's")
-    created: int = Field(description="Unix seconds")
-    expires: int | None = Field(None, description="Unix seconds; None: never")
-    replaced: int | None = Field(None, description="Unix seconds; by a new one of the same id")
-    revoked: int | None = Field(None, description="Unix seconds")
-    used: int | None = Field(None, description="Unix seconds; None: not that it is known")
-    old_until: int | None = Field(None, description="the key before it holds as long")
-
-    @model_validator(mode="after")
-    def _has_a_role_of_its_kind(self) -> "KeyRecord":
-        fitting = _OF_TENANTS if self.tenant is not None else _OF_ADMINISTRATORS
-        if self.role not in fitting:
-            whose = "a tenant's key" if self.tenant is not None else "an administrator's key"
-            raise ValueError(f"role: {whose} is {' or '.join(fitting)}, not {self.role}")
-        return self
-
-    @property
-    def holds(self) -> bool:
-        """Whether it lets anybody in now."""
-        return self.revoked is None and not self.expired
-
-    @property
-    def expired(self) -> bool:
-        return self.expires is not None and time.time() >= self.expires
-
-
-def key_hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 class KeyStore:
@@ -126,7 +65,7 @@ class KeyStore:
             both.hget(self._records, hashed)
             both.hget(self._revoked, hashed)
             stored, revoked = await both.execute()
-        return _record(stored, revoked=_number(revoked)) if stored else None
+        return KeyRecord.of_stored(stored, revoked=_number(revoked)) if stored else None
 
     async def is_of_before(self, hashed: str) -> bool:
         """Whether a Penstock made it that had no tenants' records: it is not taken any more."""
@@ -193,12 +132,12 @@ class KeyStore:
             created=now,
             expires=None if expires_in_s is None else now + expires_in_s,
         )
-        key, hashed = _new_key(record)
+        key, hashed = new_key(record)
         changes = [
-            Change(self._records, hashed, None, _stored(record)),
+            Change(self._records, hashed, None, record.as_stored()),
             Change(self._ids, record.id, None, hashed),
         ]
-        await self._audit.change(Act(by, "key.create", record.id, None, _told(record)), changes)
+        await self._audit.change(Act(by, "key.create", record.id, None, record.as_told()), changes)
         return key, record
 
     async def change(
@@ -215,15 +154,18 @@ class KeyStore:
             hashes, stored = await self._stored_of(id)
             if not hashes:
                 return None
-            latest = _record(stored[hashes[0]])
+            latest = KeyRecord.of_stored(stored[hashes[0]])
             record = KeyRecord.model_validate({**latest.model_dump(), **fields(latest)})
             changes = [Change(self._ids, id, " ".join(hashes), " ".join(hashes))]
             for hashed, before in stored.items():
-                its = {name: getattr(_record(before), name) for name in ("expires", "replaced")}
+                its = {
+                    name: getattr(KeyRecord.of_stored(before), name)
+                    for name in ("expires", "replaced")
+                }
                 own = {} if hashed == hashes[0] else its
-                after = _stored(record.model_copy(update=own))
+                after = record.model_copy(update=own).as_stored()
                 changes.append(Change(self._records, hashed, before, after))
-            act = Act(by, action, id, *differing(_told(latest), _told(record)))
+            act = Act(by, action, id, *differing(latest.as_told(), record.as_told()))
             await self._audit.change(act, changes, self._news, [f"key {one}" for one in stored])
             return record
 
@@ -249,14 +191,14 @@ class KeyStore:
             if record is None or not record.holds:
                 raise ValueError(f"{id} holds no more: make a new key")
             allow(record)
-            key, hashed = _new_key(record)
+            key, hashed = new_key(record)
             ends = int(time.time()) + overlap_s
-            left, changes = [hashed], [Change(self._records, hashed, None, _stored(record))]
+            left, changes = [hashed], [Change(self._records, hashed, None, record.as_stored())]
             for one, before in stored.items():
-                old = _ending(_record(before), ends)
-                if one == latest or not _record(before).expired:
+                old = KeyRecord.of_stored(before).ending(ends)
+                if one == latest or not KeyRecord.of_stored(before).expired:
                     left.append(one)
-                after = _stored(old) if one in left else None
+                after = old.as_stored() if one in left else None
                 changes.append(Change(self._records, one, before, after))
             changes.append(Change(self._ids, id, " ".join(hashes), " ".join(left)))
             changes.append(Change(self._revoked, latest, None, None))
@@ -310,41 +252,16 @@ class KeyStore:
         return hashes, {h: str(one) for h, one in zip(hashes, stored, strict=True) if one}
 
 
-def _new_key(record: KeyRecord) -> tuple[str, str]:
-    """Its text and its hash."""
-    prefix = "psa-" if record.tenant is None else "psk-"
-    key = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
-    return key, key_hash(key)
-
-
-def _ending(record: KeyRecord, at: int) -> KeyRecord:
-    """One that is replaced: at that time, if not before."""
-    replaced = record.replaced or int(time.time())
-    ends = at if record.expires is None else min(record.expires, at)
-    return record.model_copy(update={"expires": ends, "replaced": replaced})
-
-
-def _stored(record: KeyRecord) -> str:
-    return record.model_dump_json(exclude_none=True, exclude=_KEPT_APART)
-
-
-def _record(stored: str, **apart: int | None) -> KeyRecord:
-    record = KeyRecord.model_validate_json(stored)
-    return record.model_copy(update=apart) if any(apart.values()) else record
-
-
 def _listed(
     hashes: Sequence[str], stored: Mapping[str, str], revoked: Mapping[str, str]
 ) -> KeyRecord:
     """The latest of the keys with one id, and until when those before it hold."""
     latest, *old = hashes
-    ends = [_record(stored[one]).expires or 0 for one in old if one in stored]
+    ends = [KeyRecord.of_stored(stored[one]).expires or 0 for one in old if one in stored]
     until = max((end for end in ends if end > time.time()), default=None)
-    return _record(stored[latest], revoked=_number(revoked.get(latest)), old_until=until)
-
-
-def _told(record: KeyRecord) -> dict[str, Any]:
-    return record.model_dump(mode="json", exclude_none=True, exclude=_KEPT_APART | {"id"})
+    return KeyRecord.of_stored(
+        stored[latest], revoked=_number(revoked.get(latest)), old_until=until
+    )
 
 
 def _number(text: str | None) -> int | None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.cli.main import main
-from services.gateway.identity.keys import ADMIN_KEY_PATTERN, KEY_PATTERN
+from services.gateway.identity.key_record import ADMIN_KEY_PATTERN, KEY_PATTERN
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from services.common.config import Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import connect
 from services.common.served_models import Checkpoint, entry
-from services.gateway.identity.keys import KEY_PATTERN
+from services.gateway.identity.key_record import KEY_PATTERN
 from services.gateway.ids import KEY
 
 

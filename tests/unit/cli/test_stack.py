@@ -29,7 +29,8 @@ from services.common.config import ModelSpec, Settings
 from services.common.discovery import Replica
 from services.common.redis import Redis, connect
 from services.common.start_failures import StartFailure, tell
-from services.gateway.identity.keys import KeyStore, key_hash
+from services.gateway.identity.key_record import key_hash
+from services.gateway.identity.keys import KeyStore
 from tests.support.authority import Authority
 
 

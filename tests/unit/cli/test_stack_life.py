@@ -21,7 +21,8 @@ from services.common.config import ModelSpec, RouterSettings, Settings
 from services.common.discovery import SERVICES, Registration, Replica, leave
 from services.common.redis import connect
 from services.common.start_failures import StartFailure, tell
-from services.gateway.identity.keys import KeyStore, key_hash
+from services.gateway.identity.key_record import key_hash
+from services.gateway.identity.keys import KeyStore
 from tests.support.web import serving
 
 TINY = ModelSpec(name="tiny", path="/models/tiny").sized(0, 1)

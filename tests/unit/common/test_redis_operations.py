@@ -8,7 +8,8 @@ import redis as client
 
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import RedisAway, connect
-from services.gateway.identity.keys import KeyStore, key_hash
+from services.gateway.identity.key_record import key_hash
+from services.gateway.identity.keys import KeyStore
 
 
 async def created(server: EmbeddedRedis) -> str:

@@ -12,7 +12,8 @@ from services.common.errors import PenstockError
 from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.audit import Actor, AuditLog, Conflict
 from services.gateway.identity.auth import Authenticator
-from services.gateway.identity.keys import KeyStore, key_hash
+from services.gateway.identity.key_record import key_hash
+from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.last_use import LastUse
 from services.gateway.identity.limits import Limit
 from services.gateway.identity.news import News, channel
@@ -42,7 +43,7 @@ def audit(redis, namespace) -> AuditLog:
 def clock(monkeypatch) -> SimpleNamespace:
     now = SimpleNamespace(now=10_000.0)
     times = SimpleNamespace(time=lambda: now.now, monotonic=lambda: now.now)
-    for module in ("auth", "keys", "principal"):
+    for module in ("auth", "keys", "key_record", "principal"):
         monkeypatch.setattr(f"services.gateway.identity.{module}.time", times)
     return now
 

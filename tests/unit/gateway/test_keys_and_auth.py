@@ -14,7 +14,8 @@ from services.common.redis import Redis
 from services.gateway import metrics
 from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.auth import Authenticator
-from services.gateway.identity.keys import KEY_PATTERN, KeyStore, key_hash
+from services.gateway.identity.key_record import KEY_PATTERN, key_hash
+from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.news import channel
 from services.gateway.identity.tenants import TenantStore
 
@@ -292,7 +293,7 @@ async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
 ):
     clock = SimpleNamespace(now=1000.5)
     times = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
-    for module in ("auth", "keys", "principal"):
+    for module in ("auth", "keys", "key_record", "principal"):
         monkeypatch.setattr(f"services.gateway.identity.{module}.time", times)
     store = Away(redis, namespace)
     key, record = await store.create("acme", expires_in_s=100)

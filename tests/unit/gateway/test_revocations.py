@@ -12,7 +12,8 @@ from services.common.errors import PenstockError
 from services.common.redis import Redis, ResponseError, connect
 from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.auth import Authenticator
-from services.gateway.identity.keys import KeyRecord, KeyStore, key_hash
+from services.gateway.identity.key_record import KeyRecord, key_hash
+from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.news import News, channel
 from services.gateway.identity.tenants import TenantStore
 from tests.support.waiting import until

@@ -18,7 +18,7 @@ from services.gateway.api.admin.forms import (
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.pages import PageQuery, page_query
 from services.gateway.api.schema import Body, bad_value, parse_body
-from services.gateway.identity.keys import KeyRecord
+from services.gateway.identity.key_record import KeyRecord
 from services.gateway.identity.principal import (
     ADMIN_GRANTS,
     Permission,
