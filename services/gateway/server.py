@@ -14,6 +14,7 @@ from services.common.give_back import map_large_pieces
 from services.common.metrics import BoundedNames
 from services.common.metrics_server import Page
 from services.common.peers import Peers
+from services.common.policy import PolicyFile
 from services.common.redis import Redis
 from services.common.service import Service
 from services.common.telemetry import Telemetry
@@ -64,6 +65,7 @@ class GatewayService(Service):
         # garbage after every 700 new ones, which makes most of that parse's time.
         gc.set_threshold(*_GC_THRESHOLDS)
         map_large_pieces()
+        await self.gateway.policy.start()
         self.gateway.identity.start()
         self.gateway.records.start()
         self.gateway.meter.start()
@@ -99,7 +101,7 @@ class GatewayService(Service):
         return facts
 
     def pages(self) -> Mapping[str, Page]:
-        return {"/targets": self._targets.page}
+        return {"/targets": self._targets.page, **self.gateway.policy.pages()}
 
     def check(self) -> None:
         for server in (self._http, self._admin):
@@ -153,6 +155,7 @@ class GatewayService(Service):
         await asyncio.gather(
             *(s.stop() for s in (self._http, self._admin, self._grpc) if s is not None)
         )
+        await self.gateway.policy.stop()
         await self.gateway.identity.stop()
         await self.gateway.meter.stop()
         await self.gateway.records.stop()
@@ -182,6 +185,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,
+        policy=PolicyFile(settings.policy.file, settings.policy.look_every_s),
         files=files,
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),

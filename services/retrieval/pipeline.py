@@ -1,4 +1,4 @@
-"""What retrieval does for each of its four calls, step by step; each step is a span."""
+"""What retrieval does for each of its five calls, step by step; each step is a span."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,16 @@ from opentelemetry.trace import Span
 from protos import common_pb2
 from protos import retrieval_pb2 as pb
 from services.common.config import RetrievalSettings
-from services.common.errors import invalid
+from services.common.errors import PenstockError, invalid
 from services.common.fair_threads import FairThreads
+from services.common.policy import Policy, PolicyFile, Subject
+from services.common.policy.metrics import VERDICTS
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
 from services.retrieval.chunkers import Chunkers
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
+from services.retrieval.prototypes import Prototypes
 from services.retrieval.qdrant import Qdrant
 from services.retrieval.store import Store
 
@@ -33,6 +36,8 @@ class Parts:
     embedder: Embedder
     qdrant: Qdrant
     store: Store
+    policy: PolicyFile
+    prototypes: Prototypes
     # A search's question is tokenized in a millisecond, thousands of texts to embed in seconds.
     questions: FairThreads = field(default_factory=lambda: FairThreads(1, "question"))
     texts: FairThreads = field(default_factory=lambda: FairThreads(1, "texts"))
@@ -88,6 +93,10 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
 async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexReply:
     """Until the last step is done, searches find the document's earlier text."""
     requests.check_index(request, parts.settings.max_document_chars)
+    policy = parts.policy.current
+    if policy.texts.has("uploads"):
+        with parts.telemetry.span("policy", span) as step:
+            await _check_upload(parts, policy, request, step)
     with parts.telemetry.span("chunk", span) as step:
         document = await parts.chunkers.cut(request.title, request.text)
         step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
@@ -97,6 +106,7 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
             await parts.embedder.embed(tenant, document.texts[at : at + _EMBED_AT_ONCE])
             for at in range(0, len(document.texts), _EMBED_AT_ONCE)
         ]
+    await _check_meaning(parts, policy, np.concatenate(vectors), span)
     with parts.telemetry.span("store", span, kind=parts.qdrant.kind):
         await parts.store.replace(
             tenant,
@@ -107,6 +117,58 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
         )
     metrics.INDEXED_CHUNKS.inc(len(document.chunks))
     return pb.IndexReply(chunks=len(document.chunks), tokens=tokens)
+
+
+async def _check_upload(parts: Parts, policy: Policy, request: pb.IndexRequest, span: Span) -> None:
+    """Redacts the request's texts, or raises INVALID_ARGUMENT that names the rule."""
+    fields = ("title", "text")
+    subjects = [Subject(name, "uploads", getattr(request, name)) for name in fields]
+    verdict = await parts.texts.run(request.caller.tenant, lambda: policy.texts.check(subjects))
+    for (rule, action, place), times in verdict.hits.items():
+        VERDICTS.labels(rule, action, place).inc(times)
+        span.set_attribute("policy", f"{action}: {rule}")
+    if verdict.refused is not None:
+        raise _refusal(verdict.refused[0].name, verdict.refused[1])
+    for number, text in verdict.edits.items():
+        setattr(request, fields[number], text)
+
+
+async def _check_meaning(parts: Parts, policy: Policy, vectors: np.ndarray, span: Span) -> None:
+    """The same of what an upload's chunks mean."""
+    for prototype in await parts.prototypes.of(policy):
+        rule = prototype.rule
+        if "uploads" in rule.where and prototype.scores(vectors).max() >= prototype.at_least:
+            VERDICTS.labels(rule.name, rule.action, "uploads").inc()
+            span.set_attribute("policy", f"{rule.action}: {rule.name}")
+            if rule.action == "refuse":
+                raise _refusal(rule.name, "text")
+
+
+def _refusal(rule: str, param: str) -> PenstockError:
+    message = f"refused by the content policy, rule {rule!r}"
+    return invalid(message, param, reason="content_policy", stage="retrieval")
+
+
+async def judge(parts: Parts, request: pb.JudgeRequest, span: Span) -> pb.JudgeReply:
+    """Of input alone, by the rules for it."""
+    requests.check_judge(request)
+    tenant, reader = request.caller.tenant, parts.model.reader
+    prototypes = await parts.prototypes.of(parts.policy.current)
+    texts = await parts.questions.run(
+        tenant, lambda: [reader.query(one.text).ids for one in request.texts]
+    )
+    vectors = await parts.embedder.embed(tenant, texts)
+    matches = []
+    for prototype in prototypes:
+        rule = prototype.rule
+        if "input" not in rule.where:
+            continue
+        for number, score in enumerate(prototype.scores(vectors)):
+            is_for = rule.roles is None or request.texts[number].role in rule.roles
+            if is_for and score >= prototype.at_least:
+                matches.append(pb.JudgeReply.Match(rule=rule.name, text=number, score=score))
+    span.set_attributes({"texts": len(texts), "matches": len(matches)})
+    return pb.JudgeReply(matches=matches)
 
 
 async def remove(parts: Parts, request: pb.RemoveRequest, span: Span) -> pb.RemoveReply:

@@ -4,6 +4,7 @@ from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid
 
 MAX_TEXTS = 2048
+MAX_JUDGED = 64
 MAX_COLLECTIONS = 100
 MAX_LIMIT = 50
 MAX_ID_CHARS = 256
@@ -16,6 +17,15 @@ def check_embed(request: pb.EmbedRequest) -> None:
         raise _refuse(f"takes 1 to {MAX_TEXTS} texts, got {len(request.texts)}", "texts")
     for i, text in enumerate(request.texts):
         if not text.strip():
+            raise _refuse("must not be empty", f"texts[{i}]")
+
+
+def check_judge(request: pb.JudgeRequest) -> None:
+    _tenant(request.caller.tenant)
+    if not 1 <= len(request.texts) <= MAX_JUDGED:
+        raise _refuse(f"takes 1 to {MAX_JUDGED} texts, got {len(request.texts)}", "texts")
+    for i, one in enumerate(request.texts):
+        if not one.text.strip():
             raise _refuse("must not be empty", f"texts[{i}]")
 
 

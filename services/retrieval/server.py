@@ -1,8 +1,8 @@
-"""The retrieval service: its parts, its four calls, their deadlines, and drain."""
+"""The retrieval service: its parts, its five calls, their deadlines, and drain."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -12,6 +12,8 @@ from opentelemetry.trace import Span
 from protos import retrieval_pb2 as pb
 from protos import retrieval_pb2_grpc
 from services.common.errors import PenstockError, unavailable
+from services.common.metrics_server import Page
+from services.common.policy import PolicyFile
 from services.common.service import Service
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
@@ -20,6 +22,7 @@ from services.retrieval.chunks import CutOptions
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.pipeline import Parts
+from services.retrieval.prototypes import Prototypes
 from services.retrieval.qdrant import Qdrant
 from services.retrieval.store import Store
 
@@ -31,12 +34,15 @@ class RetrievalService(Service):
     name = "retrieval"
     grpc_services = ("penstock.v1.Retrieval",)
 
+    _policy: PolicyFile | None = None
     parts: Parts | None = None
     servicer: "Servicer | None" = None
 
     async def start(self, server: grpc.aio.Server) -> None:
         """Loads the embedding model (seconds, in a thread) and opens the store."""
-        own = self.settings.retrieval
+        own, policy = self.settings.retrieval, self.settings.policy
+        self._policy = PolicyFile(policy.file, policy.look_every_s)
+        await self._policy.start()
         model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
         _refuse_large_chunks(own.chunk_tokens, model)
         embedder = Embedder(model.encode, lambda: model.steps)
@@ -52,7 +58,17 @@ class RetrievalService(Service):
             )
         )
         store = Store(qdrant)
-        self.parts = Parts(own, self.telemetry, model, chunkers, embedder, qdrant, store)
+        self.parts = Parts(
+            own,
+            self.telemetry,
+            model,
+            chunkers,
+            embedder,
+            qdrant,
+            store,
+            self._policy,
+            Prototypes(model, embedder),
+        )
         embedder.start()
         # The first pass is the slowest.
         await embedder.embed("", [model.reader.query("ready?").ids])
@@ -79,7 +95,12 @@ class RetrievalService(Service):
         if self.servicer is not None:
             await self.servicer.drain(grace_s)
 
+    def pages(self) -> Mapping[str, Page]:
+        return self._policy.pages() if self._policy is not None else {}
+
     async def stop(self) -> None:
+        if self._policy is not None:
+            await self._policy.stop()
         if self.parts is not None:
             await self.parts.chunkers.stop()
             await self.parts.embedder.stop()
@@ -111,6 +132,9 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
     async def Remove(self, request: pb.RemoveRequest, context: Any) -> pb.RemoveReply:
         return await self._serve("remove", pipeline.remove, request, context)
 
+    async def Judge(self, request: pb.JudgeRequest, context: Any) -> pb.JudgeReply:
+        return await self._serve("judge", pipeline.judge, request, context)
+
     async def drain(self, grace_s: float) -> None:
         """Refuses new calls; returns when the running ones ended, or after `grace_s`."""
         self._draining = True
@@ -126,7 +150,7 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
         context: Any,
     ) -> Reply:
         settings = self._parts.settings
-        limit_s = settings.timeout_s if method == "search" else settings.index_timeout_s
+        limit_s = settings.timeout_s if method in ("search", "judge") else settings.index_timeout_s
         if (remaining_s := context.time_remaining()) is not None:
             limit_s = min(limit_s, 0.95 * remaining_s)  # the answer has to travel back in time
         async with serving(self._parts.telemetry, context, method) as span, self._counted(method):

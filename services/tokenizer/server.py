@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -91,11 +90,7 @@ class TokenizerService(Service):
         metrics.RUNNING.set_function(lambda: links.running)
 
     def pages(self) -> Mapping[str, Page]:
-        return {"/policy": self._policy_status}
-
-    async def _policy_status(self) -> dict[str, Any]:
-        assert self._policy is not None
-        return self._policy.status()
+        return self._policy.pages() if self._policy is not None else {}
 
     async def _serve(self, call: LinkCall) -> None:
         """Around a request's pipeline: its span, its record, and its end whatever happens."""

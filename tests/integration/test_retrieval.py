@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos import common_pb2, retrieval_pb2_grpc
 from protos import retrieval_pb2 as pb
 from services.common.children import dying_with_parent
-from services.common.config import RetrievalSettings, Settings
+from services.common.config import PolicySettings, RetrievalSettings, Settings
 from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError
 from services.common.redis import connect
@@ -83,6 +83,11 @@ class Client:
         )
         return await self._call(self.stub.Index, request)  # type: ignore[no-any-return]
 
+    async def judge(self, *texts: tuple[str, str]) -> list[tuple[str, int]]:
+        told = [pb.JudgedText(text=text, role=role) for role, text in texts]
+        reply = await self._call(self.stub.Judge, pb.JudgeRequest(caller=self.caller, texts=told))
+        return [(match.rule, match.text) for match in reply.matches]
+
     async def remove(self, source_id: str = "") -> int:
         request = pb.RemoveRequest(caller=self.caller, collection="docs", source_id=source_id)
         return (await self._call(self.stub.Remove, request)).chunks  # type: ignore[no-any-return]
@@ -92,12 +97,13 @@ class Client:
 async def hosted(
     redis_url: str, folder: Path, **own: Any
 ) -> AsyncIterator[tuple[Host, Replica, grpc.aio.Channel]]:
-    qdrant_url = own.pop("qdrant_url", "")
+    qdrant_url, policy = own.pop("qdrant_url", ""), own.pop("policy", None)
     settings = Settings(
         redis_url=redis_url,
         data_dir=folder,
         qdrant_url=qdrant_url,
         namespace=f"test-{folder.name}",
+        policy=PolicySettings(file=policy),
         retrieval=RetrievalSettings(chunk_tokens=48, chunk_overlap_tokens=8, **own),
     )
     host = Host(RetrievalService, settings)
@@ -401,3 +407,40 @@ async def test_it_runs_as_a_process_and_ends_on_sigterm(
             await process.wait()
         await directory.stop()
         await redis.aclose()
+
+
+POLICY = """
+rules:
+  - {name: card, pii: [card], where: [uploads], action: redact}
+  - {name: secret, pattern: top secret, where: [uploads]}
+  - name: boats
+    like:
+      examples: [How do I build a boat?, instructions for building a sailing boat]
+      at_least: 0.6
+    where: [input, uploads]
+    roles: [user]
+"""
+
+
+async def test_uploads_are_held_to_the_policy_and_texts_to_its_rules_of_meaning(
+    redis_url: str, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    async with hosted(redis_url, tmp_path, policy=policy) as (_, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        await client.index("The harbour's card is 4111 1111 1111 1111, ask at the gate.")
+        (found,) = await client.search("Which card does the harbour have?")
+        assert "[CARD], ask at the gate" in found.text
+        for text, rule in (
+            ("This is TOP secr\u200bet.", "secret"),
+            ("To build a boat, begin with the instructions for its hull.", "boats"),
+        ):
+            with pytest.raises(PenstockError) as refused:
+                await client.index(text, "other")
+            assert refused.value.reason == "content_policy"
+            assert repr(rule) in refused.value.message
+        assert len(await client.search("harbour", limit=9)) == 1, "nothing of what was refused"
+        asked = "Can you tell me how one builds a boat?"
+        told = await client.judge(("user", "Good morning!"), ("user", asked), ("system", asked))
+        assert told == [("boats", 1)]

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import grpc
 
-from protos.retrieval_pb2 import SearchReply, SearchRequest
+from protos.retrieval_pb2 import JudgeReply, JudgeRequest, SearchReply, SearchRequest
 from protos.tokenizer_pb2 import ModelInfo, PromptRequest
 from services.common.config import GatewaySettings, MeteringSettings, Settings
 from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
 from services.common.link import End
 from services.common.metrics import BoundedNames
+from services.common.policy import PolicyFile
 from services.common.telemetry import Telemetry
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Intake
@@ -64,6 +65,17 @@ class Retrieval:
         self.embedding_model = EMBEDDING_MODEL
         self.searches: list[SearchRequest] = []
         self.reply: SearchReply | PenstockError = SearchReply()
+        self.judged: list[JudgeRequest] = []
+        self.verdict: JudgeReply | PenstockError = JudgeReply()
+        self.judges = asyncio.Event()
+        self.judges.set()
+
+    async def judge(self, request: JudgeRequest, span: Any, record: Any) -> JudgeReply:
+        self.judged.append(request)
+        await self.judges.wait()
+        if isinstance(self.verdict, PenstockError):
+            raise self.verdict
+        return self.verdict
 
     async def search_for_chat(self, request: SearchRequest, span: Any, record: Any) -> SearchReply:
         self.searches.append(request)
@@ -188,6 +200,7 @@ def gateway_parts(
         tokenizers=cast(Any, Tokenizers()),
         models=cast(Any, Models()),
         retrieval=cast(Any, Retrieval()),
+        policy=PolicyFile(None, 1.0),
         files=cast(Any, None),
         stores=cast(Any, Stores()),
         records=Records(10),

@@ -16,6 +16,7 @@ from services.common.discovery import Replica
 from services.common.secrets import redacted
 from services.common.transport import Transport
 
+_ASK_POLICY = ("gateway", "tokenizer", "retrieval")
 _TIMEOUT_S = 5.0  # whoever has not answered by then is told so
 
 
@@ -59,7 +60,7 @@ def _services_table(serving: list[Replica], draining: list[Replica]) -> Table:
 
 async def _policies(serving: list[Replica]) -> Table | None:
     """The policies of those that ask one; None: nobody has any."""
-    asked = [r for r in serving if r.service == "tokenizer" and r.metrics_url]
+    asked = [r for r in serving if r.service in _ASK_POLICY and r.metrics_url]
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
         told = await asyncio.gather(*(_policy_of(replica, http) for replica in asked))
     if not any(told):

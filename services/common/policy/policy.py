@@ -7,10 +7,12 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.metrics_server import Page
 from services.common.policy import metrics
 from services.common.policy.check import TextRules
 from services.common.policy.rules import NO_RULES, Rules, load_rules
@@ -121,6 +123,14 @@ class PolicyFile:
             "file": str(self._path) if self._path else None,
             "fault": self.fault or None,
         }
+
+    def pages(self) -> Mapping[str, Page]:
+        """For a service's metrics port."""
+
+        async def page() -> dict[str, Any]:
+            return self.status()
+
+        return {"/policy": page}
 
     def _take(self, found: Policy) -> None:
         self.fault = ""

@@ -78,6 +78,7 @@ class RuleSpec(_Part):
             (self.replacement is not None and not redacts, "replacement is for redact"),
             (redacts and by_meaning, "what like and jailbreak find has no place to redact"),
             (by_meaning and bool(answered), f"like or jailbreak {for_answers}"),
+            (self.like is not None and "retrieved" in self.where, "like is for input and uploads"),
             (self.disguises and bool(answered), f"disguises {for_answers}"),
             (self.disguises and redacts, "what is disguised cannot be redacted"),
             (self.disguises and self.like is not None, "disguises are not for like"),

@@ -19,6 +19,7 @@ from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
 from services.common.metrics import BoundedNames
 from services.common.peers import Peers
+from services.common.policy import PolicyFile
 from services.common.telemetry import Telemetry, traceparent
 from services.gateway import metrics
 from services.gateway.api.rest.http import internal
@@ -32,6 +33,7 @@ from services.gateway.metering.meter import Meter, status_of
 from services.gateway.metering.prices import Cost
 from services.gateway.models import ModelCatalog
 from services.gateway.runs.delivery import Delivery, Mode, joined
+from services.gateway.runs.judgement import Judgement
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
 from services.gateway.runs.records import Journal, Records, client_context
 from services.gateway.runs.text_stream import TextStream
@@ -56,6 +58,7 @@ class Gateway:
     tokenizers: Peers
     models: ModelCatalog
     retrieval: RetrievalClient
+    policy: PolicyFile
     files: Files
     stores: VectorStores
     records: Records
@@ -157,11 +160,16 @@ async def generate(
     metered.usage, metered.shown = lambda: total_usage(answers), lambda: front.shown
 
     with span("generate") as generating:
-        way = _Way(deadline, traceparent(generating), journal)
-        await _all_at_once(
-            _answer(gateway, front, way, prompt, of_one)
-            for prompt, of_one in zip(prompts, of_prompts, strict=True)
-        )
+        judgement = Judgement(gateway.policy.current, prompts, journal)
+        judgement.begin(gateway.retrieval, caller, generating)
+        way = _Way(deadline, traceparent(generating), journal, judgement)
+        try:
+            await _all_at_once(
+                _answer(gateway, front, way, prompt, of_one)
+                for prompt, of_one in zip(prompts, of_prompts, strict=True)
+            )
+        finally:
+            judgement.cancel()
         if gateway.settings.log_prompts:
             generating.set_attribute("prompt", "\n".join(prompt.text for prompt in prompts))
             generating.set_attribute("answer", "\n".join(answer.text for answer in answers))
@@ -176,12 +184,17 @@ class _Way(NamedTuple):
     deadline: float  # monotonic seconds
     traceparent: str
     journal: Journal
+    judgement: Judgement
 
 
 async def _answer(
     gateway: Gateway, front: Front, way: _Way, prompt: Prompt, answers: list[Answer]
 ) -> None:
     """One prompt's answers, from a tokenizer to the front."""
+    if (routed := await way.judgement.route()) is not None:
+        prompt.request.model = routed
+        for answer in answers:
+            answer.model = routed
     stream = TextStream(
         gateway.tokenizers,
         prompt.request,
@@ -195,6 +208,7 @@ async def _answer(
     try:
         async with aclosing(stream.batches()) as batches:
             async for deltas in batches:
+                await way.judgement.settled()
                 for answer in answers:
                     its = deltas
                     if len(answers) > 1:

@@ -24,6 +24,7 @@ from services.gateway import metrics
 INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
 EMBED_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 60.0
+_JUDGE_S = 2.0
 _CONNECT_S = 5.0
 _LOOK_AGAIN_S = 0.25  # at replicas that did not take a call, while no other appears
 _CLOSE_GRACE_S = 30.0
@@ -98,6 +99,14 @@ class RetrievalClient:
     ) -> retrieval_pb2.EmbedReply:
         bounds = _Bounds(EMBED_TIMEOUT_S, self._patience_s)
         reply: retrieval_pb2.EmbedReply = await self._call("Embed", request, span, bounds, record)
+        return reply
+
+    async def judge(
+        self, request: retrieval_pb2.JudgeRequest, span: Span, record: common_pb2.Record
+    ) -> retrieval_pb2.JudgeReply:
+        """Which rules match by meaning, soon or not at all: an answer waits for this."""
+        bounds = _Bounds(_JUDGE_S, _JUDGE_S / 2)
+        reply: retrieval_pb2.JudgeReply = await self._call("Judge", request, span, bounds, record)
         return reply
 
     async def index(

@@ -12,6 +12,7 @@ from protos import retrieval_pb2 as pb
 from protos.common_pb2 import Caller, Passage
 from services.common.config import RetrievalSettings
 from services.common.errors import PenstockError
+from services.common.policy import NO_POLICY
 from services.common.telemetry import Telemetry
 from services.retrieval import pipeline
 from services.retrieval.chunkers import CutDocument
@@ -40,11 +41,16 @@ class Parts:
         self.embedder = SimpleNamespace(embed=self._embed)
         self.chunkers = SimpleNamespace(cut=self._cut)
         self.qdrant = SimpleNamespace(kind="local")
+        self.policy = SimpleNamespace(current=NO_POLICY)
+        self.prototypes = SimpleNamespace(of=self._prototypes)
         self.store = SimpleNamespace(
             search=self._store("search"),
             replace=self._store("replace"),
             remove=self._store("remove"),
         )
+
+    async def _prototypes(self, _: object) -> list[object]:
+        return []
 
     def _read(self, text: str) -> Tokens:
         return Tokens([len(text)] * min(len(text), 9), max(0, len(text) - 9))
