@@ -172,9 +172,14 @@ class DraftProposer:
         began = perf_counter()
         steps = [(rows, runner.launch(_first_step(rows)))]
         before = [row for row in rows if row.guesses]
+        plan: StepPlan | None = None
         for depth in range(1, max((row.guesses for row in before), default=1)):
             deeper = [row for row in before if row.guesses > depth]
-            steps.append((deeper, runner.launch(_next_step(deeper, before, depth))))
+            if plan is not None and len(deeper) == len(before):
+                plan = _one_further(plan)
+            else:
+                plan = _next_step(deeper, before, depth)
+            steps.append((deeper, runner.launch(plan)))
             before = deeper
         guesses: dict[str, list[int]] = {row.sequence.id: [] for row in rows}
         seconds: list[float] = []
@@ -250,6 +255,21 @@ def _next_step(rows: Seq[_Row], before: Seq[_Row], depth: int) -> StepPlan:
         lengths=[row.end + depth for row in rows],
         guessing=[*range(len(rows))],
         awaited=[(place, places[row.sequence.id]) for place, row in enumerate(rows)],
+    )
+
+
+def _one_further(plan: StepPlan) -> StepPlan:
+    """What follows on a step of one guess of each, for the same sequences."""
+    places = np.arange(len(plan.lengths), dtype=np.int32)
+    samplings = plan.samplings.copy()
+    samplings["position"] += 1
+    return replace(
+        plan,
+        token_ids=np.zeros_like(places),
+        awaited=np.stack((places, places), axis=1),
+        positions=plan.positions + 1,
+        lengths=plan.lengths + 1,
+        samplings=samplings,
     )
 
 

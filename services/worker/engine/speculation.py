@@ -26,6 +26,8 @@ _FORCED = 0.95
 """Of one that a grammar leaves no other for; but it may be put into tokens in another way."""
 _WAGER = 2.0
 """Times what it takes to begin must have been won by then, had it begun before."""
+_FORGETS = 0.999
+"""By so much less what guesses cost is believed with each step that has none."""
 _MARGIN = 1.15
 """By so much it must be better, for what the cost model does not see."""
 
@@ -40,6 +42,8 @@ class Speculation:
         self._host = Settling(1e-4)
         """Besides what its device takes, and guessing, a step."""
         self._guessed_s = 0.0
+        self._idle = 0
+        """Steps since somebody guessed."""
         self._forced: dict[str, list[int]] = {}
         """Those of this step that a grammar says, by the sequence's id."""
 
@@ -52,17 +56,21 @@ class Speculation:
         step_s = self._cost.step_s(shape) + self._host.value
         token_s = step_s / len(decodes)
         prior = self._all.expected(self._tokens, _HOPE)
+        # Costs that nobody sees may be wrong for ever: they are believed less and less.
+        margin = _MARGIN * _FORGETS**self._idle
+        self._idle += 1
         own_s = self._proposer.depth_s(len(decodes), shape.decode_context) / len(decodes)
-        costs = _MARGIN * (self._cost.draft_s + own_s)
+        costs = margin * (self._cost.draft_s + own_s)
         if token_s <= costs or not room:
             return {}
         likely = [self._offer(sequence, prior, token_s, costs) for sequence in decodes]
         likely = [one for one in likely if one[1]]
-        return self._deepen(likely, shape, step_s, room) if likely else {}
+        return self._deepen(likely, shape, step_s, margin, room) if likely else {}
 
     def propose(self, wanted: Wanted) -> dict[str, tuple[int, ...]]:
         """The guesses of those that should have some, by the sequence's id: as far as they can be
         of use."""
+        self._idle = 0
         others = [one for one in wanted if one[0].id not in self._forced]
         began = perf_counter()
         guessed = zip(others, self._proposer.propose(others) if others else (), strict=True)
@@ -109,6 +117,7 @@ class Speculation:
         likely: list[tuple[float, int, Sequence]],
         shape: StepShape,
         seconds: float,
+        margin: float,
         room: int,
     ) -> dict[str, int]:
         """From depth to depth, as long as it pays: guesses of all sequences that are worth it.
@@ -119,7 +128,7 @@ class Speculation:
         depth = 0
         while likely:
             depth += 1
-            least = _MARGIN * each_s * tokens
+            least = margin * each_s * tokens
             likely = [
                 one for one in likely if one[1] >= depth and one[0] ** depth * seconds > least
             ]
@@ -128,7 +137,7 @@ class Speculation:
             gain = sum(right**depth for right, _, _ in likely)
             rows = len(likely)
             costs = rows * each_s + self._proposer.depth_s(rows, rows * context)
-            if gain * seconds <= _MARGIN * costs * tokens:
+            if gain * seconds <= margin * costs * tokens:
                 break
             counts.update((sequence.id, depth) for _, _, sequence in likely)
             tokens, seconds, room = tokens + gain, seconds + costs, room - rows

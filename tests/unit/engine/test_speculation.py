@@ -322,6 +322,20 @@ def test_it_pays_or_it_does_not_happen(batch: int, right: float) -> None:
             assert faster < 1.03, "there is nothing to be won"
 
 
+def test_costs_that_were_wrong_are_not_believed_for_ever() -> None:
+    """A machine that was busy when guesses were tried: in a quiet hour they are tried again."""
+    cost = CostModel()
+    shape = StepShape(decodes=1, decode_context=100)
+    for _ in range(5):
+        cost.learn(shape, 1e-3)
+        cost.learn(replace(shape, drafts=1), 3e-3)
+    guesses = Speculation(Offering(), cost, depth=2, rows=9)
+    sequence = Sequence(Request("a", [1] * 100, Sampling(10**6)), 0, 16, frozenset(), 10**7, 0)
+    tried = [bool(guesses.wanted([sequence], shape, 9)) for _ in range(2000)]
+    assert not any(tried[:300])
+    assert any(tried)
+
+
 def test_who_guessed_wrong_is_tried_again() -> None:
     acceptance = Acceptance()
     acceptance.learn(10, 8, 0)
