@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import SAMPLING
+from kernels.sampling import EDIT, NO_EDITS, SAMPLING
 from services.worker.engine import EngineConfig, Request, Sampling, triton_runner
 from services.worker.engine.decode_graphs import DecodeGraphs, batch_sizes
 from services.worker.engine.plan import StepPlan
 from services.worker.engine.runner import Runner, make_runner
 from services.worker.engine.step_inputs import Capacity, StepInputs
 from services.worker.engine.triton_runner import TritonRunner
+from tests.unit.engine.checkpoints import VOCAB
 from tests.unit.engine.driving import SMALL, drive, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]
@@ -106,6 +108,63 @@ def test_families_compute_as_on_the_reference(checkpoint: Checkpoint, variant: s
         found.append((content, blocks))
     assert found[0][0] == found[1][0]
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-4)
+
+
+def held(step: StepPlan, rows: list[int], edited: bool) -> StepPlan:
+    """With rows that a grammar constrains; `edited`: and others, that are edited or tell logprobs,
+    among them one that is constrained."""
+    samplings, edits = step.samplings.copy(), NO_EDITS
+    if edited:
+        edits = np.array([(7, 1.5, 2.0), (9, 1, -np.inf), (7, 2.0, 4.0)], EDIT)
+        samplings["num_edits"][:2], samplings["first_edit"][1] = (2, 1), 2
+        samplings["logprobs"] = [0, 3, 1][: len(samplings)]
+    constrained = np.array(rows, np.int32)
+    return replace(step, samplings=samplings, edits=edits, constrained=constrained)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_constrained_rows_sample_as_on_the_reference(
+    checkpoint: Checkpoint, temperature: float
+) -> None:
+    """Beside others, in replayed steps and in those that are not, with edits and logprobs; what
+    was sampled is what the next step goes on after; what nothing is allowed of fails alone."""
+    drawn = {"temperature": temperature, "seed": 5}
+    blocks = [4, 2, 7]
+    prompts = plan([([5, 9, 200], 0, [4]), ([8, 17], 0, [2]), ([31, 40], 0, [7])], [])
+    decodes = plan(
+        [([6], n, [b]) for n, b in zip((3, 2, 2), blocks, strict=True)], [0, 1, 2], **drawn
+    )
+    after = [([0], n + 1, [b]) for n, b in zip((3, 2, 2), blocks, strict=True)]
+    waits = [(0, 0), (1, 1), (2, 2)]
+    words = np.zeros((2, -(-VOCAB // 32)), np.int32)
+    words[0, [0, 3, 8]] = 0b10010, -1, 1  # the last token is the last word's only one
+    nothing = words * [[1], [0]]
+    words[1, 5] = 0x0F0F0F0F
+    steps = [
+        (held(decodes, [0, 2], edited=False), words),
+        (held(plan(after, [0, 1, 2], waits, **drawn), [1, 2], edited=True), words[::-1].copy()),
+        (
+            held(plan([([6], 3, [4]), ([5, 6], 0, [9])], [0, 1], **drawn), [1], edited=False),
+            words[:1],
+        ),
+        (held(decodes, [0, 2], edited=True), nothing.astype(np.int32)),
+    ]
+    told = []
+    for kernels in ("reference", "triton"):
+        ran = runner(checkpoint(), kernels)
+        ran.collect(ran.launch(prompts))
+        tickets = []
+        for step, allowed in steps:
+            tickets.append(ran.launch(step))
+            ran.sample(tickets[-1], allowed)
+        told.append([result for ticket in tickets for result in ran.collect(ticket).results])
+    for one, other in zip(*told, strict=True):
+        assert (one.tokens, one.error) == (other.tokens, other.error)
+        assert [of.top_ids for of in one.logprobs] == [of.top_ids for of in other.logprobs]
+    allowed = [[(words[0, t // 32] >> t % 32) & 1 for t in result.tokens] for result in told[1]]
+    assert allowed[0] == [1]
+    assert [result.error is None for result in told[1]] == [True] * 10 + [False]
+    assert told[1][-1].error.param == "constraint"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
