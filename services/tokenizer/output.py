@@ -136,8 +136,7 @@ class Output:
         said, starts, ends = self._take(delta.token_ids)
         told = self._tell(delta, starts) if self._texts is not None else []
         if self.finish and not self._over:
-            rest = self._stops.push(self._detokenizer.flush())
-            said.add(self._allowed(rest if self.stop is not None else rest + self._stops.flush()))
+            said.add(self._allowed(self._detokenizer.flush()))
         if self.stop is not None:
             self.finish = FINISH_STOP
         if self.finish and self.blocked is None:
@@ -189,19 +188,47 @@ class Output:
     def _flushed(self) -> Said:
         """What was held back, by kinds, at the end."""
         said = Said()
-        if self._shape is not None:
+        if self._shape is not None and self.stop is None:
             said = self._shape.flush()
-            if self._shape.called and self.finish == FINISH_STOP:
-                self.finish = FINISH_TOOL_CALLS
+            said.text = self._stopped(said.text)
+        if self.stop is not None:
+            self.finish = FINISH_STOP
+        if self._shape is not None and self._shape.called and self.finish == FINISH_STOP:
+            self.finish = FINISH_TOOL_CALLS
+        held = self._stops.flush()
+        said.text += held
         if self._policy is not None:
-            said = self._policy.push(said, "")
+            said = self._policy.push(said, held if self._shape is None else "")
             said.add(self._policy.flush())
         return said
 
     def _allowed(self, text: str) -> Said:
         """New text by its kinds, as far as it may leave."""
-        said = Said(text) if self._shape is None else self._shape.push(text)
-        return said if self._policy is None else self._policy.push(said, text)
+        said, raw = self._cut(text)
+        self._characters += len(raw)
+        return said if self._policy is None else self._policy.push(said, raw)
+
+    def _cut(self, text: str) -> tuple[Said, str]:
+        """New text by its kinds, up to the first stop string, and what that is made of. Stop strings
+        are of the answer's text: a call's arguments are not cut, nor reasoning."""
+        if self._shape is None:
+            text = self._stopped(text)
+            return Said(text), text
+        if not self._stops:
+            return self._shape.push(text), text
+        said = Said()
+        for place, char in enumerate(text, 1):
+            new = self._shape.push(char)
+            new.text = self._stopped(new.text)
+            if new.calls and self.stop is None:
+                new.text += self._stops.flush()  # no stop string goes on behind a call
+            said.add(new)
+            if self.stop is not None:
+                return said, text[:place]
+        return said, text
+
+    def _stopped(self, text: str) -> str:
+        return self._stops.push(text) if len(self.token_ids) > self._min_tokens else text
 
     def _begin(self, delta: TokenDelta) -> None:
         if delta.token_ids:

@@ -17,6 +17,10 @@ class StopStrings:
         self._held = ""
         self.hit: str | None = None
 
+    def __bool__(self) -> bool:
+        """There are some."""
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """What of the text so far may go out now. Empty once `hit` is set."""
         if not self._stops or self.hit is not None:

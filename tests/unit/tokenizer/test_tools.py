@@ -278,6 +278,40 @@ def test_the_end_of_an_answer_with_tools(text: str, finish: int, ends: int) -> N
     assert given == ids
 
 
+@pytest.mark.parametrize(
+    ("stop", "text", "said_", "ends"),
+    [
+        ('"a"', CALL_FIND, "", FINISH_TOOL_CALLS),
+        ("find", "I find. " + CALL_FIND, "I ", FINISH_STOP),
+        ("wel", CALL_FIND + " Well, well.", " Well, ", FINISH_TOOL_CALLS),
+        ('.<tool_call>{"name"', "So." + CALL_FIND, "So.", FINISH_TOOL_CALLS),
+        ("think", "<think>I think</think> I see, I think so.", "I see, I ", FINISH_STOP),
+    ],
+    ids=["arguments", "before", "behind", "into", "reasoning"],
+)
+def test_a_stop_string_cuts_text_and_no_call(stop: str, text: str, said_: str, ends: int) -> None:
+    """Wherever the answer is cut into steps."""
+    asked = request(FIND)
+    asked.stop.append(stop)
+    reasons = stop == "think"
+    marks = ReasoningMarks("<think>", "</think>")
+    model = replace(demo(), reasoning_marks=marks) if reasons else demo()
+    ids = demo().tokenizer.encode(text).ids
+    for size in (1, 2, 3, len(ids)):
+        out = Output(model.with_calls(), asked.stop, PROMPT, shape_of(asked, model, PROMPT))
+        told = []
+        for first in range(0, len(ids), size):
+            rest = ids[first : first + size]
+            finish = FINISH_STOP if first + size >= len(ids) else 0
+            told.append(out.push(TokenDelta(token_ids=rest, finish=finish)))
+            if out.stop is not None:
+                break
+        assert "".join(one.text for one in told if one) == said_
+        arguments = "".join(c.arguments for one in told if one for c in one.tool_calls)
+        assert arguments == ('{"q": "a"}' if ends == FINISH_TOOL_CALLS else "")
+        assert out.finish == ends
+
+
 @pytest.mark.parametrize("ends", ["", "<|end|>"])
 def test_logprobs_of_calls_are_told_but_for_the_end_tokens(ends: str) -> None:
     """What a grammar ends with is no end token."""
