@@ -14,13 +14,14 @@ from typing import Any
 from protos.common_pb2 import Constraint, ToolChoice
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.errors import invalid
+from services.common.json_schema import closed
 from services.tokenizer.answer_shape import Reasoning, ReasoningMarks, Shape
 from services.tokenizer.context import Prompt
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import callable_tools, offered
 from services.tokenizer.tool_parsers import Way, literal, without
 
-_WHITE_SPACE = r"[ \t\r\n]{0,32}"  # between JSON's parts, as the engine bounds it elsewhere
+_WHITE_SPACE = r"( |\n[ \t]{0,16})?"  # between JSON's parts, as the engine bounds it elsewhere
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "additionalProperties": False}
 _SLASH = re.compile(r"\\.|/", re.DOTALL)  # and what is escaped, which a slash may be already
 
@@ -116,5 +117,5 @@ def _form(wanted: Constraint) -> str:
 
 def _json(schema: Any) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
-    whole = {**schema, **options} if isinstance(schema, dict) else schema
+    whole = {**closed(schema), **options} if isinstance(schema, dict) else schema
     return f"%json {json.dumps(whole, ensure_ascii=False)}"

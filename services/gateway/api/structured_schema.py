@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from protos.common_pb2 import Constraint
+from services.common.json_schema import closed
 from services.gateway.api.schema import MAX_DEPTH, Body, bad_value, too_deep
 
 MAX_TEXT = 64 * 1024  # characters of a schema, an expression or a grammar
@@ -129,4 +130,4 @@ def _json_schema(schema: dict[str, Any] | str, param: str) -> Constraint:
         raise bad_value(param, "must be a JSON schema, an object")
     if too_deep(parsed):
         raise bad_value(param, deep)
-    return Constraint(json_schema=text)
+    return Constraint(json_schema=json.dumps(closed(parsed), ensure_ascii=False))

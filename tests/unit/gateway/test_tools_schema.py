@@ -21,6 +21,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "argume
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "found"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = json.dumps(SCHEMA | {"additionalProperties": False})
 DEEP = json.loads('{"allOf": [' * 50 + "{}" + "]}" * 50)
 
 
@@ -124,17 +125,17 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
             {"response_format": {"type": "json_schema",
                                  "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
             "response_format.json_schema.schema",
-            Constraint(json_schema=json.dumps(SCHEMA)),
+            Constraint(json_schema=CLOSED),
         ),
-        ({"guided_json": SCHEMA}, "guided_json", Constraint(json_schema=json.dumps(SCHEMA))),
+        ({"guided_json": SCHEMA}, "guided_json", Constraint(json_schema=CLOSED)),
         ({"guided_json": json.dumps(SCHEMA)}, "guided_json",
-         Constraint(json_schema=json.dumps(SCHEMA))),
+         Constraint(json_schema=CLOSED)),
         ({"guided_regex": "a+"}, "guided_regex", Constraint(regex="a+")),
         ({"guided_choice": ["a", "b"]}, "guided_choice",
          Constraint(choice=Constraint.Options(texts=["a", "b"]))),
         ({"guided_grammar": "start: \"a\""}, "guided_grammar", Constraint(grammar='start: "a"')),
         ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json",
-         Constraint(json_schema=json.dumps(SCHEMA))),
+         Constraint(json_schema=CLOSED)),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice",
          Constraint(choice=Constraint.Options(texts=["a"]))),
     ],

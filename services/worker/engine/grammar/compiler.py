@@ -18,8 +18,9 @@ from services.worker.engine.messages import Constraint
 
 Words = NDArray[np.int32]
 
-_WHITE_SPACE = r"[ \t\r\n]{0,32}"
-"""Between JSON's parts: a model that has lost its way would write nothing else for ever."""
+_WHITE_SPACE = r"( |\n[ \t]{0,16})?"
+"""Between JSON's parts, as its writers put it: a model that has lost its way would write nothing
+else for ever, and a small one up to any bound."""
 _LEXER_FUEL = 200_000
 _STEP_FUEL = 50_000
 _STATES = 20_000

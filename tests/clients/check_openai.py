@@ -1,0 +1,101 @@
+"""OpenAI's client: parse() with pydantic, tools, streams, logprobs, sync and async."""
+
+import asyncio
+import json
+from typing import Literal
+
+import openai
+from pydantic import BaseModel, Field
+
+ASKED = [{"role": "user", "content": "What is the pressure of the water?"}]
+
+
+class Part(BaseModel):
+    name: Literal["pump", "valve"]
+    turns: int = Field(ge=0, le=9)
+
+
+class Plan(BaseModel):
+    parts: list[Part] = Field(min_length=1, max_length=2)
+    urgent: bool
+
+
+class GetPressure(BaseModel):
+    """The pressure of a pipe."""
+
+    pipe: Literal["main", "side"]
+
+
+def main(client: openai.OpenAI) -> None:
+    told = client.chat.completions.parse(
+        model="demo", messages=ASKED, response_format=Plan, max_tokens=500
+    )
+    assert isinstance(told.choices[0].message.parsed, Plan)
+    again = [*ASKED, told.choices[0].message, {"role": "user", "content": "Again."}]
+    assert (
+        client.chat.completions.parse(
+            model="demo", messages=again, response_format=Plan, max_tokens=500
+        )
+        .choices[0]
+        .message.parsed
+    )
+
+    with client.chat.completions.stream(
+        model="demo", messages=ASKED, response_format=Plan, max_tokens=500
+    ) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion().choices[0].message
+    assert isinstance(final.parsed, Plan)
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+
+    tool = openai.pydantic_function_tool(GetPressure)
+    called = client.chat.completions.parse(
+        model="demo", messages=ASKED, tools=[tool], tool_choice="required", max_tokens=500
+    ).choices[0]
+    assert called.finish_reason == "tool_calls"
+    (call,) = called.message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, GetPressure)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "3 bar"}
+    answered = client.chat.completions.create(
+        model="demo", messages=[*ASKED, called.message, result], tools=[tool], max_tokens=30
+    )
+    assert answered.choices[0].message.content or answered.choices[0].message.tool_calls
+
+    with client.chat.completions.stream(
+        model="demo", messages=ASKED, tools=[tool], tool_choice="required", max_tokens=500
+    ) as stream:
+        done = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
+    assert [type(event.parsed_arguments) for event in done] == [GetPressure]
+
+    several = client.chat.completions.create(
+        model="demo", messages=ASKED, n=3, logprobs=True, top_logprobs=2, max_tokens=5, seed=1
+    )
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert all(len(c.logprobs.content) for c in several.choices)  # type: ignore[union-attr,arg-type]
+    last = list(
+        client.chat.completions.create(
+            model="demo", messages=ASKED, stream=True, stream_options={"include_usage": True},
+            max_tokens=5,
+        )
+    )[-1]  # fmt: skip
+    assert last.usage is not None
+    assert last.usage.completion_tokens <= 5
+
+
+async def concurrently(client: openai.AsyncOpenAI) -> None:
+    async def one() -> str:
+        told = await client.chat.completions.create(
+            model="demo", messages=ASKED, response_format={"type": "json_object"}, max_tokens=400,
+            tools=None,
+        )  # fmt: skip
+        return told.choices[0].message.content or ""
+
+    for text in await asyncio.gather(*(one() for _ in range(4))):
+        assert text.lstrip().startswith("{")
+        if text.rstrip().endswith("}"):
+            json.loads(text, strict=False)
+
+
+if __name__ == "__main__":
+    main(openai.OpenAI())
+    asyncio.run(concurrently(openai.AsyncOpenAI()))
