@@ -209,8 +209,8 @@ class Output:
         return said if self._policy is None else self._policy.push(said, raw)
 
     def _cut(self, text: str) -> tuple[Said, str]:
-        """New text by its kinds, up to the first stop string, and what that is made of. Stop strings
-        are of the answer's text: a call's arguments are not cut, nor reasoning."""
+        """New text by its kinds, up to the first stop string, and what that is made of. Stop
+        strings are of the answer's text: a call's arguments are not cut, nor reasoning."""
         if self._shape is None:
             text = self._stopped(text)
             return Said(text), text
@@ -266,11 +266,8 @@ class Output:
             new = self._detokenizer.push((id,))
             starts.append(self._decoded)
             self._decoded += len(new)
-            if len(self.token_ids) > self._min_tokens:
-                new = self._stops.push(new)
-            self._characters += len(new)
-            ends.append(self._characters)
             said.add(self._allowed(new))
+            ends.append(self._characters)
             if self._over:
                 break
         return said, starts, ends
