@@ -280,6 +280,11 @@ class Engine:
         """Raises IntegrityError if a block leaked. For idle moments: it looks at every block."""
         self.scheduler.check()
 
+    def close(self) -> None:
+        """Ends what runs beside it: for a process that goes on without it."""
+        self.aside.close()
+        self._steps.close()
+
     def _announce(self, shape: StepShape) -> None:
         expected_s = self._cost.step_s(shape)
         if expected_s >= LONG_STEP_S:

@@ -56,6 +56,9 @@ class Steps:
         self._filler = Filler()
         self._failed = 0
 
+    def close(self) -> None:
+        self._filler.close()
+
     def launch(self, running: Running, before: Running | None = None) -> None:
         """Has the chunks computed together, behind `before`, whose tokens they may go on after."""
         rows = sampling_rows(before.chunks) if before else {}

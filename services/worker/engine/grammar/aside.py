@@ -29,6 +29,9 @@ class Aside:
         """`news` was polled. Whether anybody waits for it or not: it would stay readable."""
         self._grammars.hear()
 
+    def close(self) -> None:
+        self._grammars.close()
+
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
         self._grammars.want(*_wanted(sequence))

@@ -43,6 +43,12 @@ class Filler:
                 found.append(TooSlow())
         return found
 
+    def close(self) -> None:
+        """Ends its thread."""
+        if self._hand is not None:
+            self._hand.close()
+            self._hand = None
+
 
 class _Work:
     def __init__(self, jobs: Seq[Job]) -> None:
@@ -58,7 +64,7 @@ class _Hand:
     """A thread."""
 
     def __init__(self) -> None:
-        self._todo: SimpleQueue[_Work] = SimpleQueue()
+        self._todo: SimpleQueue[_Work | None] = SimpleQueue()
         self._lock = threading.Lock()
         thread = threading.Thread(target=self._work, name="masks", daemon=True)
         thread.start()
@@ -79,9 +85,13 @@ class _Hand:
                     return work.errors, False
         return work.errors, True
 
+    def close(self) -> None:
+        self._todo.put(None)
+
     def _work(self) -> None:
         while True:
-            work = self._todo.get()
+            if (work := self._todo.get()) is None:
+                return
             for _, fill in work.jobs:
                 work.began_s = thread_time()
                 error = _tried(fill)

@@ -53,7 +53,8 @@ class Grammars:
         self._made: OrderedDict[Constraint, _Made] = OrderedDict()
         self._wanted = Turns()
         self._changed = threading.Condition()
-        self._started = False
+        self._threads: list[threading.Thread] = []
+        self._closed = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when something was made, until `hear`."""
 
@@ -97,19 +98,26 @@ class Grammars:
         with suppress(BlockingIOError):
             os.eventfd_read(self.news)
 
+    def close(self) -> None:
+        """Ends its threads and their process."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        os.close(self.news)
+
     def _start(self) -> None:
-        if self._started:
+        if self._threads:
             return
-        self._started = True
         work = _Work(self._of)
         for _ in range(_AT_ONCE):
-            threading.Thread(target=self._work, args=(work,), name="grammars", daemon=True).start()
+            thread = threading.Thread(target=self._work, args=(work,), name="grammars", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def _work(self, work: "_Work") -> None:
-        while True:
-            with self._changed:
-                constraint = self._changed.wait_for(self._wanted.take)
-            assert constraint is not None
+        while (constraint := self._next()) is not None:
             began, matcher, error = monotonic(), None, None
             try:
                 matcher = work.make(constraint)
@@ -117,6 +125,16 @@ class Grammars:
                 error = why
             self._keep(constraint, matcher, error, monotonic() - began)
             os.eventfd_write(self.news, 1)
+        work.close()
+
+    def _next(self) -> Constraint | None:
+        """What to make, once there is something; None at the end."""
+        with self._changed:
+            while not self._closed:
+                if constraint := self._wanted.take():
+                    return constraint
+                self._changed.wait()
+        return None
 
     def _keep(
         self,
@@ -145,6 +163,9 @@ class _Work:
         self._trial = Trial(*of)
         self._compiler: Compiler | None = None
         self._reading = threading.Lock()
+
+    def close(self) -> None:
+        self._trial.close()
 
     def make(self, constraint: Constraint) -> Matcher:
         """Raises ConstraintError, and Unavailable for anything else that goes wrong."""

@@ -50,6 +50,17 @@ class Trial:
         self._arguments = [folder, str(vocab_size), *map(str, eos_token_ids)]
         self._starting = threading.Lock()
         self._server: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        """Ends the process, if it runs."""
+        with self._starting:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+            if self._process is not None:
+                self._process.wait()
+                self._process = None
 
     def grammar(self, constraint: Constraint) -> str:
         """Blocking. Raises ConstraintError, and Unavailable if it could not be tried."""
@@ -85,7 +96,7 @@ class Trial:
         """Raises OSError, and ConstraintError for a checkpoint that takes no constraints."""
         ours, theirs = socket.socketpair()
         with theirs:
-            subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), *self._arguments],
                 pass_fds=[theirs.fileno()],
             )

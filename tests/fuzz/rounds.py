@@ -1,0 +1,219 @@
+"""A round: an engine of random settings, its requests, and what must hold behind them."""
+
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from random import Random
+from time import monotonic, sleep
+from typing import Any
+from unittest import mock
+
+import jsonschema
+
+from protos.common_pb2 import FINISH_STOP
+from protos.worker_pb2 import TokenDelta
+from services.tokenizer.constraint import shape_of
+from services.tokenizer.output import Output
+from services.worker.engine import (
+    EngineConfig,
+    FinishReason,
+    KvBlocks,
+    RequestOutput,
+    StepOutput,
+    kv_payload,
+)
+from services.worker.engine.engine import Engine
+from tests.fuzz.faults import Faults, no_room
+from tests.fuzz.requests import DEMO, EOS, PROMPT, WINDOW, Asked, demo, drawn
+
+_STEPS = 200  # in which the requests of a round come
+_MOST = 20_000
+_ENDS_S = 30.0  # for threads
+
+
+@dataclass
+class Following:
+    """One request, from the engine to its client's text."""
+
+    asked: Asked
+    output: Output
+    began: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: int = 0
+    last: RequestOutput | None = None
+    cancelled: bool = False
+    answers_at: int | None = None
+
+
+def config(rng: Random) -> EngineConfig:
+    speculation = rng.choice(("off", "off", "ngram"))
+    return EngineConfig(
+        model=str(DEMO),
+        num_blocks=rng.choice((WINDOW // 16 + 1, 40, 200)),
+        max_model_len=WINDOW,
+        max_running=rng.choice((2, 8, 16)),
+        max_batched_tokens=rng.choice((32, 64, 512)),
+        prefix_caching=rng.random() < 0.8,
+        overlap=False if speculation != "off" else rng.random() < 0.5,
+        speculation=speculation,
+        threads=1,
+        target_itl_ms=1e6,
+    )
+
+
+def play(seed: int, count: int) -> set[str]:
+    """Gives the faults that were met. Raises AssertionError for whatever does not hold."""
+    rng, before = Random(seed), {*threading.enumerate()}
+    engine = Engine(config(rng))
+    faults = Faults(rng, engine, often=rng.choice((0.0, 0.02, 0.1)))
+    with mock.patch.object(kv_payload, "share", no_room(faults)):
+        _Round(engine, rng, faults, count).run()
+    engine.close()
+    until = monotonic() + _ENDS_S
+    while left := {*threading.enumerate()} - before:
+        assert monotonic() < until, f"threads are left: {left}"
+        sleep(0.01)
+    return faults.seen
+
+
+class _Round:
+    def __init__(self, engine: Engine, rng: Random, faults: Faults, count: int) -> None:
+        self._engine, self._faults, self._rng = engine, faults, rng
+        coming: list[Asked] = []
+        while len(coming) < count:
+            coming += drawn(rng, _STEPS)
+        self._coming = sorted(coming[:count], key=lambda asked: -asked.at_step)
+        self._all: dict[str, Following] = {}
+        self._open: dict[str, Following] = {}
+
+    def run(self) -> None:
+        now = 0
+        while self._coming or self._open:
+            assert now < _MOST, f"they do not come to an end: {[*self._open]}"
+            while self._coming and self._coming[-1].at_step <= now:
+                self._add(self._coming.pop(), now)
+            self._command(now)
+            if self._engine.has_work:
+                self._take(self._engine.step(), now)
+                self._faults.step()
+            self._engine.check()
+            now += 1
+        while self._engine.has_work:
+            self._take(self._engine.step(), now)
+        self._at_the_end()
+
+    def _add(self, asked: Asked, now: int) -> None:
+        name = str(len(self._all))
+        detokenizer = demo().with_calls() if asked.chat.chat.tools else demo().detokenizer()
+        shape = shape_of(asked.chat, demo(), PROMPT) if asked.chat.HasField("chat") else None
+        output = Output(detokenizer, asked.stops, PROMPT, shape)
+        self._all[name] = self._open[name] = Following(asked, output, now)
+        self._engine.add(asked.request(name))
+
+    def _command(self, now: int) -> None:
+        for name, one in [*self._open.items()]:
+            after = one.asked.cancel_after
+            if after is not None and now >= one.began + after and not one.cancelled:
+                self._cancel(name)
+            elif one.answers_at is not None and now >= one.answers_at and not one.cancelled:
+                one.answers_at = None
+                self._answer(name, one.asked.prompt)
+
+    def _cancel(self, name: str) -> None:
+        self._open[name].cancelled = True
+        self._engine.cancel(name)
+
+    def _answer(self, name: str, prompt: list[int]) -> None:
+        info = self._engine.info
+        count = -(-len(prompt) // info.block_size)
+        self._engine.write_kv(KvBlocks(name, 0, count, bytes(count * info.kv_bytes_per_block)))
+        self._engine.start_decode(name, self._rng.randrange(3, 2048))
+
+    def _take(self, step: StepOutput, now: int) -> None:
+        for reserved in step.kv_reserved:
+            one = self._all[reserved.request_id]
+            if one.asked.answers_after is not None:
+                one.answers_at = now + one.asked.answers_after
+        for export in step.kv_exports:
+            kv_payload.discard(export.data)
+        for told in step.outputs:
+            self._told(told)
+
+    def _told(self, told: RequestOutput) -> None:
+        one = self._all[told.request_id]
+        assert one.last is None, f"{told.request_id}: something came behind the end"
+        one.tokens += told.new_token_ids
+        one.logprobs += len(told.logprobs or ())
+        if told.prompt_logprobs is not None:
+            assert len(told.prompt_logprobs) == len(one.asked.prompt) - 1
+        ends = told.finish_reason is FinishReason.STOP
+        if not one.output.finish:
+            one.output.push(
+                TokenDelta(token_ids=told.new_token_ids, finish=FINISH_STOP if ends else 0)
+            )
+        if told.finish_reason is not None:
+            one.last = told
+            del self._open[told.request_id]
+            _judge(one, self._faults)
+        elif one.output.stop is not None and not one.cancelled:
+            self._cancel(told.request_id)  # as the tokenizer does
+
+    def _at_the_end(self) -> None:
+        engine = self._engine
+        assert all(one.last is not None for one in self._all.values())
+        assert not engine.scheduler.sequences
+        assert not engine.aside.sequences
+        assert engine.pool.num_free == engine.pool.num_blocks
+        engine.check()
+        load = engine.load()
+        assert (load.waiting, load.running, load.queued_prefill_tokens) == (0, 0, 0)
+
+
+def _judge(one: Following, faults: Faults) -> None:
+    asked, last = one.asked, one.last
+    assert last is not None
+    sampling = asked.request("").sampling
+    assert len(one.tokens) <= max(0, sampling.max_tokens)
+    if sampling.logprobs is not None and not asked.wrong:
+        assert one.logprobs == len(one.tokens)
+    match last.finish_reason:
+        case FinishReason.ERROR:
+            assert last.error is not None
+            bare = sampling.constraint or sampling.logit_bias or sampling.bad_words
+            assert asked.wrong or faults.seen or bare, last.error
+            assert last.error.message
+        case FinishReason.CANCELLED:
+            assert one.cancelled
+        case FinishReason.LENGTH:
+            full = len(asked.prompt) + len(one.tokens) + (asked.answers_after is not None)
+            assert len(one.tokens) >= sampling.max_tokens - 1 or full >= WINDOW
+        case FinishReason.STOP:
+            assert not asked.wrong
+            _judge_form(one, sampling)
+        case FinishReason.PREFILL_DONE:
+            assert asked.more.get("prefill_only")
+            assert len(one.tokens) == 1
+
+
+def _judge_form(one: Following, sampling: Any) -> None:
+    """Of an answer that has ended: who has a form, has it whole."""
+    constraint, tokens = sampling.constraint, one.tokens
+    stops = {*sampling.stop_token_ids}
+    if constraint is None:
+        if tokens:  # or one that began elsewhere
+            assert tokens[-1] in stops | {EOS}
+            assert len(tokens) >= sampling.min_tokens or one.asked.more
+        return
+    if one.asked.more.get("remote_prefill") or (tokens and tokens[-1] in stops):
+        return  # its first token was nobody's choice; a stop token ends what is not whole
+    text = demo().decode([token for token in tokens if token != EOS])
+    match constraint.kind:
+        case "json_object":
+            assert isinstance(json.loads(text, strict=False), dict)
+        case "json_schema":
+            jsonschema.validate(json.loads(text), json.loads(constraint.text))
+        case "regex":
+            assert re.fullmatch(constraint.text, text)
+        case "choice":
+            assert text in json.loads(constraint.text)
