@@ -11,6 +11,7 @@ EVERYTHING = {
         "admin": {"enabled": True},
         "oidcCaSecret": {"name": "issuer-ca"},
     },
+    "policy": {"version": "1", "rules": [{"name": "card", "pii": ["card"], "action": "redact"}]},
     "settings": {
         "IDENTITY__OIDC_ISSUER": "https://id.example.com:8444/realms/ai",
         "IDENTITY__OIDC_AUDIENCE": "penstock",

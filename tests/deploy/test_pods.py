@@ -6,8 +6,9 @@ from pathlib import Path
 
 from services.common.config import unknown_names
 from services.common.discovery import SERVICES
+from services.common.policy import load_rules
 from tests.deploy.environment import settings_of
-from tests.deploy.manifests import Pod, Release
+from tests.deploy.manifests import Pod, Release, render
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 _OF_SERVE = ("gateway", "services", "prefill", "decode")
@@ -229,3 +230,21 @@ def _claim_templates(release: Release, owner: str) -> list[dict[str, dict[str, s
         "volumeClaimTemplates", []
     )
     return found
+
+
+def test_the_policy_is_a_file_in_every_pod_that_asks_it(everything: Release) -> None:
+    """Mounted as a folder: a file by itself would never change."""
+    (config,) = [c for c in everything.of("ConfigMap") if c["metadata"]["name"].endswith("-policy")]
+    rules = load_rules(config["data"]["policy.yaml"].encode())
+    assert [rule.name for rule in rules.spec.rules] == ["card"]
+    for name in ("gateway", "services", "cli"):
+        (pod,) = everything.pods_of(name)
+        (container,) = [c for c in pod.containers if c["name"] == name]
+        path = settings_of(everything, pod).policy.file
+        assert path is not None, name
+        (mount,) = [m for m in container["volumeMounts"] if m["name"] == "policy"]
+        assert (mount["mountPath"], "subPath" in mount) == (str(path.parent), False)
+        (volume,) = [v for v in pod.spec["volumes"] if v["name"] == "policy"]
+        assert volume["configMap"]["name"] == config["metadata"]["name"]
+    without = render().of("ConfigMap")
+    assert not [c for c in without if c["metadata"]["name"].endswith("-policy")]

@@ -38,7 +38,16 @@ from services.tokenizer.context import assemble
 from services.tokenizer.server import TokenizerService
 from tests.support.resumes import resume_of
 from tests.support.served import checkpoint_of, listing
-from tests.support.tokenizer_bed import TOKENIZER, bed, ids, question, renumber, says, write_model
+from tests.support.tokenizer_bed import (
+    TOKENIZER,
+    Story,
+    bed,
+    ids,
+    question,
+    renumber,
+    says,
+    write_model,
+)
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
@@ -581,3 +590,28 @@ async def test_what_is_redacted_never_reaches_the_router_and_what_is_routed_says
         assert [d.policy for d in b.deltas if d.HasField("plan")] == [digest]
         (first, second) = [d for d in end.record.decisions if d.subject == "policy"]
         assert (first.choice, second.choice) == ("route", "redact")
+
+
+async def test_an_answer_goes_on_under_the_version_that_it_began_with(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    text = "a 4111111111111111, 4242424242424242 b"
+    async with bed(tmp_path, redis_url, namespace, Story(text), policy=ANSWERS) as b:
+        asked = question("Mine is 4111 1111 1111 1111")
+        assert (await b.ask(asked)).status.code == 0
+        whole, first = b.text, b.router().requests[0]
+        assert whole == "a [CARD], [CARD] b"
+        begun = next(n for n in range(len(b.deltas)) if "[CARD]" in b.deltas[n].text) + 1
+        before = "".join(delta.text for delta in b.deltas[:begun])
+        asked.resume.CopyFrom(resume_of(b.deltas[:begun]))
+        digest = asked.resume.policy = b.deltas[0].policy
+        file = b.pipeline.policy
+        (tmp_path / "policy.yaml").write_text("rules: [{name: all, pattern: .}]")
+        await until(lambda: file.current.digest != digest, what="the file was looked at")
+        assert (await b.ask(asked)).status.code == 0
+        assert before + b.text == whole
+        prompt = list(first.prompt_token_ids)
+        assert b.router().requests[-1].prompt_token_ids[: len(prompt)] == prompt
+        asked.resume.policy = "unknown"
+        lost = await b.refused(asked)
+        assert lost.reason == "cannot_resume", "the prompt would be another"

@@ -118,7 +118,7 @@ async def test_hybrid_waits_with_the_load_and_never_past_the_end(parts):
 
 
 async def test_hybrid_is_a_stream_where_nothing_runs():
-    with gateway_parts(max_requests=10**6, hybrid_s=1.0) as parts:
+    with gateway_parts(max_requests=10**6, hybrid_s=600.0) as parts:
         front = Listing(asks(delivery="hybrid"))
         opened, running = await opened_by(parts, front)
         for count, delta in enumerate((first("a"), TextDelta(text="b"), TextDelta(text="c")), 1):

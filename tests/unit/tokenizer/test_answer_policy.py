@@ -120,15 +120,15 @@ WORDS = [
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_portions_and_losses_change_nothing(data: st.DataObject) -> None:
-    shaped = data.draw(st.booleans())
+    shaped, stops = data.draw(st.booleans()), data.draw(st.sampled_from([(), ("\n\nUser",)]))
     begins = "<think>hm, " + CARD + "</think>" if shaped and data.draw(st.booleans()) else ""
     text = begins + "".join(data.draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6)))
     all_ids = ids(text)
     cuts = data.draw(st.lists(st.integers(1, max(1, len(all_ids) - 1)), max_size=5))
     bounds = sorted({0, len(all_ids), *cuts})
     parts = [all_ids[start:end] for start, end in pairwise(bounds)]
-    one = portions(output("\n\nUser", shaped=shaped), [all_ids])
-    many = portions(output("\n\nUser", shaped=shaped), parts)
+    one = portions(output(*stops, shaped=shaped), [all_ids])
+    many = portions(output(*stops, shaped=shaped), parts)
 
     def whole(deltas: list[TextDelta]) -> tuple[Any, ...]:
         return (
@@ -145,7 +145,7 @@ def test_portions_and_losses_change_nothing(data: st.DataObject) -> None:
         known = data.draw(st.integers(1, len(many) - 1))
         so_far = resume_of(many[:known])
         so_far.choices[0].characters += sum(len(d.reasoning) for d in many[:known])
-        second = output("\n\nUser", shaped=shaped)
+        second = output(*stops, shaped=shaped)
         second.resume(so_far)
         done = len(so_far.choices[0].token_ids)
         rest = portions(second, [all_ids[at : at + 1] for at in range(done, len(all_ids))] or [[]])
@@ -191,6 +191,16 @@ def test_logprobs_tell_nothing_that_is_withheld(text: str, hidden: str, shaped: 
         assert " now, please" in raw or "plan" not in raw
     else:
         assert raw == text
+
+
+def test_logprobs_of_what_left_before_a_match_are_told_with_it() -> None:
+    out, all_ids = output(logprobs=True), ids("It is a secret plan, well")
+    given = TokenDelta(token_ids=all_ids, logprobs=[TokenLogprobs(logprob=-1) for _ in all_ids])
+    told = out.push(given)
+    assert told is not None
+    assert (told.text, told.finish) == ("It is a ", FINISH_CONTENT_FILTER)
+    assert b"".join(one.token.bytes for one in told.logprobs).rstrip() == b"It is a"
+    assert len(told.token_ids) == len(ids("It is a secret")) + len(ids(" plan"))
 
 
 def call(arguments: str, name: str = "pay") -> str:
