@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -67,7 +68,7 @@ def main() -> int:
     for size in (1_000, 10_000, 100_000):
         text = (prose * (size // len(prose) + 1))[:size]
         subjects = [Subject("text", "input", text, "user", spoken=True)]
-        middle, worst = _timed(lambda subjects=subjects: made.texts.check(subjects))
+        middle, worst = _timed(partial(made.texts.check, subjects))
         print(f"request of {size} characters: {middle:.2f} ms, p99 {worst:.2f} ms")
     assert made.output is not None
     words = (prose * 20).split(" ")

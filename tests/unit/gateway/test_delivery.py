@@ -173,6 +173,8 @@ async def test_a_silent_stream_is_kept_alive_until_it_ends():
     told = list(exchange.sent)
     await asyncio.sleep(0.05)
     assert exchange.sent == told
+    assert front._keeping is not None
+    assert front._keeping.cancelled()
     assert told[-1] == "data: [DONE]"
     assert told.count("start") == 1
 
