@@ -242,7 +242,8 @@ REQUEST_PATH = Page(
                     "Before the body was read; and unknown keys.",
                     [
                         (_rate("penstock_gateway_refused_total", "why"), "{{why}}"),
-                        (_rate("penstock_gateway_auth_failures_total", "why"), "key: {{why}}"),
+                        (_rate("penstock_gateway_auth_failures_total", "why"), "key or token: {{why}}"),
+                        (_rate("penstock_gateway_issuer_looks_total", "outcome"), "looks for the issuer's keys: {{outcome}}"),
                     ],
                 ),
             ],

@@ -11,6 +11,7 @@ from services.common.redis import Redis
 from services.gateway.api.admin.failures import Failures
 from services.gateway.api.admin.routes import admin_application
 from services.gateway.identity.identity import Identity
+from services.gateway.identity.key_record import key_hash
 from services.gateway.identity.permissions import NEEDS
 from services.gateway.identity.principal import ADMIN_GRANTS, Permission, Role
 from tests.support.gateway_parts import EMBEDDING_MODEL, MODEL, gateway_parts
@@ -282,7 +283,16 @@ async def test_each_endpoint_wants_an_administrators_key_and_a_tenants_is_none(a
             peer = f"10.{number}.{index}.1"
             answer = await admin.ask(method, path, shown, peer, json={})
             assert answer.status_code == 401, (endpoint, shown)
-    assert await admin.identity.keys.list() != []
+    # Not even where a tenant's record lay under an administrator's text.
+    posing = "psa-" + "b" * 43
+    _, record = await admin.identity.keys.create("acme")
+    stored = await admin.identity.keys._redis.hget(
+        admin.identity.keys._records, (await admin.identity.keys._hashes(record.id))[0]
+    )
+    await admin.identity.keys._redis.hset(
+        admin.identity.keys._records, key_hash(posing), str(stored)
+    )
+    assert (await admin.ask("GET", "/v1/tenants", posing, "10.99.0.1")).status_code == 401
     assert (await admin.ask("GET", "/healthz", "")).status_code == 200
 
 
@@ -324,6 +334,10 @@ async def test_scopes_are_no_way_round(admin):
             for change in ({"scopes": None}, {"scopes": ["keys:write", "audit:read"]}):
                 asked = await admin.ask("PATCH", wider, narrow, "10.0.3.1", json=change)
                 assert asked.status_code == 403
+    lower = await admin.ask(
+        "PATCH", f"/v1/keys/{chief.id}", narrow, "10.0.3.3", json={"scopes": ["keys:write"]}
+    )
+    assert lower.status_code == 403, "nor does he take from who has more"
     own = admin.identity.admin_auth
     who = (await own.identify(f"Bearer {narrow}")).user
     widened = await admin.ask("PATCH", f"/v1/keys/{who}", narrow, "10.0.3.2", json={"scopes": None})

@@ -1,5 +1,6 @@
 """The table of permissions is whole, and what it says is held, for REST and gRPC."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -102,7 +103,8 @@ async def test_who_may_not_read_stores_gets_nothing_of_them_by_a_chat(parts):
     transport = httpx.ASGITransport(application(parts))
     search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "tools": [search]}
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    client = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+    async with client, asyncio.timeout(20):
         answer = await client.post(
             "/v1/chat/completions", json=body, headers={"authorization": "Bearer k"}
         )

@@ -73,6 +73,49 @@ async def test_a_changed_tenant_holds_at_once_for_its_keys_and_no_others(auth, k
     assert await auth.identify(f"Bearer {other}") is others
 
 
+class Overtaken(TenantStore):
+    """The record changes, and that is told, while the old one is on its way."""
+
+    def __init__(self, store: TenantStore, namespace: str) -> None:
+        super().__init__(store._redis, namespace)
+        self.told: list[str] = []
+        self.away = False
+        self.auth: Authenticator | None = None
+
+    async def find(self, name: str) -> TenantRecord | None:
+        found = await super().find(name)
+        if not self.told:
+            self.told.append(name)
+            await self.put(TenantRecord(name=name, priority="high"))
+            assert self.auth is not None
+            self.auth.told(f"tenant {name}")
+            if self.away:
+                raise ConnectionError
+        return found
+
+
+async def test_what_is_told_while_a_key_is_looked_up_holds(keys, tenants, namespace):
+    store = Overtaken(tenants, namespace)
+    settings = GatewaySettings(key_cache_s=600)
+    store.auth = Authenticator([KeyVerifier(keys, store)], keys, settings)
+    key, _ = await keys.create("acme")
+    assert (await store.auth.identify(f"Bearer {key}")).priority == "high"
+
+
+async def test_what_was_told_is_not_forgotten_when_redis_goes_away(keys, tenants, namespace):
+    """Nobody goes on as what he was before the change."""
+    store = Overtaken(tenants, namespace)
+    store.told = ["not yet"]
+    settings = GatewaySettings(key_cache_s=0)
+    store.auth = Authenticator([KeyVerifier(keys, store)], keys, settings)
+    key, _ = await keys.create("acme")
+    await store.auth.identify(f"Bearer {key}")
+    store.told, store.away = [], True
+    with pytest.raises(PenstockError) as refused:
+        await store.auth.identify(f"Bearer {key}")
+    assert refused.value.reason == "keys_unavailable"
+
+
 async def test_tenants_are_kept(tenants):
     assert await tenants.find("acme") is None
     assert await tenants.add("acme")

@@ -348,6 +348,9 @@ async def test_a_flood_of_unknown_keys_has_them_looked_for_once(door, issuer):
     door.keys._began = float("-inf")  # the last look was long ago
     await asyncio.gather(*(door.refuses(token) for token in flood))
     assert issuer.asked.count("/jwks") == looks + 1
+    for token in flood[:5]:  # also one after the other
+        await door.refuses(token)
+    assert issuer.asked.count("/jwks") == looks + 1
     await door.lets_in(issuer.signed())
 
 
@@ -394,6 +397,17 @@ async def test_keys_are_renewed_before_they_are_old(door, issuer, monkeypatch):
 async def test_odd_keys_are_no_keys(door, issuer, odd):
     issuer.jwks = odd
     await door.refuses(issuer.signed(), "keys_unavailable")
+
+
+@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
+async def test_a_key_that_is_too_short_is_none(door, issuer):
+    short = rsa.generate_private_key(65537, 1024)
+    shown = pyjwt.algorithms.RSAAlgorithm.to_jwk(short.public_key(), as_dict=True)
+    good = KeySet(issuer.keys).as_dict(private=False)["keys"]
+    issuer.jwks = {"keys": [{**shown, "kid": "short"}, *good]}
+    _, body, _ = parts(issuer.signed())
+    await door.refuses(pyjwt.encode(body, short, "RS256", {"kid": "short"}))
+    await door.lets_in(issuer.signed())
 
 
 async def test_an_odd_key_beside_a_good_one_harms_nobody(door, issuer):
