@@ -218,7 +218,7 @@ def logprobs_of(tokenizer: Tokenizer, token_ids: list[int], echo: str) -> TextDe
     """Of an answer that repeats its prompt."""
     prompt = Prompt(token_ids, 100, PLAN, b"digest", "checkpoint")
     new = detokenizer_factory(tokenizer)
-    out = Output(new(), ("zzz", "ize"), prompt, texts=TokenTexts(tokenizer), echo=echo)
+    out = Output(new(), ("gateway, the z",), prompt, texts=TokenTexts(tokenizer), echo=echo)
     told = [TokenLogprobs(logprob=-1)] * len(token_ids)
     said = out.push(
         TokenDelta(
