@@ -7,6 +7,7 @@ from typing import Any
 
 from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 from services.worker.engine.rope_config import RopeConfig
 
@@ -48,31 +49,20 @@ class Layer:
     after_mlp: Vector
 
 
-class Gemma2:
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self._config = config
-        self._embed = weights.table("model.embed_tokens", config.vocab_size, config.hidden_size)
-        self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
-        self._norm = weights.vector("model.norm", config.hidden_size, plus=1)
-        self.head = parts.head(config, weights)
+class Gemma2(Decoder[Layer]):
+    PLUS = 1.0
 
     def _layer(self, weights: Weights, index: int) -> Layer:
-        config = self._config
-
-        def norm(name: str) -> Vector:
-            return weights.vector(f"model.layers.{index}.{name}", config.hidden_size, plus=1)
-
         return Layer(
-            norm("input_layernorm"),
-            parts.attention(config, weights, index, plus=1),
-            norm("post_attention_layernorm"),
-            norm("pre_feedforward_layernorm"),
-            parts.mlp(config, weights, index),
-            norm("post_feedforward_layernorm"),
+            self._norm_of(weights, index, "input_layernorm"),
+            parts.attention(self._config, weights, index, plus=self.PLUS),
+            self._norm_of(weights, index, "post_attention_layernorm"),
+            self._norm_of(weights, index, "pre_feedforward_layernorm"),
+            parts.mlp(self._config, weights, index),
+            self._norm_of(weights, index, "post_feedforward_layernorm"),
         )
 
     def forward(self, ops: Ops) -> Rows | None:
-        """As `Model.forward`."""
         config, epsilon = self._config, self._config.rms_norm_epsilon
         scale = embedding_scale(config.hidden_size, config.checkpoint_dtype)
         x = ops.embed(self._embed, scale)
@@ -85,7 +75,7 @@ class Gemma2:
             y = ops.linear(ops.norm(x, layer.before_mlp, epsilon), layer.mlp.gate_up)
             y = ops.linear(ops.gelu_mul(y), layer.mlp.down)
             x = ops.add(x, ops.norm(y, layer.after_mlp, epsilon))
-        return parts.logits(ops, config, ops.norm(x, self._norm, epsilon), self.head)
+        return self._logits(ops, ops.norm(x, self._norm, epsilon))
 
 
 def embedding_scale(hidden_size: int, dtype: str) -> float:

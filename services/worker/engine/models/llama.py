@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 
 
@@ -23,31 +24,21 @@ class Layer:
     mlp: parts.Mlp
 
 
-class Llama:
+class Llama(Decoder[Layer]):
     """And others that differ in what their config says alone."""
 
     FUSED = False
     """Tensors that meet the same input are one."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self._config = config
-        hidden = config.hidden_size
-        self._embed = weights.table("model.embed_tokens", config.vocab_size, hidden)
-        self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
-        self._norm = weights.vector("model.norm", hidden)
-        self.head = parts.head(config, weights)
-
     def _layer(self, weights: Weights, index: int) -> Layer:
-        config, at = self._config, f"model.layers.{index}"
         return Layer(
-            weights.vector(f"{at}.input_layernorm", config.hidden_size),
-            parts.attention(config, weights, index, fused=self.FUSED),
-            weights.vector(f"{at}.post_attention_layernorm", config.hidden_size),
-            parts.mlp(config, weights, index, fused=self.FUSED),
+            self._norm_of(weights, index, "input_layernorm"),
+            parts.attention(self._config, weights, index, fused=self.FUSED),
+            self._norm_of(weights, index, "post_attention_layernorm"),
+            parts.mlp(self._config, weights, index, fused=self.FUSED),
         )
 
     def forward(self, ops: Ops) -> Rows | None:
-        """As `Model.forward`."""
         epsilon = self._config.rms_norm_epsilon
         norms = [*(layer.attention_norm for layer in self._layers), self._norm]
         x = ops.embed(self._embed)
@@ -59,4 +50,4 @@ class Llama:
             x, y = ops.add_norm(x, ops.linear(y, layer.attention.out), layer.mlp_norm, epsilon)
             y = ops.linear(ops.silu_mul(ops.linear(y, layer.mlp.gate_up)), layer.mlp.down)
             x, y = ops.add_norm(x, y, norms[index + 1], epsilon)
-        return parts.logits(ops, self._config, y, self.head)
+        return self._logits(ops, y)

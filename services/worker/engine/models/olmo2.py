@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 
 
@@ -21,26 +22,16 @@ class Layer:
     mlp_norm: Vector
 
 
-class Olmo2:
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self._config = config
-        hidden = config.hidden_size
-        self._embed = weights.table("model.embed_tokens", config.vocab_size, hidden)
-        self._layers = [self._layer(weights, index) for index in range(config.num_layers)]
-        self._norm = weights.vector("model.norm", hidden)
-        self.head = parts.head(config, weights)
-
+class Olmo2(Decoder[Layer]):
     def _layer(self, weights: Weights, index: int) -> Layer:
-        config, at = self._config, f"model.layers.{index}"
         return Layer(
-            parts.attention(config, weights, index),
-            weights.vector(f"{at}.post_attention_layernorm", config.hidden_size),
-            parts.mlp(config, weights, index),
-            weights.vector(f"{at}.post_feedforward_layernorm", config.hidden_size),
+            parts.attention(self._config, weights, index),
+            self._norm_of(weights, index, "post_attention_layernorm"),
+            parts.mlp(self._config, weights, index),
+            self._norm_of(weights, index, "post_feedforward_layernorm"),
         )
 
     def forward(self, ops: Ops) -> Rows | None:
-        """As `Model.forward`."""
         epsilon = self._config.rms_norm_epsilon
         x = ops.embed(self._embed)
         for index, layer in enumerate(self._layers):
@@ -51,5 +42,4 @@ class Olmo2:
             x = ops.add(x, ops.norm(y, layer.attention_norm, epsilon))
             y = ops.linear(ops.silu_mul(ops.linear(x, layer.mlp.gate_up)), layer.mlp.down)
             x = ops.add(x, ops.norm(y, layer.mlp_norm, epsilon))
-        x = ops.norm(x, self._norm, epsilon)
-        return parts.logits(ops, self._config, x, self.head)
+        return self._logits(ops, ops.norm(x, self._norm, epsilon))

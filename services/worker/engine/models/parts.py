@@ -75,13 +75,3 @@ def head(config: ModelConfig, weights: Weights) -> Matrix | None:
         return None
     name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
     return weights.matrix({name: config.vocab_size}, config.hidden_size)
-
-
-def logits(ops: Ops, config: ModelConfig, x: Rows, head: Matrix | None) -> Rows | None:
-    """Of `wanted` rows, normed for the last time: those of the rows that sample; None where no
-    tokens are made."""
-    x = ops.pooled(x)
-    if config.head != "tokens":
-        return None
-    found = ops.linear(x, head)
-    return ops.cap(found, config.logit_cap) if config.logit_cap else found
