@@ -156,8 +156,11 @@ class Fields:
         return tuple(sliding if kind == "sliding_attention" else full for kind in types)
 
     def head_dim(self, usual: int | None) -> int:
-        share = self.size("hidden_size") // self.size("num_attention_heads")
-        return self.size("head_dim", usual or share)
+        hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
+        found = self.size("head_dim", usual or hidden // heads)
+        if not found:
+            raise self.refusal(f"hidden_size {hidden} is less than num_attention_heads {heads}")
+        return found
 
     def rope(self, head_dim: int, of: str = "", **instead: Any) -> RopeConfig:
         """What the fields say of it (see `parse_rope`), those of `instead` replaced. `of`: layers

@@ -163,6 +163,7 @@ YARN = PUBLISHED["Qwen2.5-7B, made longer as its page says"]["rope_scaling"]
 HOSTILE: list[tuple[str, Any]] = [
     ("num_hidden_layers", 10**9),
     ("num_hidden_layers", 2.5),
+    ("hidden_size", 3),
     ("max_position_embeddings", 2**31),
     *[("rms_norm_eps", value) for value in (float("nan"), float("inf"), HUGE, True)],
     *[("rope_theta", value) for value in (float("nan"), HUGE, 0, -1, 1)],
