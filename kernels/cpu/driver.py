@@ -22,7 +22,6 @@ class Driver:
         library: Library,
         threads: int,
         program: ctypes.Structure,
-        tasks: "ctypes.Array[ctypes.c_int]",
         number_format: int,
     ) -> None:
         """Raises MemoryError where no thread can be made."""
@@ -33,7 +32,6 @@ class Driver:
         self._driver = library.start_driver(
             threads,
             ctypes.addressof(program),
-            ctypes.addressof(tasks),
             number_format,
             self._taken,
             self._ended,

@@ -39,7 +39,7 @@ class Library:
         pointer, number, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
         self.start_driver = _function(
             library.penstock_driver,
-            [integer, pointer, pointer, integer, integer, integer],
+            [integer, pointer, integer, integer, integer],
             pointer,
         )
         self.end_driver = _function(library.penstock_end_driver, [pointer], None)

@@ -93,7 +93,6 @@ class Program:
         if logits is not None:
             ops.append(c.Op(kind=c.SAMPLE, source=places[logits], which=c.SAMPLED))
         self._ops = (c.Op * len(ops))(*ops)
-        self._tasks = (ctypes.c_int * (len(ops) * threads))()
         vocab = 0 if logits is None else logits.width
         least = library.scratch_bytes(g.dim, limits.context, vocab)
         scratch = _up(max(least, 4 * self._state_width), LINE)
@@ -113,7 +112,7 @@ class Program:
         self._sampled_ids = np.empty(0, np.int32)  # of the step launched last
         self._running: list[Launched] = []
         """What may not have ended, collected or given up."""
-        self._driver = Driver(library, threads, self._program, self._tasks, self._format)
+        self._driver = Driver(library, threads, self._program, self._format)
         self.close = weakref.finalize(self, self._driver.end)
         """Ends the threads, as the program's own end does."""
 

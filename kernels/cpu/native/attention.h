@@ -1,7 +1,8 @@
 // Causal attention of the step's tokens over the paged cache. A task is a tile: the query heads that
-// share a key-value head, times a few neighbouring tokens of a sequence. Its scores are held whole,
+// share a key-value head (a piece is some of them), times a few neighbouring tokens of a sequence. Its scores are held whole,
 // so the softmax is the plain one: of a row, the same whatever else is in the tile.
 #pragma once
+#include "board.h"
 #include "rows.h"
 
 enum { TILE_ROWS = 12 };
@@ -124,7 +125,7 @@ static long round_up(long x, long to) { return (x + to - 1) / to * to; }
 template <class P, int PANELS>
 static void attend(
     const Program* p, const Step* s, const Op* op, const Tile* tile, bool first, int head, int group_first, int group,
-    char* scratch) {
+    char* scratch, Claim* claim) {
   typedef typename P::Row Row;
   typedef typename P::Weight Weight;
   Cache<Weight> cache(p);
@@ -198,6 +199,7 @@ static void attend(
     sum.y = result + d;
     over_rows<PANELS>(sum, rows);
   }
+  if (!(*claim)()) return;
   for (int r = 0; r < rows; r++) {
     int token = tile->token + r / group, h = head * (heads / cache.kv_heads) + group_first + r % group;
     plain_row(result + (long)r * dim, out->data + token * out->width + (long)h * dim, dim);

@@ -13,7 +13,6 @@
 struct Driver {
   Team* team;
   const Program* program;
-  int* tasks;
   Format format;
   int launched, ended;  // file descriptors
   pthread_t thread;
@@ -48,7 +47,7 @@ static void* drive(void* argument) {
   while (Launch* launch = next(driver)) {
     launch->started_ns = now_ns();
     fill(launch);
-    launch->failed = run_step(driver->team, driver->program, &launch->step, driver->tasks, driver->format);
+    launch->failed = run_step(driver->team, driver->program, &launch->step, driver->format);
     __atomic_store_n(&launch->ended_ns, now_ns(), __ATOMIC_RELEASE);  // from here on it may be freed
     const uint64_t one = 1;
     while (write(driver->ended, &one, sizeof one) < 0 && errno == EINTR) {}
@@ -74,13 +73,13 @@ extern "C" {
 // Addresses of launches are read from the pipe `launched`, in whose order they run; after each end one
 // is added to the eventfd `ended`. 0: no thread could be made.
 EXPORT Driver* penstock_driver(
-    int threads, const Program* program, int* tasks, int format, int launched, int ended) {
+    int threads, const Program* program, int format, int launched, int ended) {
   Driver* driver = (Driver*)malloc(sizeof(Driver));
   sigset_t before = block_signals();  // for all the threads made here
   Team* team = driver ? team_start(threads) : 0;
   int failed = 1;
   if (team) {
-    *driver = {team, program, tasks, (Format)format, launched, ended, 0};
+    *driver = {team, program, (Format)format, launched, ended, 0};
     failed = pthread_create(&driver->thread, 0, drive, driver);
     if (failed) team_end(team);
   }

@@ -1,5 +1,6 @@
-// y = x W^T, x [rows, k] and W [n, k] in panels. Threads take columns as they come.
+// y = x W^T, x [rows, k] and W [n, k] in panels. A task is some columns, a piece of it some rows.
 #pragma once
+#include "board.h"
 #include "tile.h"
 
 struct Matrix {
@@ -10,7 +11,7 @@ struct Matrix {
 
 enum Epilogue { PUT = 0, ADD = 1 };
 
-// Columns [16 * panel, + 16 * PANELS) of all rows.
+// Columns [16 * panel, + 16 * PANELS) of some rows.
 template <class P, int PANELS>
 struct Columns {
   const typename P::Row* x;
@@ -23,6 +24,7 @@ struct Columns {
   long y_stride;
   int k, width, row;
   Epilogue epilogue;
+  Claim* claim;
 
   template <int ROWS>
   void run() {
@@ -38,6 +40,7 @@ struct Columns {
       accumulate<P, PANELS>(sums, from, x_stride, panels, k, ahead);
     else
       accumulate<P, (PANELS + 1) / 2>(sums, from, x_stride, panels, k, ahead);
+    if (!(*claim)()) return;
     if (width < PANELS * PANEL) return put_edge(sums, to);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
@@ -62,12 +65,11 @@ struct Columns {
   }
 };
 
-// Panels [panel, + PANELS) of all rows, while [next, + PANELS) come from memory; beyond the last panel there is
-// nothing to do.
+// Panels [panel, + PANELS) of a tile of the rows, while [next, + PANELS) come from memory, if that is not -1.
 template <class P, int PANELS>
-static void linear_columns(
-    const typename P::Row* x, long x_stride, const Matrix* w, float* y, long y_stride, int rows, int panel, int next,
-    Epilogue epilogue) {
+static void linear_tile(
+    const typename P::Row* x, long x_stride, const Matrix* w, float* y, long y_stride, int rows, int tile, int panel,
+    int next, Epilogue epilogue, Claim* claim) {
   typedef typename P::Weight Weight;
   const Weight* all = (const Weight*)w->panels;
   long size = (long)w->k * PANEL;
@@ -77,15 +79,13 @@ static void linear_columns(
   columns.x = x, columns.x_stride = x_stride;
   columns.bias = w->bias ? w->bias + panel * PANEL : 0;
   columns.y = y + panel * PANEL, columns.y_stride = y_stride;
-  columns.k = w->k, columns.width = w->n - panel * PANEL, columns.epilogue = epilogue;
+  columns.k = w->k, columns.width = w->n - panel * PANEL, columns.epilogue = epilogue, columns.claim = claim;
   int tiles = tiles_of<PANELS>(rows);
   // The last two tiles fetch half of it each: one alone would wait for memory.
   int fetching = tiles == 1 || PANELS == 1 ? 1 : 2;
   columns.whole = fetching == 1;
-  for (int tile = 0; tile < tiles; tile++) {
-    int half = tile - (tiles - fetching);
-    columns.ahead = half >= 0 && next <= last ? (const char*)(all + next * size + half * (PANELS / 2) * size) : 0;
-    columns.row = (long)rows * tile / tiles;
-    for_rows<most_rows<PANELS>()>((int)((long)rows * (tile + 1) / tiles) - columns.row, columns);
-  }
+  int half = tile - (tiles - fetching);
+  columns.ahead = half >= 0 && next >= 0 ? (const char*)(all + next * size + half * (PANELS / 2) * size) : 0;
+  columns.row = (long)rows * tile / tiles;
+  for_rows<most_rows<PANELS>()>((int)((long)rows * (tile + 1) / tiles) - columns.row, columns);
 }

@@ -1,19 +1,19 @@
-// Runs a step: every thread goes through the same list of operations, and they meet after each.
+// Runs a step: the list of operations, of which each is a phase of the team's job, or two.
 #include "program.h"
 
 #include "attention.h"
+#include "board.h"
 #include "rows.h"
 #include "team.h"
 
 struct Run {
-  Team* team;
   const Program* program;
   const Step* step;
-  int* tasks;  // next one, of each operation and thread's part of it
-  int num_tiles;
+  int threads, num_tiles;
 };
 
-enum { PART_ROWS = 48 };  // with fewer a thread would wait for the weights, which each one reads then
+enum { PART_ROWS = 48 };   // with fewer a thread would wait for the weights, which each one reads then
+enum { TASK_ROWS = 1 << 13 };  // features: what works row by row takes so many at once, some microseconds
 
 static int part_of(int rows, int part, int parts) { return (long)rows * part / parts; }  // where it begins
 
@@ -21,7 +21,89 @@ static int rows_of(const Op* op, const Step* s) {
   return op->which == ALL ? s->tokens : op->which == SAMPLED ? s->sampled : s->sampled + s->pooled;
 }
 
-static int take(int* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+// A phase that works row by row, each row once: `body(from, end, thread)`. Row by row the same threads as in others.
+template <class Body>
+struct ByRows {
+  enum { APART = 0 };
+  int rows, tasks, threads;
+  Body body;
+
+  int begin(int thread) const { return part_of(tasks, thread, threads); }
+  int pieces(int) const { return 1; }
+  void piece(int task, int, int, int thread, Claim&) const {
+    body(part_of(rows, task, tasks), part_of(rows, task + 1, tasks), thread);
+  }
+};
+
+// `width`: features of a row.
+template <class Body>
+static void by_rows(Seat* seat, const Run* run, int rows, long width, Body body) {
+  if (!rows) return;
+  long together = width < TASK_ROWS ? TASK_ROWS / width : 1, each = (rows + run->threads - 1) / run->threads;
+  int tasks = (each + together - 1) / together * run->threads;
+  share_out(seat, ByRows<Body>{rows, tasks < rows ? tasks : rows, run->threads, body});
+}
+
+// Of few rows threads take columns. Many are divided among them: a row stays with its thread from one operation to the
+// next, since another core's cache is far.
+template <class L, int PANELS>
+struct ByColumns {
+  enum { APART = 1 };
+  typedef typename L::Row Row;
+  const Row* operand;
+  const Op* op;
+  const Buffer* y;
+  int rows, threads, parts, columns;  // tasks of a part of the rows
+
+  ByColumns(const Run* run, const Op* op, int rows)
+      : operand((const Row*)run->program->operand), op(op), y(&run->program->buffers[op->target]), rows(rows),
+        threads(run->threads) {
+    columns = (op->matrix.n + PANELS * PANEL - 1) / (PANELS * PANEL);
+    parts = rows < PART_ROWS * threads || (long)columns * threads > MOST_TASKS ? 1 : threads;
+  }
+
+  int begin(int thread) const { return part_of(columns * parts, thread, threads); }
+  int first_row(int part) const { return part_of(rows, part, parts); }
+  int pieces(int task) const {
+    int part = task / columns;
+    return tiles_of<PANELS>(first_row(part + 1) - first_row(part));
+  }
+  void piece(int task, int piece, int next, int, Claim& claim) const {
+    int part = task / columns, first = first_row(part), count = first_row(part + 1) - first;
+    long stride = op->matrix.k + OPERAND_PAD;
+    linear_tile<L, PANELS>(
+        operand + first * stride, stride, &op->matrix, y->data + first * y->width, y->width, count, piece,
+        task % columns * PANELS, next < 0 ? -1 : next % columns * PANELS, (Epilogue)op->epilogue, &claim);
+  }
+};
+
+template <class A>
+struct ByTiles {  // of attention
+  enum { APART = 1 };
+  const Run* run;
+  const Op* op;
+
+  int group() const { return run->program->shape.heads / run->program->shape.kv_heads; }
+  int begin(int thread) const {
+    return part_of(run->num_tiles * run->program->shape.kv_heads, thread, run->threads);
+  }
+  int pieces(int) const { return (group() + TILE_ROWS - 1) / TILE_ROWS; }
+  void piece(int task, int piece, int, int thread, Claim& claim) const {
+    const Program* p = run->program;
+    const Tile* tiles = (const Tile*)p->tiles;
+    // A sequence's tasks lie together, and of those a head's: it finds its keys still in the cache.
+    const Tile* any = &tiles[task / p->shape.kv_heads];
+    int end = any - tiles;
+    while (end < run->num_tiles && tiles[end].sequence == any->sequence) end++;
+    int count = end - any->first, local = task - any->first * p->shape.kv_heads;
+    const Tile* tile = &tiles[any->first + local % count];
+    int first = piece * TILE_ROWS, heads = group() - first < TILE_ROWS ? group() - first : TILE_ROWS;
+    auto of_height = heads * tile->count <= FEW_ROWS ? attend<A, FEW_PANELS> : attend<A, TILE_PANELS>;
+    of_height(
+        p, run->step, op, tile, local % count + first == 0, local / count, first, heads,
+        p->scratch + thread * p->scratch_bytes, &claim);
+  }
+};
 
 // L: of linears, A: of attention and its cache.
 template <class L, class A>
@@ -38,145 +120,109 @@ struct Kernels {
     }
   }
 
-  // Of few rows threads take columns. Many are divided among them: a row stays with its thread from one operation to
-  // the next, since another core's cache is far. Who has done his part helps the others.
-  static void linear(const Run* run, const Op* op, int thread, int rows, int* tasks) {
-    const Program* p = run->program;
-    const Buffer* y = &p->buffers[op->target];
+  static void linear(Seat* seat, const Run* run, const Op* op, int rows) {
+    const Buffer* x = &run->program->buffers[op->source];
+    Row* operand = (Row*)run->program->operand;
     long stride = op->matrix.k + OPERAND_PAD;
-    Row* operand = (Row*)p->operand;
-    int size = team_size(run->team), parts = rows < PART_ROWS * size ? 1 : size;
-    for (int row = part_of(rows, thread, size); row < part_of(rows, thread + 1, size); row++)
-      prepare(op, &p->buffers[op->source], row, operand + row * stride);
-    team_meet(run->team);
-    for (int i = 0; i < parts; i++) {
-      int part = (thread + i) % parts, first = part_of(rows, part, parts), count = part_of(rows, part + 1, parts) - first;
-      auto of_height = rows <= FEW_ROWS ? columns<FEW_PANELS> : columns<TILE_PANELS>;
-      of_height(operand + first * stride, op, y->data + first * y->width, y->width, count, &tasks[part]);
-    }
+    by_rows(seat, run, rows, x->width, [=](int row, int end, int) {
+      for (; row < end; row++) prepare(op, x, row, operand + row * stride);
+    });
+    if (rows <= FEW_ROWS)
+      share_out(seat, ByColumns<L, FEW_PANELS>(run, op, rows));
+    else
+      share_out(seat, ByColumns<L, TILE_PANELS>(run, op, rows));
   }
 
-  template <int PANELS>
-  static void columns(const Row* operand, const Op* op, float* y, long y_stride, int rows, int* task) {
-    int panels = (op->matrix.n + PANEL - 1) / PANEL;
-    for (int panel = take(task) * PANELS, next; panel < panels; panel = next) {
-      next = take(task) * PANELS;  // already now, to have it in the cache by then
-      linear_columns<L, PANELS>(
-          operand, op->matrix.k + OPERAND_PAD, &op->matrix, y, y_stride, rows, panel, next, (Epilogue)op->epilogue);
-    }
-  }
-
-  static void rotary(const Run* run, const Op* op, int thread) {
+  static void rotary(Seat* seat, const Run* run, const Op* op) {
     const Program* p = run->program;
     const Step* s = run->step;
     const Buffer* qkv = &p->buffers[op->source];
-    int size = team_size(run->team), end = part_of(s->tokens, thread + 1, size), sequence = 0;
-    for (int t = part_of(s->tokens, thread, size); t < end; t++) {
-      while (s->starts[sequence + 1] <= t) sequence++;
-      int position = s->positions[t];
-      int block = s->block_tables[(long)sequence * s->table_width + position / p->shape.block_tokens];
-      rotate_and_store<typename A::Weight>(p, op, qkv->data + t * qkv->width, position, block);
-    }
-  }
-
-  static void attention(const Run* run, const Op* op, int thread, int* task) {
-    const Program* p = run->program;
-    const Tile* tiles = (const Tile*)p->tiles;
-    int kv_heads = p->shape.kv_heads, group = p->shape.heads / kv_heads;
-    for (int i; (i = take(task)) < run->num_tiles * kv_heads;) {
-      // A sequence's tasks lie together, and of those a head's: it finds its keys still in the cache.
-      const Tile* any = &tiles[i / kv_heads];
-      int end = any - tiles;
-      while (end < run->num_tiles && tiles[end].sequence == any->sequence) end++;
-      int count = end - any->first, local = i - any->first * kv_heads;
-      const Tile* tile = &tiles[any->first + local % count];
-      for (int g = 0; g < group; g += TILE_ROWS) {
-        int heads = group - g < TILE_ROWS ? group - g : TILE_ROWS;
-        auto of_height = heads * tile->count <= FEW_ROWS ? attend<A, FEW_PANELS> : attend<A, TILE_PANELS>;
-        of_height(p, run->step, op, tile, local % count + g == 0, local / count, g, heads, p->scratch + thread * p->scratch_bytes);
+    by_rows(seat, run, s->tokens, qkv->width, [=](int token, int end, int) {
+      for (int sequence = 0; token < end; token++) {
+        while (s->starts[sequence + 1] <= token) sequence++;
+        int position = s->positions[token];
+        int block = s->block_tables[(long)sequence * s->table_width + position / p->shape.block_tokens];
+        rotate_and_store<typename A::Weight>(p, op, qkv->data + token * qkv->width, position, block);
       }
-    }
+    });
   }
 
-  static void sample_rows(const Run* run, const Op* op, int thread, int* task) {
-    const Buffer* logits = &run->program->buffers[op->source];
+  static void sample_rows(Seat* seat, const Run* run, const Op* op) {
+    const Program* p = run->program;
+    const Buffer* logits = &p->buffers[op->source];
     const Step* s = run->step;
-    int vocab = logits->width, words = (vocab + WORD - 1) / WORD;
-    char* scratch = run->program->scratch + thread * run->program->scratch_bytes;
-    for (int r; (r = take(task)) < s->sampled;) {
-      int grammar = s->grammars ? s->grammars[r] : -1;
-      const uint32_t* allowed = grammar < 0 ? 0 : s->allowed + (long)grammar * words;
-      long top = (long)r * s->top_width;
-      s->sampled_ids[r] = sample_row(
-          logits->data + r * logits->width, vocab, &s->samplings[r], s->edits, allowed, s->top_ids + top,
-          s->top_logprobs + top, scratch);
-    }
+    by_rows(seat, run, s->sampled, logits->width, [=](int r, int end, int thread) {
+      int vocab = logits->width, words = (vocab + WORD - 1) / WORD;
+      for (; r < end; r++) {
+        int grammar = s->grammars ? s->grammars[r] : -1;
+        const uint32_t* allowed = grammar < 0 ? 0 : s->allowed + (long)grammar * words;
+        long top = (long)r * s->top_width;
+        s->sampled_ids[r] = sample_row(
+            logits->data + r * logits->width, vocab, &s->samplings[r], s->edits, allowed, s->top_ids + top,
+            s->top_logprobs + top, p->scratch + thread * p->scratch_bytes);
+      }
+    });
   }
 
   // Of the states behind the model's last norm, which lie behind those of sampled rows.
-  static void pool(const Run* run, const Op* op, int thread, int* task) {
-    const Buffer* x = &run->program->buffers[op->source];
+  static void pool(Seat* seat, const Run* run, const Op* op) {
+    const Program* p = run->program;
+    const Buffer* x = &p->buffers[op->source];
     const Step* s = run->step;
-    float* normed = (float*)(run->program->scratch + thread * run->program->scratch_bytes);
-    for (int i; (i = take(task)) < s->pools;) {
-      float* sum = s->sums + i * x->width;
-      __builtin_memset(sum, 0, x->width * sizeof(float));
-      for (int row = s->pool_starts[i]; row < s->pool_starts[i + 1]; row++) {
-        norm_row(x->data + (s->sampled + row) * x->width, op->norm, op->epsilon, normed, x->width);
-        for (int j = 0; j < x->width; j++) sum[j] += normed[j];
+    by_rows(seat, run, s->pools, x->width, [=](int i, int end, int thread) {
+      float* normed = (float*)(p->scratch + thread * p->scratch_bytes);
+      for (; i < end; i++) {
+        float* sum = s->sums + i * x->width;
+        __builtin_memset(sum, 0, x->width * sizeof(float));
+        for (int row = s->pool_starts[i]; row < s->pool_starts[i + 1]; row++) {
+          norm_row(x->data + (s->sampled + row) * x->width, op->norm, op->epsilon, normed, x->width);
+          for (int j = 0; j < x->width; j++) sum[j] += normed[j];
+        }
       }
-    }
+    });
   }
 
-  static void work(void* argument, int thread) {
+  static void work(void* argument, Seat* seat) {
     const Run* run = (const Run*)argument;
     const Program* p = run->program;
     const Step* s = run->step;
-    int size = team_size(run->team);
-    for (int i = s->first; i < s->end; i++) {
-      const Op* op = &p->ops[i];
-      int* tasks = run->tasks + i * size;
+    for (const Op* op = p->ops + s->first; op < p->ops + s->end; op++) {
       int rows = rows_of(op, s);
+      const Buffer* source = &p->buffers[op->source];
       const Buffer* target = &p->buffers[op->target];
+      auto each_row = [=](auto body) {
+        by_rows(seat, run, rows, target->width, [=](int row, int end, int) {
+          for (; row < end; row++) body(row, target->data + row * target->width);
+        });
+      };
       switch (op->kind) {
-        case EMBED:
-          for (int t = part_of(rows, thread, size); t < part_of(rows, thread + 1, size); t++)
-            embed<L>(&op->matrix, s->token_ids[t], op->factor, target->data + t * target->width);
-          break;
+        case EMBED: each_row([=](int t, float* to) { embed<L>(&op->matrix, s->token_ids[t], op->factor, to); }); break;
         case LINEAR:
-          if (rows) linear(run, op, thread, rows, tasks);
+          if (rows) linear(seat, run, op, rows);
           break;
-        case ROTARY: rotary(run, op, thread); break;
-        case ATTENTION: attention(run, op, thread, tasks); break;
-        case GATHER: {
-          const Buffer* source = &p->buffers[op->source];
-          for (int r = part_of(rows, thread, size); r < part_of(rows, thread + 1, size); r++) {
+        case ROTARY: rotary(seat, run, op); break;
+        case ATTENTION: share_out(seat, ByTiles<A>{run, op}); break;
+        case GATHER:
+          each_row([=](int r, float* to) {
             int t = r < s->sampled ? s->rows[r] : s->pooled_rows[r - s->sampled];
-            plain_row(source->data + t * source->width, target->data + r * target->width, target->width);
-          }
+            plain_row(source->data + t * source->width, to, target->width);
+          });
           break;
-        }
-        case ADD_NORM: {
-          const Buffer* source = &p->buffers[op->source];
-          for (int t = part_of(rows, thread, size); t < part_of(rows, thread + 1, size); t++)
-            add_norm_row(source->data + t * source->width, op->norm, op->epsilon, target->data + t * target->width, target->width);
+        case ADD_NORM:
+          each_row([=](int t, float* to) {
+            add_norm_row(source->data + t * source->width, op->norm, op->epsilon, to, target->width);
+          });
           break;
-        }
-        case CAP:
-          for (int r = part_of(rows, thread, size); r < part_of(rows, thread + 1, size); r++)
-            cap_row(target->data + r * target->width, op->factor, target->width);
-          break;
-        case POOL: pool(run, op, thread, tasks); break;
-        case SAMPLE: sample_rows(run, op, thread, tasks);
+        case CAP: each_row([=](int, float* to) { cap_row(to, op->factor, target->width); }); break;
+        case POOL: pool(seat, run, op); break;
+        case SAMPLE: sample_rows(seat, run, op);
       }
-      team_meet(run->team);
     }
   }
 };
 
-// `tasks` are zeros, for each operation as many as threads, and zeros again when it returns.
-int run_step(Team* team, const Program* program, const Step* step, int* tasks, Format format) {
-  Run run = {team, program, step, tasks, lay_tiles(program, step)};
+int run_step(Team* team, const Program* program, const Step* step, Format format) {
+  Run run = {program, step, team_size(team), lay_tiles(program, step)};
   switch (format) {
     case FLOATS: team_run(team, Kernels<FloatPanels, FloatPanels>::work, &run); break;
     case BF16_WEIGHTS: team_run(team, Kernels<WidePanels, FloatPanels>::work, &run); break;
@@ -186,7 +232,6 @@ int run_step(Team* team, const Program* program, const Step* step, int* tasks, F
 #endif
     default: return -1;
   }
-  __builtin_memset(tasks, 0, sizeof(int) * program->num_ops * team_size(team));
   return 0;
 }
 

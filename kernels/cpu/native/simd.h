@@ -73,11 +73,6 @@ static inline void store_bf16(bf16* p, Lanes a) {
 }
 #endif
 
-static inline Lanes load_bf16(const bf16* p) {
-  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
-}
-
 // Of sixteen pairs of bf16 the first ones, and the second ones, as floats.
 static inline Lanes firsts(const void* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
@@ -197,12 +192,6 @@ static inline void store_bf16(bf16* p, Lanes x) {
   _mm_storeu_si128((__m128i*)p, half_bf16(x.a));
   _mm_storeu_si128((__m128i*)(p + 8), half_bf16(x.b));
 }
-
-static inline __m256 half_float(const bf16* p) {
-  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
-}
-static inline Lanes load_bf16(const bf16* p) { return {half_float(p), half_float(p + 8)}; }
 
 static inline Lanes firsts(const void* p) {
   const __m256i* q = (const __m256i*)p;

@@ -1,59 +1,41 @@
 #include "team.h"
 
-#include <immintrin.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-// Turns of a spin: some 30 us, more than one thread is ahead of another, less than a sleeping
-// thread takes to wake. Beyond it the processor is somebody else's, who should have it.
-enum { SPINS = 1000 };
+#include "board.h"
 
-struct Event {  // counts up; threads wait for it to leave a value
+enum { CLOSED = 1 << 30 };
+
+struct Event {  // threads wait for its value to change
   alignas(64) int value;
   int sleepers;
 };
 
 struct Team {
-  Event start, meeting;
-  alignas(64) int arrived;
-  alignas(64) int size;
+  Event start;    // jobs so far
+  Event present;  // threads in the job, besides the caller; CLOSED: no other one may come
+  Board board;
   int ending;
   Job job;
   void* argument;
   pthread_t* threads;
 };
 
-static int now(const Event* e) { return __atomic_load_n(&e->value, __ATOMIC_ACQUIRE); }
+static int now(const Event* e) { return __atomic_load_n(&e->value, __ATOMIC_SEQ_CST); }
 
 static void wait_beyond(Event* e, int old) {
-  for (int i = 0; i < SPINS; i++) {
+  for (uint64_t start = __rdtsc(); __rdtsc() - start < SPIN; _mm_pause())
     if (now(e) != old) return;
-    _mm_pause();
-  }
   __atomic_fetch_add(&e->sleepers, 1, __ATOMIC_SEQ_CST);
   while (now(e) == old) syscall(SYS_futex, &e->value, FUTEX_WAIT_PRIVATE, old, 0, 0, 0);
   __atomic_fetch_sub(&e->sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
-static void raise(Event* e) {
-  __atomic_fetch_add(&e->value, 1, __ATOMIC_SEQ_CST);
+static void add(Event* e, int change) {
+  __atomic_fetch_add(&e->value, change, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&e->sleepers, __ATOMIC_SEQ_CST))
     syscall(SYS_futex, &e->value, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
-}
-
-void team_meet(Team* team) {
-  if (team->size == 1) return;
-  int turn = now(&team->meeting);
-  if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team->size) {
-    __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
-    raise(&team->meeting);
-  } else {
-    wait_beyond(&team->meeting, turn);
-  }
 }
 
 struct Member {
@@ -65,47 +47,61 @@ static void* live(void* argument) {
   Member member = *(Member*)argument;
   free(argument);
   Team* team = member.team;
-  for (int turn = 0;; turn++) {
-    wait_beyond(&team->start, turn);
-    if (team->ending) return 0;
-    team->job(team->argument, member.thread);
-    team_meet(team);
+  for (int seen = 0;;) {
+    wait_beyond(&team->start, seen);
+    seen = now(&team->start);
+    if (__atomic_load_n(&team->ending, __ATOMIC_ACQUIRE)) return 0;
+    if (!(__atomic_fetch_add(&team->present.value, 1, __ATOMIC_SEQ_CST) & CLOSED)) {
+      Seat seat = {&team->board, member.thread, 0, 0, 0};
+      team->job(team->argument, &seat);
+    }
+    add(&team->present, -1);
   }
 }
 
 Team* team_start(int size) {
-  Team* team = (Team*)aligned_alloc(64, (sizeof(Team) + 63) / 64 * 64);
+  Team* team = (Team*)aligned_alloc(64, sizeof(Team));
   if (!team) return 0;
   *team = Team{};
-  team->size = 1;
+  team->present.value = CLOSED;
+  team->board.size = 1;
+  team->board.hands = (Hand*)aligned_alloc(64, size * sizeof(Hand));
   team->threads = (pthread_t*)calloc(size, sizeof(pthread_t));
-  for (; team->threads && team->size < size; team->size++) {
+  int* made = &team->board.size;
+  for (; team->board.hands && team->threads && *made < size; ++*made) {
     Member* member = (Member*)malloc(sizeof(Member));
-    if (member) *member = {team, team->size};
-    if (!member || pthread_create(&team->threads[team->size], 0, live, member)) {
+    if (member) *member = {team, *made};
+    if (!member || pthread_create(&team->threads[*made], 0, live, member)) {
       free(member);
       break;
     }
   }
-  if (team->size == size) return team;
+  if (team->board.hands && team->threads && *made == size) return team;
   team_end(team);
   return 0;
 }
 
 void team_end(Team* team) {
-  team->ending = 1;
-  raise(&team->start);
-  for (int i = 1; i < team->size; i++) pthread_join(team->threads[i], 0);
+  __atomic_store_n(&team->ending, 1, __ATOMIC_RELEASE);
+  add(&team->start, 1);
+  for (int i = 1; i < team->board.size; i++) pthread_join(team->threads[i], 0);
   free(team->threads);
+  free(team->board.hands);
   free(team);
 }
 
-int team_size(const Team* team) { return team->size; }
+int team_size(const Team* team) { return team->board.size; }
 
 void team_run(Team* team, Job job, void* argument) {
+  Board* board = &team->board;
+  board->done = 0;
+  for (int i = 0; i < board->size; i++) board->hands[i].share = Share{};
   team->job = job;
   team->argument = argument;
-  if (team->size > 1) raise(&team->start);
-  job(argument, 0);
-  team_meet(team);
+  __atomic_fetch_and(&team->present.value, ~CLOSED, __ATOMIC_SEQ_CST);
+  if (board->size > 1) add(&team->start, 1);
+  Seat seat = {board, 0, 0, 0, 0};
+  job(argument, &seat);
+  int left = __atomic_or_fetch(&team->present.value, CLOSED, __ATOMIC_SEQ_CST);
+  for (; left != CLOSED; left = now(&team->present)) wait_beyond(&team->present, left);
 }
