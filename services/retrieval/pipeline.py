@@ -47,8 +47,11 @@ async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedR
     """A text longer than the model's window is refused, never embedded in part."""
     requests.check_embed(request)
     reader = parts.model.reader
-    tenant = request.caller.tenant
-    texts = await parts.texts.run(tenant, lambda: [reader.text(t) for t in request.texts])
+    tenant, policy, given = request.caller.tenant, parts.policy.current, list(request.texts)
+    if policy.texts.has("input"):
+        subjects = [Subject(f"texts[{i}]", "input", t, "user") for i, t in enumerate(given)]
+        given = await _checked(parts, policy, tenant, subjects, span)
+    texts = await parts.texts.run(tenant, lambda: [reader.text(t) for t in given])
     for i, text in enumerate(texts):
         if text.cut:
             raise invalid(
@@ -95,8 +98,10 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
     requests.check_index(request, parts.settings.max_document_chars)
     policy = parts.policy.current
     if policy.texts.has("uploads"):
+        subjects = [Subject(n, "uploads", getattr(request, n)) for n in ("title", "text")]
         with parts.telemetry.span("policy", span) as step:
-            await _check_upload(parts, policy, request, step)
+            tenant = request.caller.tenant
+            request.title, request.text = await _checked(parts, policy, tenant, subjects, step)
     with parts.telemetry.span("chunk", span) as step:
         document = await parts.chunkers.cut(request.title, request.text)
         step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
@@ -119,18 +124,19 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
     return pb.IndexReply(chunks=len(document.chunks), tokens=tokens)
 
 
-async def _check_upload(parts: Parts, policy: Policy, request: pb.IndexRequest, span: Span) -> None:
-    """Redacts the request's texts, or raises INVALID_ARGUMENT that names the rule."""
-    fields = ("title", "text")
-    subjects = [Subject(name, "uploads", getattr(request, name)) for name in fields]
-    verdict = await parts.texts.run(request.caller.tenant, lambda: policy.texts.check(subjects))
+async def _checked(
+    parts: Parts, policy: Policy, tenant: str, subjects: list[Subject], span: Span
+) -> list[str]:
+    """The texts as the policy lets them be. Raises INVALID_ARGUMENT that names rule and field."""
+    verdict = await parts.texts.run(tenant, lambda: policy.texts.check(subjects))
     for (rule, action, place), times in verdict.hits.items():
         VERDICTS.labels(rule, action, place).inc(times)
         span.set_attribute("policy", f"{action}: {rule}")
     if verdict.refused is not None:
         raise _refusal(verdict.refused[0].name, verdict.refused[1])
-    for number, text in verdict.edits.items():
-        setattr(request, fields[number], text)
+    if verdict.routed is not None:  # another model's numbers say something else
+        raise _refusal(verdict.routed.name, "model")
+    return [verdict.edits.get(n, subject.text) for n, subject in enumerate(subjects)]
 
 
 async def _check_meaning(parts: Parts, policy: Policy, vectors: np.ndarray, span: Span) -> None:

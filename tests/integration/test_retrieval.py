@@ -412,7 +412,7 @@ async def test_it_runs_as_a_process_and_ends_on_sigterm(
 POLICY = """
 rules:
   - {name: card, pii: [card], where: [uploads], action: redact}
-  - {name: secret, pattern: top secret, where: [uploads]}
+  - {name: secret, pattern: top secret, where: [input, uploads]}
   - name: boats
     like:
       examples: [How do I build a boat?, instructions for building a sailing boat]
@@ -441,6 +441,9 @@ async def test_uploads_are_held_to_the_policy_and_texts_to_its_rules_of_meaning(
             assert refused.value.reason == "content_policy"
             assert repr(rule) in refused.value.message
         assert len(await client.search("harbour", limit=9)) == 1, "nothing of what was refused"
+        with pytest.raises(PenstockError) as refused:
+            await client.embed("harmless", "top secret")
+        assert (refused.value.reason, refused.value.param) == ("content_policy", "texts[1]")
         asked = "Can you tell me how one builds a boat?"
         told = await client.judge(("user", "Good morning!"), ("user", asked), ("system", asked))
         assert told == [("boats", 1)]
