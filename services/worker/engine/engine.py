@@ -245,7 +245,7 @@ class Engine:
         output.step, output.started_ns = self._step_count, running.started_ns
         output.duration_ns = ended - running.started_ns
         if running.computed_s is not None and not any(result.error for result in results):
-            self._meter.add(running.shape, running.computed_s)
+            self._meter.add(running.shape, running.computed_s, output.decode_tokens)
             if self.scheduler.speculation:
                 self.scheduler.speculation.settle(output.duration_ns / 1e9 - running.computed_s)
         output.kv_events = self.pool.take_events()

@@ -279,7 +279,8 @@ class Load:
     prefill_tokens_per_s: float
     """Of whole chunks with no decodes beside them; 0: not yet known."""
     decode_step_ms: float
-    """Of those that decode now, or did last, with no prompts beside them; 0: not yet known."""
+    """A token of each of those that decode now, or did last, with no prompts beside them; a step,
+    where none is guessed. 0: not yet known."""
     prompt_share: float
     """Of the time, what prompts get beside those that decode now: 1 if nobody does."""
 

@@ -1,6 +1,7 @@
 """What an engine says of its speed."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,9 @@ class Metered:
     def __init__(self) -> None:
         self.meter = LoadMeter(warmed(additive), chunk=512)
 
-    def step(self, shape: StepShape, times: float = 1) -> None:
-        self.meter.add(shape, times * additive(shape))
+    def step(self, shape: StepShape, times: float = 1, each: int = 1) -> None:
+        """`each`: tokens that a decode makes."""
+        self.meter.add(shape, times * additive(shape), each * shape.decodes)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -45,6 +47,14 @@ def test_a_step_of_both_says_what_each_would_take_alone() -> None:
     rate, step_ms = metered.rates
     assert rate == pytest.approx(WHOLE_CHUNKS, rel=0.1)
     assert step_ms == pytest.approx(1000 * additive(decodes(8, 339)), rel=0.1)
+
+
+def test_a_token_takes_less_where_guesses_are_right() -> None:
+    metered = Metered()
+    guessed = replace(decodes(4, 300), drafts=16)
+    for _ in range(200):
+        metered.step(guessed, each=3)
+    assert metered.rates[1] == pytest.approx(1000 * additive(guessed) / 3, rel=0.05)
 
 
 def test_hits_in_the_cache_are_no_crawling_worker() -> None:
@@ -77,7 +87,7 @@ def test_a_step_of_nothing_says_nothing() -> None:
     metered.step(prompt(300))
     metered.step(decodes(4, 300))
     before, costs = metered.rates, list(metered.meter._cost._costs)
-    metered.meter.add(StepShape(), 5.0)
+    metered.meter.add(StepShape(), 5.0, 0)
     assert metered.rates == before
     assert metered.meter._cost._costs == costs
 
@@ -107,7 +117,7 @@ def a_rate_among_noise(seed: int, warm_up: float, short_at: int | None) -> float
         tokens, start = rng.choice([0, 0, 0, 8, 60, 90]), rng.choice([0, 0, 100, 1000])
         shape = prompt(tokens, start, count, context)
         seconds = additive(shape) * rng.uniform(1, 1.2)
-        meter.add(shape, 3e-4 if step == short_at else seconds)
+        meter.add(shape, 3e-4 if step == short_at else seconds, shape.decodes)
         highest = max(highest, meter.prefill_tokens_per_s / WHOLE_CHUNKS)
     return highest
 
