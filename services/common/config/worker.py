@@ -66,8 +66,8 @@ class WorkerSettings(ServiceSettings):
         "auto",
         description="who guesses tokens ahead, so that the model computes several of a request in "
         "a step; the output stays the same. `ngram`: what followed in the request itself where it "
-        "went the same way before; `draft`: a smaller model; auto: `ngram` on a CPU whose steps do "
-        "not overlap",
+        "went the same way before; `draft`: that, or where nothing did a smaller model; auto: "
+        "`ngram` on a CPU whose steps do not overlap",
     )
     draft_model: str = Field(
         "",
@@ -78,11 +78,9 @@ class WorkerSettings(ServiceSettings):
         5, ge=1, le=32, description="guesses of a request in a step at most: as many as pay"
     )
     prompt_lookup_min: int = Field(
-        2, ge=1, description="`ngram`: as many tokens must be the same as before at least"
+        2, ge=1, description="to be guessed from, as many tokens must be the same as before"
     )
-    prompt_lookup_max: int = Field(
-        8, ge=1, description="`ngram`: of more that are the same nothing is made"
-    )
+    prompt_lookup_max: int = Field(8, ge=1, description="of more that are the same nothing is made")
     transfer: Literal["auto", "grpc"] = Field(
         "auto", description="KV transport: shared memory when both workers share a host, or gRPC"
     )

@@ -10,8 +10,6 @@ class Acceptance:
     def __init__(self, fades: float = 0.8, rests: float = 0.97) -> None:
         """What was seen counts so much less after each look, and so much less with each token
         since: who was not worth a guess is tried again."""
-        self.drafted = self.accepted = 0
-        """In all."""
         self._fades, self._rests = fades, rests
         self._right = self._wrong = 0.0
         self._seen_at = 0
@@ -26,8 +24,6 @@ class Acceptance:
     def learn(self, at: int, drafted: int, accepted: int) -> None:
         """Of so many guesses the first `accepted` were right; what is behind a wrong one says
         nothing."""
-        self.drafted += drafted
-        self.accepted += accepted
         fades = self._fades * self._rests ** (at - self._seen_at)
         self._right = self._right * fades + accepted
         self._wrong = self._wrong * fades + (accepted < drafted)

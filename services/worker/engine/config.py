@@ -55,17 +55,17 @@ class EngineConfig:
     are guessed: what comes next is not known before the guesses are judged."""
     speculation: Literal["off", "ngram", "draft"] = "off"
     """Who guesses tokens ahead, which the model then computes several at a time (speculation.py).
-    ngram: what followed in the request itself where it went the same way before; draft: a smaller
-    model."""
+    ngram: what followed in the request itself where it went the same way before; draft: that, or
+    where nothing did a smaller model."""
     draft_model: str | None = None
     """draft: directory of its checkpoint, of the same vocabulary. Its KV blocks are part of
     `kv_cache_bytes`, or come to `num_blocks`."""
     num_speculative_tokens: int = 5
     """Guesses of a sequence in one step at most; fewer where fewer pay."""
     prompt_lookup_min: int = 2
-    """ngram: as many tokens must agree at least."""
+    """As many tokens must agree at least, for what followed to be a guess."""
     prompt_lookup_max: int = 8
-    """ngram: the last place where so many agree is taken; else where the most do."""
+    """The last place where so many agree is taken; else where the most do."""
     threads: int | None = None
     """CPU threads. None: as many as the process may use (cores.py)."""
     packed_dir: str | None = None

@@ -97,12 +97,13 @@ class Engine:
     def _speculation(self, config: EngineConfig) -> Speculation | None:
         if config.speculation == "off":
             return None
-        proposer: Proposer
-        if config.speculation == "draft":
-            proposer = DraftProposer(config, self.info)
-        else:
-            proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-        return Speculation(proposer, self._cost, config.num_speculative_tokens, config.guessed_rows)
+        proposers: list[Proposer] = [
+            NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        ]
+        if config.draft_model is not None:
+            proposers.append(DraftProposer(config, self.info))
+        depth, rows = config.num_speculative_tokens, config.guessed_rows
+        return Speculation(proposers, self._cost, depth, rows)
 
     @property
     def has_work(self) -> bool:

@@ -24,10 +24,18 @@ class Lookup:
         """As many tokens must agree at least; a place where `most` do is not bettered."""
         self.finds = 1.0
         """Of the last looks, how many found something; never 0."""
+        self.found: list[int] = []
+        """By the last look."""
         self._least, self._most = least, most
         self._last: dict[tuple[int, ...], int] = {}
         self._before = array("i", [0] * least)
         """By the end of a run: where the same run ended before; 0: nowhere."""
+
+    def look(self, tokens: Sequence[int], count: int) -> int:
+        """How many tokens are found, `count` at most."""
+        self.found = self.following(tokens, count)
+        self.finds += _MOVES * (max(_LEAST_FINDS, float(bool(self.found))) - self.finds)
+        return len(self.found)
 
     def following(self, tokens: Sequence[int], count: int) -> list[int]:
         """What followed the last tokens where they were before, `count` tokens at most: where most
@@ -43,7 +51,6 @@ class Lookup:
             if agree > best:
                 best, found = agree, place
             place = self._before[place]
-        self.finds += _MOVES * (max(_LEAST_FINDS, float(found > 0)) - self.finds)
         if not found:
             return []
         following = list(tokens[found : found + count])

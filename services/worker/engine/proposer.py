@@ -41,7 +41,6 @@ class NgramProposer:
         """Of `Lookup`."""
         self._least, self._most = least, most
         self._took = Settling(1e-5)
-        self._found: dict[str, list[int]] = {}
 
     def look_s(self, sequence: Sequence) -> float:
         return self._took.value / (sequence.lookup.finds if sequence.lookup else 1.0)
@@ -53,13 +52,12 @@ class NgramProposer:
         began = perf_counter()
         if sequence.lookup is None:
             sequence.lookup = Lookup(self._least, self._most)
-        found = self._found[sequence.id] = sequence.lookup.following(sequence.tokens, most)
+        found = sequence.lookup.look(sequence.tokens, most)
         self._took.add(perf_counter() - began)
-        return len(found)
+        return found
 
     def depth_s(self, rows: int, context: int) -> float:
         return 0.0
 
     def propose(self, wanted: Wanted) -> list[list[int]]:
-        found, self._found = self._found, {}
-        return [found[sequence.id][:count] for sequence, count in wanted]
+        return [s.lookup.found[:count] if s.lookup else [] for s, count in wanted]

@@ -94,8 +94,10 @@ class Sequence:
         self.reported = False
         """Its timeline was sent."""
 
-        self.acceptance = Acceptance()
-        """Of guesses of its tokens."""
+        self.draft_tokens = self.accepted_tokens = 0
+        """Guesses of its tokens that were computed, and those that were right."""
+        self.acceptances: list[Acceptance] = []
+        """Of each proposer's guesses (speculation.py), once one was asked."""
         self.lookup: Lookup | None = None
         """Its proposer's (proposer.py), once it has looked."""
         self.drafted: Drafted | None = None
@@ -221,8 +223,8 @@ class Sequence:
             prompt_tokens=prompt,
             cached_tokens=min(self.num_cached, prompt),
             completion_tokens=len(self.tokens) - prompt,
-            draft_tokens=self.acceptance.drafted,
-            accepted_tokens=self.acceptance.accepted,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
 
 

@@ -11,8 +11,10 @@ a second than the step has without it. So a guess needs little where a step wait
 much where many sequences share them, and nobody guesses where none can win.
 """
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from time import perf_counter
+from typing import NamedTuple
 
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.cost_model import CostModel, StepShape
@@ -32,54 +34,76 @@ _MARGIN = 1.15
 """By so much it must be better, for what the cost model does not see."""
 
 
+class _Source:
+    """A proposer, and what is known of its guesses."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
+        self.acceptance = Acceptance(fades=0.99, rests=0.999)
+        """Of all sequences."""
+        self.prior = _HOPE
+        """How likely a guess is right in a sequence of which nothing is known."""
+        self.each_s = 0.0
+        """What a guess must win in this step, if all that decode have one."""
+
+
+class _Offer(NamedTuple):
+    sequence: Sequence
+    source: int | None
+    """None: its grammar."""
+    right: float
+    """How likely a guess is right, behind right ones."""
+    most: int
+    """Guesses."""
+
+
 class Speculation:
-    def __init__(self, proposer: Proposer, cost: CostModel, depth: int, rows: int) -> None:
-        """`depth`: guesses of a sequence, `rows`: of a step, at most."""
-        self._proposer, self._cost = proposer, cost
-        self._depth, self._rows = depth, rows
-        self._all = Acceptance(fades=0.99, rests=0.999)
+    def __init__(self, proposers: Seq[Proposer], cost: CostModel, depth: int, rows: int) -> None:
+        """`proposers`: in the order in which they are asked; `depth`: guesses of a sequence at
+        most, `rows`: of a step."""
+        self._sources = [_Source(proposer) for proposer in proposers]
+        self._cost, self._depth, self._rows = cost, depth, rows
         self._tokens = 0
         self._host = Settling(1e-4)
         """Besides what its device takes, and guessing, a step."""
         self._guessed_s = 0.0
         self._idle = 0
         """Steps since somebody guessed."""
-        self._forced: dict[str, list[int]] = {}
-        """Those of this step that a grammar says, by the sequence's id."""
+        self._offers: dict[str, _Offer] = {}
+        """Of this step, by the sequence's id."""
 
     def wanted(self, decodes: Seq[Sequence], shape: StepShape, room: int) -> dict[str, int]:
         """How many guesses each of them should have, by its id; those with none are left out.
         `shape`: of the step without guesses; `room`: tokens that may come to it."""
         self._tokens += len(decodes)
-        self._forced = {}
         room = min(room, self._rows)
         step_s = self._cost.step_s(shape) + self._host.value
         token_s = step_s / len(decodes)
-        prior = self._all.expected(self._tokens, _HOPE)
         # Costs that nobody sees may be wrong for ever: they are believed less and less.
         margin = _MARGIN * _FORGETS**self._idle
         self._idle += 1
-        own_s = self._proposer.depth_s(len(decodes), shape.decode_context) / len(decodes)
-        costs = margin * (self._cost.draft_s + own_s)
-        if token_s <= costs or not room:
+        for source in self._sources:
+            source.prior = source.acceptance.expected(self._tokens, _HOPE)
+            own_s = source.proposer.depth_s(len(decodes), shape.decode_context) / len(decodes)
+            source.each_s = margin * (self._cost.draft_s + own_s)
+        if room < 1 or token_s <= min(source.each_s for source in self._sources):
             return {}
-        likely = [self._offer(sequence, prior, token_s, costs) for sequence in decodes]
-        likely = [one for one in likely if one[1]]
-        return self._deepen(likely, shape, step_s, margin, room) if likely else {}
+        offers = [self._offer(sequence, token_s) for sequence in decodes]
+        self._offers = {offer.sequence.id: offer for offer in offers if offer}
+        return self._deepen(shape, step_s, margin, room)
 
     def propose(self, wanted: Wanted) -> dict[str, tuple[int, ...]]:
         """The guesses of those that should have some, by the sequence's id: as far as they can be
         of use."""
         self._idle = 0
-        others = [one for one in wanted if one[0].id not in self._forced]
         began = perf_counter()
-        guessed = zip(others, self._proposer.propose(others) if others else (), strict=True)
+        found: dict[str, tuple[int, ...]] = {}
+        for number in (None, *range(len(self._sources))):
+            asked = [one for one in wanted if self._offers[one[0].id].source == number]
+            for (sequence, count), guesses in zip(asked, self._ask(number, asked), strict=True):
+                found[sequence.id] = _of_use(sequence, guesses[:count])
         self._guessed_s = perf_counter() - began
-        found = {sequence.id: guesses for (sequence, _), guesses in guessed}
-        return {
-            sequence.id: _of_use(sequence, (self._forced | found)[sequence.id][:count])
-            for sequence, count in wanted
-        }
+        return found
 
     def settle(self, host_s: float) -> None:
         """A step took so long besides what its device did, guessing included."""
@@ -88,60 +112,71 @@ class Speculation:
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """What became of a sequence's guesses, whose step has run; its tokens are not added yet."""
-        sequence.acceptance.learn(len(sequence.tokens), drafted, accepted)
-        self._all.learn(self._tokens, drafted, accepted)
+        sequence.draft_tokens += drafted
+        sequence.accepted_tokens += accepted
+        number = self._offers[sequence.id].source
+        if number is not None:
+            sequence.acceptances[number].learn(len(sequence.tokens), drafted, accepted)
+            self._sources[number].acceptance.learn(self._tokens, drafted, accepted)
 
-    def _offer(
-        self, sequence: Sequence, prior: float, token_s: float, costs: float
-    ) -> tuple[float, int, Sequence]:
-        """How likely its guesses are right, and how many there are: none, if already the first
-        does not pay. `token_s`: of a token without guesses; `costs`: of a guess."""
+    def _ask(self, number: int | None, asked: Wanted) -> Seq[list[int]]:
+        if number is None:
+            return [sequence.matcher.forced() for sequence, _ in asked if sequence.matcher]
+        return self._sources[number].proposer.propose(asked) if asked else []
+
+    def _offer(self, sequence: Sequence, token_s: float) -> _Offer | None:
+        """The first that may pay: where a guess takes less than is likely won. `token_s`: of a
+        token without guesses."""
         most = min(self._depth, sequence.num_left - 1)
         if most < 1:
-            return 0.0, 0, sequence
+            return None
         if sequence.matcher and (forced := sequence.matcher.forced()):
-            self._forced[sequence.id] = forced
-            return _FORCED, min(most, len(forced)), sequence
-        right = sequence.acceptance.expected(len(sequence.tokens), prior)
-        # What it takes to begin has to be won back. How much is still to come nobody knows: about
-        # as much as has come, by the rule for who rents or buys skis (R. Karp, 1992).
+            return _Offer(sequence, None, _FORCED, min(most, len(forced)))
+        if not sequence.acceptances:
+            sequence.acceptances = [Acceptance() for _ in self._sources]
         made = len(sequence.tokens) - sequence.num_prompt + sequence.request.generated_prefix
-        costs += _WAGER * self._proposer.begin_s(sequence) / max(1, made)
-        costs += _MARGIN * self._proposer.look_s(sequence)
-        if right * token_s <= costs:
-            return right, 0, sequence
-        return right, self._proposer.offers(sequence, most), sequence
+        for number, source in enumerate(self._sources):
+            proposer = source.proposer
+            right = sequence.acceptances[number].expected(len(sequence.tokens), source.prior)
+            # What it takes to begin has to be won back. How much is still to come nobody knows:
+            # about as much as has come, by the rule for who rents or buys skis (R. Karp, 1992).
+            costs = source.each_s + _MARGIN * proposer.look_s(sequence)
+            costs += _WAGER * proposer.begin_s(sequence) / max(1, made)
+            if right * token_s > costs and (offered := proposer.offers(sequence, most)):
+                return _Offer(sequence, number, right, offered)
+        return None
 
-    def _deepen(
-        self,
-        likely: list[tuple[float, int, Sequence]],
-        shape: StepShape,
-        seconds: float,
-        margin: float,
-        room: int,
-    ) -> dict[str, int]:
+    def _deepen(self, shape: StepShape, seconds: float, margin: float, room: int) -> dict[str, int]:
         """From depth to depth, as long as it pays: guesses of all sequences that are worth it.
         `seconds`: of the step without."""
         counts: dict[str, int] = {}
-        tokens = float(shape.decodes)
-        each_s, context = self._cost.draft_s, shape.decode_context // shape.decodes
+        likely = [*self._offers.values()]
+        tokens, each_s = float(shape.decodes), self._cost.draft_s
         depth = 0
         while likely:
             depth += 1
             least = margin * each_s * tokens
             likely = [
-                one for one in likely if one[1] >= depth and one[0] ** depth * seconds > least
+                one for one in likely if one.most >= depth and one.right**depth * seconds > least
             ]
             if len(likely) > room:
-                likely = sorted(likely, key=lambda one: -one[0])[:room]
-            gain = sum(right**depth for right, _, _ in likely)
-            rows = len(likely)
-            costs = rows * each_s + self._proposer.depth_s(rows, rows * context)
+                likely = sorted(likely, key=lambda one: -one.right)[:room]
+            gain = sum(one.right**depth for one in likely)
+            costs = len(likely) * each_s + self._depth_s(likely, shape)
             if gain * seconds <= margin * costs * tokens:
                 break
-            counts.update((sequence.id, depth) for _, _, sequence in likely)
-            tokens, seconds, room = tokens + gain, seconds + costs, room - rows
+            counts.update((one.sequence.id, depth) for one in likely)
+            tokens, seconds, room = tokens + gain, seconds + costs, room - len(likely)
         return counts
+
+    def _depth_s(self, offers: Seq[_Offer], shape: StepShape) -> float:
+        """Seconds in which those who offer make a guess more each."""
+        context = shape.decode_context // shape.decodes
+        rows = Counter(offer.source for offer in offers if offer.source is not None)
+        return sum(
+            self._sources[number].proposer.depth_s(count, count * context)
+            for number, count in rows.items()
+        )
 
 
 def _of_use(sequence: Sequence, guesses: Seq[int]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from services.worker.engine import Constraint, EngineConfig, Request, Sampling, 
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.drafted import Drafted
 from services.worker.engine.engine import Engine
 from services.worker.engine.lookup import Lookup
 from services.worker.engine.proposer import Wanted
@@ -44,6 +45,10 @@ KINDS: list[dict[str, Any]] = [
     {"stop_token_ids": tuple(range(0, VOCAB, 9))},
 ]
 """Ways of sampling."""
+
+
+NOBODY = Oracle(lambda sequence, count: [], 200, lambda below: 0)
+"""Never has a guess."""
 
 
 def requests_of(kinds: list[dict[str, Any]]) -> list[Request]:
@@ -154,8 +159,7 @@ def test_grammars_hold_for_guesses(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = drive(engine, asked)
     assert told(found) == told(want)
     assert sum(step.accepted_tokens for step in found.steps) > 20
-    nobody = Oracle(lambda sequence, count: [], 200, lambda below: 0)
-    guess(monkeypatch, nobody)
+    guess(monkeypatch, NOBODY)
     forced = drive(make_engine(folder, speculation="ngram"), asked)
     assert told(forced) == told(want)
     assert sum(step.accepted_tokens for step in forced.steps) > 5
@@ -222,7 +226,7 @@ def test_guesses_take_no_block_that_is_not_free() -> None:
     cost.learn(StepShape(decodes=2), 1e-3)
     oracle = Oracle(lambda sequence, count: [7] * count, 9, lambda below: below - 1)
     scheduler = Scheduler(
-        pool, cost, 64, 2, speculation=Speculation(oracle, cost, depth=6, rows=64)
+        pool, cost, 64, 2, speculation=Speculation([oracle], cost, depth=6, rows=64)
     )
     sequences = [
         Sequence(Request(name, [1, 2], Sampling(30)), i, 4, frozenset(), 100, 0)
@@ -252,6 +256,7 @@ class Offering:
 
     def __init__(self, depth_s: float = 0.0) -> None:
         self._depth_s = depth_s
+        self.asked: list[str] = []
 
     def look_s(self, sequence: Sequence) -> float:
         return 0.0
@@ -260,6 +265,7 @@ class Offering:
         return 0.0
 
     def offers(self, sequence: Sequence, most: int) -> int:
+        self.asked.append(sequence.id)
         return most
 
     def depth_s(self, rows: int, context: int) -> float:
@@ -280,7 +286,7 @@ def settled(
     """Of a batch whose guesses are right so often: tokens a second in the last steps, as a part of
     those without guesses."""
     cost, rng = CostModel(), random.Random(4)
-    speculation = Speculation(Offering(depth_s), cost, depth=5, rows=128)
+    speculation = Speculation([Offering(depth_s)], cost, depth=5, rows=128)
     machine = with_guesses(machine)
     sequences = [
         Sequence(Request(str(i), [1] * 100, Sampling(10**6)), i, 16, frozenset(), 10**7, 0)
@@ -322,6 +328,30 @@ def test_it_pays_or_it_does_not_happen(batch: int, right: float) -> None:
             assert faster < 1.03, "there is nothing to be won"
 
 
+def test_guesses_are_of_those_that_guess_well() -> None:
+    """Beside others, whose guesses would not pay: they are not even looked for."""
+    cost, offering = CostModel(), Offering()
+    machine, batch = with_guesses(roofline), 8
+    guesses = Speculation([offering], cost, depth=5, rows=128)
+    sequences = [
+        Sequence(Request(str(i), [1] * 100, Sampling(10**6)), i, 16, frozenset(), 10**7, 0)
+        for i in range(batch)
+    ]
+    shape = StepShape(decodes=batch, decode_context=100 * batch)
+    for drafts in (0, 8, 0, 24, 0, 16):
+        cost.learn(replace(shape, drafts=drafts), machine(replace(shape, drafts=drafts)))
+    for _ in range(4):
+        wanted = guesses.wanted(sequences, shape, 400)
+        for sequence in sequences:
+            good = int(sequence.id) % 2
+            if drafted := wanted.get(sequence.id, 0):
+                guesses.learn(sequence, drafted, drafted if good else 0)
+    offering.asked.clear()
+    wanted = guesses.wanted(sequences, shape, 400)
+    assert {int(name) % 2 for name in wanted} == {1}
+    assert {int(name) % 2 for name in offering.asked} == {1}
+
+
 def test_costs_that_were_wrong_are_not_believed_for_ever() -> None:
     """A machine that was busy when guesses were tried: in a quiet hour they are tried again."""
     cost = CostModel()
@@ -329,7 +359,7 @@ def test_costs_that_were_wrong_are_not_believed_for_ever() -> None:
     for _ in range(5):
         cost.learn(shape, 1e-3)
         cost.learn(replace(shape, drafts=1), 3e-3)
-    guesses = Speculation(Offering(), cost, depth=2, rows=9)
+    guesses = Speculation([Offering()], cost, depth=2, rows=9)
     sequence = Sequence(Request("a", [1] * 100, Sampling(10**6)), 0, 16, frozenset(), 10**7, 0)
     tried = [bool(guesses.wanted([sequence], shape, 9)) for _ in range(2000)]
     assert not any(tried[:300])
@@ -345,7 +375,6 @@ def test_who_guessed_wrong_is_tried_again() -> None:
     assert acceptance.expected(12, 0.1) < 0.1 < low
     acceptance.learn(120, 8, 8)
     assert acceptance.expected(121, 0.6) > 0.85
-    assert (acceptance.drafted, acceptance.accepted) == (24, 8)
 
 
 # Look-up.
@@ -450,8 +479,9 @@ def accepted(run: Run) -> float:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses are made whether they pay or not: so small a model computes faster than another."""
-    monkeypatch.setattr(speculation, "_MARGIN", 0.0)
+    """The draft model guesses, alone, and whether it pays or not: so small a model computes faster
+    than another."""
+    guess(monkeypatch, NOBODY)
     monkeypatch.setattr(speculation, "_WAGER", 0.0)
 
 
@@ -510,6 +540,25 @@ def test_a_prompt_is_caught_up_with_in_pieces(checkpoint: Checkpoint) -> None:
     assert accepted(found) > 0.97
 
 
+def test_what_was_before_is_taken_before_a_model_is_asked(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the model knows what came of it, when it is asked."""
+    folder = checkpoint()
+    asked = requests_of([{"temperature": 1.0}] * 4)
+    want = drive(make_engine(folder), asked)
+    known = {name: tokens[:20] for name, tokens in want.tokens.items()}
+    guessing_engine(folder, monkeypatch, known)  # an oracle, as far as it knows
+    monkeypatch.setattr(speculation, "_WAGER", 0.0)
+    engine = drafting(folder, folder)
+    found = drive(engine, asked)
+    assert told(found) == told(want)
+    guesses = engine.scheduler.speculation
+    assert guesses is not None
+    right = [source.acceptance.expected(guesses._tokens, 0.5) for source in guesses._sources]
+    assert right[0] < 0.9 < 0.97 < right[1]
+
+
 @pytest.mark.usefixtures("eager")
 def test_a_draft_model_that_fails_ends_nothing(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
@@ -527,12 +576,35 @@ def test_a_draft_model_that_fails_ends_nothing(
     def fail(plan: object) -> None:
         raise RuntimeError("device trouble")
 
-    guesses._proposer._runner.launch = fail  # type: ignore[attr-defined]
+    guesses._sources[1].proposer._runner.launch = fail  # type: ignore[attr-defined]
     rest = drive(engine, [])
     tokens = [t for step in steps for o in step.outputs for t in o.new_token_ids]
     assert tokens + rest.tokens["a"] == want.tokens["a"]
     assert not sum(step.draft_tokens for step in rest.steps)
     assert "no tokens are guessed from now on" in caplog.text
+
+
+def test_it_knows_what_it_has_computed(checkpoint: Checkpoint) -> None:
+    """Not what was guessed wrong, and not a block of which it wrote another beginning."""
+    drafted = Drafted(4)
+    drafted.fed = [8, 7, 9]
+    assert drafted.catch_up([1, 2, 3, 4, 8, 6, 9, 5]) == 5
+    assert drafted.catch_up([1, 2, 3, 4, 8, 6, 9, 5]) == 5, "once"
+    folder = checkpoint()
+    engine = drafting(folder, folder)
+    assert engine.scheduler.speculation is not None
+    proposer: Any = engine.scheduler.speculation._sources[1].proposer
+    sequence = Sequence(Request("a", [5] * 40, Sampling(9)), 0, 16, frozenset(), 256, 0)
+    sequence.hold([3, 4, 5, 6])
+    assert proposer.propose([(sequence, 2)]) != [[]]
+    assert set(proposer._hashes) == {3, 4}
+    other = Sequence(Request("b", [6] * 20, Sampling(9)), 0, 16, frozenset(), 256, 0)
+    other.hold([7, 4])
+    proposer.propose([(other, 2)])
+    assert set(proposer._hashes) == {3, 7}
+    again = Sequence(Request("c", [5] * 40, Sampling(9)), 0, 16, frozenset(), 256, 0)
+    again.hold([3, 4, 8])
+    assert proposer._computed(again) == 16
 
 
 def test_it_has_its_part_of_the_memory(checkpoint: Checkpoint) -> None:
