@@ -16,7 +16,10 @@ class ReasoningMarks:
     closes: str
 
 
-KNOWN_MARKS = (ReasoningMarks("<think>", "</think>"), ReasoningMarks("[THINK]", "[/THINK]"))
+KNOWN_MARKS = {
+    "think": ReasoningMarks("<think>", "</think>"),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+}
 
 
 class Reasoning:

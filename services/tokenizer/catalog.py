@@ -18,7 +18,7 @@ from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis
 from services.common.served_models import READING, Checkpoint, ServedModels
-from services.tokenizer.models import ServedModel, load
+from services.tokenizer.models import Parsers, ServedModel, load
 from services.tokenizer.pools import Pools
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class Catalog:
         """`id`: the own replica's."""
         self._pools = pools
         self._max_window = settings.worker.max_model_len
+        self._chosen = settings.tokenizer
         self._listed = ServedModels(redis, settings, self._changed)
         self._readings: dict[str, _Reading] = {}
         own = Replica("tokenizer", id, address="", host_id="", pid=0)
@@ -163,7 +164,9 @@ class Catalog:
         reading, tries = self._readings[key], 0
         while True:
             try:
-                reading.model = await asyncio.to_thread(_load, reading.served, self._max_window)
+                reading.model = await asyncio.to_thread(
+                    _load, reading.served, self._max_window, self._parsers(reading.served.model)
+                )
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"[:_TOLD]
                 if why != reading.why_not:
@@ -178,6 +181,10 @@ class Catalog:
             await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
             tries += 1
 
+    def _parsers(self, name: str) -> Parsers:
+        chosen = self._chosen
+        return Parsers(chosen.tool_parsers.get(name, ""), chosen.reasoning_parsers.get(name, ""))
+
     async def _tell(self) -> None:
         """Keeps in the registry what is read, for whoever waits for it or wonders."""
         while True:
@@ -186,10 +193,10 @@ class Catalog:
             await self._news.wait()
 
 
-def _load(served: Checkpoint, max_window: int) -> ServedModel:
+def _load(served: Checkpoint, max_window: int, parsers: Parsers) -> ServedModel:
     """Whatever a library raises on a strange file is an Exception."""
     try:
-        return load(served, max_window)
+        return load(served, max_window, parsers)
     except Exception:
         raise
     except BaseException as panic:  # of tokenizers' Rust code

@@ -45,7 +45,8 @@ def constraint_of(request: PromptRequest, model: ServedModel, prompt: Prompt) ->
     sampling, chat = request.sampling, request.chat
     wanted = sampling.constraint if sampling.HasField("constraint") else None
     forced = chat.tool_choice.mode in (ToolChoice.REQUIRED, ToolChoice.NAMED)
-    strict = any(tool.strict for tool in offered(chat))
+    # Of some only, or strict: then what the model may write is not left to it.
+    strict = bool(chat.tool_choice.allowed) or any(tool.strict for tool in offered(chat))
     marks = model.reasoning_marks if request.HasField("chat") else None
     if not (wanted or forced or strict):
         return None
@@ -85,9 +86,9 @@ def _tool_rules(chat: Chat, way: Way, wanted: Constraint | None, forced: bool) -
         yield f"body: calls | {_form(wanted)}"
     elif not way.tells_apart:
         raise invalid(
-            "with the tool_choice 'auto' this model's calls cannot be held to a schema: its marks "
-            "of calls are no tokens; a function must not be strict",
-            "tools",
+            "with the tool_choice 'auto' this model's calls cannot be held to a schema, or to some "
+            "of the tools: its marks of calls are no tokens; a function must not be strict",
+            "tool_choice" if chat.tool_choice.allowed else "tools",
         )
     else:
         yield f"body: {way.either}"

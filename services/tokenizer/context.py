@@ -15,6 +15,7 @@ retrieval off. No more is cut than necessary. If (1) alone is too long, the requ
 """
 
 import hashlib
+import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
@@ -211,6 +212,7 @@ class _Candidate(NamedTuple):
                 [chat.messages[index] for index in messages],
                 chat.passages[:passages],
                 offered(chat),
+                json.loads(chat.template_options) if chat.template_options else {},
             )
         except NotRenderableError as error:
             at = "" if error.index is None else f"[{messages[error.index]}]"

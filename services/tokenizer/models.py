@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,7 +52,15 @@ class ServedModel:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def load(served: Checkpoint, max_window: int = 0) -> ServedModel:
+@dataclass(frozen=True)
+class Parsers:
+    """Chosen by hand; empty: as the checkpoint says."""
+
+    tools: str = ""
+    reasoning: str = ""  # or "none"
+
+
+def load(served: Checkpoint, max_window: int = 0, parsers: Parsers = Parsers()) -> ServedModel:
     """Reads a checkpoint's tokenizer and config.json. Blocking, up to seconds.
 
     `max_window` bounds the window below the checkpoint's own; 0: no bound. Raises ValueError or
@@ -74,8 +82,9 @@ def load(served: Checkpoint, max_window: int = 0) -> ServedModel:
     window = int(config["max_position_embeddings"])
     template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
     added = {t.content: id for id, t in backend.get_added_tokens_decoder().items()}
-    marks = next((m for m in KNOWN_MARKS if added.keys() >= {m.opens, m.closes}), None)
-    way = way_of(template.source, added) if template and template.takes_tools else None
+    marks = _marks(added, parsers.reasoning)
+    calls = template is not None and template.takes_tools
+    way = way_of(template.source, added, parsers.tools) if template and calls else None
     shown = [marks.opens, marks.closes] if marks else []
     model = ServedModel(
         name=spec.name,
@@ -94,6 +103,14 @@ def load(served: Checkpoint, max_window: int = 0) -> ServedModel:
     )
     log.info("model %s: window %d, vocabulary %d", served, model.window, model.vocab_size)
     return model
+
+
+def _marks(added: Collection[str], name: str) -> ReasoningMarks | None:
+    """`added`: tokens of their own."""
+    if name:
+        return KNOWN_MARKS.get(name)
+    known = KNOWN_MARKS.values()
+    return next((m for m in known if m.opens in added and m.closes in added), None)
 
 
 def _tokenizer(spec: ModelSpec, folder: Path) -> Any:

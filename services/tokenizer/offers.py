@@ -16,4 +16,6 @@ def callable_tools(chat: Chat) -> Sequence[Tool]:
     tools, choice = offered(chat), chat.tool_choice
     if choice.mode == ToolChoice.NAMED:
         return [tool for tool in tools if tool.name == choice.name]
+    if choice.allowed:
+        return [tool for tool in tools if tool.name in choice.allowed]
     return tools

@@ -22,7 +22,7 @@ Where a template lacks something:
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +39,9 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 _SEARCHES_IN_VAIN = 32  # in one prompt
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _NO_PARAMETERS = '{"type": "object", "properties": {}}'
+# Given by Penstock and by transformers: no option of a client's.
+_OURS = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
+_OURS |= {"strftime_now", "continue_final_message", "tokenize", "chat_template"}
 _NO_TOOLS = "the model's chat template has no place for tools"
 
 
@@ -52,14 +55,6 @@ class NotRenderableError(Exception):
         self.index = index
         self.why = why
         self.param = param
-
-
-@dataclass(frozen=True)
-class _Offered:
-    """Tools as the template gets them; `harmless`: with no special token written out in them."""
-
-    as_given: list[dict[str, Any]] | None
-    harmless: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -113,6 +108,8 @@ class ChatTemplate:
         """Of the template that is used where there are tools."""
         self._short_ids = mistral.MARK in source
         self.takes_tools = "tools" in meta.find_undeclared_variables(_parse(source))
+        variables |= meta.find_undeclared_variables(_parse(source))
+        self._options = variables - _OURS - {*tokenizer.special_tokens_map}
         self._takes_system = self._can_render(["system", "user"])
 
     def render(
@@ -120,16 +117,19 @@ class ChatTemplate:
         messages: Sequence[Message],
         passages: Sequence[Passage] = (),
         tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> Rendered:
-        """The prompt's text, open for the assistant's answer. Raises NotRenderableError."""
-        offered = self._offer(tools)
+        """The prompt's text, open for the assistant's answer. `options`: what else the template is
+        given, by its own names for it. Raises NotRenderableError."""
+        offered = self._offer(tools, options or {})
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
         marks = [f"\ue000{i}\ue001" if field else "" for i, field in enumerate(fields)]
         try:
-            skeleton = self._apply(_harmless(turns, self._special), marks, offered.harmless)
+            harmless = _harmless(offered, self._special)
+            skeleton = self._apply(_harmless(turns, self._special), marks, harmless)
         except TemplateError as error:
-            raise self._blame(turns, marks, offered.as_given, str(error)) from None
+            raise self._blame(turns, marks, offered, str(error)) from None
         shown = {int(number) for number in _MARK.findall(skeleton)}
         for index, message in enumerate(messages):
             # What was said beside calls some templates leave out.
@@ -139,7 +139,7 @@ class ChatTemplate:
                 )
                 raise NotRenderableError(index, why)
         try:
-            text = self._apply(turns, fields, offered.as_given)
+            text = self._apply(turns, fields, offered)
         except TemplateError:  # its words may quote the content
             why = "the model's chat template refuses the content of the messages"
             raise NotRenderableError(None, why) from None
@@ -149,7 +149,7 @@ class ChatTemplate:
         self,
         messages: Sequence[dict[str, Any]],
         fields: Sequence[str],
-        tools: list[dict[str, Any]] | None,
+        offered: dict[str, Any],
     ) -> str:
         """Renders with `fields` for the contents, then each passage's title and text."""
         count = len(messages)
@@ -163,7 +163,7 @@ class ChatTemplate:
             documents = []
         rendered: str = self._tokenizer.apply_chat_template(
             turns,
-            tools=tools,
+            **offered,
             documents=documents or None,
             add_generation_prompt=True,
             tokenize=False,
@@ -193,13 +193,15 @@ class ChatTemplate:
             return id
         return hashlib.blake2b(id.encode(), digest_size=5).hexdigest()[:9]
 
-    def _offer(self, tools: Sequence[Tool]) -> "_Offered":
-        if not tools:
-            return _Offered(None, None)
-        if not self.takes_tools:
+    def _offer(self, tools: Sequence[Tool], options: Mapping[str, Any]) -> dict[str, Any]:
+        """What the template gets beside messages and passages."""
+        if tools and not self.takes_tools:
             raise NotRenderableError(None, _NO_TOOLS, "tools")
-        given = [_definition(tool) for tool in tools]
-        return _Offered(given, _harmless(given, self._special))
+        for name in options:
+            if name not in self._options:
+                why = f"the model's chat template knows no {name!r}"
+                raise NotRenderableError(None, why, f"chat_template_kwargs.{name}")
+        return {"tools": [_definition(tool) for tool in tools] or None, **options}
 
     def _role(self, message: Message) -> str:
         if message.role == "developer" and not self._knows_developer:
@@ -234,14 +236,14 @@ class ChatTemplate:
         self,
         turns: list[dict[str, Any]],
         marks: list[str],
-        tools: list[dict[str, Any]] | None,
+        offered: dict[str, Any],
         why: str,
     ) -> NotRenderableError:
         """Finds the message at which the template began to raise `why`."""
         low, high = 0, len(turns)  # the first `high` messages raise it, the first `low` do not
         while high - low > 1:
             middle = (low + high) // 2
-            if self._raises(turns[:middle], marks, tools, why):
+            if self._raises(turns[:middle], marks, offered, why):
                 high = middle
             else:
                 low = middle
@@ -251,11 +253,11 @@ class ChatTemplate:
         self,
         turns: list[dict[str, Any]],
         marks: list[str],
-        tools: list[dict[str, Any]] | None,
+        offered: dict[str, Any],
         why: str,
     ) -> bool:
         try:
-            self._apply(turns, marks[: len(turns)], tools)
+            self._apply(turns, marks[: len(turns)], offered)
         except TemplateError as error:
             return str(error) == why
         return False

@@ -1,5 +1,7 @@
 """PENSTOCK_TOKENIZER__…"""
 
+from typing import Literal
+
 from pydantic import Field
 
 from services.common.config.base import Replicated
@@ -13,6 +15,14 @@ class TokenizerSettings(Replicated):
     )
     max_pooled_tokens: int = Field(
         300_000, gt=0, description="tokens of all inputs of such a request together"
+    )
+    tool_parsers: dict[str, Literal["demo", "hermes", "mistral", "pythonic", "llama3"]] = Field(
+        {}, description="how models write calls, by their names; others: as their templates say"
+    )
+    reasoning_parsers: dict[str, Literal["think", "mistral", "none"]] = Field(
+        {},
+        description="between which marks models reason, by their names: <think>, [THINK] or none; "
+        "others: as their tokens say",
     )
     router_patience_s: float = Field(
         20.0, ge=0, description="how long a request waits for a router while none is ready"

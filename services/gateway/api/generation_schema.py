@@ -1,6 +1,8 @@
 """Bodies of POST /v1/chat/completions and /v1/completions."""
 
+import json
 import math
+import re
 import secrets
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,6 +35,9 @@ from services.gateway.runs.prompt import Prompt
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_STOPS = 4
 MAX_DOCUMENTS = 64
+MAX_OPTIONS = 16  # of a chat template
+MAX_OPTION = 256  # characters of one
+_NAME = re.compile(r"[a-zA-Z]\w{0,63}", re.ASCII)
 MAX_BIAS = 300  # OpenAI's own bound
 MAX_BAD_WORDS = 64
 MAX_STOP_IDS = 64
@@ -61,6 +66,20 @@ def _by_token(value: Any) -> Any:
         raise PydanticCustomError(INVALID, "its names must be token ids") from None
 
 
+def _few_and_plain(value: Any) -> Any:
+    """Templates get them as they are."""
+    if isinstance(value, dict) and (
+        len(value) > MAX_OPTIONS
+        or any(not _NAME.fullmatch(name) for name in value)
+        or any(not isinstance(v, bool | int | float | str | None) for v in value.values())
+        or any(len(v) > MAX_OPTION for v in value.values() if isinstance(v, str))
+    ):
+        why = "may have up to {n} booleans, numbers and texts, of up to {m} characters, by names"
+        raise PydanticCustomError(INVALID, why, {"n": MAX_OPTIONS, "m": MAX_OPTION})
+    return value
+
+
+TemplateOptions = Annotated[dict[str, Any], BeforeValidator(_few_and_plain)]
 Id = Annotated[int, Field(ge=0, lt=2**32)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[dict[Id, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_by_token)]
@@ -202,6 +221,9 @@ class ChatCompletionRequest(Generation):
     tools: ToolsField | None = None
     tool_choice: ChoiceField | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = Field(
+        None, description="extension, as vLLM's: what the model's chat template is given"
+    )
     documents: Annotated[list[Document], Field(max_length=MAX_DOCUMENTS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -247,6 +269,9 @@ class ChatCompletionRequest(Generation):
                 tools=functions(self.tools or ()),
                 tool_choice=chosen(self.tool_choice),
                 one_call=self.parallel_tool_calls is False,
+                template_options=(
+                    json.dumps(self.chat_template_kwargs) if self.chat_template_kwargs else ""
+                ),
             ),
             sampling=self.sampling(limit, (self.top_logprobs or 0) if self.logprobs else None),
             stop=self.stop or (),

@@ -77,15 +77,34 @@ def _as_choice(value: Any) -> Any:
     return {"type": value} if isinstance(value, str) else value
 
 
+class AllowedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
 class Choice(Body):
-    type: Literal["auto", "none", "required", "function"]
+    type: Literal["auto", "none", "required", "function", "allowed_tools"]
     function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
     @model_validator(mode="after")
-    def _named(self) -> "Choice":
-        if (self.type == "function") != (self.function is not None):
-            raise refuse("function", "goes with the type 'function', and only with it")
+    def _of_its_type(self) -> "Choice":
+        for field in ("function", "allowed_tools"):
+            if (self.type == field) != (getattr(self, field) is not None):
+                raise refuse(field, f"goes with the type {field!r}, and only with it")
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """The functions that it names."""
+        if self.allowed_tools is not None:
+            return [tool.function.name for tool in self.allowed_tools.tools]
+        return [self.function.name] if self.function is not None else []
 
 
 ToolsField = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
@@ -150,8 +169,9 @@ def check_tools(tools: Sequence[Tool], choice: Choice | None) -> None:
         raise refuse("tool_choice", "only allowed when 'tools' is given")
     if choice.type == "required" and not names:
         raise refuse("tool_choice", "needs a function among 'tools'")
-    if choice.function is not None and choice.function.name not in names:
-        raise refuse("tool_choice", f"'tools' has no function {choice.function.name!r}")
+    for name in choice.names:
+        if name not in names:
+            raise refuse("tool_choice", f"'tools' has no function {name!r}")
 
 
 def chosen(choice: Choice | None) -> ToolChoice:
@@ -159,4 +179,6 @@ def chosen(choice: Choice | None) -> ToolChoice:
         return ToolChoice()
     if choice.function is not None:
         return ToolChoice(mode=ToolChoice.NAMED, name=choice.function.name)
+    if choice.allowed_tools is not None:
+        return ToolChoice(mode=choice.allowed_tools.mode.upper(), allowed=choice.names)
     return ToolChoice(mode=choice.type.upper())

@@ -14,7 +14,11 @@ MARK = "<|python_tag|>"
 
 class Llama3Reader(CallReader):
     def _read(self) -> Reading:
-        char = yield from self._solid()
+        yield from self._answer((yield from self._solid()))
+        yield from self._text_until()  # whatever else there is, is text
+
+    def _answer(self, char: str) -> Reading:
+        """One that begins with this character, as far as it is calls."""
         if char != "{":
             yield from self._text_until(MARK)
             char = yield from self._solid()
@@ -22,7 +26,6 @@ class Llama3Reader(CallReader):
             char = yield from self._solid()
             if char in ";,":
                 char = yield from self._solid()
-        yield from self._text_until()  # whatever else there is, is text
 
 
 class Llama3(Way):

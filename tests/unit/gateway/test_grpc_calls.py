@@ -331,6 +331,7 @@ async def test_tools_and_forms_as_over_rest(parts):
         tools=[Tool(name="find", parameters='{"type": "object"}', strict=True)],
         tool_choice=ToolChoice(mode=ToolChoice.NAMED, name="find"),
         parallel_tool_calls=False,
+        chat_template_kwargs='{"enable_thinking": false}',
         constraint=Constraint(choice=Constraint.Options(texts=["a"])),
     )
     call = await chat(parts, Call(asked))
@@ -342,6 +343,7 @@ async def test_tools_and_forms_as_over_rest(parts):
     assert list(sent.chat.messages) == list(asked.messages)
     assert (list(sent.chat.tools), sent.chat.tool_choice) == (list(asked.tools), asked.tool_choice)
     assert sent.chat.one_call
+    assert sent.chat.template_options == asked.chat_template_kwargs
     assert sent.sampling.constraint == asked.constraint
 
 

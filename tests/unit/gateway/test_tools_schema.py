@@ -48,6 +48,13 @@ def test_tools_calls_and_results_travel() -> None:
     chosen = chat(tools=[FIND_TOOL], tool_choice=named, parallel_tool_calls=False).request.chat
     assert (chosen.tool_choice.mode, chosen.tool_choice.name) == (ToolChoice.NAMED, "find")
     assert chosen.one_call
+    some = {"mode": "required", "tools": [{"type": "function", "function": {"name": "go"}}]}
+    allowed = chat(
+        tools=[FIND_TOOL, other], tool_choice={"type": "allowed_tools", "allowed_tools": some}
+    ).request.chat.tool_choice
+    assert (allowed.mode, list(allowed.allowed)) == (ToolChoice.REQUIRED, ["go"])
+    options = {"enable_thinking": False, "style": "short"}
+    assert json.loads(chat(chat_template_kwargs=options).request.chat.template_options) == options
     search = {"type": "file_search", "vector_store_ids": ["vs"]}
     both = chat(tools=[search, FIND_TOOL])
     assert (both.stores, [t.name for t in both.request.chat.tools]) == (("vs",), ["find"])
@@ -77,6 +84,22 @@ def test_tools_calls_and_results_travel() -> None:
         ),
         ({"tools": [{**FIND_TOOL, "vector_store_ids": ["a"]}]}, "tools[0].vector_store_ids"),
         ({"tools": [FIND_TOOL], "tool_choice": "sometimes"}, "tool_choice.type"),
+        (
+            {"tools": [FIND_TOOL], "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.allowed_tools",
+        ),
+        (
+            {"tools": [FIND_TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+                "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}},
+            "tool_choice",
+        ),
+        (
+            {"tools": [FIND_TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+                "mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        ({"chat_template_kwargs": {"a": {"b": 1}}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
         (
             {"tools": [FIND_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "tool_choice",

@@ -55,7 +55,7 @@ def policy(rules: str = json.dumps(RULES)) -> Policy:
 
 
 def output(*stops: str, shaped: bool = False, json: bool = False, logprobs: bool = False) -> Output:
-    shape = Shape(Reasoning(KNOWN_MARKS[0], False), HermesReader()) if shaped else None
+    shape = Shape(Reasoning(KNOWN_MARKS["think"], False), HermesReader()) if shaped else None
     allowed = AnswerPolicy.of(policy(), shaped=shaped, json=json, logprobs=logprobs)
     return Output(NEW(), stops, PROMPT, shape, texts=TEXTS if logprobs else None, policy=allowed)
 

@@ -272,7 +272,7 @@ async def test_a_checkpoint_that_lies_elsewhere_on_each_host_is_read_once(
     loads: list[str] = []
     load = module.load
     monkeypatch.setattr(
-        module, "load", lambda served, most: (loads.append(served.path), load(served, most))[1]
+        module, "load", lambda served, *more: (loads.append(served.path), load(served, *more))[1]
     )
     entries = [await listing(redis, settings, there)]
     await until(lambda: there.path in loads, 10)

@@ -242,3 +242,32 @@ def test_a_content_may_be_trimmed_on_either_side_or_both(shown: str, end: int) -
     skeleton = "<u>\ue0000\ue001<a>\ue0001\ue001"
     found = _locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], 2)
     assert [(span.start, span.end) for span in found.spans] == [(3, end), (end + 3, end + 6)]
+
+
+THINKING = """\
+{%- for m in messages -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}
+{%- if not (enable_thinking | default(true)) -%}<think></think>{%- endif -%}
+{{ style | default('') }}"""
+
+
+def test_what_the_template_is_given_beside_the_rest() -> None:
+    template = ChatTemplate(tokenizer(THINKING))
+    talk = chat(("user", "Hi"))
+    assert template.render(talk).text == "<user>Hi"
+    assert template.render(talk, options={"enable_thinking": True}).text == "<user>Hi"
+    off = template.render(talk, options={"enable_thinking": False, "style": "brief"})
+    assert off.text == "<user>Hi<think></think>brief"
+    assert [(off.text[s.start : s.end]) for s in off.spans] == ["Hi"]
+    for name in ("enable_thinkin", "messages", "tools", "eos_token", "tokenize"):
+        with pytest.raises(NotRenderableError) as refused:
+            template.render(talk, options={name: 1})
+        assert refused.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_an_option_forges_no_control_token() -> None:
+    """What it brings is in no span, and not the template's own."""
+    rendered = ChatTemplate(tokenizer(THINKING)).render(
+        chat(("user", "Hi")), options={"style": EOS}
+    )
+    assert rendered.text.endswith(EOS)
+    assert not any(EOS in own for own in rendered.own)

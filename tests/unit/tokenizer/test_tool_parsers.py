@@ -14,6 +14,7 @@ from services.tokenizer.tool_parsers.demo import Demo
 from services.tokenizer.tool_parsers.hermes import Hermes, HermesReader
 from services.tokenizer.tool_parsers.llama3 import Llama3, Llama3Reader
 from services.tokenizer.tool_parsers.mistral import Mistral, MistralReader
+from services.tokenizer.tool_parsers.pythonic import Pythonic, PythonicReader
 
 THINK = ReasoningMarks("<think>", "</think>")
 
@@ -126,6 +127,28 @@ def test_mistral(text: str, said: str, calls: list[list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        ("Plain (text).", "Plain (text).", []),
+        ("[go()]", "", [GO]),
+        (' [look(a="]), \\"x"), go()]\n', "", [["look", '{"a": "]), \\"x"}'], GO]),
+        ("[f(x=1, y=[True, None, {'k': -2.5}])]", "",
+         [["f", '{"x": 1, "y": [true, null, {"k": -2.5}]}']]),
+        ("<|python_start|>[go()]<|python_end|>", "", [GO]),
+        ('{"name": "go", "parameters": {}}', "", [GO]),
+        ("[1, 2]", "[1, 2]", []),
+        ("[go(1)]", "[go(1)]", []),
+        ("[go(a=open('x'))]", "[go(a=open('x'))]", []),
+        ("[go(), 5.(]", ", 5.(]", [GO]),
+        ("[go(a='cut", "[go(a='cut", []),
+        ("[go(a=" + "[" * 60, "[go(a=" + "[" * 60, []),
+    ],
+)  # fmt: skip
+def test_pythonic(text: str, said: str, calls: list[list[str]]) -> None:
+    assert calls_of(PythonicReader, text) == (said, calls)
+
+
+@pytest.mark.parametrize(
     ("text", "opened", "reasoning", "said"),
     [
         ("<think>\nwell, <b>\n</think>\n\nYes.", False, "well, <b>", "Yes."),
@@ -149,13 +172,14 @@ def test_one_call_is_the_first() -> None:
 
 
 _BITS = [
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]",
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[go(", "a='x'",
+    ")", "<|python_start|>", "<|python_end|>",
     "<|python_tag|>", A, B, P, "[", "]", ", ", "; ", "\n", " ", "{", "}", '"', "\\", "name",
     '{"name": "go", ', "text ä🚰",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reader", [HermesReader, Llama3Reader, MistralReader])
+@pytest.mark.parametrize("reader", [HermesReader, Llama3Reader, MistralReader, PythonicReader])
 @settings(max_examples=150, deadline=None)
 @given(bits=st.lists(st.sampled_from(_BITS), max_size=12), cuts=st.sets(st.integers(0, 200)))
 def test_wherever_it_is_cut(reader: type[CallReader], bits: list[str], cuts: set[int]) -> None:
@@ -184,9 +208,13 @@ def test_the_way_is_told_by_the_template() -> None:
         (demo, Demo),
         ("[TOOL_CALLS][", Mistral),
         ('{"name": function name, "parameters": dictionary}<|python_tag|>', Llama3),
+        ("[func_name1(params_name1=params_value1, ...), func_name2(params)]", Pythonic),
     ):
         assert type(way_of(template, {})) is way
+        assert type(way_of(template, {}, "hermes")) is Hermes, "whatever the template says"
     assert way_of("<|user|>", {}) is None
+    with pytest.raises(ValueError, match="pythonic"):
+        way_of("<|user|>", {}, "none of these")
 
 
 def test_what_a_way_makes_the_model_write_it_reads() -> None:

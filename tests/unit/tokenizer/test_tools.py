@@ -29,13 +29,14 @@ from services.common.policy import Policy, load_rules
 from services.tokenizer.answer_shape import ReasoningMarks
 from services.tokenizer.constraint import constraint_of, shape_of
 from services.tokenizer.context import Prompt, assemble
-from services.tokenizer.models import ServedModel, load
+from services.tokenizer.models import Parsers, ServedModel, load
 from services.tokenizer.output import CannotResumeError, Output
 from services.tokenizer.subjects import subjects
 from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers.hermes import Hermes
 from services.tokenizer.tool_parsers.llama3 import Llama3
 from services.tokenizer.tool_parsers.mistral import Mistral
+from services.tokenizer.tool_parsers.pythonic import Pythonic
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
 from services.worker.engine.messages import Constraint as EngineConstraint
 from services.worker.pipeline import _constraint
@@ -124,6 +125,15 @@ def test_a_tool_forges_no_mark_of_a_content() -> None:
     assert prompt_text(asked) == prompt_text(request(FIND)).replace("Finds things.", evil)
 
 
+def test_parsers_are_chosen_by_hand() -> None:
+    served = checkpoint_of(FOLDER, "demo")
+    assert demo().reasoning_marks is None
+    chosen = load(served, parsers=Parsers("mistral", "think"))
+    assert isinstance(chosen.way, Mistral)
+    assert chosen.reasoning_marks == ReasoningMarks("<think>", "</think>")
+    assert load(served, parsers=Parsers(reasoning="none")).reasoning_marks is None
+
+
 def test_who_cannot_call_is_told(make_model: Any) -> None:
     plain = make_model(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
     for asked in (request(FIND), request()):
@@ -178,6 +188,11 @@ def takes(asked: PromptRequest, text: str, model: ServedModel | None = None) -> 
         (request(FIND, GO, tool_choice=REQUIRED, one_call=True), [CALL_FIND], [CALL_GO + CALL_GO]),
         (request(FIND, GO, tool_choice=ToolChoice(mode=ToolChoice.NAMED, name="go")),
          [CALL_GO], [CALL_FIND]),
+        (request(FIND, GO, tool_choice=ToolChoice(allowed=["go"])),
+         ["Text.", CALL_GO, "So. " + CALL_GO], [CALL_FIND, CALL_GO + CALL_FIND]),
+        (request(FIND, GO, tool_choice=ToolChoice(mode=ToolChoice.REQUIRED, allowed=["go"])),
+         [CALL_GO], [CALL_FIND, "Text."]),
+        (request(STRICT, GO, one_call=True), [CALL_GO, "I. " + CALL_FIND], [CALL_GO + CALL_GO]),
         (request(STRICT, GO), ["Text.", "", CALL_FIND, "I look. " + CALL_FIND],
          [CALL_FIND.replace('"a"', "1"), "<tool_call>"]),
         (request(FIND, constraint=FORM), ['{"a": 1}', CALL_FIND], ["Text.", '{"a": 2}']),
@@ -186,7 +201,8 @@ def takes(asked: PromptRequest, text: str, model: ServedModel | None = None) -> 
         (request(FIND, constraint=Constraint(choice=Constraint.Options(texts=['"', "b"]))),
          ['"', "b", CALL_FIND], ["c"]),
     ],
-    ids=["required", "one call", "named", "strict", "schema or calls", "regex", "no parameters",
+    ids=["required", "one call", "named", "some", "some, one", "one at most", "strict",
+         "schema or calls", "regex", "no parameters",
          "choice"],
 )  # fmt: skip
 def test_what_an_answer_is_held_to(
@@ -203,6 +219,7 @@ def test_what_an_answer_is_held_to(
     [
         (Hermes, "", '<tool_call>\n{"name": "find", "arguments": {"q": "a"}}\n</tool_call>'),
         (Llama3, "", '{"name": "find", "parameters": {"q": "a"}}'),
+        (Pythonic, "", '{"name": "find", "parameters": {"q": "a"}}'),
         (Mistral, "", '[TOOL_CALLS][{"name": "find", "arguments": {"q": "a"}}]'),
         (Mistral, "[ARGS]", '[TOOL_CALLS]find[ARGS]{"q": "a"}'),
     ],

@@ -20,7 +20,16 @@ def tool_fields(request: ChatRequest) -> dict[str, Any]:
         fields["tool_choice"] = _choice(request.tool_choice)
     if request.HasField("parallel_tool_calls"):
         fields["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.chat_template_kwargs:
+        fields["chat_template_kwargs"] = _options(request.chat_template_kwargs)
     return fields
+
+
+def _options(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise invalid("It is no JSON.", "chat_template_kwargs") from None
 
 
 def call_fields(message: Message) -> dict[str, Any]:
@@ -75,4 +84,8 @@ def _choice(choice: ToolChoice) -> Any:
         return {"type": "function", "function": {"name": choice.name}}
     if choice.mode not in ToolChoice.Mode.values():
         raise invalid("A mode that is not known here.", "tool_choice.mode")
+    if choice.allowed:
+        tools = [{"type": "function", "function": {"name": name}} for name in choice.allowed]
+        mode = ToolChoice.Mode.Name(choice.mode).lower()
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
     return ToolChoice.Mode.Name(choice.mode).lower()
