@@ -26,6 +26,15 @@ Content = Annotated[
 ]
 
 
+_OF_AN_ANSWER = (
+    "annotations",
+    "tool_calls",
+    "reasoning_content",
+    "parsed",
+    "provider_specific_fields",
+)
+
+
 class ChatMessage(Body):
     # An answer may be sent back as it came: what an assistant message carries beside its content
     # and calls says nothing to the model.
@@ -41,11 +50,14 @@ class ChatMessage(Body):
     )
     parsed: Any = Field(None, description="an earlier answer's, of OpenAI's client; no effect")
     annotations: list[Any] | None = Field(None, description="of an earlier answer; no effect")
+    provider_specific_fields: Any = Field(
+        None, description="an earlier answer's, of litellm; no effect"
+    )
 
     @model_validator(mode="after")
     def _of_its_role(self) -> "ChatMessage":
         if self.role != "assistant":
-            for field in ("annotations", "tool_calls", "reasoning_content", "parsed"):
+            for field in _OF_AN_ANSWER:
                 if getattr(self, field) is not None:
                     raise refuse(field, f"only an assistant message has {field}", UNSUPPORTED)
         if self.role == "tool" and self.tool_call_id is None:

@@ -6,6 +6,8 @@ Llama 3.1's template takes one call in a message; models write several behind ea
 semicolon between.
 """
 
+from typing import ClassVar
+
 from services.tokenizer.tool_parsers.reader import CallReader, Reading
 from services.tokenizer.tool_parsers.ways import Way, object_rule
 
@@ -30,7 +32,7 @@ class Llama3Reader(CallReader):
 
 class Llama3(Way):
     name = "llama3"
-    markers = (MARK,)
+    markers: ClassVar[tuple[str, ...]] = (MARK,)
     reader = Llama3Reader
     several = False
     either = "TEXT | calls"

@@ -9,6 +9,7 @@ is held to Llama 3's JSON, which these models know, too.
 
 import ast
 import json
+from typing import ClassVar
 
 from services.tokenizer.tool_parsers.llama3 import Llama3, Llama3Reader
 from services.tokenizer.tool_parsers.reader import Found, Malformed, Reading, is_callable
@@ -84,7 +85,7 @@ class PythonicReader(Llama3Reader):
 
 class Pythonic(Llama3):
     name = "pythonic"
-    markers = (OPENS, CLOSES)
+    markers: ClassVar[tuple[str, ...]] = (OPENS, CLOSES)
     reader = PythonicReader
 
     @staticmethod

@@ -230,6 +230,7 @@ def test_an_answer_of_calls_alone_has_no_content_and_may_be_sent_back() -> None:
     result = {"role": "tool", "tool_call_id": id, "content": "y"}
     # As OpenAI's `parse` gives it.
     choice["message"]["parsed"] = {"a": 1}
+    choice["message"]["provider_specific_fields"] = {"refusal": None}
     choice["message"]["tool_calls"][0]["function"]["parsed_arguments"] = {}
     sent = chat(messages=[USER, choice["message"], result]).request.chat
     assert [m.role for m in sent.messages] == ["user", "assistant", "tool"]
