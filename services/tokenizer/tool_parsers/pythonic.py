@@ -9,6 +9,7 @@ is held to Llama 3's JSON, which these models know, too.
 
 import ast
 import json
+from collections.abc import Generator
 from typing import ClassVar
 
 from services.tokenizer.tool_parsers.llama3 import Llama3, Llama3Reader
@@ -25,26 +26,26 @@ class PythonicReader(Llama3Reader):
             yield from self._list()
         elif char == OPENS[0]:
             yield from self._text_until(OPENS)
-            if (yield from self._solid()) == "[":
-                yield from self._list()
+            if (yield from self._solid()) == "[" and (yield from self._list()):
+                yield from self._text_until(CLOSES)
+                self._raw = ""
         else:
             yield from self._answer(char)
-        yield from self._text_until(CLOSES)
-        self._raw = ""
-        yield from self._text_until()
+        yield from self._text_until()  # whatever else there is, is text
 
-    def _list(self) -> Reading:
-        """Calls behind an opening bracket, up to the closing one; from what is none on, text."""
+    def _list(self) -> Generator[None, str, bool]:
+        """Calls behind an opening bracket, up to the closing one; whether it came. From what is no
+        call on, all is text."""
         try:
             while True:
                 yield from self._python_call()
                 if (char := (yield from self._solid())) == "]":
                     self._raw = ""
-                    return
+                    return True
                 if char != ",":
-                    raise Malformed
+                    return False
         except Malformed:
-            return
+            return False
 
     def _python_call(self) -> Reading:
         name = ""
