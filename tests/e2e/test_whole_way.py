@@ -339,6 +339,50 @@ async def test_embeddings_and_models(penstock: Cluster) -> None:
     assert near > far + 0.2
 
 
+async def test_numbers_of_a_served_model_are_those_of_transformers(
+    penstock: Cluster, checkpoint: Path
+) -> None:
+    """And a client that goes away ends those that are not computed yet."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
+    texts = ["the water", "a lighthouse by the sea " * 9, "東京"]
+    with torch.inference_mode():
+        states = [model(torch.tensor([tokenizer(t).input_ids])).last_hidden_state[0] for t in texts]
+    wanted = {"last": [one[-1] for one in states], "mean": [one.mean(0) for one in states]}
+    wanted = {k: torch.nn.functional.normalize(torch.stack(v), dim=1) for k, v in wanted.items()}
+    async with client(penstock) as api, penstock.api() as http:
+        for pooling, vectors in wanted.items():
+            made = await api.embeddings.create(
+                model="tiny", input=texts, extra_body={"pooling": pooling}
+            )
+            found = torch.tensor([one.embedding for one in made.data])
+            torch.testing.assert_close(found, vectors, rtol=1e-4, atol=1e-4)
+        assert made.usage.prompt_tokens == sum(map(len, states))
+        asked = {"model": "tiny", "query": texts[0], "documents": texts[::-1]}
+        ranked = (await http.post("/v2/rerank", json=asked)).json()["results"]
+        scores = {one["index"]: one["relevance_score"] for one in ranked}
+        last = wanted["last"]
+        cosines = [float(last[0] @ last[2 - index]) for index in range(3)]
+        assert [scores[index] for index in range(3)] == pytest.approx(cosines, abs=1e-4)
+        assert [one["index"] for one in ranked] == sorted(scores, key=lambda i: -scores[i])
+
+        many = {"model": "tiny", "input": [f"text number {i}" for i in range(2048)]}
+        going = asyncio.create_task(http.post("/v1/embeddings", json=many))
+
+        async def running() -> bool:
+            return (await penstock.router_status()).admitted > 0
+
+        await until(running, 20.0, "some are under way")
+        going.cancel()
+
+        async def idle() -> bool:
+            status = await penstock.router_status()
+            free = all(w.free_blocks == w.total_blocks for w in status.workers)
+            return free and not status.admitted and not status.queued
+
+        await until(idle, 2.0, "blocks and slots are free")
+
+
 async def test_grpc_gives_what_rest_gives(penstock: Cluster) -> None:
     replica = penstock.of("gateway")[0].replica
     assert replica is not None
