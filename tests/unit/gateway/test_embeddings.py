@@ -6,14 +6,17 @@ from typing import Any
 import grpc
 import pytest
 
+from protos.common_pb2 import FINISH_STOP, Status, Usage
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
+from protos.tokenizer_pb2 import Pooled, TextDelta
 from services.common.errors import PenstockError, invalid, unavailable
+from services.common.link import End
 from services.gateway.api.pooled_schema import EmbeddingsRequest
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.runs.pooling import Numbers, compute
 from services.gateway.runs.records import Journal
-from tests.support.gateway_parts import Tokenizers, gateway_parts
+from tests.support.gateway_parts import Opened, Tokenizers, gateway_parts
 
 
 class Retrieval:
@@ -78,3 +81,29 @@ async def test_a_text_at_fault_has_the_clients_name(param, named):
     error = await refusal(Retrieval("m", invalid(f"bad: {param} texts", param)))
     assert error.param == named
     assert error.message.startswith(f"bad: {named} ")
+
+
+async def test_another_tokenizer_is_asked_for_the_rest_alone():
+    """And what came before counts once."""
+    lost = End(status=Status(code=14, reason="peer_lost", stage="tokenizer"))
+
+    def script(opened: Opened) -> None:
+        known = list(opened.request.resume.pooled)
+        assert (known, opened.request.resume.checkpoint) in (([], ""), ([1], "c"))
+        for index in (0, 2) if known else (1,):
+            delta = TextDelta(checkpoint="c", usage=Usage(prompt_tokens=5))
+            delta.pooled.append(Pooled(index=index, values=bytes([index]) * 4))
+            if index == 2:
+                delta.finish = FINISH_STOP
+            opened.say(delta)
+        opened.finish(None if known else lost)
+
+    asked = validated(EmbeddingsRequest, {"model": "tiny", "input": ["a", "b", "c"]}).ask()
+    origin: Any = SimpleNamespace(request_id="req_1", route="Embed")
+    principal = Principal("acme", "key_1", models=None, priority="high", weight=2.0)
+    with gateway_parts() as gateway:
+        gateway.tokenizers = Tokenizers(script)
+        got = await compute(gateway, origin, principal, Journal("req_1", "Embed"), asked)
+        assert len(gateway.tokenizers.opened) == 2
+    assert got.values == [bytes([index]) * 4 for index in range(3)]
+    assert got.usage.prompt_tokens == 15
