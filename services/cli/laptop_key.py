@@ -1,11 +1,14 @@
 """The key of the local tenant, which the commands here use."""
 
+import socket
 from pathlib import Path
 
 from services.common.config import Settings
 from services.common.redis import connect
+from services.gateway.identity.audit import Actor
 from services.gateway.identity.key_record import key_hash
 from services.gateway.identity.keys import KeyStore
+from services.gateway.identity.tenants import TenantStore
 
 _TENANT = "local"
 
@@ -25,7 +28,9 @@ async def laptop_key(settings: Settings) -> str:
             record = await store.find(key_hash(kept))
             if record is not None and record.holds:
                 return kept
-        key, _ = await store.create(tenant=_TENANT, name="laptop")
+        by = Actor("penstock up", socket.gethostname())
+        await TenantStore(redis, settings.namespace).add(_TENANT, by)
+        key, _ = await store.create(tenant=_TENANT, name="laptop", by=by)
     finally:
         await redis.aclose()
     path.touch(mode=0o600)

@@ -15,6 +15,7 @@ from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import Redis, connect
 from services.common.served_models import READING, Checkpoint, entry
+from services.gateway.identity.audit import AuditLog
 from tests.support.waiting import until
 
 DEMO = Path("models/demo").resolve()
@@ -184,6 +185,9 @@ async def test_removing_waits_until_nothing_of_it_runs(
     await install.wanted.ended("second")
     assert await removing == 0
     assert capsys.readouterr().out == "second is removed\n"
+    [line] = await AuditLog(install.redis, install.settings.namespace).read(10)
+    assert (line.action, line.what) == ("model.remove", "model:second")
+    assert line.who.startswith("cli:")
     with pytest.raises(RuntimeError, match="no model called 'second'; there are: first"):
         await command("remove", "second")
 
