@@ -49,6 +49,9 @@ def with_room(config: EngineConfig) -> EngineConfig:
         drafts = read_config(config.draft_model)
     except UnsupportedModel as error:
         raise ValueError(f"draft_model: {error}") from None
+    for folder, model in ((config.model, own), (config.draft_model, drafts)):
+        if model.head != "tokens":
+            raise ValueError(f"draft_model guesses tokens, and {folder!r} makes none")
     _check_vocabulary(config.model, own, config.draft_model, drafts)
     part = _kv_width(own) / (_kv_width(own) + _kv_width(drafts))
     return replace(config, kv_cache_bytes=int(config.kv_cache_bytes * part))

@@ -68,7 +68,7 @@ class Engine:
             self._cost,
             config.max_running,
             config.max_batched_tokens,
-            config.guessed_rows,
+            config.guessed_rows if self.info.generates else 0,
         )
         self._meter = LoadMeter(self._cost, config.max_batched_tokens)
         self.scheduler = Scheduler(
@@ -95,7 +95,7 @@ class Engine:
         """The output in the making: it gathers what happens from one step's end to the next."""
 
     def _speculation(self, config: EngineConfig) -> Speculation | None:
-        if config.speculation == "off":
+        if config.speculation == "off" or not self.info.generates:
             return None
         proposers: list[Proposer] = [
             NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification
 
 from kernels.cpu.library import supported
 from services.worker.engine import Constraint, EngineConfig, Request, Sampling, speculation
@@ -619,6 +620,10 @@ def test_another_vocabulary_is_refused(checkpoint: Checkpoint, tmp_path: Path) -
     larger = make(tmp_path / "larger", "gqa", vocab_size=VOCAB + 3)
     with pytest.raises(ValueError, match=r"draft_model .* vocabulary of 260 tokens"):
         drafting(checkpoint(), larger)
+    classes = make(tmp_path / "classes", "gqa", kind=AutoModelForSequenceClassification)
+    for folder, draft in ((checkpoint(), classes), (classes, checkpoint())):
+        with pytest.raises(ValueError, match=r"draft_model guesses tokens, and .* makes none"):
+            drafting(folder, draft)
     ours, theirs = (write_checkpoint(tmp_path / name, window=256) for name in ("ours", "theirs"))
     path = theirs / "tokenizer.json"
     changed = json.loads(path.read_text())
