@@ -106,6 +106,7 @@ def test_what_pods_mount_or_read_is_in_the_chart_or_named_by_values(release: Rel
         "redis-ray-password",
         "qdrant-key",
         "huggingface-token",
+        "issuer-ca",
     }  # of conftest.py
     given |= {"penstock-internal", "penstock-redis", "penstock-redis-ray"}
     given |= {"penstock-qdrant", "penstock-hugging-face"}

@@ -95,7 +95,7 @@ class Authenticator:
         try:
             principal = await self._principal_of(_bearer(authorization))
             if principal.expired:
-                raise Refused("expired", "This API key has expired.")
+                raise Refused("expired", "This API key or token has expired.")
         except Refused as refused:
             metrics.auth_failures.labels(refused.why).inc()
             raise PenstockError(

@@ -239,8 +239,13 @@ async def test_while_redis_is_away_it_says_so(admin, monkeypatch):
     async def away(*_: Any) -> None:
         raise ConnectionError
 
+    watcher = await admin.key(Role.READ_ONLY)
+    await admin.ask("GET", "/v1/tenants", watcher)
     monkeypatch.setattr(admin.identity.tenants, "list", away)
+    monkeypatch.setattr(admin.identity.audit, "_change", away)
     assert (await admin.error("GET", "/v1/tenants", key=key))[:2] == (503, "storage_unavailable")
+    asked = ("POST", "/v1/tenants")
+    assert (await admin.error(*asked, key=watcher, json={}))[:2] == (503, "storage_unavailable")
 
 
 async def test_each_of_its_endpoints_is_in_the_table_and_nothing_else_is(admin):

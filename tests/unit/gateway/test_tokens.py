@@ -5,15 +5,16 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import jwt as pyjwt
 import pytest
 from cryptography.hazmat.primitives import hashes, hmac
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from joserfc.jwk import KeySet
 
 from services.common.config import GatewaySettings, IdentitySettings
+from services.common.config.identity import Algorithm
 from services.common.errors import PenstockError
 from services.gateway.identity import issuer_keys
 from services.gateway.identity.auth import Authenticator
@@ -171,6 +172,30 @@ async def test_a_key_of_another_kind_and_a_new_one_are_found(door, issuer, monke
     issuer.use_curve("newest")
     await door.lets_in(issuer.signed({"alg": "ES256"}))  # which has the keys looked at again
     assert door.keys._known("first", "RS256") is None, "what the issuer has taken back is gone"
+
+
+@pytest.mark.parametrize("algorithm", sorted(get_args(Algorithm)))
+async def test_each_algorithm_that_can_be_set_is_understood(redis, namespace, issuer, algorithm):
+    made = {
+        "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
+        "ES384": lambda: ec.generate_private_key(ec.SECP384R1()),
+        "ES512": lambda: ec.generate_private_key(ec.SECP521R1()),
+        "EdDSA": ed25519.Ed25519PrivateKey.generate,
+    }
+    key = made[algorithm]() if algorithm in made else issuer.first.private_key
+    of_it = pyjwt.get_algorithm_by_name(algorithm)
+    shown = of_it.to_jwk(key.public_key(), as_dict=True)
+    shown.pop("key_ops", None)
+    issuer.jwks = {"keys": [{**shown, "kid": "own", "use": "sig"}]}
+    own = Door(redis, namespace, issuer, oidc_algorithms=[algorithm])
+    await own.tenants.add("acme")
+    _, body, _ = parts(issuer.signed())
+    token = pyjwt.encode(body, key, algorithm, {"kid": "own"})
+    assert (await own.lets_in(token)).tenant == "acme"
+    head, claims, signature = token.split(".")
+    changed = signature[:-10] + ("A" if signature[-10] != "A" else "B") + signature[-9:]
+    await own.refuses(f"{head}.{claims}.{changed}")
+    await own.keys.stop()
 
 
 async def test_a_key_is_trusted_for_its_own_algorithm_alone(door, issuer, monkeypatch):

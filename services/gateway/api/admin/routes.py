@@ -1,5 +1,6 @@
 """The admin listener's paths, and what comes before each handler: who asks, and what he may."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -22,6 +23,8 @@ from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Intake
 from services.gateway.runs.pipeline import Gateway
+
+log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
 Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
@@ -48,8 +51,8 @@ def admin_application(gateway: Gateway) -> ASGIApp:
     def signed(handler: Signed) -> Handler:
         async def run(exchange: Exchange) -> None:
             failures.check(exchange.peer)
-            principal = await _asks(gateway.identity, exchange, failures)
             try:
+                principal = await _asks(gateway.identity, exchange, failures)
                 with intake.slot(exchange.peer) as exchange.place:
                     await handler(gateway, exchange, principal)
             except RedisAway:
@@ -113,6 +116,7 @@ async def _asks(identity: Identity, exchange: Exchange, failures: Failures) -> P
     except PenstockError as error:
         if error.code == grpc.StatusCode.UNAUTHENTICATED:
             failures.note(exchange.peer)
+            log.warning("an administrator's key or token from %s: %s", exchange.peer, error.message)
         raise
     try:
         return admit(principal, exchange.endpoint)
