@@ -3,6 +3,9 @@
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
 
 from kernels.sampling import Top
 from services.worker.engine import ModelInfo
@@ -30,6 +33,19 @@ def answer(prompt: list[int], max_tokens: int, context: int) -> list[int]:
         made = len(tokens) - len(prompt)
         if tokens[-1] == EOS or made == max_tokens or len(tokens) == context:
             return tokens[-made:]
+
+
+def state(tokens: Content) -> tuple[int, int]:
+    """What is pooled of its last token."""
+    return 1 + next_token(tokens), -5 if WRONG in tokens else len(tokens)
+
+
+def numbers(prompt: list[int], kind: str) -> list[float]:
+    """What a request for numbers gets, whatever else runs."""
+    first = len(prompt) if kind == "last" else 1
+    states = [state(tuple(prompt[:end])) for end in range(first, len(prompt) + 1)]
+    found = np.sum(states, axis=0)
+    return (found / np.linalg.norm(found)).tolist()
 
 
 @dataclass(eq=False)
@@ -79,7 +95,14 @@ class MemoryRunner:
         if ticket.error:
             raise ticket.error
         assert ticket.sampled is not None
-        results = ticket.plan.results(ticket.sampled, Top.of(ticket.plan.samplings))
+        plan = ticket.plan
+        starts = pairwise(plan.pool_starts.tolist())
+        sums = [
+            np.sum([state(ticket.contents[row]) for row in plan.pooled_rows[a:b]], axis=0)
+            for a, b in starts
+        ]
+        pooled = np.array(sums, np.float32).reshape(len(plan.pooled), 2)
+        results = plan.results(ticket.sampled, Top.of(plan.samplings), pooled)
         for row in ticket.plan.sampled.tolist():
             tokens = results[row].tokens
             for _ in range(0 if tokens == [WRONG] else self.more()):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Literal
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from services.worker.engine import (
     FinishReason,
     KvBlocks,
     ModelInfo,
+    Pooling,
     Request,
     Sampling,
     StepOutput,
@@ -27,11 +29,23 @@ from services.worker.engine.plan import StepPlan
 from services.worker.engine.sequence import Sequence
 from tests.unit.engine.arrivals import Arrival, arrivals
 from tests.unit.engine.guessing import Oracle
-from tests.unit.engine.memory_runner import EOS, VOCAB, Content, MemoryRunner, answer, next_token
+from tests.unit.engine.memory_runner import (
+    EOS,
+    VOCAB,
+    Content,
+    MemoryRunner,
+    answer,
+    next_token,
+    numbers,
+)
 
 Loop = Literal["plain", "overlapped", "guessing"]
 BAD = 9
 """A token at which the model fails."""
+POOLINGS = {"last": Pooling("last"), "mean": Pooling("mean")}
+ARRIVALS = st.tuples(arrivals, st.sampled_from(["", "", "", *POOLINGS])).map(
+    lambda both: replace(both[0], kind=both[1] or both[0].kind)
+)
 MOST_BAD = 2  # requests: of three steps in a row that fail wholly, the engine ends
 
 
@@ -46,6 +60,7 @@ class World:
         self.tokens: dict[str, list[int]] = {}
         self.exported: dict[str, list[KvBlocks]] = {}
         self.ended: dict[str, FinishReason] = {}
+        self.pooled: dict[str, bytes | None] = {}
 
     def add(self, arrival: Arrival) -> None:
         name, arrival = str(len(self.arrivals)), replace(arrival)
@@ -66,6 +81,7 @@ class World:
                 prefill_only=arrival.kind == "prefill",
                 export_kv="inline" if arrival.kind == "prefill" else None,
                 remote_prefill=arrival.kind == "remote",
+                pooling=POOLINGS.get(arrival.kind),
             )
         )
 
@@ -109,6 +125,7 @@ class World:
             self.tokens[one.request_id] += one.new_token_ids
             if one.finish_reason:
                 self.ended[one.request_id] = one.finish_reason
+                self.pooled[one.request_id] = one.pooled
 
     def check(self) -> None:
         """What a step that runs uses is nobody's to take."""
@@ -120,6 +137,12 @@ class World:
         for name, arrival in self.arrivals.items():
             whole = answer(arrival.prompt, arrival.max_tokens, self.engine.info.max_model_len)
             got, reason = self.tokens[name], self.ended[name]
+            if arrival.kind in POOLINGS and reason is FinishReason.STOP:
+                assert not got
+                told = np.frombuffer(self.pooled[name] or b"", "<f4").tolist()
+                assert told == pytest.approx(numbers(arrival.prompt, arrival.kind), abs=1e-5)
+                continue
+            assert self.pooled[name] is None
             assert got == whole[: len(got)]
             match reason:
                 case FinishReason.ERROR:
@@ -212,7 +235,7 @@ def engine_on_memory(
 @pytest.mark.parametrize("loop", ["plain", "overlapped", "guessing"])
 @settings(max_examples=200, deadline=None)
 @given(
-    plan=st.lists(arrivals, min_size=1, max_size=10),
+    plan=st.lists(ARRIVALS, min_size=1, max_size=10),
     num_blocks=st.integers(3, 12),
     block_size=st.sampled_from([1, 2, 4]),
     budget=st.integers(1, 16),
