@@ -11,7 +11,7 @@ choice those of either; for x{m,n}: up to n-1 times x, then those of x. What is 
 text ends is taken to hold.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import re2
 
@@ -22,13 +22,14 @@ _META = frozenset("\\.+*?()|[]{}^$")
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a piece of a pattern: RE2's source of it and of its beginnings, and how many characters a
-    match has; `most` is None where there is no bound."""
+    """Of a piece of a pattern: RE2's source of it and of its beginnings; how many characters a
+    match has, `most` None where there is no bound; its size with all repetitions written out."""
 
     source: str
     beginnings: str
     least: int
     most: int | None
+    size: int
 
 
 def shape(pattern: str) -> Shape:
@@ -45,12 +46,12 @@ def escaped(text: str) -> str:
     return "".join("\\" + char if char in _META else char for char in text)
 
 
-_NOTHING = Shape("", "", 0, 0)
+_NOTHING = Shape("", "", 0, 0, 0)
 
 
 def _one(source: str) -> Shape:
     """One character."""
-    return Shape(source, "", 1, 1)
+    return Shape(source, "", 1, 1, 1)
 
 
 def _sequence(parts: list[Shape]) -> Shape:
@@ -63,7 +64,8 @@ def _sequence(parts: list[Shape]) -> Shape:
             continue
         begins = f"(?:{part.beginnings}|{part.source}{whole.beginnings})"
         most = None if part.most is None or whole.most is None else part.most + whole.most
-        whole = Shape(part.source + whole.source, begins, part.least + whole.least, most)
+        size = part.size + whole.size
+        whole = Shape(part.source + whole.source, begins, part.least + whole.least, most, size)
     return whole
 
 
@@ -76,6 +78,7 @@ def _choice(options: list[Shape]) -> Shape:
         f"(?:{'|'.join(option.beginnings for option in options)})",
         min(option.least for option in options),
         None if None in mosts else max(most for most in mosts if most is not None),
+        sum(option.size for option in options),
     )
 
 
@@ -89,6 +92,7 @@ def _repeated(part: Shape, least: int, most: int | None, mark: str) -> Shape:
         before + part.beginnings,
         part.least * least,
         0 if part.most == 0 else None if most is None or part.most is None else part.most * most,
+        part.size * max(1, least, most or 0),
     )
 
 
@@ -132,7 +136,7 @@ class _Reader:
         char = self._text[self._at]
         self._at += 1
         if char in "^$":
-            return Shape(char, "", 0, 0)
+            return Shape(char, "", 0, 0, 1)
         return _one("\\{" if char == "{" else char)
 
     def _quoted(self) -> list[Shape]:
@@ -207,7 +211,7 @@ class _Reader:
         source = self._text[start : self._at]
         if source == "\\C":
             raise ValueError("\\C, a single byte, is not taken")
-        return Shape(source, "", 0, 0) if source in _ASSERTIONS else _one(source)
+        return Shape(source, "", 0, 0, 1) if source in _ASSERTIONS else _one(source)
 
     def _times(self) -> tuple[int, int | None, str] | None:
         """At least, at most, and as written, of a repetition that stands here."""
@@ -241,9 +245,8 @@ class _Reader:
 
 
 def _within(opening: str, found: Shape) -> Shape:
-    return Shape(
-        f"{opening}{found.source})", f"{opening}{found.beginnings})", found.least, found.most
-    )
+    source, beginnings = f"{opening}{found.source})", f"{opening}{found.beginnings})"
+    return replace(found, source=source, beginnings=beginnings)
 
 
 def compiled(source: str, memory: int = 8 * 2**20) -> "re2._Regexp":

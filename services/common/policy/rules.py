@@ -12,6 +12,10 @@ from services.common.policy.recognizers import RECOGNIZERS, Check, Span
 from services.common.policy.schema import ANSWER, Delivery, Place, PolicySpec, RuleSpec, read
 
 MAX_HELD = 2048  # characters of the longest match of a rule for answers
+MAX_PIECES = 4096  # of a pattern with its repetitions written out
+MAX_PIECES_TOGETHER = (
+    24_576  # of all patterns, once for each place; RE2's time grows with its square
+)
 _UNION_MEMORY = 64 * 2**20
 
 
@@ -23,6 +27,7 @@ class Finder:
     order: int  # of the rule in its file
     source: str
     beginnings: str
+    size: int
     regexp: Any
     check: Check | None
     label: str  # that stands in for a match
@@ -99,6 +104,8 @@ def load_rules(content: bytes) -> Rules:
             finders += _finders(rule, order)
         except ValueError as error:
             raise ValueError(f"rule {rule.name!r}: {error}") from None
+    if sum(finder.size * len(finder.rule.where) for finder in finders) > MAX_PIECES_TOGETHER:
+        raise ValueError("the rules' patterns are too large together: fewer, or less repetition")
     digest = hashlib.blake2b(content, digest_size=6).hexdigest()
     return Rules(spec, digest, tuple(finders))
 
@@ -132,10 +139,19 @@ def _finder(rule: RuleSpec, order: int, pattern: str, check: Check | None, label
         known = shape(pattern)
     except (ValueError, IndexError) as error:
         raise ValueError(f"pattern: {error}") from None
+    if known.size > MAX_PIECES:
+        raise ValueError("pattern: it is too large: less repetition")
     if not known.least:
         raise ValueError("pattern: it matches the empty text, so everything")
     finder = Finder(
-        rule, order, known.source, known.beginnings, compiled(known.source), check, label
+        rule,
+        order,
+        known.source,
+        known.beginnings,
+        known.size,
+        compiled(known.source),
+        check,
+        label,
     )
     if answered := [place for place in rule.where if place in ANSWER]:
         if known.most is None:

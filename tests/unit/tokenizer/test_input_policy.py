@@ -239,6 +239,7 @@ def test_no_pattern_takes_more_than_linear_time(pattern: str) -> None:
         ({"pattern": "x" * 2000}, "1024"),
         ({"pattern": "x.*y", "where": ["output"]}, "longest match"),
         ({"pattern": "(?:.{1,300}x){3}.{900}.{900}", "where": ["output"]}, "2048"),
+        ({"pattern": "(?:.{1,800}x){1}(?:[a-z]{1,900}.){1}.{900}.{900}.{900}"}, "less repetition"),
         ({"pattern": "café"}, "fold: false"),
         ({"pattern": "x", "pii": ["card"]}, "exactly one"),
         ({}, "exactly one"),
@@ -256,6 +257,11 @@ def test_a_bad_rule_is_named_with_what_is_wrong(rule: dict[str, object], why: st
         policy(CARD, {"name": "bad", **rule})
 
 
+MANY = json.dumps(
+    {"rules": [{"name": f"r{n}", "pattern": f"x{n}.{{1,900}}"} for n in range(200)]}
+).encode()
+
+
 @pytest.mark.parametrize(
     ("file", "why"),
     [
@@ -269,6 +275,7 @@ def test_a_bad_rule_is_named_with_what_is_wrong(rule: dict[str, object], why: st
         (b"rules: []\n" + b"#" * 2**20, "bytes"),
         (b"rules: [" + b"{name: a, pii: [ip]}," * 300 + b"]", "256"),
         (b"ruels: []", "ruels"),
+        (MANY, "too large together"),
         (b"rules: [{name: !!python/object:os.system x}]", "not YAML"),
     ],
 )
