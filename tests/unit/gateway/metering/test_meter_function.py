@@ -2,8 +2,10 @@
 
 import copy
 import json
+import time
 import uuid
 from collections import Counter
+from datetime import datetime
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +15,7 @@ from redis import Redis as BlockingRedis
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.metering.run import Held, Run, Used
 from services.gateway.metering.shared_meter import SOURCE
-from tests.support.plain_meter import PlainMeter
+from tests.support.plain_meter import PlainMeter, period_ends
 
 LEASE_S = 50.0
 MEMORY_S = 3600
@@ -222,3 +224,32 @@ def test_the_function_is_the_plain_ledger(redis_url, ops):
         assert not [key for key in sorted(lua.keys()) if key.startswith(("open", "due", "n:"))]
     finally:
         lua.close()
+
+
+def test_the_calendar_is_the_worlds(lua):
+    """Days and months by name, and when they end: leap years, centuries, both ends of a year."""
+    day, month = rule("d", "tokens", 9, "day"), rule("m", "tokens", 9, "month")
+    for number, date in enumerate(
+        (
+            *("2027-02-28", "2028-02-28", "2028-02-29", "2028-12-31", "2029-01-01", "2100-02-28"),
+            *("2400-02-29", "2030-04-30", "2031-07-31", "2032-08-01", "2033-11-15"),
+        )
+    ):
+        at = datetime.fromisoformat(f"{date}T23:59:59+00:00").timestamp()
+        lua.at(at)
+        run = run_of(f"r{number}", [day, month], tokens=10)
+        assert lua.reserve(run)[0] == 1  # more than either ever holds
+        lua.hold(run)
+        for per, name in (("day", date), ("month", date[:7])):
+            key = f"{lua.root}:c:{run.told()['rules'][per == 'month']['key']}:{name}"
+            left_s = lua.redis.ttl(key) - (period_ends(per, at) + 86_400 - time.time())
+            assert abs(left_s) < 60, (date, per)
+
+
+def test_the_longest_wait_is_told(lua):
+    """Else a client would come back to the next refusal."""
+    rules = [rule("rpm", "requests", 60, "minute"), rule("tph", "tokens", 100, "hour")]
+    rules += [rule("few", "concurrent", 1)]
+    assert lua.reserve(run_of("r1", rules, tokens=100))[0] == 0
+    assert lua.reserve(run_of("r2", rules, tokens=50))[:2] == (2, 1800)
+    assert lua.reserve(run_of("r3", rules[::-1], tokens=50))[:2] == (2, 1800)
