@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from time import monotonic, sleep
 from typing import Any
@@ -24,8 +25,10 @@ from services.worker.engine import (
     kv_payload,
 )
 from services.worker.engine.engine import Engine
+from services.worker.engine.grammar.compiler import Compiler, grammar_of
+from services.worker.engine.messages import Constraint
 from tests.fuzz.faults import Faults, no_room
-from tests.fuzz.requests import DEMO, EOS, PROMPT, WINDOW, Asked, demo, drawn
+from tests.fuzz.requests import DEMO, EOS, PROMPT, VOCAB, WINDOW, Asked, demo, drawn
 
 _STEPS = 200  # in which the requests of a round come
 _MOST = 20_000
@@ -177,6 +180,10 @@ def _judge(one: Following, faults: Faults) -> None:
     assert len(one.tokens) <= max(0, sampling.max_tokens)
     if sampling.logprobs is not None and not asked.wrong:
         assert one.logprobs == len(one.tokens)
+    if sampling.constraint and not asked.wrong and not asked.more.get("remote_prefill"):
+        ended = one.tokens and one.tokens[-1] in sampling.stop_token_ids
+        written = one.tokens[:-1] if ended else one.tokens
+        assert _compiler().matcher(_grammar(sampling.constraint)).leading(written) == len(written)
     match last.finish_reason:
         case FinishReason.ERROR:
             assert last.error is not None
@@ -194,6 +201,16 @@ def _judge(one: Following, faults: Faults) -> None:
         case FinishReason.PREFILL_DONE:
             assert asked.more.get("prefill_only")
             assert len(one.tokens) == 1
+
+
+@cache
+def _compiler() -> Compiler:
+    return Compiler(str(DEMO), VOCAB, [EOS])
+
+
+@cache
+def _grammar(constraint: Constraint) -> str:
+    return grammar_of(constraint)
 
 
 def _judge_form(one: Following, sampling: Any) -> None:
