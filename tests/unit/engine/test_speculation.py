@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification
 
 from kernels.cpu.library import supported
-from services.worker.engine import Constraint, EngineConfig, Request, Sampling, speculation
+from services.worker.engine import (
+    Constraint,
+    EngineConfig,
+    Request,
+    Sampling,
+    draft_model,
+    speculation,
+)
+from services.worker.engine import engine as engine_module
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.cost_model import CostModel, StepShape
@@ -633,3 +641,22 @@ def test_another_vocabulary_is_refused(checkpoint: Checkpoint, tmp_path: Path) -
     path.write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=r"draft_model .* the same ids are other tokens"):
         drafting(ours, theirs)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, at infinities
+def test_on_triton(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its interpreter: both models."""
+    for module in (engine_module, draft_model):
+        monkeypatch.setattr(module, "warm_up", lambda *_: None)
+    folder = checkpoint()
+    few: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True}
+    asked = [
+        Request("0", [7, 8, 9], Sampling(seed=1, **few)),
+        Request("1", [9] * 7, Sampling(seed=2, temperature=0.9, logprobs=1, **few)),
+    ]
+    small = {"max_running": 2, "num_blocks": 12, "max_batched_tokens": 8}
+    want = drive(make_engine(folder, kernels="reference", **small), asked)
+    found = drive(drafting(folder, folder, kernels="triton", **small), asked)
+    assert found.tokens == want.tokens
+    assert sum(step.accepted_tokens for step in found.steps) >= 3
