@@ -17,7 +17,7 @@ import pytest_asyncio
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptPlan
 from protos.worker_pb2 import TokenDelta
-from services.common.config import GatewaySettings, Settings
+from services.common.config import GatewaySettings, PolicySettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.link import LinkCall
 from services.common.policy import Policy, load_rules
@@ -86,13 +86,15 @@ async def paused(stream: Stream, story: Story, stops: Sequence[str] = (), times:
 
 
 async def house(
-    folder: Path, redis_url: str, namespace: str, tokenizers: int, **gateway: Any
+    folder: Path, redis_url: str, namespace: str, tokenizers: int, policy: str = "", **gateway: Any
 ) -> AsyncIterator[House]:
     write_model(folder)
+    (folder / "policy.yaml").write_text(policy or "rules: []")
     settings = Settings(
         redis_url=redis_url,
         namespace=namespace,
         lease_s=1.0,
+        policy=PolicySettings(file=folder / "policy.yaml", look_every_s=0.05),
         gateway=GatewaySettings(port=0, **gateway),
     )
     async with AsyncExitStack() as stack:
