@@ -68,5 +68,5 @@ class MeteringSettings(Section):
     ledger_entries: int = Field(
         1_000_000,
         gt=0,
-        description="of the ledger at most, some 150 bytes of Redis each; the oldest go first",
+        description="of the ledger at most, some 170 bytes of Redis each; the oldest go first",
     )

@@ -293,7 +293,7 @@ async def test_the_ledger_is_cut_by_age_and_by_length(make, redis_url):
 
 
 async def test_an_entry_takes_as_much_memory_as_is_said(make, redis_url):
-    """PENSTOCK_METERING__LEDGER_ENTRIES: some 150 bytes each."""
+    """PENSTOCK_METERING__LEDGER_ENTRIES: some 170 bytes each."""
     end = make(redis_url)
     for number in range(300):
         one = await end.admit(f"req_{number:030x}", who())
