@@ -18,7 +18,7 @@ from services.common.link import End
 from services.common.metrics import BoundedNames
 from services.common.policy import PolicyFile
 from services.common.telemetry import Telemetry
-from services.gateway.identity.principal import Principal
+from services.gateway.identity.principal import GRANTS, Principal, Role
 from services.gateway.intake import Intake
 from services.gateway.metering.meter import Meter
 from services.gateway.metering.run import Run, Verdict
@@ -33,7 +33,8 @@ EMBEDDING_MODEL = "tiny-embed"
 
 
 def principal(tenant: str = "acme", models: frozenset[str] | None = None) -> Principal:
-    return Principal(tenant, "key_1", models=models)
+    member = frozenset({Role.MEMBER})
+    return Principal(tenant, "key_1", member, GRANTS[Role.MEMBER], models=models)
 
 
 class Auth:

@@ -95,8 +95,8 @@ class Principal:
     user: str
     """Whoever it is in the tenant: an API key's id ("key_12ab…"), or "oidc:" and a token's subject.
     Fit for a Redis key."""
-    roles: frozenset[Role] = frozenset({Role.MEMBER})
-    permissions: frozenset[Permission] = GRANTS[Role.MEMBER]
+    roles: frozenset[Role] = frozenset()
+    permissions: frozenset[Permission] = frozenset()
     models: frozenset[str] | None = None
     """None: all."""
     priority: Priority = "normal"

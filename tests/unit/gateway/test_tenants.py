@@ -173,5 +173,9 @@ def test_scopes_take_away_and_never_add():
     reads.require(Permission.FILES_READ)
 
 
+def test_who_is_given_nothing_may_nothing():
+    assert Principal("acme", "u").permissions == frozenset()
+
+
 def test_nobody_sees_limits_by_printing_who_asks():
     assert "rpm" not in repr(Principal("acme", "u", limits=(Bound("tenant:acme", PER_MINUTE),)))
