@@ -3,8 +3,8 @@
     {ns}:{identity}:audit   stream   a change each; its id begins with the Unix time in ms
 
 A change and its line are one function: there is neither without the other. Nothing takes a line
-away but its age (`kept_s`), in the function that adds one. Each is also a line of the process's
-log, for whoever keeps those where Redis' owner cannot reach them.
+away but its age (`kept_s`), in the function that adds one. Each is also a line of the gateway's log
+that made it, for whoever keeps those where Redis' owner cannot reach them.
 """
 
 import json

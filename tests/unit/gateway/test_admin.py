@@ -130,6 +130,19 @@ async def test_a_key_from_its_making_to_its_end(admin):
     assert new[4:] not in everything
 
 
+async def test_null_gives_back_the_default(admin):
+    await admin.told("POST", "/v1/tenants", json={"name": "acme"})
+    for whose, role in (({"tenant": "acme"}, "member"), ({"admin": True}, "read-only")):
+        made = await admin.told("POST", "/v1/keys", json={**whose, "role": None, "name": "n"})
+        assert made["role"] == role
+        path = f"/v1/keys/{made['id']}"
+        other = "read-only" if role == "member" else "operator"
+        changed = await admin.told("PATCH", path, json={"role": other})
+        assert (changed["role"], changed["name"]) == (other, "n")
+        changed = await admin.told("PATCH", path, json={"role": None, "name": None})
+        assert (changed["role"], changed["name"]) == (role, "")
+
+
 async def test_lists_come_in_pages(admin):
     made = [(await admin.identity.keys.create("acme"))[1].id for _ in range(5)]
     await admin.identity.keys.create("rival")

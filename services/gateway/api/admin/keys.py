@@ -85,12 +85,10 @@ async def create_key(gateway: Gateway, exchange: Exchange, principal: Principal)
         known = TENANT_NAME.fullmatch(body.tenant)
         if not known or await gateway.identity.tenants.find(body.tenant) is None:
             raise not_found("tenant", body.tenant, "tenant")
-    fields = changed(body, KeyRecord, but={"tenant", "admin", "expires_in_s"})
-    default = Role.READ_ONLY if body.admin else Role.MEMBER
+    fields = changed(body, KeyRecord, but={"tenant", "admin", "expires_in_s", "role"})
+    fields |= {"tenant": body.tenant, "role": body.role or _default_role(body.tenant)}
     with named_wrong():
-        record = KeyRecord.model_validate(
-            {"id": KEY.new(), "created": 0, "tenant": body.tenant, "role": default, **fields}
-        )
+        record = KeyRecord.model_validate({"id": KEY.new(), "created": 0, **fields})
         _may(principal, record)
         key, record = await gateway.identity.keys.create(
             record.tenant,
@@ -108,12 +106,13 @@ async def create_key(gateway: Gateway, exchange: Exchange, principal: Principal)
 
 async def change_key(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(ChangeKey, await exchange.json_body())
-    fields = changed(body, KeyRecord, but=set())
+    fields = changed(body, KeyRecord, but={"role"})
 
     def new(record: KeyRecord) -> dict[str, Any]:
         """Asked of what is there when it is changed."""
-        default = Role.READ_ONLY if record.tenant is None else Role.MEMBER
-        given = {**fields, **({"role": default} if fields.get("role", "") is None else {})}
+        given = fields
+        if "role" in body.model_fields_set:
+            given = {**fields, "role": body.role or _default_role(record.tenant)}
         _may(principal, record)
         _may(principal, KeyRecord.model_validate({**record.model_dump(), **given}))
         return given
@@ -165,6 +164,10 @@ async def revoke_key(gateway: Gateway, exchange: Exchange, principal: Principal)
 
 
 _SECRET = {"cache-control": "no-store"}
+
+
+def _default_role(tenant: str | None) -> Role:
+    return Role.READ_ONLY if tenant is None else Role.MEMBER
 
 
 def _may(principal: Principal, record: KeyRecord) -> None:
