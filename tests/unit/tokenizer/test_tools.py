@@ -302,9 +302,10 @@ def test_the_end_of_an_answer_with_tools(text: str, finish: int, ends: int) -> N
         ("find", "I find. " + CALL_FIND, "I ", FINISH_STOP),
         ("wel", CALL_FIND + " Well, well.", " Well, ", FINISH_TOOL_CALLS),
         ('.<tool_call>{"name"', "So." + CALL_FIND, "So.", FINISH_TOOL_CALLS),
+        ("?!", "So?" + CALL_FIND + "!", "So?!", FINISH_TOOL_CALLS),
         ("think", "<think>I think</think> I see, I think so.", "I see, I ", FINISH_STOP),
     ],
-    ids=["arguments", "before", "behind", "into", "reasoning"],
+    ids=["arguments", "before", "behind", "into", "around", "reasoning"],
 )
 def test_a_stop_string_cuts_text_and_no_call(stop: str, text: str, said_: str, ends: int) -> None:
     """Wherever the answer is cut into steps."""
