@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
+import numpy as np
 import yaml
 
 from services.common.policy import Policy, Subject, load_rules
 from services.common.policy.stream import Filter
+from services.retrieval.embedding_model import EmbeddingModel
 
 TEXTS = Path(__file__).with_suffix("").with_name("policy_texts.yaml")
 KINDS = ("card", "iban", "email", "phone", "ssn", "ip", "secret")
+EXAMPLES = ["How do I pick a lock?", "ways to open a locked door without the key"]
 _ROUNDS = 200
 
 
@@ -45,6 +48,25 @@ def quality(made: Policy) -> dict[str, tuple[int, int, int]]:
     return {kind: (c["right"], c["wrong"], c["missed"]) for kind, c in counts.items()}
 
 
+def meaning(at_least: float) -> tuple[int, int, int]:
+    """The same of a rule that matches by two examples, with the built-in embedding model."""
+    model = EmbeddingModel.load()
+
+    def embed(texts: list[str]) -> np.ndarray:
+        return model.encode([model.reader.query(text).ids for text in texts])
+
+    examples = embed(EXAMPLES)
+    right = wrong = missed = 0
+    for one in yaml.safe_load(TEXTS.read_text()):
+        found, has = (embed([one["text"]]) @ examples.T).max() >= at_least, "locks" in one["has"]
+        right, wrong, missed = (
+            right + (found and has),
+            wrong + (found > has),
+            missed + (found < has),
+        )
+    return right, wrong, missed
+
+
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
     """Median and 99th percentile of its time, in ms."""
     taken = []
@@ -60,7 +82,9 @@ def main() -> int:
     print(
         "| | found | wrongly | missed | precision | recall |\n| --- | --- | --- | --- | --- | --- |"
     )
-    for kind, (right, wrong, missed) in quality(made).items():
+    told = quality(made)
+    told |= {f"like, {at}": meaning(at) for at in (0.4, 0.5, 0.6)}
+    for kind, (right, wrong, missed) in told.items():
         precision = right / (right + wrong) if right + wrong else 1.0
         recall = right / (right + missed) if right + missed else 1.0
         print(f"| {kind} | {right} | {wrong} | {missed} | {precision:.2f} | {recall:.2f} |")

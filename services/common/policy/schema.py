@@ -37,7 +37,7 @@ class Like(_Part):
     """Prototypes: texts of the same meaning match."""
 
     examples: list[Text] = Field(min_length=1, max_length=64)
-    at_least: float = Field(0.6, gt=0, le=1)  # cosine of the two embeddings
+    at_least: float = Field(0.5, gt=0, le=1)  # cosine of the two embeddings
     away: Literal["pass", "refuse"] = "pass"  # while the embedding model is away
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from protos.common_pb2 import FINISH_CONTENT_FILTER, FINISH_LENGTH, FINISH_STOP
+from protos.gateway_pb2 import CompleteRequest, SamplingOptions
 from protos.tokenizer_pb2 import PromptPlan, TextDelta, TextLogprob, ToolCallDelta
 from services.common.config import Settings
 from services.common.errors import PenstockError
-from services.gateway.api.generation_schema import ChatCompletionRequest
+from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.grpc.inference import _completion_fields
 from services.gateway.api.rest.generation import RestFront
-from services.gateway.api.schema import parse
+from services.gateway.api.schema import parse, validated
 from services.gateway.runs.delivery import joined
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Answer
@@ -152,6 +154,13 @@ def test_delivery_is_of_streams():
         with pytest.raises(PenstockError) as refused:
             parse(ChatCompletionRequest, wrong, settings)
         assert refused.value.param == "delivery"
+
+
+def test_over_grpc_it_is_an_option_too():
+    options = SamplingOptions(delivery="hold")
+    fields = _completion_fields(CompleteRequest(model="m", text="Q", sampling=options), 9)
+    (prompt,) = validated(CompletionRequest, fields, Settings().gateway).prompts(Settings().gateway)
+    assert prompt.delivery == "hold"
 
 
 async def test_a_silent_stream_is_kept_alive_until_it_ends():
