@@ -101,8 +101,11 @@ refused = Counter(
     "penstock_gateway_refused_total", "Before the body, for what they would have taken", ["why"]
 )
 auth_failures = Counter("penstock_gateway_auth_failures_total", "Refused or unchecked", ["why"])
-issuer_looks = Counter(
-    "penstock_gateway_issuer_looks_total", "For the OIDC issuer's keys: ok, failed", ["outcome"]
+issuer_looks = from_zero(
+    Counter(
+        "penstock_gateway_issuer_looks_total", "For the OIDC issuer's keys: ok, failed", ["outcome"]
+    ),
+    ("ok", "failed"),
 )
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]
