@@ -11,13 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from protos.tokenizer_pb2 import PromptRequest
+from services.common.link import LinkCall
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
-from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, gateway_rig
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, gateway_rig, say_numbers
 
 PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/classify",
     "/v1/files",
     "/v1/vector_stores",
     "/v1/vector_stores/vs_0/files",
@@ -34,6 +40,7 @@ NAMES = st.sampled_from(
             *ChatCompletionRequest.NEUTRAL,
             *CompletionRequest.NEUTRAL,
             *("prompt", "input", "query", "name", "file_id", "role", "content", "type", "text"),
+            *("documents", "text_1", "text_2", "dimensions", "pooling", "top_n"),
             *("vector_store_ids", "ranking_options", "odd \u2028 name"),
         }
     )
@@ -52,6 +59,18 @@ VALID = st.fixed_dictionaries(
     optional={"prompt": WORDS, "stream": st.booleans(), "stop": JSON, "max_tokens": st.integers()},
 )
 
+TEXTS = WORDS | st.lists(WORDS, max_size=3)
+POOLED = st.one_of(
+    st.fixed_dictionaries(
+        {"model": st.just(MODEL), **fields}, optional={"top_n": JSON, "user": JSON}
+    )
+    for fields in (
+        {"input": TEXTS | JSON},
+        {"text_1": TEXTS, "text_2": TEXTS},
+        {"query": WORDS, "documents": TEXTS | JSON},
+    )
+)
+
 
 @pytest.fixture(scope="module")
 def door(redis_server: Any) -> Iterator[httpx.Client]:
@@ -61,6 +80,12 @@ def door(redis_server: Any) -> Iterator[httpx.Client]:
     thread.start()
     rig_context = gateway_rig(redis_server.url, "fuzz")
     rig = asyncio.run_coroutine_threadsafe(rig_context.__aenter__(), loop).result(60)
+    says = rig.tokenizer.script
+
+    async def script(call: LinkCall, request: PromptRequest) -> None:
+        await (say_numbers if request.HasField("pool") else says)(call, request)
+
+    rig.tokenizer.script = script
     headers = {"Authorization": f"Bearer {rig.key}"}
     with httpx.Client(base_url=rig.url, headers=headers, timeout=10) as client:
         yield client
@@ -75,7 +100,7 @@ def door(redis_server: Any) -> Iterator[httpx.Client]:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(path=st.sampled_from(PATHS), body=JSON | VALID)
+@given(path=st.sampled_from(PATHS), body=JSON | VALID | POOLED)
 def test_any_json_is_answered(door, path, body):
     answer = door.post(path, json=body)
     assert answer.status_code < 500, answer.text

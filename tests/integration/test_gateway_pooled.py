@@ -13,7 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from protos.common_pb2 import FINISH_STOP, Pooling, TokenIds, Usage
+from protos.common_pb2 import Pooling, TokenIds
 from protos.gateway_pb2 import (
     PublicClassifyRequest,
     PublicEmbedRequest,
@@ -21,43 +21,14 @@ from protos.gateway_pb2 import (
     PublicScoreRequest,
 )
 from protos.gateway_pb2_grpc import InferenceStub
-from protos.tokenizer_pb2 import Pool, Pooled, PromptRequest, TextDelta
+from protos.tokenizer_pb2 import Pooled, PromptRequest, TextDelta
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid
 from services.common.link import LinkCall
-from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, say_numbers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def length_of(one: Pool.Input) -> int:
-    return len(one.text) or len(one.token_ids.ids)
-
-
-def numbers(pool: Pool, index: int) -> list[float]:
-    """What the scripted tokenizer says of an input: scores rise with its length."""
-    size = length_of(pool.inputs[index])
-    if pool.task == Pool.SCORE:
-        return [size / 10 + len(pool.queries) / 100]
-    if pool.task == Pool.CLASSIFY:
-        return [0.25, 0.75] if size > 3 else [0.625, 0.375]
-    return [size, 0.5, -0.5, 7.0][: pool.dimensions or 4]
-
-
-async def answers(call: LinkCall, request: PromptRequest) -> None:
-    """The last input first, each in a delta of its own."""
-    pool = request.pool
-    left = [i for i in reversed(range(len(pool.inputs))) if i not in request.resume.pooled]
-    for index in left:
-        delta = TextDelta(checkpoint="c", usage=Usage(prompt_tokens=length_of(pool.inputs[index])))
-        values = np.array(numbers(pool, index), "<f4").tobytes()
-        delta.pooled.append(Pooled(index=index, values=values))
-        if pool.task == Pool.CLASSIFY and index == left[0]:
-            delta.labels.extend(["no", "yes"])
-        if index == left[-1]:
-            delta.finish = FINISH_STOP
-        call.send(delta.SerializeToString())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -68,7 +39,7 @@ async def rig(redis_server: EmbeddedRedis) -> AsyncIterator[Rig]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def api(rig: Rig) -> httpx.AsyncClient:
-    rig.tokenizer.script = answers
+    rig.tokenizer.script = say_numbers
     rig.tokenizer.requests.clear()
     return await rig.http()
 

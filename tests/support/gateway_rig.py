@@ -10,13 +10,14 @@ from typing import Any
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
 from protos import retrieval_pb2 as rpb
 from protos import retrieval_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_STOP, Passage, Usage
-from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
+from protos.tokenizer_pb2 import Pool, Pooled, PromptPlan, PromptRequest, TextDelta
 from services.common.config import (
     GatewaySettings,
     IdentitySettings,
@@ -67,6 +68,35 @@ def say(*words: str) -> Script:
         finish(call, len(words))
 
     return script
+
+
+def length_of(one: Pool.Input) -> int:
+    return len(one.text) or len(one.token_ids.ids)
+
+
+def numbers(pool: Pool, index: int) -> list[float]:
+    """What the scripted tokenizer says of an input: scores rise with its length."""
+    size = length_of(pool.inputs[index])
+    if pool.task == Pool.SCORE:
+        return [size / 10 + len(pool.queries) / 100]
+    if pool.task == Pool.CLASSIFY:
+        return [0.25, 0.75] if size > 3 else [0.625, 0.375]
+    return [size, 0.5, -0.5, 7.0][: pool.dimensions or 4]
+
+
+async def say_numbers(call: LinkCall, request: PromptRequest) -> None:
+    """The last input first, each in a delta of its own."""
+    pool = request.pool
+    left = [i for i in reversed(range(len(pool.inputs))) if i not in request.resume.pooled]
+    for index in left:
+        delta = TextDelta(checkpoint="c", usage=Usage(prompt_tokens=length_of(pool.inputs[index])))
+        values = np.array(numbers(pool, index), "<f4").tobytes()
+        delta.pooled.append(Pooled(index=index, values=values))
+        if pool.task == Pool.CLASSIFY and index == left[0]:
+            delta.labels.extend(["no", "yes"])
+        if index == left[-1]:
+            delta.finish = FINISH_STOP
+        call.send(delta.SerializeToString())
 
 
 class ScriptedTokenizer(Service):
