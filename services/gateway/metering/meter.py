@@ -23,7 +23,7 @@ from services.gateway.metering.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
-_DOOR_S = 2.0  # for the door's one round trip
+_DOOR_S = 5.0  # for the door's one round trip: a burst that holds up the loop is no outage
 _RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
 _LEDGER_S = 0.05  # that an answer's end waits for its entry in the ledger
 
