@@ -73,3 +73,24 @@ def test_packed_weights_lie_in_the_data_directory_or_as_told(
     assert place(packed_dir="mine/x") == str(tmp_path / "data" / "mine" / "x")
     assert place(packed_dir="~/x") == str(Path.home() / "x")
     assert place(packed_dir="") is None
+
+
+@pytest.mark.parametrize(
+    ("worker", "guesses"),
+    [
+        ({}, "ngram"),
+        ({"role": "prefill"}, "off"),
+        ({"device": "cuda"}, "off"),
+        ({"overlap": True}, "off"),
+        ({"device": "cuda", "speculation": "ngram"}, "ngram"),
+        ({"speculation": "off"}, "off"),
+        ({"speculation": "draft", "draft_model": "."}, "draft"),
+        ({"role": "prefill", "speculation": "draft", "draft_model": "."}, "off"),
+    ],
+)
+def test_tokens_are_guessed_where_steps_do_not_overlap_and_decode(
+    tmp_path: Path, worker: dict[str, Any], guesses: str
+) -> None:
+    config = engine_config(Settings(worker=worker), str(tmp_path))
+    assert config.speculation == guesses
+    assert config.draft_model == ("." if guesses == "draft" else None)
