@@ -73,7 +73,7 @@ class Meter:
         self._upkeep = upkeep
         self._prices = Prices(settings)
         self._tenants_told = tenants_told
-        self._redis_away_until = 0.0
+        self._redis_away_at = float("-inf")
         self.open_output_tokens = settings.open_output_tokens
 
     @classmethod
@@ -161,13 +161,18 @@ class Meter:
         if not run.bounds:
             return False
         try:
-            if time.monotonic() < self._redis_away_until:
+            if time.monotonic() - self._redis_away_at < _RETRY_REDIS_S:
                 raise ConnectionError("Redis did not answer a moment ago")
             async with asyncio.timeout(_DOOR_S):
                 verdict = await self._shared.reserve(run)
-        except (*RedisAway, TimeoutError):
-            self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
-            closed = any(bound.limit.without_redis == "closed" for bound in run.bounds)
+        except (*RedisAway, TimeoutError) as error:
+            # Our own deadline is no outage (Redis' errors come sooner, and are of other kinds):
+            # else whoever keeps this gateway busy enough would be let past every limit.
+            now, late = time.monotonic(), type(error) is TimeoutError
+            busy = late and now - self._redis_away_at > 2 * _DOOR_S
+            if not busy:
+                self._redis_away_at = now
+            closed = busy or any(bound.limit.without_redis == "closed" for bound in run.bounds)
             metrics.unchecked.labels("refused" if closed else "let_through").inc()
             if closed:
                 self._give_back(run)

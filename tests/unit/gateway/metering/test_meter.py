@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from services.common.redis import connect
 from services.gateway import metrics
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Principal
+from services.gateway.metering import meter
 from services.gateway.metering.ledger import Entry, Ledger
 from services.gateway.metering.meter import Meter, Metered
+from services.gateway.metering.run import Run, Verdict
 from tests.support.waiting import until, within
 
 PRICES = {"m": {"prompt": 1, "output": 1}}
@@ -230,10 +233,29 @@ async def test_without_redis_each_rule_is_open_or_closed_and_nothing_is_lost(mak
     entries = await end.entries(7)
     charged = {e.id: e.prompt for e in entries if e.status == "ok"}
     assert charged == {f"r{number}": 10 for number in range(6)}
-    end.meter._redis_away_until = 0.0  # a second later
+    end.meter._redis_away_at -= 1.0  # a second later
     with pytest.raises(PenstockError, match="requests-day"):
         await end.admit("r10", who(open_))  # all of them count
     assert metrics.unsettled._value.get() == 0
+
+
+async def test_a_gateway_that_is_too_busy_to_ask_lets_nobody_past(make, redis_url, monkeypatch):
+    """That it has not asked in time says nothing of Redis, unless that was away just now."""
+    end = make(redis_url)
+    monkeypatch.setattr(meter, "_DOOR_S", 0.05)
+
+    async def never(run: Run) -> Verdict:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(end.meter._shared, "reserve", never)
+    with pytest.raises(PenstockError) as refused:
+        await end.admit("r1", who(limit("requests", 3, "day")))
+    assert refused.value.reason == "limits_unavailable"
+    end.meter._redis_away_at = time.monotonic() - 1.01
+    monkeypatch.setattr(meter, "_DOOR_S", 10.0)
+    monkeypatch.setattr(meter.asyncio, "timeout", lambda _: asyncio.timeouts.timeout(0.05))
+    assert await end.admit("r2", who(limit("requests", 3, "day")))
 
 
 async def test_what_does_not_fit_the_spool_is_counted_as_lost(make, own_redis, caplog):
