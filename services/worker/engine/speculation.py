@@ -26,7 +26,7 @@ _HOPE = 0.9
 """Of a guess, before any was seen: how likely it is right. Too low it would stay so, unseen."""
 _FORCED = 0.95
 """Of one that a grammar leaves no other for; but it may be put into tokens in another way."""
-_WAGER = 2.0
+_WAGER = 4.0
 """Times what it takes to begin must have been won by then, had it begun before."""
 _FORGETS = 0.999
 """By so much less what guesses cost is believed with each step that has none."""
