@@ -117,8 +117,15 @@ RUNNING = {
 
 
 async def usage_of(api: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    usage: dict[str, Any] = (await api.post("/v1/completions", json=body)).json()["usage"]
-    return usage
+    answer = await api.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return tokens(answer.json()["usage"])
+
+
+def tokens(usage: dict[str, Any] | None) -> dict[str, Any]:
+    """What is paid for. How many were guessed ahead depends on what seemed to pay at the time."""
+    assert usage is not None
+    return {name: value for name, value in usage.items() if name != "speculation"}
 
 
 async def busy(cluster: Cluster, service: str) -> Process:
@@ -147,7 +154,7 @@ async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else
         await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
         (await busy(cluster, service)).signal(how)
         assert [await stream.finished() for stream in streams] == expected * 2
-        assert [stream.usage for stream in streams] == usages * 2
+        assert [tokens(stream.usage) for stream in streams] == usages * 2
         records = [await stream.record() for stream in streams]
         went_on = [d for r in records for d in r["decisions"] if d["subject"] == service]
         assert went_on, "the why-record tells of it"
