@@ -67,7 +67,8 @@ def api_key(wait_s: float) -> Iterator[str]:
         capture_output=True,
         text=True,
     )
-    identifier = made.stderr.strip().splitlines()[-1].split(",")[0]
+    told = made.stderr.splitlines()
+    identifier = next(line for line in told if line.startswith("key_")).split(",")[0]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         yield made.stdout.strip()
