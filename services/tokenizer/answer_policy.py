@@ -131,10 +131,17 @@ class AnswerPolicy:
             self._logprobs.add(end, one)
 
     def told(self, *, ended: bool) -> list[TextLogprob]:
-        """Those of what has left, whole and unchanged."""
+        """Those of what has left, whole and unchanged.
+
+        Of an answer of several kinds of text, when all of it may leave: a match may go on behind a
+        call, or show only once a parser has read what is escaped.
+        """
         assert self._logprobs is not None
-        if self._raw is not None and self._redactions() > self._raw.redactions:
-            self._logprobs.stop()  # what was redacted cannot be found among the tokens
+        if self._raw is not None:
+            if not ended or self.blocked is not None:
+                return []
+            if self._redactions() > self._raw.redactions:
+                self._logprobs.stop()  # what was redacted cannot be found among the tokens
         return self._logprobs.released(ended=ended and self.blocked is None)
 
     def _redactions(self) -> int:

@@ -122,7 +122,8 @@ def read(content: bytes) -> PolicySpec:
 
 
 def _refuse_tricks(content: bytes) -> None:
-    """Aliases make a page of text a forest, and depth is no rule's."""
+    """Aliases make a page of text a forest, depth is no rule's, and of a name that is there twice
+    YAML forgets the first."""
     depth = 0
     for event in yaml.parse(content, yaml.CSafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -133,6 +134,22 @@ def _refuse_tricks(content: bytes) -> None:
             depth -= 1
         if depth > _MAX_DEPTH:
             raise ValueError("it is nested too deep")
+    _refuse_twice(yaml.compose(content, yaml.CSafeLoader))
+
+
+def _refuse_twice(node: yaml.Node | None) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for one in node.value:
+            _refuse_twice(one)
+    elif isinstance(node, yaml.MappingNode):
+        names = set()
+        for name, value in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.value in names:
+                line = name.start_mark.line + 1
+                raise ValueError(f"{name.value!r} is there twice, again on line {line}")
+            if isinstance(name, yaml.ScalarNode):
+                names.add(name.value)
+            _refuse_twice(value)
 
 
 def _words(error: ValidationError, told: dict[str, object]) -> str:

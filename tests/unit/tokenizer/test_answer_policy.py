@@ -203,6 +203,17 @@ def test_logprobs_of_what_left_before_a_match_are_told_with_it() -> None:
     assert len(told.token_ids) == len(ids("It is a secret")) + len(ids(" plan"))
 
 
+def test_logprobs_do_not_run_ahead_where_a_call_parts_a_match() -> None:
+    out = output(shaped=True, logprobs=True)
+    all_ids = [*ids("A secret" + call("{}")), *ids(" plan")]
+    raw = b""
+    for id in all_ids:
+        told = out.push(TokenDelta(token_ids=[id], logprobs=[TokenLogprobs(logprob=-1)]))
+        raw += b"".join(one.token.bytes for one in told.logprobs) if told is not None else b""
+    assert out.finish == FINISH_CONTENT_FILTER
+    assert b"secret" not in raw
+
+
 def call(arguments: str, name: str = "pay") -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 

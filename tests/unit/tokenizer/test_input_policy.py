@@ -267,6 +267,8 @@ MANY = json.dumps(
     [
         (b"rules: [{name: a, pii: [ip]}, {name: a, pii: [ip]}]", "two rules are called 'a'"),
         (b"rules: &x [*x]", "aliases"),
+        (b"rules: [{name: a, pii: [ip]}]\nrules: []", "'rules' is there twice, again on line 2"),
+        (b"rules: [{name: a, pii: [ip], action: refuse, action: flag}]", "'action' is there twice"),
         (b"a: [" * 5000, "nested too deep"),
         (b"{" * 5000, "nested too deep"),
         (b"rules: [", "not YAML"),
