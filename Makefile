@@ -9,7 +9,7 @@ PEERS ?= .peers
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
-	  printf 'make %-11s %s\n' "$$target" "$$does"; done
+	  printf 'make %-17s %s\n' "$$target" "$$does"; done
 
 ready: $(READY)         ## set up what the other targets need
 
@@ -31,6 +31,10 @@ fuzz: $(READY)          ## 10,000 random requests with cancels and faults throug
 clients: $(READY)       ## OpenAI's client and Agents SDK, langchain-openai and litellm as they are against the demonstration model
 	$(BIN)/python -m tests.clients.run
 
+clients-openai:         ## OpenAI's client alone
+clients-langchain:      ## langchain-openai alone
+clients-litellm:        ## litellm alone
+clients-agents:         ## OpenAI's Agents SDK alone
 clients-openai clients-langchain clients-litellm clients-agents: clients-%: $(READY)
 	$(BIN)/python -m tests.clients.run $*
 
