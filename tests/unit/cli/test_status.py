@@ -113,7 +113,7 @@ def test_who_drains_is_last_and_said_to(
 
     asyncio.run(drain())
     assert main(["status"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if "gateway-" in line]
+    rows = [line for line in capsys.readouterr().out.splitlines() if "http://h:2/m" in line]
     cells = [[cell.strip() for cell in re.split("[│┃]", row)[1:-1]] for row in rows]
     assert cells == [
         ["gateway", "gateway-2", "h:1", "http://h:2/m", "12", "url=v, version=3"],
