@@ -46,12 +46,16 @@ class Team:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return built(tmp_path_factory)
+
+
+def built(tmp_path_factory: pytest.TempPathFactory, *more: str) -> ctypes.CDLL:
     command = build.compiler()
     if sys.platform != "linux" or command is None:
         pytest.skip("no C++ compiler")
     path = tmp_path_factory.mktemp("phases") / "phases.so"
     sources = [Path(__file__).parent / "native" / "phases.cc", NATIVE / "team.cc"]
-    options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", f"-I{NATIVE}"]
+    options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", f"-I{NATIVE}", *more]
     subprocess.run([*command, *options, *map(str, sources), "-o", str(path)], check=True)
     found = ctypes.CDLL(str(path))
     integer, pointer = ctypes.c_int, ctypes.c_void_p
@@ -131,3 +135,15 @@ def test_every_piece_is_written_once_and_in_order(
             assert (nine.run(shape, computed, apart=apart) == 1).all()
             if not apart:
                 assert phases == sorted(phases)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_who_looks_too_late_does_not_sleep_for_ever(
+    tmp_path_factory: pytest.TempPathFactory, threads: int
+) -> None:
+    """As if each lost its core before it looked whether the phase is over."""
+    team = Team(built(tmp_path_factory, "-DSPIN_CYCLES=0"), threads)
+    for _ in range(20):
+        written = team.run((20, 4, 2), lambda *_: None)
+        assert (written == 1).all()
+    team.end()

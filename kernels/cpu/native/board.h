@@ -47,7 +47,10 @@ struct Seat {  // a thread's own
 
 // Cycles, some 10 us: who has not come on for so long, and twice what a piece takes, is taken to have lost its core. And
 // some 40 us, less than a sleeping thread takes to wake: beyond it the processor is somebody else's, who should have it.
-static const uint64_t PATIENCE = 25000, SPIN = 100000;
+#ifndef SPIN_CYCLES
+#define SPIN_CYCLES 100000
+#endif
+static const uint64_t PATIENCE = 25000, SPIN = SPIN_CYCLES;
 
 static inline Share read(const Hand* hand) {
   Share share;
@@ -193,10 +196,12 @@ static bool wait(Seat* seat, const Work& work) {
     while (do_piece(seat, work, hand, seen, -1) && computed(seat, seen = read(hand))) {}
     return true;
   }
+  // Who lost its core before it looked for the first time may have slept through the end: nobody would wake it.
   __atomic_fetch_add(&board->sleepers, 1, __ATOMIC_SEQ_CST);
-  if (same(read(hand), seen)) syscall(SYS_futex, &board->done, FUTEX_WAIT_PRIVATE, tasks, 0, 0, 0);
+  bool ended = over(seat);
+  if (!ended && same(read(hand), seen)) syscall(SYS_futex, &board->done, FUTEX_WAIT_PRIVATE, tasks, 0, 0, 0);
   __atomic_fetch_sub(&board->sleepers, 1, __ATOMIC_SEQ_CST);
-  return true;
+  return !ended;
 }
 
 // The next phase; all threads go through the same ones in the same order. Returns when it is over.
