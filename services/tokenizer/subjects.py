@@ -78,6 +78,9 @@ def _of_chat(request: PromptRequest) -> list[tuple[Subject, _Put]]:
         found.append((told, _setter(tool, "description")))
         takes = Subject(at, "input", tool.parameters, "system", json=True)
         found.append((takes, _setter(tool, "parameters")))
+    if options := request.chat.template_options:
+        given = Subject("chat_template_kwargs", "input", options, "system", json=True)
+        found.append((given, _setter(request.chat, "template_options")))
     for index, passage in enumerate(request.chat.passages):
         for name in ("title", "text"):
             text = getattr(passage, name)

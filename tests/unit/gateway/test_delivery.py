@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from services.common.config import Settings
 from services.common.errors import PenstockError
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.grpc.inference import _completion_fields
+from services.gateway.api.rest import generation
 from services.gateway.api.rest.generation import RestFront
 from services.gateway.api.schema import parse, validated
 from services.gateway.runs.delivery import joined
@@ -179,28 +181,39 @@ async def test_a_silent_stream_is_kept_alive_until_it_ends():
     await until(lambda: exchange.sent[-1] == ": keep-alive")
     answer.add([last()])
     await front.finish([answer], None)
-    told = list(exchange.sent)
-    await asyncio.sleep(0.05)
-    assert exchange.sent == told
     assert front._keeping is not None
-    assert front._keeping.cancelled()
-    assert told[-1] == "data: [DONE]"
-    assert told.count("start") == 1
+    with pytest.raises(asyncio.CancelledError):
+        await front._keeping
+    assert exchange.sent[-1] == "data: [DONE]"
+    assert exchange.sent.count("start") == 1
 
 
-async def test_who_is_spoken_to_hears_no_comments():
-    exchange, settings = Exchange(), Settings()
-    settings.gateway.sse_keep_alive_s = 0.2
-    front = RestFront(exchange, settings, chat=False)  # type: ignore[arg-type]
+async def test_who_is_spoken_to_hears_no_comments(monkeypatch):
+    slept, over = asyncio.Event(), asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        slept.set()
+        await over.wait()
+        over.clear()
+
+    clock = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(generation, "asyncio", clock)
+    exchange = Exchange()
+    front = RestFront(exchange, Settings(), chat=False)  # type: ignore[arg-type]
     front._understand(b'{"model": "m", "prompt": "Q"}')
     front.admitted({})
     assert front._keeping is None, "an answer that is not streamed has no comments"
     front._understand(b'{"model": "m", "prompt": "Q", "stream": true}')
     front.admitted({})
     answer = Answer("req_1", "m", [])
-    for _ in range(30):
-        answer.add([TextDelta(text="x")])
-        await front.write(answer, [TextDelta(text="x")])
-        await asyncio.sleep(0.01)
+    for spoken in (True, True, False):
+        await slept.wait()
+        slept.clear()
+        if spoken:
+            answer.add([TextDelta(text="x")])
+            await front.write(answer, [TextDelta(text="x")])
+        over.set()
+    await slept.wait()
     front.close()
-    assert ": keep-alive" not in exchange.sent
+    assert exchange.sent.count(": keep-alive") == 1
+    assert exchange.sent[-1] == ": keep-alive"

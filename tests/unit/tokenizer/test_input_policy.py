@@ -111,6 +111,7 @@ def test_tools_calls_names_and_reasoning_are_read_too() -> None:
         (says(tool_calls=[escaped]), f"{at}.tool_calls[0]"),
         (says(reasoning="top secret"), f"{at}.reasoning_content"),
         (says(name="4111111111111111"), f"{at}.name"),
+        (Chat(template_options='{"date_string": "t\\u006fp secret"}'), "chat_template_kwargs"),
     ):  # fmt: skip
         found = refused(made, PromptRequest(chat=request))
         assert found is not None, request
