@@ -1,8 +1,9 @@
 """What the scheduler decided of a step."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.worker.engine.cost_model import StepShape
+from services.worker.engine.cost_model import StepShape, looked_back
 from services.worker.engine.sequence import Sequence
 
 
@@ -17,6 +18,8 @@ class Chunk:
     """It ended with the sequence's last token when it was made: the next one is sampled."""
     scores: bool = False
     """Logprobs of the prompt's tokens behind its own are wanted."""
+    is_decode: bool = False
+    """Its sequence was decoding (sequence.py) when it was made: all others are prompts."""
     drafts: tuple[int, ...] = ()
     """Guesses of the tokens behind its last, and the last of [start, end). After each of them one
     is sampled, too, which counts if those before it were guessed right."""
@@ -28,7 +31,8 @@ class Chunk:
         end = start + count
         samples = end == sequence.length and sequence.pool is None
         scores = sequence.scores is not None
-        return cls(sequence, start, end + len(drafts), samples, scores, drafts)
+        decodes = sequence.is_decoding
+        return cls(sequence, start, end + len(drafts), samples, scores, decodes, drafts)
 
     @property
     def count(self) -> int:
@@ -52,10 +56,6 @@ class Chunk:
             return 0
         return self.count if pool.of_all else int(self.end == self.sequence.length)
 
-    @property
-    def is_decode(self) -> bool:
-        return self.start >= self.sequence.num_prompt and self.known - self.start == 1
-
 
 @dataclass(slots=True)
 class Step:
@@ -68,3 +68,17 @@ class Step:
     """Got room for a prompt that another engine computes."""
     preempted: list[Sequence] = field(default_factory=list)
     shape: StepShape = field(default_factory=StepShape)
+
+
+def shape_of(chunks: Iterable[Chunk]) -> StepShape:
+    decodes: list[Chunk] = []
+    prompts: list[Chunk] = []
+    for chunk in chunks:
+        (decodes if chunk.is_decode else prompts).append(chunk)
+    return StepShape(
+        prompt_tokens=sum(chunk.count for chunk in prompts),
+        prompt_context=sum(looked_back(chunk.start, chunk.count) for chunk in prompts),
+        decodes=len(decodes),
+        decode_context=sum(chunk.known for chunk in decodes),
+        drafts=sum(len(chunk.drafts) for chunk in decodes),
+    )

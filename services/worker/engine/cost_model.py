@@ -22,7 +22,7 @@ error does not count does not lessen the doubt, either.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import mul
 
 _NOISE = 0.1
@@ -56,10 +56,6 @@ class StepShape:
     decode_context: int = 0
     """Likewise."""
     drafts: int = 0
-
-    def beside(self, prompt_tokens: int, prompt_context: int) -> "StepShape":
-        """These decodes, beside prompts."""
-        return replace(self, prompt_tokens=prompt_tokens, prompt_context=prompt_context)
 
     @property
     def sizes(self) -> Sizes:

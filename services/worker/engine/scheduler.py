@@ -2,8 +2,8 @@
 
 Order of a step, under a budget of `max_batched_tokens`:
 
-1. Decodes: one token for each running sequence that has only that left, and guesses behind it,
-   where they pay (speculation.py).
+1. Decodes: for each running sequence whose prompt is computed the token that it sampled last, and
+   guesses behind it, where they pay (speculation.py). A prompt's last token is no decode.
 2. Prompts, begun or new, in chunks; new ones while there are places (`max_running`) and blocks.
 
 A step with decodes in it also has a budget of time, so that they do not wait for long: it aims at
@@ -54,9 +54,9 @@ from dataclasses import replace
 from operator import attrgetter
 
 from services.worker.engine.block_pool import BlockPool
-from services.worker.engine.chunks import Chunk, Step
+from services.worker.engine.chunks import Chunk, Step, shape_of
 from services.worker.engine.config import SCORED_ROWS
-from services.worker.engine.cost_model import CostModel, StepShape, looked_back
+from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.messages import FinishReason
 from services.worker.engine.preemption import choose_victim
 from services.worker.engine.prompt_room import PromptRoom, is_worth_a_look, time_for_prompts
@@ -124,8 +124,8 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        begun = [s.length - s.num_launched for s in self._running]
-        return self._waiting.num_tokens + sum(begun) - begun.count(1)
+        begun = (one.length - one.num_launched for one in self._running if not one.is_decoding)
+        return self._waiting.num_tokens + sum(begun)
 
     @property
     def prompt_share(self) -> float:
@@ -155,15 +155,12 @@ class Scheduler:
         prompts = list(self._chunks(self._prompts(begun, step, room), room))
         ahead = self._guess(decodes, wanted)
         step.chunks = sorted(ahead + prompts, key=lambda chunk: chunk.count > 1)
-        step.shape = replace(decoding, drafts=sum(len(chunk.drafts) for chunk in ahead)).beside(
-            sum(chunk.count for chunk in prompts),
-            sum(looked_back(chunk.start, chunk.count) for chunk in prompts),
-        )
+        step.shape = shape_of(step.chunks)
         for chunk in step.chunks:
             chunk.sequence.launch(chunk.known, chunk.samples)
         self._in_flight += len(step.chunks)
-        sharing = max(1, min(self.num_pending - len(decodes), self.max_running))
-        self._share += (step.shape.prompt_tokens + len(decodes)) / sharing
+        sharing = max(1, min(self.num_pending - step.shape.decodes, self.max_running))
+        self._share += (step.shape.prompt_tokens + step.shape.decodes) / sharing
         return step
 
     def complete(self, chunk: Chunk, tokens: list[int]) -> FinishReason | None:
@@ -242,9 +239,8 @@ class Scheduler:
         decodes: list[Sequence] = []
         begun: deque[Sequence] = deque()
         for sequence in tuple(self._running):
-            remaining = sequence.num_remaining
-            if remaining and self._grow(sequence, step):
-                (decodes if remaining == 1 else begun).append(sequence)
+            if sequence.num_remaining and self._grow(sequence, step):
+                (decodes if sequence.is_decoding else begun).append(sequence)
         if step.preempted:  # by one that came later in the list
             decodes = [one for one in decodes if one.status is Status.RUNNING]
             begun = deque(one for one in begun if one.status is Status.RUNNING)

@@ -160,6 +160,12 @@ class Sequence:
         return self.length - self.num_launched
 
     @property
+    def is_decoding(self) -> bool:
+        """All that is left to launch is the token that it sampled last. A prompt's last token is
+        none that it sampled."""
+        return self.num_launched == self.length - 1 >= self.num_prompt
+
+    @property
     def blocks_needed(self) -> int:
         """Length of a block table that holds all tokens."""
         return -(-self.length // self._block_size)

@@ -518,6 +518,45 @@ def test_nobody_waits_for_blocks_of_another_prompt_salt_or_without_a_cache() -> 
     assert begins_at_once(prefix_caching=False)
 
 
+class Asked:
+    """In a scheduler's place for guesses: who was asked, and nobody has any."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def wanted(self, decodes: list[Sequence], shape: StepShape, room: int) -> dict[str, int]:
+        assert shape.decodes == len(decodes)
+        self.names |= {sequence.id for sequence in decodes}
+        return {}
+
+
+def test_a_prompts_last_token_is_no_decode_however_few_are_left() -> None:
+    """Else a guess is made of it, and its first token counts as a decode's."""
+    bench = Bench(num_blocks=100, budget=8, cost=warmed(additive))
+    bench.scheduler.speculation = asked = Asked()  # type: ignore[assignment]
+    last = StepShape(prompt_tokens=1, prompt_context=9)
+    nine = tokens(9, first=10)
+    bench.add("in chunks", nine)
+    bench.step()
+    assert bench.scheduler.queued_prefill_tokens == 1
+    assert bench.step().shape == last
+    bench.scheduler.finish(bench.scheduler.sequences["in chunks"])
+    bench.add("of one", [15])
+    assert bench.step().shape == StepShape(prompt_tokens=1, prompt_context=1)
+    bench.scheduler.finish(bench.scheduler.sequences["of one"])
+    cached = bench.add("cached", nine)
+    assert bench.step().shape == last
+    assert not asked.names
+
+    for length in (10, 11, 12, 13):
+        assert bench.scheduler.queued_prefill_tokens == 0
+        assert bench.step().shape == StepShape(decodes=1, decode_context=length)
+    assert asked.names == {"cached"}
+    bench.scheduler._preempt(cached, Step())
+    chunks = [chunk for _ in range(2) for chunk in bench.step().chunks]
+    assert [(chunk.count, chunk.is_decode) for chunk in chunks] == [(2, False), (1, True)]
+
+
 def decoding(target_itl_s: float | None = None, streams: int = 1) -> Bench:
     """A bench on a processor of known speed, on which streams decode."""
     cost = warmed(additive)
