@@ -28,7 +28,7 @@ from services.gateway.intake import Intake
 from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
-from services.gateway.runs.pipeline import Gateway
+from services.gateway.parts import Gateway
 from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
 from services.gateway.stores.files import Files

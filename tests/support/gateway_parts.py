@@ -24,7 +24,7 @@ from services.gateway.metering.meter import Meter
 from services.gateway.metering.run import Run, Verdict
 from services.gateway.metering.upkeep import Upkeep
 from services.gateway.models import model_not_found
-from services.gateway.runs.pipeline import Gateway
+from services.gateway.parts import Gateway
 from services.gateway.runs.records import Records
 from services.gateway.stores.store_files import Unready
 

@@ -20,7 +20,8 @@ from services.gateway.api.schema import UNSUPPORTED, bad_value
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
-from services.gateway.runs.pipeline import Asked, Gateway
+from services.gateway.parts import Gateway
+from services.gateway.runs.front import Asked
 from services.gateway.runs.records import Journal
 from services.gateway.runs.text_stream import TextStream
 

@@ -14,7 +14,7 @@ from protos.tokenizer_pb2 import PromptPlan, TextDelta, TextLogprob, ToolCallDel
 from services.common.config import Settings
 from services.common.errors import PenstockError
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
-from services.gateway.api.grpc.inference import _completion_fields
+from services.gateway.api.grpc.fields import completion_fields
 from services.gateway.api.rest import generation
 from services.gateway.api.rest.generation import RestFront
 from services.gateway.api.schema import parse, validated
@@ -160,7 +160,7 @@ def test_delivery_is_of_streams():
 
 def test_over_grpc_it_is_an_option_too():
     options = SamplingOptions(delivery="hold")
-    fields = _completion_fields(CompleteRequest(model="m", text="Q", sampling=options), 9)
+    fields = completion_fields(CompleteRequest(model="m", text="Q", sampling=options), 9)
     (prompt,) = validated(CompletionRequest, fields, Settings().gateway).prompts(Settings().gateway)
     assert prompt.delivery == "hold"
 

@@ -21,7 +21,7 @@ from services.common.redis import connect
 from services.common.telemetry import Telemetry
 from services.gateway import server
 from services.gateway.api.grpc import strangers as grpc_strangers
-from services.gateway.api.grpc.inference import INFERENCE
+from services.gateway.api.grpc.calls import INFERENCE
 from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.api.rest.routes import application
 from services.gateway.connections import http_server

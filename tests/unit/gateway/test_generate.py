@@ -33,8 +33,8 @@ from services.common.metrics import BoundedNames
 from services.gateway import metrics
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
-from services.gateway.runs import pipeline
 from services.gateway.runs import prompt as prompt_module
+from services.gateway.runs import recorded
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Answer, Prompt
 from services.gateway.stores.store_files import Unready
@@ -395,7 +395,7 @@ async def test_what_is_lost_behind_the_finish_is_no_error(parts):
 
 
 async def test_a_request_that_never_ends_is_ended(parts, monkeypatch):
-    monkeypatch.setattr(pipeline, "_LAST_WORD_S", 0.01)
+    monkeypatch.setattr(recorded, "_LAST_WORD_S", 0.01)
     parts.settings.gateway.request_timeout_s = 0.01
     parts.tokenizers.script = lambda opened: None
     front = Front()
@@ -541,7 +541,7 @@ async def test_a_requests_line_in_the_log_has_its_trace_and_no_text(parts):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(json.loads(JsonLines("gateway").format(record)))
 
-    logger, reader = logging.getLogger(pipeline.__name__), Reader()
+    logger, reader = logging.getLogger(recorded.__name__), Reader()
     logger.addHandler(reader)
     logger.setLevel(logging.INFO)
     try:

@@ -34,7 +34,7 @@ from services.common.content import said, text_of
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
 from services.gateway import metrics
-from services.gateway.api.grpc import inference as grpc_api
+from services.gateway.api.grpc import calls
 from services.gateway.api.grpc.inference import Inference
 from services.gateway.api.rest.http import CLIENT_GONE
 from tests.support.gateway_parts import (
@@ -457,7 +457,7 @@ async def test_a_fault_of_our_own_is_told_without_its_text(parts):
 
 
 async def test_a_caller_that_reads_nothing_is_given_up_with_its_last_word(parts, monkeypatch):
-    monkeypatch.setattr(grpc_api, "_LAST_WORD_S", 0.01)
+    monkeypatch.setattr(calls, "_LAST_WORD_S", 0.01)
     parts.settings.gateway.write_timeout_s = 0.01
     before = counted("Chat", 429)
     call = await chat(parts, Call(ChatRequest(model=MODEL, messages=HI), reads=False))

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from starlette.routing import Router
 
-from services.gateway.api.grpc.inference import INFERENCE, inference
+from services.gateway.api.grpc.calls import INFERENCE
+from services.gateway.api.grpc.inference import inference
 from services.gateway.api.rest.routes import application
 from services.gateway.identity.permissions import NEEDS
 from services.gateway.identity.principal import Permission, Principal

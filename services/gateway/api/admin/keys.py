@@ -28,7 +28,7 @@ from services.gateway.identity.principal import (
 )
 from services.gateway.identity.tenants import TENANT_NAME, Priority
 from services.gateway.ids import KEY, not_found
-from services.gateway.runs.pipeline import Gateway
+from services.gateway.parts import Gateway
 
 _CENTURY_S = 100 * 365 * 86_400
 _DAY_S = 86_400

@@ -22,7 +22,7 @@ from services.gateway.identity.identity import Identity
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Intake
-from services.gateway.runs.pipeline import Gateway
+from services.gateway.parts import Gateway
 
 log = logging.getLogger(__name__)
 

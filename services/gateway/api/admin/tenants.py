@@ -22,7 +22,7 @@ from services.gateway.api.schema import Body, parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.identity.tenants import Priority, TenantRecord
 from services.gateway.ids import not_found
-from services.gateway.runs.pipeline import Gateway
+from services.gateway.parts import Gateway
 
 
 class ChangeTenant(Body):

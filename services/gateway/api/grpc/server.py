@@ -13,9 +13,10 @@ from grpc_health.v1 import health, health_pb2
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
 from services.common.transport import listen
-from services.gateway.api.grpc.inference import INFERENCE, inference
+from services.gateway.api.grpc.calls import INFERENCE
+from services.gateway.api.grpc.inference import inference
 from services.gateway.api.grpc.strangers import PLACES, Strangers
-from services.gateway.runs.pipeline import Gateway
+from services.gateway.parts import Gateway
 
 _CLOSE_S = 2  # for the last bytes of calls when the server ends
 

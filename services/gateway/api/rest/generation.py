@@ -11,14 +11,15 @@ from services.gateway.api.rest.openai_format import Chunks, chat_completion, tex
 from services.gateway.api.schema import parse, read_aside
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
-from services.gateway.runs.pipeline import Gateway, serve
+from services.gateway.parts import Gateway
+from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Answer, Prompt
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class RestFront:
-    """A generation over HTTP (pipeline.Front)."""
+    """A generation over HTTP (front.Front)."""
 
     def __init__(self, exchange: Exchange, settings: Settings, *, chat: bool) -> None:
         self.request_id = exchange.request_id

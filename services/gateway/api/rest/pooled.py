@@ -21,8 +21,9 @@ from services.gateway.api.rest.openai_format import priced
 from services.gateway.api.schema import parse, read_aside
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
-from services.gateway.runs.pipeline import Gateway, recorded
+from services.gateway.parts import Gateway
 from services.gateway.runs.pooling import Numbers, compute
+from services.gateway.runs.recorded import recorded
 from services.gateway.runs.records import Journal
 
 B = TypeVar("B", bound=Pooled)

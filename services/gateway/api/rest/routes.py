@@ -20,7 +20,7 @@ from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
 from services.gateway.metering.refusals import EXPOSED
 from services.gateway.models import model_not_found
-from services.gateway.runs.pipeline import Gateway
+from services.gateway.parts import Gateway
 from services.gateway.stores.vector_stores import storage_away
 
 Plain = Callable[[Gateway, Exchange], Awaitable[None]]

@@ -18,8 +18,8 @@ from services.gateway.api.rest.pages import PageQuery, page, page_query
 from services.gateway.api.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
+from services.gateway.parts import Gateway
 from services.gateway.runs.citations import filename
-from services.gateway.runs.pipeline import Gateway
 from services.gateway.stores.files import PURPOSE
 
 _AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}

@@ -1,0 +1,108 @@
+"""gRPC requests in REST's shape, validated by its rules; and what fields are called here."""
+
+import re
+from itertools import islice
+from typing import Any
+
+from protos.common_pb2 import Message
+from protos.gateway_pb2 import ChatRequest, CompleteRequest, SamplingOptions
+from services.common.errors import invalid
+from services.gateway.api.generation_schema import (
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_DOCUMENTS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+)
+from services.gateway.api.grpc.tool_fields import FORMS, call_fields, form_fields, tool_fields
+from services.gateway.api.messages_schema import MAX_PARTS
+from services.gateway.api.tools_schema import MAX_STORES
+
+_FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.function\.")
+_STORES = re.compile(r"tools\[\d+\]\.vector_store_ids")
+_PARAMS = (
+    ("input", "texts"),
+    ("top_logprobs", "sampling.logprobs"),
+    *FORMS,
+    *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
+)
+
+
+def param_of(rest: str) -> str:
+    """What is at fault, as it is called here."""
+    if found := _STORES.match(rest):
+        return "vector_store_ids" + rest[found.end() :]
+    rest = _FUNCTIONS.sub(r"\1.", rest)
+    for theirs, ours in _PARAMS:
+        if rest == theirs or rest.startswith((theirs + "[", theirs + ".")):
+            return ours + rest[len(theirs) :]
+    return rest
+
+
+def _sampling(options: SamplingOptions) -> dict[str, Any]:
+    """Lists cut where they are too long already, which refuses them."""
+    fields = {field.name: value for field, value in options.ListFields()}
+    for name, most in _LISTS.items():
+        if name in fields:
+            fields[name] = list(fields[name][: most + 1])
+    if "delivery" in fields:
+        fields["stream"] = True  # as everything here is
+    if "logit_bias" in fields:
+        fields["logit_bias"] = dict(islice(options.logit_bias.items(), MAX_BIAS + 1))
+    return fields
+
+
+def _of_chat(sampling: dict[str, Any]) -> dict[str, Any]:
+    """A chat's form of logprobs is another than a completion's."""
+    if "logprobs" in sampling:
+        sampling = {**sampling, "logprobs": True, "top_logprobs": sampling["logprobs"]}
+    return sampling
+
+
+_LISTS = {"stop": MAX_STOPS, "bad_words": MAX_BAD_WORDS, "stop_token_ids": MAX_STOP_IDS}
+
+
+def chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
+    """The request in REST's shape, to be validated by REST's rules. Of what is too many, one more
+    than may be: that is enough to be refused.
+    """
+    documents = request.documents[: MAX_DOCUMENTS + 1]
+    stores = list(request.vector_store_ids[: MAX_STORES + 1])
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "messages": [
+            _message(m, f"messages[{index}]")
+            for index, m in enumerate(request.messages[: max_messages + 1])
+        ],
+        "documents": [{"title": d.title, "text": d.text} for d in documents],
+        **_of_chat(_sampling(request.sampling)),
+        **tool_fields(request),
+        **(form_fields(request.constraint) if request.HasField("constraint") else {}),
+    }
+    for index, document in enumerate(documents):
+        if document.score or document.source_id or document.position:
+            raise invalid("A client's own document has a title and a text.", f"documents[{index}]")
+    if stores:
+        search = {"type": "file_search", "vector_store_ids": stores}
+        fields["tools"] = [*fields.get("tools", ()), search]
+    return fields
+
+
+def _message(message: Message, at: str) -> dict[str, Any]:
+    parts = message.content[: MAX_PARTS + 1]
+    for index, part in enumerate(parts):
+        if part.WhichOneof("kind") is None:
+            raise invalid("A part of a kind that is not known here.", f"{at}.content[{index}]")
+    content = [{"type": "text", "text": part.text} for part in parts]
+    told = {"role": message.role, "content": content or None, "name": message.name or None}
+    return {**told, **call_fields(message)}
+
+
+def completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]:
+    fields = {"model": request.model, **_sampling(request.sampling)}
+    if request.HasField("constraint"):
+        fields |= form_fields(request.constraint)
+    if request.HasField("token_ids"):
+        one_more = max_ids + 1  # is enough to be refused
+        return {**fields, "prompt": list(request.token_ids.ids[:one_more])}
+    return {**fields, "prompt": request.text}

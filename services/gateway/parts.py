@@ -1,0 +1,38 @@
+"""The gateway's parts, as whoever serves a request gets them."""
+
+from dataclasses import dataclass
+
+from services.common.config import Settings
+from services.common.fair_threads import FairThreads
+from services.common.metrics import BoundedNames
+from services.common.peers import Peers
+from services.common.policy import PolicyFile
+from services.common.telemetry import Telemetry
+from services.gateway.identity.auth import Authenticator
+from services.gateway.identity.identity import Identity
+from services.gateway.intake import Intake
+from services.gateway.metering.meter import Meter
+from services.gateway.models import ModelCatalog
+from services.gateway.runs.records import Records
+from services.gateway.stores.files import Files
+from services.gateway.stores.retrieval_client import RetrievalClient
+from services.gateway.stores.vector_stores import VectorStores
+
+
+@dataclass
+class Gateway:
+    settings: Settings
+    telemetry: Telemetry
+    auth: Authenticator
+    identity: Identity
+    meter: Meter
+    tokenizers: Peers
+    models: ModelCatalog
+    retrieval: RetrievalClient
+    policy: PolicyFile
+    files: Files
+    stores: VectorStores
+    records: Records
+    intake: Intake
+    threads: FairThreads  # for what may take seconds
+    tenants_told: BoundedNames  # in metrics

@@ -1,0 +1,101 @@
+"""One prompt's answers, from a tokenizer to the front."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, NamedTuple, cast
+
+import grpc
+
+from protos.tokenizer_pb2 import TextDelta
+from services.common.errors import PenstockError
+from services.gateway import metrics
+from services.gateway.parts import Gateway
+from services.gateway.runs.delivery import Delivery, Mode, joined
+from services.gateway.runs.front import Front
+from services.gateway.runs.judgement import Judgement
+from services.gateway.runs.prompt import Answer, Prompt
+from services.gateway.runs.records import Journal
+from services.gateway.runs.text_stream import TextStream
+
+
+class Way(NamedTuple):
+    """What the answers of one request share."""
+
+    deadline: float  # monotonic seconds
+    traceparent: str
+    journal: Journal
+    judgement: Judgement
+
+
+async def answer_prompt(
+    gateway: Gateway, front: Front, way: Way, prompt: Prompt, answers: list[Answer]
+) -> None:
+    """One prompt's answers, from a tokenizer to the front."""
+    if (routed := await way.judgement.route()) is not None:
+        prompt.request.model = routed
+        for answer in answers:
+            answer.model = routed
+    stream = TextStream(
+        gateway.tokenizers,
+        prompt.request,
+        patience_s=gateway.settings.gateway.tokenizer_patience_s,
+        deadline=way.deadline,
+        traceparent=way.traceparent,
+    )
+    own = gateway.settings.gateway
+    wanted = cast(Mode, prompt.delivery) or own.delivery
+    delivery = Delivery(wanted, own.hybrid_s, lambda: gateway.intake.running / own.max_requests)
+    try:
+        async with aclosing(stream.batches()) as batches:
+            async for deltas in batches:
+                await way.judgement.settled()
+                for answer in answers:
+                    its = deltas
+                    if len(answers) > 1:
+                        its = [delta for delta in deltas if delta.choice == answer.choice]
+                    if its:
+                        _measure(way.journal, answer, its)
+                        answer.echo = answers[0].echo
+                        if ready := delivery.ready(its):
+                            await front.write(answer, joined(ready))
+                await delivery.pause(stream)
+    finally:
+        stream.cancel()
+        way.journal.below.MergeFrom(stream.record)
+    if len(stream.attempts) > 1:
+        lost = ", ".join(stream.attempts[:-1])
+        way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
+    if stream.finished:
+        for answer in answers:
+            if rest := delivery.rest(answer):
+                await front.write(answer, list(rest))
+            if (rate := answer.tokens_per_s) is not None:
+                metrics.rate.labels(way.journal.served).observe(rate)
+        return
+    if stream.end.status.code:
+        error = PenstockError.from_status(stream.end.status)
+        if error.param in ("constraint", "grammar"):
+            error.param = prompt.form or "tools"
+        if prompt.param and error.param.startswith("prompt"):
+            error.param = prompt.param + error.param.removeprefix("prompt")
+        raise error
+    raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
+
+
+async def all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Returns when all are done; the first that fails ends the others, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+def _measure(journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
+    tokens, gap_s = answer.add(deltas)
+    if journal.arrived(tokens):
+        metrics.ttft.labels(journal.served).observe(journal.first_text_s)
+    if tokens and gap_s:
+        metrics.itl.labels(journal.served).observe(gap_s / tokens)

@@ -1,0 +1,51 @@
+"""A request as the protocol has it that it came by: what the runs know of REST and gRPC."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from protos.tokenizer_pb2 import TextDelta
+from services.gateway.intake import Place
+from services.gateway.metering.prices import Cost
+from services.gateway.runs.prompt import Answer, Prompt
+
+
+class Asked(Protocol):
+    """Where a request comes from."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def endpoint(self) -> str:
+        """As permissions.py has it."""
+
+    @property
+    def authorization(self) -> str | None: ...
+    @property
+    def traceparent(self) -> str | None: ...
+
+
+class Front(Asked, Protocol):
+    """A generation as its protocol has it: where it comes from, and where its answer goes."""
+
+    async def read(self, place: Place) -> list[Prompt]:
+        """Takes the request in, at its tenant's `place`, and validates it: one prompt, or several
+        of a completion. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room.
+        """
+
+    def admitted(self, headers: Mapping[str, str]) -> None:
+        """Takes what the caller is to hear of its limits, with the beginning of the answer."""
+
+    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        """Passes deltas on, which `answer` holds already; waits for a client that is slow. The
+        answers of several prompts call this at the same time.
+        """
+
+    async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
+        """Ends complete answers, in the order of their prompts. `cost`: of all of them; None: the
+        model has no price."""
+
+    @property
+    def shown(self) -> bool:
+        """Whether any of the answer has left."""
