@@ -27,7 +27,7 @@ from services.gateway.identity.issuer_keys import IssuerKeys
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.limits import Limit
 from services.gateway.identity.permissions import admit
-from services.gateway.identity.tenants import TenantRecord, TenantStore
+from services.gateway.identity.tenants import TenantStore
 from services.gateway.identity.tokens import TokenVerifier
 
 ISSUER, AUDIENCE = "https://id.example", "penstock"
@@ -86,7 +86,7 @@ async def run(count: int) -> None:
     with EmbeddedRedis() as server:
         redis = connect(server.url)
         keys, tenants = KeyStore(redis, "bench"), TenantStore(redis, "bench")
-        await tenants.put(TenantRecord(name="acme", limits=LIMITS, user_limits=LIMITS[:2]))
+        await tenants.add("acme", {"limits": LIMITS, "user_limits": LIMITS[:2]})
         key, _ = await keys.create("acme", models=["tiny"], limits=LIMITS[:1])
         own = signing()
         settings = IdentitySettings(

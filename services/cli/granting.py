@@ -5,7 +5,7 @@ import getpass
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from services.common.redis import OutOfMemoryError, ReadOnlyError, Redis, RedisA
 from services.common.served_models import listed
 from services.gateway.identity.audit import Actor, AuditLog
 from services.gateway.identity.keys import KeyStore
+from services.gateway.identity.limits import Limit
 from services.gateway.identity.tenants import TenantStore
 
 T = TypeVar("T")
@@ -47,7 +48,14 @@ def with_stores(work: Callable[[Stores], Awaitable[None]]) -> int:
             raise
         problem = error.errors()[0]
         argument = str(problem["loc"][0]) if problem["loc"] else ""
-        named = {"models": "--model: ", "scopes": "--scope: ", "": "", "name": "the name: "}
+        named = {
+            "models": "--model: ",
+            "scopes": "--scope: ",
+            "limits": "--limit: ",
+            "user_limits": "--each-limit: ",
+            "": "",
+            "name": "the name: ",
+        }
         start = named.get(argument, f"--{argument.replace('_', '-')}: ")
         raise ValueError(start + problem["msg"].removeprefix("Value error, ")) from None
 
@@ -105,6 +113,20 @@ async def models_given(names: list[str] | None, stores: Stores) -> tuple[str, ..
             f"--model: {', '.join(unknown)} is not served; these are: {', '.join(sorted(served))}"
         )
     return tuple(names)
+
+
+def limits_given(texts: Sequence[str], option: str) -> tuple[Limit, ...]:
+    """Those of --limit, each a JSON object. Raises ValueError that names the option."""
+    found = []
+    for text in texts:
+        try:
+            found.append(Limit.model_validate_json(text))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            path = "".join(f"{part}: " for part in problem["loc"])
+            said = problem["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{option}: {path}{said}") from None
+    return tuple(found)
 
 
 async def _served(stores: Stores) -> set[str]:

@@ -25,6 +25,7 @@ def keys(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="after how long no gateway takes it: 30m, 12h, 90d (default: never)",
     )
+    _limits(create, "--limit", "of this key")
     actions.add_parser("list", help="all keys, without their texts")
     change = actions.add_parser("change", help="what a key may; what is not given stays")
     change.add_argument("id", help="as listed")
@@ -76,6 +77,9 @@ def tenants(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--priority", choices=_PRIORITIES, help="of keys that have none")
         one.add_argument("--weight", type=float, help="share when requests wait, likewise")
         _models(one, "a model that its keys may use")
+        if action == "add":
+            _limits(one, "--limit", "of all of it together")
+            _limits(one, "--each-limit", "of each of its keys and users")
     for action, help in (
         ("suspend", "let nobody of it in, until it is resumed"),
         ("resume", "let its keys and users in again"),
@@ -108,6 +112,17 @@ def limits(parser: argparse.ArgumentParser) -> None:
         help="while it cannot be counted: open (default) lets through, closed refuses",
     )
     _whose_limit(actions.add_parser("remove", help="take a limit away"))
+
+
+def _limits(parser: argparse.ArgumentParser, option: str, whose: str) -> None:
+    parser.add_argument(
+        option,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help=f"""a limit {whose}, may be repeated:
+        '{{"name": "rpm", "of": "requests", "per": "minute", "most": 60}}'""",
+    )
 
 
 def _whose_limit(parser: argparse.ArgumentParser) -> None:

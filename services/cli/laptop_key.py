@@ -29,7 +29,7 @@ async def laptop_key(settings: Settings) -> str:
             if record is not None and record.holds:
                 return kept
         by = Actor("penstock up", socket.gethostname())
-        await TenantStore(redis, settings.namespace).add(_TENANT, by)
+        await TenantStore(redis, settings.namespace).add(_TENANT, by=by)
         key, _ = await store.create(tenant=_TENANT, name="laptop", by=by)
     finally:
         await redis.aclose()

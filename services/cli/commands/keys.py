@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any
 
 from services.cli.console import console, folding_table
-from services.cli.granting import Stores, found, local, models_given, tell, with_stores
+from services.cli.granting import (
+    Stores,
+    found,
+    limits_given,
+    local,
+    models_given,
+    tell,
+    with_stores,
+)
 from services.gateway.identity.key_record import KeyRecord
 from services.gateway.identity.principal import Role
 from services.gateway.identity.tenants import TenantRecord
@@ -27,24 +35,26 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 async def _create(stores: Stores, arguments: argparse.Namespace) -> None:
-    models = await models_given(arguments.model, stores)
-    role = arguments.role or (Role.READ_ONLY if arguments.admin else Role.MEMBER)
-    key, record = await stores.keys.create(
-        tenant=arguments.tenant,
-        name=arguments.name,
-        role=role,
-        scopes=arguments.scope,
-        priority=arguments.priority,
-        weight=arguments.weight,
-        models=models,
-        expires_in_s=arguments.expires,
-        by=stores.by,
-    )
+    if arguments.admin and arguments.limit:
+        raise ValueError("--limit: an administrator's key has none")
+    given: dict[str, Any] = {
+        "tenant": arguments.tenant,
+        "name": arguments.name,
+        "role": arguments.role or (Role.READ_ONLY if arguments.admin else Role.MEMBER),
+        "scopes": arguments.scope,
+        "priority": arguments.priority,
+        "weight": arguments.weight,
+        "models": await models_given(arguments.model, stores),
+        "limits": limits_given(arguments.limit, "--limit"),
+    }
+    KeyRecord.model_validate({**given, "id": "", "created": 0})  # before its tenant is made
+    new = arguments.tenant and await stores.tenants.add(arguments.tenant, by=stores.by)
+    key, record = await stores.keys.create(**given, expires_in_s=arguments.expires, by=stores.by)
     print(key)
     usable = ", ".join(record.models) if record.models is not None else "all models"
     until = f", until {local(record.expires)}" if record.expires else ""
     tell(f"{record.id}, {_whose(record)}, {usable}{until}; the key is not shown again")
-    if record.tenant is not None and await stores.tenants.add(record.tenant, stores.by):
+    if new:
         tell(f"{record.tenant} is a new tenant")
 
 

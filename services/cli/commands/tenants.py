@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 from services.cli.console import console, folding_table
-from services.cli.granting import Stores, found, local, models_given, with_stores
-from services.gateway.identity.tenants import TenantRecord
+from services.cli.granting import Stores, found, limits_given, local, models_given, with_stores
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -22,11 +21,12 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 async def _add(stores: Stores, arguments: argparse.Namespace) -> None:
-    TenantRecord.model_validate({"name": arguments.name, **await _given(stores, arguments)})
-    if not await stores.tenants.add(arguments.name, stores.by):
+    given = await _given(stores, arguments) | {
+        "limits": limits_given(arguments.limit, "--limit"),
+        "user_limits": limits_given(arguments.each_limit, "--each-limit"),
+    }
+    if await stores.tenants.add(arguments.name, given, stores.by) is None:
         raise ValueError(f"there is a tenant {arguments.name!r} already")
-    if given := await _given(stores, arguments):
-        await _update(stores, arguments.name, "tenant.change", given)
     print(f"{arguments.name}: added; `penstock keys create --tenant {arguments.name}`")
 
 

@@ -61,7 +61,10 @@ class IdentitySettings(Section):
         64, gt=0, description="to the admin listener; a peer address has its share"
     )
     admin_failures_per_minute: int = Field(
-        10, gt=0, description="wrong keys and tokens of one peer address; then it is told to wait"
+        10,
+        gt=0,
+        description="wrong keys and tokens of one peer address, and refusals of one administrator, "
+        "that are answered and logged as such; further ones are told to wait, right ones never",
     )
     audit_kept_days: int = Field(
         400, gt=0, description="lines of the audit log; older ones go with the next change"

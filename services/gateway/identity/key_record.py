@@ -11,7 +11,7 @@ import string
 import time
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from services.gateway.identity.limits import Limits
 from services.gateway.identity.principal import Permission, Role
@@ -35,7 +35,7 @@ class KeyRecord(BaseModel):
     id: str
     tenant: TenantName | None = Field(None, description="None: an administrator's")
     name: Said = Field("", max_length=100, description="for people")
-    role: Role = Role.MEMBER
+    role: Role = Field(Role.MEMBER, validate_default=True)
     scopes: tuple[Permission, ...] | None = Field(
         None,
         max_length=len(Permission),
@@ -52,13 +52,15 @@ class KeyRecord(BaseModel):
     used: int | None = Field(None, description="Unix seconds; None: not that it is known")
     old_until: int | None = Field(None, description="the key before it holds as long")
 
-    @model_validator(mode="after")
-    def _has_a_role_of_its_kind(self) -> "KeyRecord":
-        fitting = _OF_TENANTS if self.tenant is not None else _OF_ADMINISTRATORS
-        if self.role not in fitting:
-            whose = "a tenant's key" if self.tenant is not None else "an administrator's key"
-            raise ValueError(f"role: {whose} is {' or '.join(fitting)}, not {self.role}")
-        return self
+    @field_validator("role")
+    @classmethod
+    def _is_of_its_kind(cls, role: Role, others: ValidationInfo) -> Role:
+        of_tenant = others.data.get("tenant") is not None
+        fitting = _OF_TENANTS if of_tenant else _OF_ADMINISTRATORS
+        if role not in fitting and "tenant" in others.data:
+            whose = "a tenant's key" if of_tenant else "an administrator's key"
+            raise ValueError(f"{whose} is {' or '.join(fitting)}, not {role}")
+        return role
 
     @property
     def holds(self) -> bool:

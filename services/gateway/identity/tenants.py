@@ -6,6 +6,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,9 +30,9 @@ TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 TenantName = Annotated[str, Field(pattern=f"^{TENANT_NAME.pattern}$", strict=True)]
 Said = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """For people: it is shown on terminals."""
-ModelNames = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)
-]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+MOST_MODELS = 1000
+ModelNames = Annotated[tuple[ModelName, ...], Field(max_length=MOST_MODELS)]
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -69,14 +70,18 @@ class TenantStore:
         stored = await self._redis.hgetall(self._records)
         return [TenantRecord.model_validate_json(stored[name]) for name in sorted(stored)]
 
-    async def add(self, name: str, by: Actor = DIRECT) -> bool:
-        """Makes the record of a new tenant; False where there is one. Raises ValueError."""
-        record = TenantRecord(name=name, created=int(time.time()))
+    async def add(
+        self, name: str, fields: Mapping[str, Any] = MappingProxyType({}), by: Actor = DIRECT
+    ) -> TenantRecord | None:
+        """Makes the record of a new tenant, all of it at once; None where there is one. Raises
+        ValueError for a bad field."""
+        record = TenantRecord.model_validate({**fields, "name": name, "created": int(time.time())})
+        act = Act(by, "tenant.create", f"tenant:{name}", None, _told(record))
         try:
-            await self._write(Act(by, "tenant.create", f"tenant:{name}"), None, record)
+            await self._write(act, None, record)
         except Conflict:
-            return False
-        return True
+            return None
+        return record
 
     async def change(
         self,
@@ -99,11 +104,6 @@ class TenantStore:
             return record
 
         return await until_first(attempt)
-
-    async def put(self, record: TenantRecord, by: Actor = DIRECT) -> None:
-        """In place of the one of its name, if there is one."""
-        await self.add(record.name, by)
-        await self.change(record.name, "tenant.change", lambda _: record.model_dump(), by)
 
     async def _write(self, act: Act, before: str | None, record: TenantRecord) -> None:
         """All gateways are told. Raises Conflict."""

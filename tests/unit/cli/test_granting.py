@@ -7,6 +7,8 @@ import pytest
 from services.cli.main import main
 from services.gateway.identity.key_record import ADMIN_KEY_PATTERN, KEY_PATTERN
 
+LIMIT = '{"name": "rpm", "of": "requests", "per": "minute", "most": 60}'
+
 
 @pytest.fixture(autouse=True)
 def here(redis_url, namespace, tmp_path, monkeypatch):
@@ -62,9 +64,13 @@ def test_a_tenant_is_added_changed_suspended_and_resumed(run):
     [
         (["tenants", "add", "a b"], "the name: "),
         (["tenants", "add", "a", "--weight", "0"], "--weight: "),
-        (["keys", "create", "--tenant", "a", "--role", "admin"], "role: a tenant's key is"),
-        (["keys", "create", "--admin", "--role", "member"], "role: an administrator's key is"),
+        (["keys", "create", "--tenant", "a", "--role", "admin"], "--role: a tenant's key is"),
+        (["keys", "create", "--admin", "--role", "member"], "--role: an administrator's key is"),
         (["keys", "create", "--tenant", "a", "--scope", "root"], "--scope: "),
+        (["tenants", "add", "a", "--limit", "rpm"], "--limit: Invalid JSON"),
+        (["tenants", "add", "a", "--each-limit", LIMIT, "--each-limit", LIMIT], "--each-limit: "),
+        (["keys", "create", "--tenant", "a", "--limit", '{"name": "R"}'], "--limit: name: "),
+        (["keys", "create", "--admin", "--limit", LIMIT], "--limit: an administrator's"),
         (["limits", "set", "rpm", "--tenant", "a", "--of", "tokens", "--most", "1"], "per minute"),
         (["limits", "set", "R", "--tenant", "a", "--of", "concurrent", "--most", "1"], "the name"),
         (["limits", "set", "r", "--tenant", "a", "--of", "cost", "--most", "-1"], "--most: "),
@@ -132,14 +138,29 @@ def test_limits_are_set_changed_listed_and_removed(run):
         assert "there is no " in run(*rpm, *whose, "--most", "1")[2]
 
 
+def test_limits_may_be_given_at_once(run):
+    at_once = '{"name": "at-once", "of": "concurrent", "most": 2}'
+    both = ["--limit", LIMIT, "--limit", at_once, "--each-limit", at_once]
+    assert run("tenants", "add", "acme", *both)[0] == 0
+    _, id = key_of(run, "--limit", LIMIT)
+    told = [row[:3] for row in rows(run("limits", "list")[1])]
+    assert told == [
+        ["acme", "rpm", "60"],
+        ["acme", "at-once", "2"],
+        ["acme, each", "at-once", "2"],
+        [id, "rpm", "60"],
+    ]
+    assert len(run("audit", "--json")[1].splitlines()) == 2
+
+
 def test_the_log_says_who_did_what_from_where(run):
     key, id = key_of(run)
     assert run("keys", "change", id, "--priority", "high")[0] == 0
     assert run("keys", "revoke", id)[0] == 0
     lines = [json.loads(line) for line in run("audit", "--json")[1].splitlines()]
     assert [line["action"] for line in lines] == [
-        "key.create",
         "tenant.create",
+        "key.create",
         "key.change",
         "key.revoke",
     ]

@@ -19,6 +19,7 @@ from services.gateway.identity.limits import Limit
 from services.gateway.identity.news import News, channel
 from services.gateway.identity.principal import Permission, Role
 from services.gateway.identity.tenants import TenantRecord, TenantStore
+from tests.support.tenants import put
 from tests.support.waiting import until
 
 ANN = Actor("ann", "10.0.0.1")
@@ -246,10 +247,10 @@ async def test_a_key_of_an_older_penstock_is_told_so(auth, redis, namespace):
 
 async def test_nobody_of_a_suspended_tenant_is_let_in(auth, keys, tenants):
     key, _ = await keys.create("acme")
-    await tenants.put(TenantRecord(name="acme", suspended=1))
+    await put(tenants, TenantRecord(name="acme", suspended=1))
     with pytest.raises(PenstockError, match="'acme' is suspended"):
         await auth.identify(f"Bearer {key}")
-    await tenants.put(TenantRecord(name="acme"))
+    await put(tenants, TenantRecord(name="acme"))
     assert await lets_in(auth, key) == [True]
 
 

@@ -11,6 +11,7 @@ from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Permission, Principal, Role, granted
 from services.gateway.identity.tenants import TenantRecord, TenantStore
+from tests.support.tenants import put
 
 PER_MINUTE = Limit(name="rpm", of="requests", per="minute", most=60)
 AT_ONCE = Limit(name="at-once", of="concurrent", most=4)
@@ -33,7 +34,8 @@ def auth(keys, tenants) -> Authenticator:
 
 
 async def test_a_key_has_what_its_tenant_has_and_its_own_instead(auth, keys, tenants):
-    await tenants.put(
+    await put(
+        tenants,
         TenantRecord(
             name="acme",
             models=("tiny", "large"),
@@ -41,7 +43,7 @@ async def test_a_key_has_what_its_tenant_has_and_its_own_instead(auth, keys, ten
             weight=3,
             limits=(BUDGET,),
             user_limits=(AT_ONCE,),
-        )
+        ),
     )
     plain, first = await keys.create("acme")
     own, second = await keys.create(
@@ -65,7 +67,7 @@ async def test_a_changed_tenant_holds_at_once_for_its_keys_and_no_others(auth, k
     before = await auth.identify(f"Bearer {key}")
     others = await auth.identify(f"Bearer {other}")
     assert (before.priority, before.models) == ("normal", None)
-    await tenants.put(TenantRecord(name="acme", models=()))
+    await put(tenants, TenantRecord(name="acme", models=()))
     assert await auth.identify(f"Bearer {key}") is before, "nobody has told yet"
     auth.told("tenant acme")
     with pytest.raises(PenstockError):
@@ -86,7 +88,7 @@ class Overtaken(TenantStore):
         found = await super().find(name)
         if not self.told:
             self.told.append(name)
-            await self.put(TenantRecord(name=name, priority="high"))
+            await put(self, TenantRecord(name=name, priority="high"))
             assert self.auth is not None
             self.auth.told(f"tenant {name}")
             if self.away:
@@ -123,7 +125,7 @@ async def test_tenants_are_kept(tenants):
     record = await tenants.find("acme")
     assert record is not None
     changed = record.model_copy(update={"limits": (PER_MINUTE, BUDGET), "models": ("tiny",)})
-    await tenants.put(changed)
+    await put(tenants, changed)
     await tenants.add("a-first")
     assert [one.name for one in await tenants.list()] == ["a-first", "acme"]
     assert await tenants.find("acme") == changed

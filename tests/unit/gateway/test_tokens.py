@@ -24,6 +24,7 @@ from services.gateway.identity.principal import Permission, Principal, Role
 from services.gateway.identity.tenants import TenantRecord, TenantStore
 from services.gateway.identity.tokens import TokenVerifier
 from tests.support.issuer import AUDIENCE, Issuer, issuing
+from tests.support.tenants import put
 from tests.support.waiting import until
 
 _ROLES = {"ml": "member", "boss": "admin", "auditors": "read-only"}
@@ -75,7 +76,7 @@ class Door:
 @pytest.fixture
 async def door(redis, namespace, issuer) -> AsyncIterator[Door]:
     made = Door(redis, namespace, issuer)
-    await made.tenants.put(TenantRecord(name="acme", priority="low", weight=2))
+    await put(made.tenants, TenantRecord(name="acme", priority="low", weight=2))
     yield made
     await made.keys.stop()
 
@@ -127,13 +128,13 @@ async def test_a_tenant_without_a_record_is_none(door, issuer, tenant):
 
 
 async def test_a_suspended_tenants_tokens_are_refused(door, issuer):
-    await door.tenants.put(TenantRecord(name="acme", suspended=1))
+    await put(door.tenants, TenantRecord(name="acme", suspended=1))
     assert "suspended" in await door.refuses(issuer.signed())
 
 
 async def test_models_may_be_claimed_and_are_the_tenants_at_most(redis, namespace, issuer, door):
     claiming = Door(redis, namespace, issuer, oidc_models_claim="models")
-    await door.tenants.put(TenantRecord(name="acme", models=("tiny", "large")))
+    await put(door.tenants, TenantRecord(name="acme", models=("tiny", "large")))
     for models, usable in ((["tiny", "other"], {"tiny"}), (None, set()), ("large", {"large"})):
         assert (await claiming.lets_in(issuer.signed(models=models))).models == usable
     assert (await door.lets_in(issuer.signed(models=["x"]))).models == {"tiny", "large"}

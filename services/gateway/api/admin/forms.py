@@ -12,15 +12,21 @@ from services.gateway.api.rest.pages import PageQuery, page
 from services.gateway.api.schema import Body, bad_value
 from services.gateway.identity.audit import Actor
 from services.gateway.identity.limits import MOST_RULES, Limit
-from services.gateway.identity.principal import Principal
+from services.gateway.identity.principal import Permission, Principal
+from services.gateway.identity.tenants import MOST_MODELS, ModelName, Priority
 
 T = TypeVar("T")
 
-_MOST_MODELS = 1000
-ModelNames = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=_MOST_MODELS)
-]
 LimitForms = Annotated[list[dict[str, Any]], Field(max_length=MOST_RULES)]
+
+
+class ChangeGrants(Body):
+    """What tenants and keys are both granted. What is given is changed; null gives back the
+    default."""
+
+    models: Annotated[list[ModelName], Field(max_length=MOST_MODELS)] | None = None
+    priority: Priority | None = None
+    weight: float | None = None
 
 
 def actor(exchange: Exchange, principal: Principal) -> Actor:
@@ -47,6 +53,15 @@ def listed(
     by_id = {id(record): record for record in records}
     shown = page(({"id": one} for one in by_id), query)
     return {**shown, "data": [told(by_id[one["id"]]) for one in shown["data"]]}
+
+
+def new_limits(principal: Principal, body: Body, *fields: str) -> dict[str, tuple[Limit, ...]]:
+    """Those that the body gives, under the names of `fields`. Raises INVALID_ARGUMENT that names
+    the one at fault, PERMISSION_DENIED to who may give none."""
+    given = [name for name in fields if getattr(body, name)]
+    if given:
+        principal.require(Permission.LIMITS_WRITE)
+    return {name: limits_of(getattr(body, name), name) for name in given}
 
 
 def limits_of(forms: Any, field: str) -> tuple[Limit, ...]:

@@ -6,14 +6,17 @@ has all of its permissions, and the one to do so. Rotating a key shows a text wi
 
 from typing import Any
 
+from pydantic import Field
+
 from services.gateway.api.admin.forms import (
+    ChangeGrants,
     LimitForms,
-    ModelNames,
     actor,
     changed,
     limits_of,
     listed,
     named_wrong,
+    new_limits,
 )
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.pages import PageQuery, page_query
@@ -26,7 +29,7 @@ from services.gateway.identity.principal import (
     Role,
     permissions_of,
 )
-from services.gateway.identity.tenants import TENANT_NAME, Priority
+from services.gateway.identity.tenants import TENANT_NAME
 from services.gateway.ids import KEY, not_found
 from services.gateway.parts import Gateway
 
@@ -34,18 +37,18 @@ _CENTURY_S = 100 * 365 * 86_400
 _DAY_S = 86_400
 
 
-class ChangeKey(Body):
-    """What is given is changed; null gives back the default."""
-
+class ChangeKey(ChangeGrants):
     name: str | None = None
     role: str | None = None
     scopes: list[str] | None = None
-    models: ModelNames | None = None
-    priority: Priority | None = None
-    weight: float | None = None
+
+
+class KeyLimits(Body):
+    limits: LimitForms
 
 
 class CreateKey(ChangeKey):
+    limits: LimitForms = Field(default_factory=list)
     tenant: str | None = None
     admin: bool = False
     expires_in_s: int | None = None
@@ -57,10 +60,6 @@ class KeyList(PageQuery):
 
 class RotateKey(Body):
     overlap_s: int = _DAY_S
-
-
-class KeyLimits(Body):
-    limits: LimitForms
 
 
 async def list_keys(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -85,8 +84,11 @@ async def create_key(gateway: Gateway, exchange: Exchange, principal: Principal)
         known = TENANT_NAME.fullmatch(body.tenant)
         if not known or await gateway.identity.tenants.find(body.tenant) is None:
             raise not_found("tenant", body.tenant, "tenant")
-    fields = changed(body, KeyRecord, but={"tenant", "admin", "expires_in_s", "role"})
+    fields = changed(body, KeyRecord, but={"tenant", "admin", "expires_in_s", "role", "limits"})
     fields |= {"tenant": body.tenant, "role": body.role or _default_role(body.tenant)}
+    fields |= new_limits(principal, body, "limits")
+    if body.admin and body.limits:
+        raise bad_value("limits", _NO_LIMITS)
     with named_wrong():
         record = KeyRecord.model_validate({"id": KEY.new(), "created": 0, **fields})
         _may(principal, record)
@@ -98,6 +100,7 @@ async def create_key(gateway: Gateway, exchange: Exchange, principal: Principal)
             priority=record.priority,
             weight=record.weight,
             models=record.models,
+            limits=record.limits,
             expires_in_s=body.expires_in_s,
             by=actor(exchange, principal),
         )
@@ -131,7 +134,7 @@ async def set_limits(gateway: Gateway, exchange: Exchange, principal: Principal)
     body = await parse_body(KeyLimits, await exchange.json_body())
     limits = limits_of(body.limits, "limits")
     if (await _found(gateway, exchange)).tenant is None:
-        raise bad_value("limits", "an administrator's key has none")
+        raise bad_value("limits", _NO_LIMITS)
     with named_wrong():
         await gateway.identity.keys.change(
             exchange.path["key"],
@@ -164,6 +167,7 @@ async def revoke_key(gateway: Gateway, exchange: Exchange, principal: Principal)
 
 
 _SECRET = {"cache-control": "no-store"}
+_NO_LIMITS = "an administrator's key has none"
 
 
 def _default_role(tenant: str | None) -> Role:

@@ -50,10 +50,9 @@ def admin_application(gateway: Gateway) -> ASGIApp:
 
     def signed(handler: Signed) -> Handler:
         async def run(exchange: Exchange) -> None:
-            failures.check(exchange.peer)
             try:
                 principal = await _asks(gateway.identity, exchange, failures)
-                with intake.slot(exchange.peer) as exchange.place:
+                with intake.slot(principal.user) as exchange.place:
                     await handler(gateway, exchange, principal)
             except RedisAway:
                 raise unavailable(
@@ -110,7 +109,8 @@ def admin_application(gateway: Gateway) -> ASGIApp:
 
 
 async def _asks(identity: Identity, exchange: Exchange, failures: Failures) -> Principal:
-    """Who asks, where he may; a no is noted, and one to a known caller audited."""
+    """Who asks, where he may. A no to a stranger is noted of his address, one to a known caller of
+    himself, and audited."""
     try:
         principal = await identity.admin_auth.identify(exchange.headers.get("authorization"))
     except PenstockError as error:
@@ -121,7 +121,7 @@ async def _asks(identity: Identity, exchange: Exchange, failures: Failures) -> P
     try:
         return admit(principal, exchange.endpoint)
     except PenstockError:
-        failures.note(exchange.peer)
+        failures.note(principal.user)
         act = Act(actor(exchange, principal), "denied", exchange.endpoint)
         await identity.audit.note(act)
         raise

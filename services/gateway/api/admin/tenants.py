@@ -8,40 +8,36 @@ from pydantic import Field
 
 from services.common.errors import PenstockError
 from services.gateway.api.admin.forms import (
+    ChangeGrants,
     LimitForms,
-    ModelNames,
     actor,
     changed,
     limits_of,
     listed,
     named_wrong,
+    new_limits,
 )
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.pages import page_query
 from services.gateway.api.schema import Body, parse_body
 from services.gateway.identity.principal import Principal
-from services.gateway.identity.tenants import Priority, TenantRecord
+from services.gateway.identity.tenants import TenantRecord
 from services.gateway.ids import not_found
 from services.gateway.parts import Gateway
 
 
-class ChangeTenant(Body):
-    """What is given is changed; null gives back the default."""
-
+class ChangeTenant(ChangeGrants):
     note: str | None = None
-    models: ModelNames | None = None
-    priority: Priority | None = None
-    weight: float | None = None
     suspended: bool | None = None
-
-
-class CreateTenant(ChangeTenant):
-    name: str
 
 
 class TenantLimits(Body):
     limits: LimitForms = Field(default_factory=list)
     user_limits: LimitForms = Field(default_factory=list)
+
+
+class CreateTenant(ChangeTenant, TenantLimits):
+    name: str
 
 
 async def list_tenants(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -58,22 +54,16 @@ async def get_tenant(gateway: Gateway, exchange: Exchange, principal: Principal)
 
 async def create_tenant(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(CreateTenant, await exchange.json_body())
-    fields = _fields(body)
+    fields = _fields(body) | new_limits(principal, body, *_LIMITS)
     with named_wrong():
-        TenantRecord.model_validate({"name": body.name, **fields})  # before anything is made
-    by = actor(exchange, principal)
-    if not await gateway.identity.tenants.add(body.name, by):
+        record = await gateway.identity.tenants.add(body.name, fields, actor(exchange, principal))
+    if record is None:
         raise PenstockError(
             grpc.StatusCode.ALREADY_EXISTS,
             f"There is a tenant '{body.name}' already.",
             stage="gateway",
             param="name",
             reason="already_exists",
-        )
-    record = await gateway.identity.tenants.find(body.name)
-    if fields:
-        record = await gateway.identity.tenants.change(
-            body.name, "tenant.change", lambda _: fields, by
         )
     await _reply(exchange, record)
 
@@ -99,9 +89,12 @@ async def set_limits(gateway: Gateway, exchange: Exchange, principal: Principal)
     await _reply(exchange, record)
 
 
+_LIMITS = tuple(TenantLimits.model_fields)
+
+
 def _fields(body: ChangeTenant) -> dict[str, Any]:
-    """What the record's fields are to be."""
-    fields = changed(body, TenantRecord, but={"name", "suspended"})
+    """What the record's fields are to be, but for limits."""
+    fields = changed(body, TenantRecord, but={"name", "suspended", *_LIMITS})
     if body.suspended is not None:
         fields["suspended"] = int(time.time()) if body.suspended else None
     return fields
