@@ -29,7 +29,7 @@ class Answer:
         self.tokens: list[int] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cached_tokens = 0  # of the prompt, where it was first computed
-        self.draft_tokens = self.accepted_tokens = 0  # of the worker that ended it
+        self.draft_tokens = self.accepted_tokens = 0  # guesses of its tokens, made here
         self.first_token_s = 0.0  # monotonic; 0: none yet
         self._call = call
         self._awaited: float = math.inf  # tokens, see `when`
@@ -71,10 +71,9 @@ class Answer:
         if delta.token_ids:
             self.tokens.extend(delta.token_ids)
             self._measure(len(delta.token_ids))
+            self.draft_tokens += delta.draft_tokens
+            self.accepted_tokens += delta.accepted_tokens
         last = delta.finish in _FINAL
-        if last:
-            self.draft_tokens = delta.usage.draft_tokens
-            self.accepted_tokens = delta.usage.accepted_tokens
         if first or last:
             delta.usage.CopyFrom(self.usage())
             payload = delta.SerializeToString()
@@ -95,8 +94,6 @@ class Answer:
             prompt_tokens=len(self.request.prompt_token_ids) - self.before,
             cached_tokens=self.cached_tokens,
             completion_tokens=self.before + len(self.tokens),
-            draft_tokens=self.draft_tokens,
-            accepted_tokens=self.accepted_tokens,
         )
 
     def _measure(self, count: int) -> None:

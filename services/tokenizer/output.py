@@ -120,6 +120,8 @@ class Output:
             self._policy.skip(self._characters)
             self._known_hits = self.hits
         self._cached_tokens = begun.cached_tokens
+        self._draft_tokens = begun.draft_tokens
+        self._accepted_tokens = begun.accepted_tokens
         self._sent = len(self.token_ids)
         self._begun = True
         self.begun.set()
@@ -127,9 +129,8 @@ class Output:
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """What may go out now, or None while there is nothing to say."""
         self.finish = delta.finish
-        if delta.finish:
-            self._draft_tokens = delta.usage.draft_tokens
-            self._accepted_tokens = delta.usage.accepted_tokens
+        self._draft_tokens += delta.draft_tokens
+        self._accepted_tokens += delta.accepted_tokens
         if self._cached_tokens is None and delta.HasField("usage"):
             self._cached_tokens = delta.usage.cached_tokens
         self._begin(delta)
@@ -161,6 +162,8 @@ class Output:
         )
         self._sent = len(self.token_ids)
         self._logprobs.clear()
+        if self.finish or not self._begun or self._draft_tokens:
+            out.usage.CopyFrom(self.usage())
         if not self._begun:
             self._begun = True
             if self._first is not None:
@@ -168,11 +171,8 @@ class Output:
             out.plan.CopyFrom(self._prompt.plan)
             out.prompt_digest = self._prompt.digest
             out.checkpoint = self._prompt.checkpoint
-            out.usage.CopyFrom(self.usage())
             if self._echo is not None:
                 out.echo.CopyFrom(self._echo)
-        if self.finish:
-            out.usage.CopyFrom(self.usage())
         return out
 
     def usage(self) -> Usage:

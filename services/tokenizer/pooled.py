@@ -121,7 +121,9 @@ class _Work:
         pooling = pooling_of(self._model, self._pool)
         found = await self._all(queries, prompts, pooling)
         self._queries = [one.numbers for one in found]
-        self._usage = _sum([one.usage for one in found])  # told with the first input
+        # Told with the first input: computed again after a loss, they were told of already.
+        again = len(self._left) < len(self._pool.inputs)
+        self._usage = Usage() if again else _sum([one.usage for one in found])
         await self._all(inputs, prompts, pooling)
 
     async def _prompts(self, places: Sequence[Place]) -> dict[Place, list[int]]:

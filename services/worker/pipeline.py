@@ -280,7 +280,11 @@ def _if_set(
 
 
 def _send(call: LinkCall, output: RequestOutput) -> None:
-    delta = worker_pb2.TokenDelta(token_ids=output.new_token_ids)
+    delta = worker_pb2.TokenDelta(
+        token_ids=output.new_token_ids,
+        draft_tokens=output.draft_tokens,
+        accepted_tokens=output.accepted_tokens,
+    )
     for told, found in (
         (delta.logprobs, output.logprobs),
         (delta.prompt_logprobs, output.prompt_logprobs),
@@ -297,8 +301,6 @@ def _send(call: LinkCall, output: RequestOutput) -> None:
             delta.usage.prompt_tokens = output.usage.prompt_tokens
             delta.usage.cached_tokens = output.usage.cached_tokens
             delta.usage.completion_tokens = output.usage.completion_tokens
-            delta.usage.draft_tokens = output.usage.draft_tokens
-            delta.usage.accepted_tokens = output.usage.accepted_tokens
     if delta.token_ids or delta.finish:
         call.send(delta.SerializeToString())
 

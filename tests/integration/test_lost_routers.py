@@ -78,6 +78,8 @@ async def test_wherever_a_router_is_lost_the_answer_is_the_same(two: Bed, stop: 
     assert expected == (TEXT.split(STOP)[0] if stop else TEXT)
     assert whole.finish == (FINISH_STOP if stop else FINISH_LENGTH)
     assert (whole.usage.cached_tokens, undisturbed.generated_prefix) == (3, 0)
+    assert whole.usage.draft_tokens == 2 * whole.usage.accepted_tokens
+    assert whole.usage.accepted_tokens == whole.usage.completion_tokens
 
     for position in range(len(ids(TEXT)) + 1):
         story = Story(TEXT, dies_before=[position])

@@ -153,6 +153,17 @@ async def test_scores_are_of_two_embeddings_where_the_model_reads_no_pairs(
                 assert found[index] == pytest.approx([vector @ theirs], abs=1e-6)
             count = sum(len(r.prompt_token_ids) for r in router.asked)
             assert sum(d.usage.prompt_tokens for d in b.deltas) == count
+        # A second tokenizer has to compute the queries again; they are charged once.
+        first, *_ = b.deltas
+        rest = pool(documents, asked, task=Pool.SCORE)
+        rest.resume.CopyFrom(Resume(checkpoint=first.checkpoint, policy=first.policy))
+        rest.resume.pooled.extend(one.index for one in first.pooled)
+        before = first.usage.prompt_tokens
+        router.asked.clear()
+        assert (await b.ask(rest)).status.code == 0
+        assert len(told(b)) == 2
+        assert len(router.asked) == 2 + len(asked)
+        assert before + sum(d.usage.prompt_tokens for d in b.deltas) == count
         refused = await b.refused(question())
         assert (refused.param, refused.reason) == ("model", "unsupported_model")
         assert "makes no text" in refused.message

@@ -14,6 +14,8 @@ def resume_of(deltas: Sequence[TextDelta]) -> Resume:
             choice=choice,
             token_ids=[id for delta in own for id in delta.token_ids],
             cached_tokens=own[0].usage.cached_tokens,
+            draft_tokens=own[-1].usage.draft_tokens,
+            accepted_tokens=own[-1].usage.accepted_tokens,
             characters=sum(len(delta.text) for delta in own),
             finished=bool(own[-1].finish),
         )

@@ -121,7 +121,7 @@ class Story:
             await self._perhaps_die(call, position)
             if position == self.pauses_before:
                 await self._pause()
-            delta = TokenDelta(token_ids=[self.ids[position]])
+            delta = TokenDelta(token_ids=[self.ids[position]], draft_tokens=2, accepted_tokens=1)
             if position == begun:  # what a second router found cached is its own affair
                 delta.usage.CopyFrom(Usage(prompt_tokens=prompt, cached_tokens=9 if begun else 3))
             if position == most - 1:

@@ -62,7 +62,7 @@ class Answer:
     echo: Echo | None = None  # the prompt, where it is to come back
     finish: FinishReason = FINISH_NONE
     usage: Usage = field(default_factory=Usage)  # of the whole answer
-    known: Usage = field(default_factory=Usage)  # of its prompt, before
+    known: Usage = field(default_factory=Usage)  # before that
     plan: PromptPlan = field(default_factory=PromptPlan)
     arrived: float = 0.0  # the last of it, monotonic seconds; 0: nothing yet
     began: float = 0.0  # the first of it, likewise
@@ -110,8 +110,10 @@ class Answer:
         """So far: of a whole answer as its tokenizer counts, of another what has come."""
         if self.finish:
             return self.usage
-        prompt, cached = self.known.prompt_tokens, self.known.cached_tokens
-        return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=self.tokens)
+        used = Usage()
+        used.CopyFrom(self.known)
+        used.completion_tokens = self.tokens
+        return used
 
     @property
     def tokens_per_s(self) -> float | None:

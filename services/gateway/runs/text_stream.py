@@ -140,6 +140,9 @@ class TextStream:
             begun = self._begun[delta.choice] = self._so_far.choices.add(choice=delta.choice)
             begun.cached_tokens = delta.usage.cached_tokens
         begun = self._begun[delta.choice]
+        if delta.HasField("usage"):
+            begun.draft_tokens = delta.usage.draft_tokens
+            begun.accepted_tokens = delta.usage.accepted_tokens
         begun.token_ids.extend(delta.token_ids)
         begun.characters += len(delta.text) + len(delta.reasoning)
         begun.characters += sum(len(call.arguments) for call in delta.tool_calls)

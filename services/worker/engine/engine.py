@@ -225,8 +225,6 @@ class Engine:
             if chunk.sequence.status is Status.FINISHED:
                 self.scheduler.drop(chunk)
             elif chunk.is_decode:
-                output.draft_tokens += len(chunk.drafts)
-                output.accepted_tokens += max(0, len(result.tokens) - 1) if chunk.drafts else 0
                 self._complete(chunk, result)
                 output.decode_tokens += len(result.tokens)
             else:
@@ -309,6 +307,10 @@ class Engine:
             sequence.scores[chunk.start :] = result.scores
         if sequence.pool is not None and result.states is not None:
             sequence.pool.add(result.states)
+        drafted = len(chunk.drafts)
+        accepted = max(0, len(tokens) - 1) if drafted else 0
+        self._now.draft_tokens += drafted
+        self._now.accepted_tokens += accepted
         reason = self.scheduler.complete(chunk, tokens)
         if computed:
             sequence.chunks.append(computed)
@@ -316,10 +318,15 @@ class Engine:
                 self._export(sequence)
                 if sequence.status is Status.FINISHED:
                     return
+        if reason is None and not tokens:
+            return
         if reason is not None:
-            self._finish(sequence, tokens, reason, result.logprobs)
-        elif tokens:
-            self._now.outputs.append(self._output(sequence, tokens, result.logprobs))
+            output = self._last(sequence, tokens, reason, result.logprobs)
+            self.scheduler.finish(sequence)
+        else:
+            output = self._output(sequence, tokens, result.logprobs)
+        output.draft_tokens, output.accepted_tokens = drafted, accepted
+        self._now.outputs.append(output)
 
     def _export(self, sequence: Sequence) -> None:
         """Exports what is complete and was not exported, in pieces: all of the prompt, once it is

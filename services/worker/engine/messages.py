@@ -214,10 +214,6 @@ class Usage:
     """Of the prompt: found in this engine's prefix cache."""
     completion_tokens: int
     """`generated_prefix` and all tokens since, the one given to `start_decode` included."""
-    draft_tokens: int = 0
-    """Guesses of tokens that this engine computed (speculation.py)."""
-    accepted_tokens: int = 0
-    """Of them, those that were right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +253,10 @@ class RequestOutput:
     """Of each new token, if asked for."""
     prompt_logprobs: list[Logprobs] | None = None
     """With the first new token, if asked for."""
+    draft_tokens: int = 0
+    """Guesses of them that were computed (speculation.py)."""
+    accepted_tokens: int = 0
+    """Of the guesses, those that were right."""
     pooled: bytes | None = None
     """Of `Request.pooling`, with `finish_reason` STOP: little-endian float32."""
 

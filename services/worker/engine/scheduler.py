@@ -177,7 +177,7 @@ class Scheduler:
             return None
         if chunk.known != len(sequence.tokens):
             tokens.clear()
-        right = len(tokens) - 1 if chunk.drafts else 0
+        right = max(0, len(tokens) - 1) if chunk.drafts else 0
         if chunk.drafts and self.speculation:
             self.speculation.learn(sequence, len(chunk.drafts), right)
         reason = sequence.extend(tokens)

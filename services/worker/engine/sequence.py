@@ -94,8 +94,6 @@ class Sequence:
         self.reported = False
         """Its timeline was sent."""
 
-        self.draft_tokens = self.accepted_tokens = 0
-        """Guesses of its tokens that were computed, and those that were right."""
         self.acceptances: list[Acceptance] = []
         """Of each proposer's guesses (speculation.py), once one was asked."""
         self.lookup: Lookup | None = None
@@ -229,8 +227,6 @@ class Sequence:
             prompt_tokens=prompt,
             cached_tokens=min(self.num_cached, prompt),
             completion_tokens=len(self.tokens) - prompt,
-            draft_tokens=self.draft_tokens,
-            accepted_tokens=self.accepted_tokens,
         )
 
 

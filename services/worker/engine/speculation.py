@@ -112,8 +112,6 @@ class Speculation:
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """What became of a sequence's guesses, whose step has run; its tokens are not added yet."""
-        sequence.draft_tokens += drafted
-        sequence.accepted_tokens += accepted
         number = self._offers[sequence.id].source
         if number is not None:
             sequence.acceptances[number].learn(len(sequence.tokens), drafted, accepted)

@@ -165,7 +165,8 @@ def begins(opened: Opened) -> None:
     first = TextDelta(text="é\U0001f600", token_ids=[5, 6], plan=PLAN, prompt_digest=b"d")
     first.checkpoint = "c0ffee"
     first.usage.CopyFrom(Usage(prompt_tokens=9, cached_tokens=4))
-    opened.say(first, TextDelta(token_ids=[7]))
+    guessed = Usage(prompt_tokens=9, cached_tokens=4, draft_tokens=3, accepted_tokens=1)
+    opened.say(first, TextDelta(token_ids=[7], usage=guessed))
 
 
 async def test_another_tokenizer_is_told_all_that_it_has_to_know() -> None:
@@ -193,6 +194,7 @@ async def test_another_tokenizer_is_told_all_that_it_has_to_know() -> None:
     assert (resume.plan, resume.prompt_digest) == (PLAN, b"d")
     (begun,) = resume.choices
     assert (begun.choice, begun.cached_tokens, begun.finished) == (0, 4, False)
+    assert (begun.draft_tokens, begun.accepted_tokens) == (3, 1)
     assert (list(begun.token_ids), begun.characters) == ([5, 6, 7], 2)
     for opened in (first, second):
         assert (opened.request.model, opened.request.text) == ("m", "Q")

@@ -86,13 +86,13 @@ async def test_only_the_first_and_the_last_delta_tell_the_usage_and_nothing_foll
     answer.when(2, lambda: heard.append(len(answer.tokens)))
     for token in (7, 8, 9, 10):
         delta = TokenDelta(token_ids=[token], finish=FINISH_LENGTH if token == 9 else 0)
-        if token == 9:
-            delta.usage.draft_tokens, delta.usage.accepted_tokens = 5, 1
+        delta.draft_tokens, delta.accepted_tokens = token, 1
         answer.take(delta, delta.SerializeToString())
     assert [list(delta.token_ids) for delta in call.deltas] == [[7], [8], [9]]
     assert [delta.HasField("usage") for delta in call.deltas] == [True, False, True]
     assert [delta.usage.completion_tokens for delta in call.deltas] == [1, 0, 3]
-    assert (call.deltas[2].usage.draft_tokens, call.deltas[2].usage.accepted_tokens) == (5, 1)
+    assert [delta.draft_tokens for delta in call.deltas] == [7, 8, 9]
+    assert (answer.draft_tokens, answer.accepted_tokens) == (7 + 8 + 9, 3)
     assert call.deltas[0].usage.cached_tokens == call.deltas[2].usage.cached_tokens == 16
     assert heard == [2], "once"
     assert answer.tokens == [7, 8, 9]

@@ -40,8 +40,6 @@ def last(tokens: int, finish: int = FINISH_LENGTH) -> TokenDelta:
             prompt_tokens=9,
             cached_tokens=4,
             completion_tokens=tokens,
-            draft_tokens=5,
-            accepted_tokens=3,
         ),
     )
 
@@ -63,7 +61,6 @@ def test_plan_comes_first_and_usage_last() -> None:
     given = [*first.token_ids, *second.token_ids, *end.token_ids]
     assert given == ids("The") + ids(" water")
     assert end.usage.completion_tokens == len(given)
-    assert (end.usage.draft_tokens, end.usage.accepted_tokens) == (5, 3)
 
 
 def test_tokens_without_text_are_counted_with_the_next() -> None:
@@ -111,6 +108,25 @@ def test_a_stop_string_ends_it_at_the_token_that_completed_it(
     assert [delta.finish for delta in deltas[:-1]] == [FINISH_NONE] * (len(deltas) - 1)
     assert deltas[-1].finish == FINISH_STOP
     assert (deltas[-1].usage.prompt_tokens, deltas[-1].usage.completion_tokens) == (9, until)
+
+
+def test_guesses_are_counted_however_the_answer_ends_and_whoever_goes_on() -> None:
+    """Where they were made last nobody may be left to tell of all of them."""
+    guessed = [
+        TokenDelta(token_ids=ids(text), draft_tokens=3, accepted_tokens=accepted)
+        for text, accepted in (("The", 1), (" water", 2), (" ENDE", 0))
+    ]
+    first = output("ENDE")
+    told = [first.push(guessed[0]), first.push(guessed[1])]
+    before = [delta for delta in told if delta is not None]
+    assert [(d.usage.draft_tokens, d.usage.accepted_tokens) for d in before] == [(3, 1), (6, 3)]
+    second = output("ENDE")
+    second.resume(resume_of(before))
+    for out in (first, second):
+        end = out.push(guessed[2])
+        assert end is not None
+        assert out.stop
+        assert (end.usage.draft_tokens, end.usage.accepted_tokens) == (9, 3)
 
 
 def test_early_usage_tells_the_cached_tokens_of_a_stop() -> None:

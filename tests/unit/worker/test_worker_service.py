@@ -93,7 +93,7 @@ async def test_tokens_and_usage_come_as_the_engine_made_them(worker: Worker) -> 
     answer, request = await worker.ask()
     id = request.request_id
     worker.engine.step(first(id, 7, 8, cached=16))
-    worker.engine.step(output(id, 9))
+    worker.engine.step(output(id, 9, draft_tokens=4, accepted_tokens=2))
     worker.engine.step()
     worker.engine.step(last(id, 10, reason=FinishReason.STOP))
     end = await answer.end()
@@ -105,7 +105,7 @@ async def test_tokens_and_usage_come_as_the_engine_made_them(worker: Worker) -> 
     assert told == [(16, 0), (None, 0), (32, common_pb2.FINISH_STOP)]
     usage = answer.deltas[-1].usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 5)
-    assert (usage.draft_tokens, usage.accepted_tokens) == (6, 2)
+    assert [(d.draft_tokens, d.accepted_tokens) for d in answer.deltas] == [(0, 0), (4, 2), (0, 0)]
     assert not worker.engine.cancelled
 
 

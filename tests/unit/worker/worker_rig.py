@@ -141,7 +141,7 @@ def first(request_id: str, *tokens: int, cached: int = 0, **fields: Any) -> Requ
 
 
 def last(request_id: str, *tokens: int, reason: FinishReason, **fields: Any) -> RequestOutput:
-    return output(request_id, *tokens, finish_reason=reason, usage=Usage(40, 32, 5, 6, 2), **fields)
+    return output(request_id, *tokens, finish_reason=reason, usage=Usage(40, 32, 5), **fields)
 
 
 class Answer:
