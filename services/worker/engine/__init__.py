@@ -25,6 +25,7 @@ In-process use:
     engine.add(Request("a", [1, 2, 3], Sampling(max_tokens=8, temperature=0)))
     while engine.has_work:
         for output in engine.step().outputs: ...
+    engine.close()
 
 From asyncio, in a process of its own:
 

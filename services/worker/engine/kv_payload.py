@@ -42,11 +42,15 @@ class _Owner:
         self.pid = os.getpid()
         self.name = f"penstock-kv-{uuid.uuid4().hex[:16]}"
         self.segments = 0
-        self._file = _locked(folder / self.name)  # held as long as this process lives
+        self._lock = _locked(folder / self.name)  # held as long as this process lives
 
     def new_name(self) -> str:
         self.segments += 1
         return f"{self.name}-{self.segments}"
+
+    def close(self) -> None:
+        """In a fork it leaves the lock to whom it is a copy of."""
+        os.close(self._lock)
 
 
 _owner: _Owner | None = None
@@ -55,6 +59,8 @@ _owner: _Owner | None = None
 def _this_process() -> _Owner:
     global _owner
     if _owner is None or (_owner.folder, _owner.pid) != (FOLDER, os.getpid()):
+        if _owner is not None:
+            _owner.close()
         _owner = _Owner(FOLDER)
     return _owner
 

@@ -64,12 +64,12 @@ class Channel:
 
     def more(self, within_s: float) -> bool:
         """Whether more comes of a frame that has come in part; waits so long for it."""
-        return self._amid and bool(select.select([self._socket], [], [], max(0.0, within_s))[0])
+        return self._amid and self._readable(max(0.0, within_s))
 
     def receive(self) -> Any:
         """The next message, waited for. Raises Closed at the end."""
         while (message := self.take()) is None:
-            select.select([self._socket], [], [])
+            self._readable(None)
         return message
 
     def send(self, message: object) -> None:
@@ -79,6 +79,11 @@ class Channel:
                 self._socket.sendall(piece)
         except (BrokenPipeError, ConnectionResetError):
             raise Closed from None
+
+    def _readable(self, within_s: float | None) -> bool:
+        poll = select.poll()  # select knows no descriptors past 1,024, and a worker may have more
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(None if within_s is None else within_s * 1000))
 
     def _frames(self) -> Iterator[Any | None]:
         """Each message, and None whenever there is nothing more to read."""

@@ -479,13 +479,15 @@ def test_in_a_terminal_keys_sort_and_quit_and_the_terminal_is_as_before() -> Non
 def _reader(descriptor: int) -> Callable[[str], None]:
     """Reads on until it has read a text, for at most a minute."""
     text = ""
+    written = select.poll()
+    written.register(descriptor, select.POLLIN)
 
     def read(wanted: str) -> None:
         nonlocal text
         deadline = time.monotonic() + 60
         while wanted not in text:
             assert time.monotonic() < deadline, text
-            if select.select([descriptor], [], [], 0.2)[0]:
+            if written.poll(200):
                 text += os.read(descriptor, 65536).decode(errors="replace")
         text = text.partition(wanted)[2]
 

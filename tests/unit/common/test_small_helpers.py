@@ -44,7 +44,9 @@ def test_a_killed_parents_child_is_sent_the_signal(asked: list[str], told: bool)
             if told:
                 assert parent.stdout.readline() == b"told\n"
                 os.kill(child, signal.SIGKILL)
-            assert select.select([watched], [], [], 60)[0], "it ends"
+            ended = select.poll()
+            ended.register(watched, select.POLLIN)
+            assert ended.poll(60_000), "it ends"
             assert parent.stdout.read() == b""
         finally:
             os.close(watched)

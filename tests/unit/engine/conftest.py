@@ -10,6 +10,9 @@ from tests.unit.engine import checkpoints, driving
 
 torch.set_num_threads(1)
 
+of_a_module = pytest.fixture(scope="module", autouse=True)(driving.closing_engines)
+of_a_test = pytest.fixture(autouse=True)(driving.closing_engines)
+
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:

@@ -1,7 +1,7 @@
 """Runs requests through an engine to their end."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +23,21 @@ SMALL: dict[str, Any] = {
 }
 
 
+_made: list[Engine] = []
+
+
 def make_engine(folder: Path, **settings: Any) -> Engine:
-    return Engine(EngineConfig(model=str(folder), **(SMALL | settings)))
+    """One that is closed when the test ends, or its module where a fixture of that made it."""
+    _made.append(Engine(EngineConfig(model=str(folder), **(SMALL | settings))))
+    return _made[-1]
+
+
+def closing_engines() -> Iterator[None]:
+    """A fixture: closes those that were made since it began."""
+    before = len(_made)
+    yield
+    while len(_made) > before:
+        _made.pop().close()
 
 
 def make_prompts(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:

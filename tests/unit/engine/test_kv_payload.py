@@ -208,7 +208,10 @@ def test_a_forked_process_has_names_of_its_own(
     """Else its segments would be swept when the first one ends, or overwrite each other's."""
     mine = kv_payload.share(DATA).name.rsplit("-", 1)[0]
     monkeypatch.setattr(kv_payload.os, "getpid", lambda: -1)
-    assert kv_payload.share(DATA).name.rsplit("-", 1)[0] != mine
+    theirs = kv_payload.share(DATA).name.rsplit("-", 1)[0]
+    assert theirs != mine
+    held = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
+    assert [name for name in held if name.startswith(str(folder))] == [str(folder / theirs)]
 
 
 def test_a_name_with_more_behind_it_is_not_ours(folder: Path) -> None:

@@ -3,7 +3,7 @@ splits and failures, with one token a step or several, guessed or not: whoever e
 tokens that he would have alone."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Literal
 from unittest import mock
@@ -229,7 +229,8 @@ def engine_on_memory(
             max_batched_tokens=max(budget, max_running),
             max_running=max_running,
         )
-        yield World(Engine(config), runner)
+        with closing(Engine(config)) as engine:
+            yield World(engine, runner)
 
 
 @pytest.mark.parametrize("loop", ["plain", "overlapped", "guessing"])

@@ -1,13 +1,14 @@
 """The grammars of an engine's requests: made in side threads, kept by content."""
 
 import os
+import select
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from select import select
 from time import monotonic
 
 from services.worker.engine.grammar.compiler import (
@@ -57,6 +58,8 @@ class Grammars:
         self._closed = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when something was made, until `hear`."""
+        self._end_news = weakref.finalize(self, os.close, self.news)
+        self._end_news.atexit = False  # its threads may write to it as long as the process lives
 
     def want(self, constraint: Constraint, tenant: bytes) -> None:
         """Has it made, unless it is there."""
@@ -90,7 +93,9 @@ class Grammars:
 
     def wait(self, within_s: float) -> None:
         """Until something was made."""
-        select([self.news], [], [], within_s)
+        made = select.poll()
+        made.register(self.news, select.POLLIN)
+        made.poll(within_s * 1000)
         self.hear()
 
     def hear(self) -> None:
@@ -105,7 +110,7 @@ class Grammars:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        os.close(self.news)
+        self._end_news()
 
     def _start(self) -> None:
         if self._threads:
