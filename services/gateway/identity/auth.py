@@ -5,7 +5,8 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from itertools import takewhile
+from typing import Protocol
 
 import grpc
 from pydantic import ValidationError
@@ -15,11 +16,10 @@ from services.common.errors import PenstockError, unavailable
 from services.common.redis import RedisAway
 from services.gateway import metrics
 from services.gateway.identity.keys import KeyStore
+from services.gateway.identity.known import Known
 from services.gateway.identity.principal import IssuerAway, Principal, Refused
 
-T = TypeVar("T")
-
-_CACHED = 10_000
+_MOST_REVOKED = 10_000  # that are remembered; Redis knows all
 _RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
 
 
@@ -55,9 +55,9 @@ class Authenticator:
         self._keys = keys
         self._settings = settings
         self._used = used
-        # Both by the hash of what is shown, the latest last; nothing is in both.
-        self._known: OrderedDict[str, tuple[float, Principal]] = OrderedDict()
-        self._revoked: OrderedDict[str, None] = OrderedDict()
+        # By the hash of what is shown; nothing is in both.
+        self._known = Known()
+        self._revoked: OrderedDict[str, None] = OrderedDict()  # the latest last
         self._news = 0  # how often something was told
         self._trusted_since = float("-inf")
         self._redis_away_until = 0.0
@@ -66,8 +66,8 @@ class Authenticator:
     def knows_keys(self) -> bool:
         """Whether anybody could be let in while Redis is away."""
         now, stale_s = time.monotonic(), self._settings.key_stale_s
-        known = self._known.values()
-        return any(now - at < stale_s and not principal.expired for at, principal in known)
+        fresh = takewhile(lambda one: now - one[0] < stale_s, self._known.latest())
+        return any(not principal.expired for _, principal in fresh)
 
     def told(self, message: str) -> None:
         """One of the news."""
@@ -76,18 +76,16 @@ class Authenticator:
         if what == "revoked":
             self._end(whose)
         elif what == "key":
-            self._known.pop(whose, None)
+            self._known.forget(whose)
         elif what == "tenant":
-            of_it = [known for known, (_, who) in self._known.items() if who.tenant == whose]
-            for known in of_it:
-                del self._known[known]
+            self._known.forget_tenant(whose)
 
     async def recheck(self) -> None:
         """After news may have been missed: those known are verified anew when they come next, and
         keys among them that were revoked are dead at once."""
         self._news += 1
         self._trusted_since = time.monotonic()
-        for hashed in await self._keys.revoked_of(list(self._known)):
+        for hashed in await self._keys.revoked_of(self._known.hashes()):
             self._end(hashed)
 
     async def identify(self, authorization: str | None) -> Principal:
@@ -115,7 +113,7 @@ class Authenticator:
         hashed = hashlib.sha256(shown.encode()).hexdigest()
         self._refuse_revoked(hashed)
         now = time.monotonic()
-        verified, principal = self._known.get(hashed, (0.0, None))
+        verified, principal = self._known.get(hashed) or (0.0, None)
         trusted = verified >= self._trusted_since and now - verified < self._settings.key_cache_s
         if principal is not None and trusted:
             return principal
@@ -135,18 +133,21 @@ class Authenticator:
                 reason="keys_unavailable",
             ) from None
         except Refused as refused:
-            self._known.pop(hashed, None)
+            self._known.forget(hashed)
             if refused.why == "revoked":
                 self._end(hashed)
             raise
         self._refuse_revoked(hashed)
-        _keep(self._known, hashed, (now, principal))
+        self._known.keep(hashed, now, principal)
         return principal
 
     def _end(self, hashed: str) -> None:
         """What has this hash is worthless from now on."""
-        self._known.pop(hashed, None)
-        _keep(self._revoked, hashed, None)
+        self._known.forget(hashed)
+        self._revoked[hashed] = None
+        self._revoked.move_to_end(hashed)
+        if len(self._revoked) > _MOST_REVOKED:
+            self._revoked.popitem(last=False)
 
     def _refuse_revoked(self, hashed: str) -> None:
         if hashed in self._revoked:
@@ -168,14 +169,6 @@ class Authenticator:
         except RedisAway:
             self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
             raise
-
-
-def _keep(entries: OrderedDict[str, T], hashed: str, value: T) -> None:
-    """As the latest; the oldest goes when there are too many."""
-    entries[hashed] = value
-    entries.move_to_end(hashed)
-    if len(entries) > _CACHED:
-        entries.popitem(last=False)
 
 
 def _bearer(authorization: str | None) -> str:

@@ -27,7 +27,7 @@ NEEDS: dict[str, Permission | None] = {
     "POST /v1/vector_stores": Permission.STORES_WRITE,
     "GET /v1/vector_stores/{store}": Permission.STORES_READ,
     "DELETE /v1/vector_stores/{store}": Permission.STORES_WRITE,
-    "POST /v1/vector_stores/{store}/search": Permission.STORES_READ,
+    "POST /v1/vector_stores/{store}/search": Permission.STORES_SEARCH,
     "GET /v1/vector_stores/{store}/files": Permission.STORES_READ,
     "POST /v1/vector_stores/{store}/files": Permission.STORES_WRITE,
     "GET /v1/vector_stores/{store}/files/{file}": Permission.STORES_READ,

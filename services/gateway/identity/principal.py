@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from typing import TypeVar
 
 import grpc
 
@@ -11,6 +13,8 @@ from protos import common_pb2
 from services.common.errors import PenstockError
 from services.gateway.identity.limits import Bound, Limits
 from services.gateway.identity.tenants import Priority, TenantRecord
+
+T = TypeVar("T")
 
 _PRIORITIES = {
     "high": common_pb2.PRIORITY_HIGH,
@@ -27,6 +31,7 @@ class Permission(StrEnum):
     FILES_READ = "files:read"
     FILES_WRITE = "files:write"
     STORES_READ = "stores:read"
+    STORES_SEARCH = "stores:search"
     STORES_WRITE = "stores:write"
     REQUESTS_READ = "requests:read"
     USAGE_READ = "usage:read"
@@ -56,7 +61,12 @@ _LOOKING = frozenset(
         Permission.USAGE_READ,
     }
 )
-_USING = _LOOKING | {Permission.INFERENCE, Permission.FILES_WRITE, Permission.STORES_WRITE}
+_USING = _LOOKING | {
+    Permission.INFERENCE,
+    Permission.FILES_WRITE,
+    Permission.STORES_SEARCH,
+    Permission.STORES_WRITE,
+}
 GRANTS: dict[Role, frozenset[Permission]] = {
     Role.READ_ONLY: _LOOKING,
     Role.MEMBER: _USING,
@@ -87,7 +97,7 @@ ADMIN_GRANTS: dict[Role, frozenset[Permission]] = {
 """Of the whole installation, at the admin listener."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Principal:
     """An authenticated caller. All of it comes from what was verified, nothing from the request."""
 
@@ -162,7 +172,7 @@ def granted(
     roles' permissions those alone; None: all. Raises Refused where the tenant is suspended."""
     if tenant.suspended is not None:
         raise Refused("suspended", f"The tenant '{tenant.name}' is suspended.")
-    held = frozenset(roles)
+    held = _one(frozenset(roles))
     usable = [frozenset(of) for of in (tenant.models, models) if of is not None]
     own = f"user:{tenant.name}:{user}"
     return Principal(
@@ -170,13 +180,13 @@ def granted(
         user=user,
         roles=held,
         permissions=permissions_of(held, scopes),
-        models=frozenset.intersection(*usable) if usable else None,
+        models=_one(frozenset.intersection(*usable)) if usable else None,
         priority=priority or tenant.priority,
         weight=weight or tenant.weight,
         limits=(
             *(Bound(own, limit) for limit in limits),
             *(Bound(f"{own}:each", limit) for limit in tenant.user_limits),
-            *(Bound(f"tenant:{tenant.name}", limit) for limit in tenant.limits),
+            *tenant.bounds,
         ),
         expires=expires,
     )
@@ -202,7 +212,13 @@ def permissions_of(
 ) -> frozenset[Permission]:
     """Of the roles; with scopes those of them alone."""
     held = frozenset[Permission]().union(*(grants[role] for role in roles))
-    return held if scopes is None else held & frozenset(scopes)
+    return _one(held if scopes is None else held & frozenset(scopes))
+
+
+@lru_cache(maxsize=1000)
+def _one(names: frozenset[T]) -> frozenset[T]:
+    """Alike ones are one in memory: there are few, and many callers."""
+    return names
 
 
 def _denied(message: str, reason: str, param: str = "") -> PenstockError:

@@ -6,6 +6,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,7 @@ from services.gateway.identity.audit import (
     differing,
     until_first,
 )
-from services.gateway.identity.limits import Limits
+from services.gateway.identity.limits import Bound, Limits
 from services.gateway.identity.news import channel
 
 Priority = Literal["high", "normal", "low"]
@@ -51,6 +52,17 @@ class TenantRecord(BaseModel):
     suspended: int | None = Field(None, description="Unix seconds; nobody of it is let in since")
     created: int = Field(0, description="Unix seconds")
 
+    @cached_property
+    def bounds(self) -> tuple[Bound, ...]:
+        """Its `limits`, for its callers to share."""
+        return tuple(Bound(f"tenant:{self.name}", limit) for limit in self.limits)
+
+
+@lru_cache(maxsize=1000)
+def _of_stored(stored: str) -> TenantRecord:
+    """The same for all who are of it: a tenant has many callers."""
+    return TenantRecord.model_validate_json(stored)
+
 
 class TenantStore:
     """Raises `RedisAway` when Redis is away."""
@@ -63,12 +75,12 @@ class TenantStore:
 
     async def find(self, name: str) -> TenantRecord | None:
         stored = await self._redis.hget(self._records, name)
-        return TenantRecord.model_validate_json(stored) if stored else None
+        return _of_stored(stored) if stored else None
 
     async def list(self) -> list[TenantRecord]:
         """By name."""
         stored = await self._redis.hgetall(self._records)
-        return [TenantRecord.model_validate_json(stored[name]) for name in sorted(stored)]
+        return [_of_stored(stored[name]) for name in sorted(stored)]
 
     async def add(
         self, name: str, fields: Mapping[str, Any] = MappingProxyType({}), by: Actor = DIRECT
@@ -97,7 +109,7 @@ class TenantStore:
             stored = await self._redis.hget(self._records, name)
             if stored is None:
                 return None
-            before = TenantRecord.model_validate_json(stored)
+            before = _of_stored(stored)
             record = TenantRecord.model_validate({**before.model_dump(), **fields(before)})
             act = Act(by, action, f"tenant:{name}", *differing(_told(before), _told(record)))
             await self._write(act, str(stored), record)

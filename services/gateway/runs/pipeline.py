@@ -31,7 +31,7 @@ async def generate(
         principal.authorize(model)
         window = (await gateway.models.find(model)).window
         if any(prompt.stores for prompt in prompts):
-            principal.require(Permission.STORES_READ)
+            principal.require(Permission.STORES_SEARCH)
         journal.served = model
         unready = [await gateway.stores.require(principal.tenant, p.stores) for p in prompts]
 

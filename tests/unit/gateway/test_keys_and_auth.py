@@ -16,7 +16,9 @@ from services.gateway.identity.api_keys import KeyVerifier
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.key_record import KEY_PATTERN, key_hash
 from services.gateway.identity.keys import KeyStore
+from services.gateway.identity.known import Known
 from services.gateway.identity.news import channel
+from services.gateway.identity.principal import Principal
 from services.gateway.identity.tenants import TenantStore
 
 
@@ -318,7 +320,8 @@ async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
 
 
 async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespace, monkeypatch):
-    monkeypatch.setattr("services.gateway.identity.auth._CACHED", 2)
+    monkeypatch.setattr("services.gateway.identity.known._MOST", 2)
+    monkeypatch.setattr("services.gateway.identity.auth._MOST_REVOKED", 2)
     store = Away(redis, namespace)
     keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
     authenticator = auth(store)
@@ -328,6 +331,69 @@ async def test_the_keys_in_memory_are_bounded_and_the_oldest_goes(redis, namespa
     for key in keys:
         authenticator.told(f"revoked {key_hash(key)}")
     assert list(authenticator._revoked) == [key_hash(key) for key in keys[1:]]
+
+
+async def test_a_flood_of_wrong_keys_pushes_nobody_out(redis, namespace, monkeypatch):
+    monkeypatch.setattr("services.gateway.identity.known._MOST", 2)
+    store = Away(redis, namespace)
+    key, _ = await store.create("acme")
+    authenticator = auth(store)
+    await authenticator.identify(f"Bearer {key}")
+    for n in range(20):
+        wrong = f"Bearer psk-{n:02}" + "a" * 41
+        assert (await refusal(authenticator, wrong)).reason == "invalid_api_key"
+    store.away = True
+    assert (await authenticator.identify(f"Bearer {key}")).tenant == "acme"
+    assert len(authenticator._known.hashes()) == 1
+    assert len(authenticator._revoked) == 0
+
+
+def test_one_caller_with_many_tokens_pushes_nobody_out_and_nothing_is_left(monkeypatch):
+    monkeypatch.setattr("services.gateway.identity.known._MOST", 6)
+    monkeypatch.setattr("services.gateway.identity.known._MOST_OF_ONE", 3)
+    known = Known()
+    known.keep("a", 0.0, Principal("acme", "oidc:a"))
+    for n in range(9):
+        known.keep(f"b{n}", 1.0 + n, Principal("acme", "oidc:b"))
+    assert known.hashes() == ["a", "b6", "b7", "b8"]
+    known.keep("b7", 20.0, Principal("acme", "oidc:b"))
+    known.keep("b9", 21.0, Principal("acme", "oidc:b"))
+    assert known.hashes() == ["a", "b8", "b7", "b9"]
+    known.keep("b9", 22.0, Principal("other", "oidc:b"))  # whoever it was before
+    for n in range(4):
+        known.keep(f"c{n}", 23.0, Principal("other", f"oidc:{n}"))
+    assert known.hashes() == ["b7", "b9", "c0", "c1", "c2", "c3"]
+    known.forget_tenant("other")
+    assert known.hashes() == ["b7"]
+    known.forget("b7")
+    known.forget("b7")
+    known.forget_tenant("acme")
+    assert (known.hashes(), known._of) == ([], {})
+
+
+async def test_a_revocation_asks_once_however_often_the_key_was_rotated(store, monkeypatch):
+    _, record = await store.create("acme")
+    for _ in range(4):
+        await store.rotate(record.id, 3600)
+    asked: list[int] = []
+    revoked_of = store.revoked_of
+
+    async def counted(hashes):
+        asked.append(len(hashes))
+        return await revoked_of(hashes)
+
+    monkeypatch.setattr(store, "revoked_of", counted)
+    assert await store.revoke(record.id)
+    assert asked == [5]
+
+
+async def test_very_many_are_asked_for_some_at_a_time(store, monkeypatch):
+    monkeypatch.setattr("services.gateway.identity.keys._ASKED_AT_ONCE", 2)
+    keys = [await store.create("acme") for _ in range(5)]
+    for _, record in keys[1:4]:
+        await store.revoke(record.id)
+    hashes = [key_hash(key) for key, _ in keys]
+    assert await store.revoked_of(hashes) == set(hashes[1:4])
 
 
 async def test_a_key_that_was_deleted_is_wrong_and_forgotten(redis, namespace):
@@ -389,7 +455,7 @@ async def test_a_key_looked_up_while_a_recheck_asks_is_looked_up_again(redis, na
 
 
 async def test_a_key_that_is_looked_up_anew_is_the_latest(redis, namespace, monkeypatch):
-    monkeypatch.setattr("services.gateway.identity.auth._CACHED", 2)
+    monkeypatch.setattr("services.gateway.identity.known._MOST", 2)
     store = Away(redis, namespace)
     keys = [(await store.create(f"tenant{n}"))[0] for n in range(3)]
     authenticator = auth(store, cache_s=0)

@@ -99,8 +99,8 @@ async def test_a_key_without_the_permission_is_refused_over_grpc(parts, endpoint
     assert call.code == grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_who_may_not_read_stores_gets_nothing_of_them_by_a_chat(parts):
-    parts.auth.keys["Bearer k"] = without(Permission.STORES_READ)
+async def test_who_may_not_search_stores_gets_nothing_of_them_by_a_chat(parts):
+    parts.auth.keys["Bearer k"] = without(Permission.STORES_SEARCH)
     transport = httpx.ASGITransport(application(parts))
     search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "tools": [search]}
