@@ -1,7 +1,7 @@
 """Metering in plain Python, as a ledger would be kept by hand: what meter.lua is held to.
 
-Buckets are levels that fill up here, and times there; dates are the library's; nothing is stored
-but what each request holds and what it was charged.
+A bucket is the history of what was put in, told anew from its beginning at every look: what comes
+back of a reservation is changed in there as if it had never been. Dates are the library's.
 """
 
 from collections import defaultdict
@@ -15,9 +15,11 @@ NEVER = -1.0
 
 
 @dataclass
-class Bucket:
-    left: float
+class Addition:
+    """To a bucket, in what the rule counts."""
+
     at: float
+    amount: float
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Standing:
     dates: dict[str, str]  # of calendar rules, by key
     until: float
     used: dict[str, int]
+    added: dict[str, Addition]  # to buckets, by rule
 
 
 def date_of(per: str, now: float) -> str:
@@ -52,21 +55,22 @@ def amounts(used: dict[str, int]) -> dict[str, int]:
 @dataclass
 class PlainMeter:
     lease_s: float
-    buckets: dict[str, Bucket] = field(default_factory=dict)
+    buckets: dict[str, list[Addition]] = field(default_factory=lambda: defaultdict(list))
     counts: dict[tuple[str, str], Count] = field(default_factory=lambda: defaultdict(Count))
     standing: dict[str, Standing] = field(default_factory=dict)
     charged: dict[str, dict[str, int]] = field(default_factory=dict)
+    over: dict[str, str] = field(default_factory=dict)  # as what
     ledger: list[tuple[str, str, dict[str, int]]] = field(default_factory=list)
     now: float = 0.0
 
     # ---- rules --------------------------------------------------------------------------------
 
-    def _bucket(self, rule: dict[str, Any]) -> Bucket:
-        bucket = self.buckets.setdefault(rule["key"], Bucket(rule["most"], self.now))
-        rate = rule["most"] / FULL_S[rule["per"]]
-        bucket.left = min(rule["most"], bucket.left + (self.now - bucket.at) * rate)
-        bucket.at = self.now
-        return bucket
+    def _left(self, rule: dict[str, Any]) -> float:
+        level, before, rate = 0.0, 0.0, rule["most"] / FULL_S[rule["per"]]
+        for one in [*self.buckets[rule["key"]], Addition(self.now, 0.0)]:
+            level = max(0.0, level - (one.at - before) * rate) + one.amount
+            before = one.at
+        return float(rule["most"] - level)
 
     def look(self, rule: dict[str, Any], need: float) -> tuple[float, float]:
         """What is left, and how long until `need` fits."""
@@ -75,17 +79,17 @@ class PlainMeter:
             left = max(0, int(most) - len(self.holders(rule)))
             return left, NEVER if most < 1 else 0.0 if left else 1.0
         if rule["per"] in FULL_S:
-            left, rate = self._bucket(rule).left, most / FULL_S[rule["per"]]
             if need > most or not most:
                 return 0.0, NEVER
+            left, rate = self._left(rule), most / FULL_S[rule["per"]]
             wait = (need - left) / rate
             return max(0.0, left), wait if wait > CLOSE else 0.0
         count = self.counts[rule["key"], date_of(rule["per"], self.now)]
         left = max(0, most - count.held - count.used)
-        if need <= left:
-            return left, 0.0
         if need > most or not most:
             return left, NEVER
+        if need <= left:
+            return left, 0.0
         soon = need <= most - count.used
         return left, 1.0 if soon else period_ends(rule["per"], self.now) - self.now
 
@@ -96,15 +100,34 @@ class PlainMeter:
             if one.until > self.now and rule["key"] in {r["key"] for r in one.run["rules"]}
         }
 
-    def _move(self, run: dict[str, Any], dates: dict[str, str], held: Any, used: Any) -> None:
+    def _hold(self, run: dict[str, Any], dates: dict[str, str]) -> dict[str, Addition]:
+        added = {}
         for rule in run["rules"]:
+            amount = run["held"].get(rule["of"], 0)
+            if rule["per"] in FULL_S:
+                added[rule["key"]] = self._add(rule, amount)
+            elif rule["of"] != "concurrent":
+                self.counts[rule["key"], dates[rule["key"]]].held += amount
+        return added
+
+    def _add(self, rule: dict[str, Any], amount: float) -> Addition:
+        one = Addition(self.now, amount if rule["most"] else 0)
+        self.buckets[rule["key"]].append(one)
+        return one
+
+    def _use(self, one: Standing, held: dict[str, int], used: dict[str, int]) -> None:
+        """In the place of what it held."""
+        for rule in one.run["rules"]:
             hold, use = held.get(rule["of"], 0), used.get(rule["of"], 0)
             if rule["per"] in FULL_S:
-                bucket = self._bucket(rule)
-                bucket.left = min(rule["most"], bucket.left - hold - use)
+                added = one.added.get(rule["key"])
+                if added is not None and added.amount:
+                    added.amount = min(added.amount, added.amount - hold + max(0, use))
+                if use > hold:
+                    self._add(rule, use - hold)
             elif rule["of"] != "concurrent":
-                count = self.counts[rule["key"], dates[rule["key"]]]
-                count.held += hold
+                count = self.counts[rule["key"], one.dates[rule["key"]]]
+                count.held -= hold
                 count.used += use
 
     # ---- what can be asked --------------------------------------------------------------------
@@ -112,6 +135,7 @@ class PlainMeter:
     def reserve(self, id: str, run: dict[str, Any]) -> tuple[int, float]:
         """Which rule stands in the way, from 1 (0: none), and for how long."""
         self.sweep(10)
+        self._of_another_model(id, run)
         if id in self.standing or id in self.charged:
             return 0, 0.0
         waits = [self.look(rule, run["held"].get(rule["of"], 0))[1] for rule in run["rules"]]
@@ -123,46 +147,63 @@ class PlainMeter:
         return 0, 0.0
 
     def _stand(self, id: str, run: dict[str, Any]) -> None:
-        dates = {
+        dates = self._dates(run)
+        added = self._hold(run, dates)
+        self.standing[id] = Standing(run, dates, self.now + self.lease_s, run["used"], added)
+
+    def _dates(self, run: dict[str, Any]) -> dict[str, str]:
+        return {
             rule["key"]: date_of(rule["per"], self.now)
             for rule in run["rules"]
             if rule["per"] in ("day", "month")
         }
-        self._move(run, dates, run["held"], {})
-        self.standing[id] = Standing(run, dates, self.now + self.lease_s, run["used"])
+
+    def _of_another_model(self, id: str, run: dict[str, Any]) -> None:
+        one = self.standing.get(id)
+        if one is not None and one.run["who"]["model"] != run["who"]["model"]:
+            self._give_back(id)
+
+    def _give_back(self, id: str) -> None:
+        one = self.standing.pop(id)
+        self._use(one, one.run["held"], {})
 
     def hold(self, id: str, run: dict[str, Any]) -> None:
-        if id in self.charged:
-            return
+        self._of_another_model(id, run)
         if id not in self.standing:
+            if self.over.get(id, "lost") != "lost":
+                return
+            if id in self.over:
+                run["held"]["requests"] = 0
             self._stand(id, run)
         self.standing[id].until = self.now + self.lease_s
         self.standing[id].used = run["used"]
 
     def settle(self, id: str, run: dict[str, Any]) -> None:
+        self._of_another_model(id, run)
         if id in self.standing:
             self._close(id, run["used"], run["status"])
-            return
-        before = self.charged.get(id)
-        missing = {name: n - (before[name] if before else 0) for name, n in run["used"].items()}
-        if before and not any(missing.values()):
-            return
-        dates = {
-            rule["key"]: date_of(rule["per"], self.now)
-            for rule in run["rules"]
-            if rule["per"] in ("day", "month")
-        }
-        told = amounts(missing) | ({"requests": 0} if before else {})
-        self._move(run, dates, {}, told)
-        self.ledger.append((id, "correction" if before else run["status"], missing))
-        self.charged[id] = run["used"]
+        else:
+            self._charge(id, Standing(run, self._dates(run), 0.0, {}, {}), {}, run)
+
+    def release(self, id: str) -> None:
+        if id in self.standing:
+            self._give_back(id)
+        if id not in self.charged:
+            self.charged[id] = dict.fromkeys(("prompt", "cached", "output", "cost"), 0)
+            self.over[id] = "released"
 
     def _close(self, id: str, used: dict[str, int], status: str) -> None:
         one = self.standing.pop(id)
-        back = {name: -amount for name, amount in one.run["held"].items()}
-        self._move(one.run, one.dates, back, amounts(used))
-        self.ledger.append((id, status, used))
-        self.charged[id] = used
+        self._charge(id, one, one.run["held"], {"used": used, "status": status})
+
+    def _charge(self, id: str, one: Standing, held: dict[str, int], end: dict[str, Any]) -> None:
+        before, used, status = self.charged.get(id), end["used"], end["status"]
+        missing = {name: n - (before[name] if before else 0) for name, n in used.items()}
+        told = amounts(missing) | ({"requests": 0} if before else {})
+        self._use(one, held, told)
+        self.charged[id], self.over[id] = used, status
+        if not before or any(missing.values()):
+            self.ledger.append((id, "correction" if before else status, missing))
 
     def sweep(self, most: int) -> int:
         over = sorted((one.until, id) for id, one in self.standing.items() if one.until <= self.now)

@@ -36,6 +36,8 @@ class Limit(BaseModel):
                 f"limit {self.name!r}: {self.of} is counted "
                 + ("at once: leave `per` out" if self.per else "per minute, hour, day or month")
             )
+        if self.of != "cost" and not self.most.is_integer():
+            raise ValueError(f"limit {self.name!r}: most must be a whole number of {self.of}")
         return self
 
 

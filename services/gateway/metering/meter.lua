@@ -3,14 +3,17 @@
 --
 -- A request is reserved for at the door, with what it may use at most, and settled at its end with
 -- what it used. Between them its gateway renews a lease and tells what was used so far; when the
--- lease runs out (the gateway was killed) the request is settled with what was told last. All steps
--- may be carried out twice: a request has one reservation, and what it was charged is remembered, so
--- that settling it again charges the difference, which is nothing or, after a lease that ran out
--- under a gateway that lives, what was not told yet.
+-- lease runs out (the gateway was killed) the request is settled with what was told last, as "lost".
+-- All steps may be carried out twice: a request has one reservation, and what it was charged is
+-- remembered, so that settling it again charges the difference, which is nothing or, after a lease
+-- that ran out under a gateway that lives, what was not told yet. One that was settled as lost and
+-- goes on stands again, for the rest. A step for another model than was reserved for gives that
+-- reservation back first.
 --
 -- Kinds of rules:
 --   per minute or hour   GCRA (a leaky bucket as one time): `most` at once, and `most` again in each
---                        period, evenly. Using more than was reserved makes a debt.
+--                        period, evenly. Using more than was reserved makes a debt; of what was not
+--                        used comes back what has not leaked meanwhile.
 --   per day or month     a count of the calendar's, UTC by Redis' clock. What is reserved before
 --                        midnight is charged to the day before.
 --   neither              so many at once.
@@ -18,9 +21,9 @@
 -- Keys, all below KEYS[1] (one hash slot):
 --   :open              hash    request -> its reservation (msgpack)
 --   :due               zset    request -> its lease, µs
---   :done:<request>    string  what it was charged (msgpack); expires
+--   :done:<request>    string  what it was charged, and as what (msgpack); expires
 --   :ledger            stream  one entry for each request that ended, and one for each correction
---   :b:<rule>          string  when the bucket will be full again, µs; expires then
+--   :b:<rule>          string  a bucket (msgpack, see there); expires when it is full
 --   :c:<rule>:<date>   hash    held, used; expires a day after its period
 --   :n:<rule>          zset    request -> its lease; expires with the last
 --
@@ -28,6 +31,7 @@
 --   reserve  id, run     -> JSON: see `told`
 --   hold     id, run     nothing is refused: a lease is renewed, or made anew
 --   settle   id, run     -> 1 if something was charged
+--   release  id          nothing is charged: what was reserved, or will be by a call that is late
 --   sweep    most        -> how many leases had run out
 -- run, JSON: who: {field: text, ...} as the ledger has it; rules: [{key, of, per, most}, ...];
 -- held: {requests, tokens, cost}; used: {prompt, cached, output, cost}; status, when it is settled.
@@ -78,33 +82,105 @@ end
 
 local bucket, calendar, places = {}, {}, {}
 
+-- A bucket: {when it is full again, µs; the number of its last addition; and then pairs, of an
+-- addition's number and the level (µs until it is full) right before that}. Numbers rise, with time.
+-- Of the pairs those are kept whose level is the lowest from there on. So what a reservation may
+-- give back is known: had it never been made, the level would be lower by its amount, but never
+-- below zero; what the level did not hold at its lowest since then has leaked, and does not come
+-- back. A new low makes all before it superfluous: there are few.
+local PAIRS = 64 -- at most
+local loaded = {}
+
+local function load(rule)
+  local known = loaded[rule.at]
+  if not known then
+    local stored = call('GET', rule.at)
+    known = stored and cmsgpack.unpack(stored) or {0, 0}
+    loaded[rule.at] = known
+  end
+  return known
+end
+
+local function store(rule, state)
+  loaded[rule.at] = state
+  if state[1] <= now then
+    call('DEL', rule.at)
+  else
+    call('SET', rule.at, cmsgpack.pack(state), 'PX', whole(math.ceil((state[1] - now) / 1e3)))
+  end
+end
+
+local function drop_last(state)
+  state[#state] = nil
+  state[#state] = nil
+end
+
+-- Two neighbours become one that gives back less: those whose levels are nearest.
+local function merge(state, level)
+  local best, least
+  for i = 3, #state - 3, 2 do
+    local span = (state[i + 5] or level) - state[i + 1]
+    if not least or span < least then best, least = i, span end
+  end
+  state[best] = state[best + 2]
+  table.remove(state, best + 3)
+  table.remove(state, best + 2)
+end
+
+local function add(rule, amount)
+  local state = load(rule)
+  local level = math.max(0, state[1] - now)
+  while #state > 2 and state[#state] >= level do drop_last(state) end
+  if #state >= 2 + 2 * PAIRS then merge(state, level) end
+  state[1], state[2] = now + level + amount, math.max(now, state[2] + 1)
+  state[#state + 1] = state[2]
+  state[#state + 1] = level
+  rule.number = state[2]
+  store(rule, state)
+end
+
+local function give_back_of(rule, amount)
+  local state = load(rule)
+  local level = state[1] - now
+  if level <= 0 or not rule.number then return end
+  local before, after = {state[1], state[2]}, {}
+  for i = 3, #state, 2 do
+    local to = state[i] > rule.number and after or before
+    to[#to + 1] = state[i]
+    to[#to + 1] = state[i + 1]
+  end
+  local back = math.min(amount, level, after[2] or level)
+  local low = (after[2] or level) - back
+  while #before > 2 and before[#before] >= low do drop_last(before) end
+  for i = 1, #after, 2 do
+    before[#before + 1] = after[i]
+    before[#before + 1] = after[i + 1] - back
+  end
+  before[1] = before[1] - back
+  store(rule, before)
+end
+
 function bucket.look(rule, need)
   local full = BUCKETS[rule.per]
-  local ahead = math.max(0, tonumber(call('GET', rule.at) or 0) - now)
+  local ahead = math.max(0, load(rule)[1] - now)
   if need > rule.most or rule.most == 0 then return 0, NEVER, ahead end
   local wait = ahead + need * full / rule.most - full
   return math.max(0, (full - ahead) * rule.most / full), wait > 1 and wait or 0, ahead
 end
 
 function bucket.move(rule, held, used)
-  local amount = held + used
-  if amount == 0 or rule.most == 0 then return end
-  local at = tonumber(call('GET', rule.at) or 0)
-  if amount > 0 then at = math.max(at, now) end
-  at = at + amount * BUCKETS[rule.per] / rule.most
-  if at <= now then
-    call('DEL', rule.at)
-  else
-    call('SET', rule.at, exact(at), 'PX', whole(math.ceil((at - now) / 1e3)))
-  end
+  local amount = held + math.max(0, used) -- what was charged before is not given back here
+  local change = rule.most == 0 and 0 or amount * BUCKETS[rule.per] / rule.most
+  if change > 0 then add(rule, change) end
+  if change < 0 then give_back_of(rule, -change) end
 end
 
 function calendar.look(rule, need)
   local held = tonumber(call('HGET', rule.at, 'held') or 0)
   local used = tonumber(call('HGET', rule.at, 'used') or 0)
   local left, after = math.max(0, rule.most - used - held), rule.ends - now
-  if need <= left then return left, 0, after end
   if need > rule.most or rule.most == 0 then return left, NEVER, after end
+  if need <= left then return left, 0, after end
   return left, need <= rule.most - used and SOON or after, after
 end
 
@@ -147,10 +223,9 @@ end
 
 -- ---- reservations -------------------------------------------------------------------------------
 
-local function find(id)
-  local stored = call('HGET', OPEN, id)
-  return stored and cmsgpack.unpack(stored)
-end
+local function unpacked(stored) return stored and cmsgpack.unpack(stored) or nil end
+local function find(id) return unpacked(call('HGET', OPEN, id)) end
+local function charged(id) return unpacked(call('GET', key('done', id))) end
 
 local function stand(id, run)
   call('HSET', OPEN, id, cmsgpack.pack(run))
@@ -187,6 +262,28 @@ local function less(a, b)
   return left
 end
 
+local function some(amounts)
+  for _, amount in pairs(amounts) do
+    if amount ~= 0 then return true end
+  end
+  return false
+end
+
+local function give_back(id, run)
+  leave(id, run)
+  move(run, less({requests = 0, tokens = 0, cost = 0}, run.held), nil)
+end
+
+-- What is reserved for the request, if it is for the model that `run` is of.
+local function standing(id, run)
+  local known = find(id)
+  if known and known.who.model ~= run.who.model then
+    give_back(id, known)
+    return nil
+  end
+  return known
+end
+
 -- ---- the ledger ---------------------------------------------------------------------------------
 
 local function enter(id, run, used, status)
@@ -202,28 +299,19 @@ local function enter(id, run, used, status)
   call('XADD', LEDGER, '*', unpack(entry))
 end
 
-local function remember(id, used)
-  call('SET', key('done', id), cmsgpack.pack(used), 'EX', memory)
+local function remember(id, used, status)
+  call('SET', key('done', id), cmsgpack.pack({used = used, status = status}), 'EX', memory)
 end
 
--- Ends a reservation with what was used.
-local function close(id, run, used, status)
-  leave(id, run)
-  move(run, less({requests = 0, tokens = 0, cost = 0}, run.held), amounts(used))
-  enter(id, run, used, status)
-  remember(id, used)
-end
-
--- A request that was charged already, or ran while nobody could count: what is missing.
-local function correct(id, run, before)
-  local missing, some = less(run.used, before), not before
-  for _, amount in pairs(missing) do some = some or amount ~= 0 end
-  if not some then return 0 end
+-- Ends a request with what it used, less what it was charged `before`. What it held is back.
+local function close(id, run, held, before, status)
+  local missing = less(run.used, before and before.used)
   local counted = amounts(missing)
   if before then counted.requests = 0 end
-  move(run, nil, counted)
-  enter(id, run, missing, before and 'correction' or run.status)
-  remember(id, run.used)
+  move(run, less({requests = 0, tokens = 0, cost = 0}, held), counted)
+  remember(id, run.used, status)
+  if before and not some(missing) then return 0 end
+  enter(id, run, missing, before and 'correction' or status)
   return 1
 end
 
@@ -231,7 +319,12 @@ local function sweep(most)
   local ended = call('ZRANGEBYSCORE', DUE, '-inf', exact(now), 'LIMIT', 0, most)
   for _, id in ipairs(ended) do
     local run = find(id)
-    if run then close(id, run, run.used, 'lost') else call('ZREM', DUE, id) end
+    if run then
+      leave(id, run)
+      close(id, run, run.held, charged(id), 'lost')
+    else
+      call('ZREM', DUE, id)
+    end
   end
   return #ended
 end
@@ -253,10 +346,10 @@ end
 
 function ops.reserve(id, run)
   sweep(SWEPT)
-  local known = find(id)
+  local known = standing(id, run)
   if known then return told(known) end
   run.rules = located(run.rules)
-  if call('EXISTS', key('done', id)) == 1 then return told(run) end
+  if charged(id) then return told(run) end
   local blocking, longest
   for i, rule in ipairs(run.rules) do
     local _, wait = kind(rule).look(rule, run.held[rule.of] or 0)
@@ -271,29 +364,38 @@ function ops.reserve(id, run)
 end
 
 function ops.hold(id, run)
-  if call('EXISTS', key('done', id)) == 1 then return 0 end
-  local known = find(id)
+  local known = standing(id, run)
   if known then
     known.used = run.used
-    run = known
-  else
-    run.rules = located(run.rules)
-    move(run, run.held, nil)
+    stand(id, known)
+    return 1
   end
+  local before = charged(id)
+  if before and before.status ~= 'lost' then return 0 end
+  run.rules = located(run.rules)
+  if before then run.held.requests = 0 end
+  move(run, run.held, nil)
   stand(id, run)
   return 1
 end
 
 function ops.settle(id, run)
-  local before = call('GET', key('done', id))
-  local known = find(id)
+  local known, before = standing(id, run), charged(id)
   if known then
-    close(id, known, run.used, run.status)
-    return 1
+    leave(id, known)
+    known.used = run.used
+    return close(id, known, known.held, before, run.status)
   end
   run.rules = located(run.rules)
-  return correct(id, run, before and cmsgpack.unpack(before))
+  return close(id, run, {}, before, run.status)
+end
+
+function ops.release(id)
+  local known = find(id)
+  if known then give_back(id, known) end
+  if not charged(id) then remember(id, {prompt = 0, cached = 0, output = 0, cost = 0}, 'released') end
+  return 1
 end
 
 if op == 'sweep' then return sweep(tonumber(ARGV[4])) end
-return ops[op](ARGV[4], cjson.decode(ARGV[5]))
+return ops[op](ARGV[4], ARGV[5] and cjson.decode(ARGV[5]))

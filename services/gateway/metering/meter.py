@@ -1,7 +1,6 @@
 """A request's way past its limits: reserved for at the door, settled however it ends."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,8 +19,6 @@ from services.gateway.metering.refusals import away, headers, refused
 from services.gateway.metering.run import Held, Room, Run, Used
 from services.gateway.metering.shared_meter import SharedMeter
 from services.gateway.metering.upkeep import Upkeep
-
-log = logging.getLogger(__name__)
 
 _DOOR_S = 5.0  # for the door's one round trip: a burst that holds up the loop is no outage
 _RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
@@ -160,9 +157,11 @@ class Meter:
         run = metered.run
         if not run.bounds:
             return False
+        asked = False
         try:
             if time.monotonic() - self._redis_away_at < _RETRY_REDIS_S:
                 raise ConnectionError("Redis did not answer a moment ago")
+            asked = True
             async with asyncio.timeout(_DOOR_S):
                 verdict = await self._shared.reserve(run)
         except (*RedisAway, TimeoutError) as error:
@@ -175,21 +174,17 @@ class Meter:
             closed = busy or any(bound.limit.without_redis == "closed" for bound in run.bounds)
             metrics.unchecked.labels("refused" if closed else "let_through").inc()
             if closed:
-                self._give_back(run)
+                if asked:  # it may be reserved for, or be so when Redis has read it
+                    self._upkeep.release(run)
                 raise away() from None
             return False
         except asyncio.CancelledError:
-            self._give_back(run)
+            self._upkeep.release(run)
             raise
         metered.rooms = verdict.rooms
         if verdict.blocked_by is not None:
             raise refused(verdict, run.held, self._prices.currency)
         return True
-
-    def _give_back(self, run: Run) -> None:
-        """It may have been reserved for, and will not run."""
-        run.status = "cancelled"
-        self._upkeep.settle(run)
 
 
 def status_of(error: BaseException | None) -> str:

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from services.gateway.identity.limits import Bound
 
+RELEASED = "released"
+"""The status of a request that was refused at the door: what may be held for it is to be free."""
+
 
 class Used(NamedTuple):
     """Tokens; `cached` are a part of `prompt`. `cost` in billionths of the currency."""

@@ -48,6 +48,11 @@ class SharedMeter:
         """Charges what it used, and what it held is free."""
         await self._call("settle", run.id, json.dumps(run.told()))
 
+    async def release(self, run: Run) -> None:
+        """What is held for it is free, and nothing charged. A `reserve` that comes later holds
+        nothing."""
+        await self._call("release", run.id)
+
     async def sweep(self, most: int) -> int:
         """Settles requests whose leases have run out; returns how many."""
         return int(await self._call("sweep", most))

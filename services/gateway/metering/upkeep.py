@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -11,8 +10,9 @@ from services.common.config import MeteringSettings
 from services.common.redis import RedisAway, RedisError
 from services.gateway import metrics
 from services.gateway.metering.ledger import Ledger
-from services.gateway.metering.run import Run, Used
+from services.gateway.metering.run import RELEASED, Run, Used
 from services.gateway.metering.shared_meter import SharedMeter
+from services.gateway.metering.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Upkeep:
         self._ledger = ledger
         self._settings = settings
         self._running: dict[str, Running] = {}
-        self._unsettled: OrderedDict[str, Run] = OrderedDict()  # Redis was away; oldest first
+        self._unsettled = Spool(settings.unsettled)  # Redis was away
         self._settling: set[asyncio.Task[None]] = set()
         self._telling: set[asyncio.Task[None]] = set()
         self._lost: list[Run] = []  # since the last line in the log
@@ -58,14 +58,17 @@ class Upkeep:
         await asyncio.gather(self._task, return_exceptions=True)
         if self._settling:
             await asyncio.wait(self._settling, timeout=_LAST_S)
-        for task in (*self._telling, *self._settling):
+        left = [*self._telling, *self._settling]
+        for task in left:
             task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)  # settlements wait with the others then
         try:
             async with asyncio.timeout(_LAST_S):
                 await self._settle_late()
         except TimeoutError:
             pass
-        self._lost += self._unsettled.values()
+        for run in self._unsettled:
+            self._lose(run)
         self._say_lost()
 
     def begin(self, running: Running, *, reserved: bool) -> None:
@@ -77,6 +80,16 @@ class Upkeep:
     def end(self, running: Running) -> asyncio.Task[None]:
         self._running.pop(running.run.id, None)
         return self.settle(running.run)
+
+    def forget(self, running: Running) -> None:
+        """It was refused, and holds nothing."""
+        self._running.pop(running.run.id, None)
+        self.release(running.run)
+
+    def release(self, run: Run) -> None:
+        """Whatever may be reserved for it is free soon, and nothing charged."""
+        run.status, run.used = RELEASED, Used()
+        self.settle(run)
 
     def settle(self, run: Run) -> asyncio.Task[None]:
         """Soon; the task is done once the ledger has it, or it is known that it must wait."""
@@ -95,7 +108,7 @@ class Upkeep:
             self._wait(run)
             return
         try:
-            await self._shared.settle(run)
+            await self._end(run)
         except RedisAway as error:
             if not self._unsettled:  # the first of an outage
                 log.warning("settlements wait for Redis: %s", type(error).__name__)
@@ -107,13 +120,17 @@ class Upkeep:
             self._wait(run)
             raise
 
+    async def _end(self, run: Run) -> None:
+        await (self._shared.release if run.status == RELEASED else self._shared.settle)(run)
+
     def _wait(self, run: Run) -> None:
-        self._unsettled[run.id] = run
-        if len(self._unsettled) > self._settings.unsettled:
-            self._lose(self._unsettled.popitem(last=False)[1])
+        if (lost := self._unsettled.put(run)) is not None:
+            self._lose(lost)
         metrics.unsettled.set(len(self._unsettled))
 
     def _lose(self, run: Run) -> None:
+        if run.status == RELEASED:  # what is held for it ends with its lease
+            return
         metrics.unledgered.inc()
         metrics.unledgered_cost.inc(run.used.cost / 1e9)
         self._lost.append(run)
@@ -146,13 +163,12 @@ class Upkeep:
             self._say_lost()
 
     async def _settle_late(self) -> None:
-        """Those that wait, oldest first, while Redis takes them."""
-        while self._unsettled:
-            some = list(self._unsettled.values())[:_AT_ONCE]
-            for run, error in zip(some, await _each(map(self._shared.settle, some)), strict=True):
+        """Those that wait, while Redis takes them."""
+        while some := self._unsettled.some(_AT_ONCE):
+            for run, error in zip(some, await _each(map(self._end, some)), strict=True):
                 if isinstance(error, RedisAway):
                     return
-                self._unsettled.pop(run.id, None)
+                self._unsettled.take_out(run)
                 if error is not None:
                     self._lose(run)
             metrics.unsettled.set(len(self._unsettled))

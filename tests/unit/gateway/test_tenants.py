@@ -142,6 +142,8 @@ async def test_tenants_are_kept(tenants):
         {"name": "a:b"},
         {"of": "characters"},
         {"most": -1},
+        {"most": 2.5},
+        {"of": "concurrent", "per": None, "most": 0.5},
         {"most": float("inf")},
         {"most": float("nan")},
         {"per": None},

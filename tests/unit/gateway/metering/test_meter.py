@@ -19,10 +19,11 @@ from services.common.redis import connect
 from services.gateway import metrics
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Principal
-from services.gateway.metering import meter
+from services.gateway.metering import meter, upkeep
 from services.gateway.metering.ledger import Entry, Ledger
 from services.gateway.metering.meter import Meter, Metered
-from services.gateway.metering.run import Run, Verdict
+from services.gateway.metering.run import RELEASED, Held, Run, Used, Verdict
+from services.gateway.metering.spool import Spool
 from tests.support.waiting import until, within
 
 PRICES = {"m": {"prompt": 1, "output": 1}}
@@ -230,9 +231,9 @@ async def test_without_redis_each_rule_is_open_or_closed_and_nothing_is_lost(mak
         await within(10, end.admit("r9", who(open_, closed), 10))
     assert refused.value.reason == "limits_unavailable"
     own_redis.start()
-    entries = await end.entries(7)
-    charged = {e.id: e.prompt for e in entries if e.status == "ok"}
-    assert charged == {f"r{number}": 10 for number in range(6)}
+    entries = await end.entries(6)
+    assert {e.id: e.prompt for e in entries} == {f"r{number}": 10 for number in range(6)}
+    assert {e.status for e in entries} == {"ok"}  # and of what was refused nothing
     end.meter._redis_away_at -= 1.0  # a second later
     with pytest.raises(PenstockError, match="requests-day"):
         await end.admit("r10", who(open_))  # all of them count
@@ -292,8 +293,81 @@ async def test_who_is_gone_at_the_door_holds_nothing(make, redis_url):
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert asking.cancelled()
-    await end.entries(1)
+    await asyncio.gather(*end.meter._upkeep._settling)
     assert await end.admit("r2", who(rule))
+    assert await end.ledger() == []
+
+
+async def test_a_call_that_comes_after_its_release_holds_nothing(make, redis_url):
+    end = make(redis_url)
+    rule = limit("concurrent", 1)
+    late = (await end.admit("r0", who())).run
+    late.id, late.bounds = "late", who(rule).limits
+    await end.meter._shared.release(late)
+    await end.meter._shared.reserve(late)
+    assert await end.admit("r2", who(rule))
+
+
+async def test_refusals_of_an_outage_charge_nothing_and_push_no_charge_out(make, own_redis):
+    """A flood of them, more than wait for Redis: some that it may have been asked, and most not."""
+    end = make(own_redis.url, lease_s=1.0, unsettled=3)
+    rules = limit("requests", 100, "day", without_redis="closed"), limit("concurrent", 9)
+    charged = [await end.admit(f"r{n}", who(*rules), 10) for n in range(3)]
+    own_redis.stop()
+    lost = metrics.unledgered._value.get()
+    for one in charged:
+        using(one, 10)
+        await end.meter.settle(one)
+    for number in range(40):
+        if number < 5:
+            end.meter._redis_away_at = float("-inf")  # it is asked once more
+        with pytest.raises(PenstockError) as refused:
+            await within(10, end.admit(f"x{number}", who(*rules), 10))
+        assert refused.value.reason == "limits_unavailable"
+    own_redis.start()
+    assert {e.id for e in await end.entries(3)} == {"r0", "r1", "r2"}
+    assert metrics.unledgered._value.get() == lost
+    end.meter._redis_away_at = float("-inf")
+    after = await end.admit("after", who(*rules))
+    assert [room.left for room in after.rooms] == [96, 8]
+    assert len(await end.ledger()) == 3
+
+
+def test_the_spool_keeps_what_costs():
+    spool = Spool(3)
+    runs = {
+        id: Run(id, {}, (), Held(0, 0), Used(prompt=used), status)
+        for id, used, status in (
+            ("free", 0, "refused"), ("a", 5, "ok"), ("held", 0, RELEASED), ("b", 5, "ok"),
+            ("c", 5, "ok"), ("d", 5, "ok"), ("e", 0, "ok"),
+        )
+    }  # fmt: skip
+    gone = [lost.id for run in runs.values() if (lost := spool.put(run)) is not None]
+    assert gone == ["held", "free", "a", "e"]
+    assert [run.id for run in spool.some(2)] == ["b", "c"]
+    spool.take_out(runs["b"])
+    assert [run.id for run in spool] == ["c", "d"]
+
+
+async def test_what_is_being_settled_when_a_gateway_ends_is_not_lost(make, redis_url, monkeypatch):
+    """Redis takes it only after the patience with those under way is over."""
+    monkeypatch.setattr(upkeep, "_LAST_S", 0.2)
+    end = make(redis_url)
+    settle, slow = end.meter._shared.settle, asyncio.Event()
+
+    async def late(run: Run) -> None:
+        if not slow.is_set():
+            await slow.wait()
+        await settle(run)
+
+    monkeypatch.setattr(end.meter._shared, "settle", late)
+    one = await end.admit("r1", who(), 10)
+    using(one, 10)
+    written = end.meter.end(one)
+    assert written is not None
+    written.add_done_callback(lambda _: slow.set())  # it was given up, and Redis is well again
+    await end.meter.stop()
+    assert [e.id for e in await end.ledger()] == ["r1"]
 
 
 async def test_the_ledger_is_cut_by_age_and_by_length(make, redis_url):

@@ -51,8 +51,10 @@ RULES = [
 ]
 
 
-def run_of(id: str, bounds: list[Bound], tokens: int = 100, cost: int = 300) -> Run:
-    who = {"tenant": "a", "user": "key_1", "model": "m", "tier": "normal", "route": "/v1"}
+def run_of(
+    id: str, bounds: list[Bound], tokens: int = 100, cost: int = 300, model: str = "m"
+) -> Run:
+    who = {"tenant": "a", "user": "key_1", "model": model, "tier": "normal", "route": "/v1"}
     return Run(id, who, bounds, Held(tokens, cost))
 
 
@@ -85,6 +87,9 @@ class Lua:
 
     def settle(self, run: Run) -> int:
         return self.call("settle", run.id, json.dumps(run.told()))
+
+    def release(self, run: Run) -> None:
+        self.call("release", run.id)
 
     def sweep(self, most: int = 100) -> int:
         return self.call("sweep", most)
@@ -131,9 +136,12 @@ class Both:
         self.now = self.plain.now = round(self.now + seconds, 6)
         self.lua.at(self.now)
 
-    def reserve(self, bounds: list[Bound], tokens: int, cost: int, times: int) -> None:
+    def reserve(self, bounds: list[Bound], tokens: int, cost: int, times: int) -> bool:
         run = run_of(f"r{len(self.runs)}", bounds, tokens, cost)
         self.runs.append(run)
+        return self._reserve(run, times)
+
+    def _reserve(self, run: Run, times: int) -> bool:
         for _ in range(times):
             expected, wait = self.plain.reserve(run.id, run.told())
             blocking, waits, left = self.lua.reserve(run)
@@ -143,16 +151,36 @@ class Both:
             assert all(one >= 0 for one in left)
         if run.id in self.plain.standing:
             self.final.setdefault(run.id, Used())
+        elif run.id not in self.plain.charged:
+            self.final.pop(run.id, None)
+        return run.id in self.plain.standing
+
+    def of_another_model(self, run: Run, bounds: list[Bound], tokens: int, times: int) -> None:
+        """It has what it had used, as far as anybody was told."""
+        if run.id in self.plain.standing:
+            other = "n" if run.who["model"] == "m" else "m"
+            moved = run_of(run.id, bounds, tokens, model=other)
+            moved.used = self.final[run.id]
+            self.runs[self.runs.index(run)] = moved
+            self._reserve(moved, times)
 
     def ask(self, op: str, run: Run, used: Used, times: int) -> None:
         before = self.final.get(run.id, Used())
         run.used = used = Used(*map(max, before, used))  # it only grows
         run.status = "ok"
-        if op == "settle" or run.id not in self.plain.charged:
+        if op == "settle" or self.plain.over.get(run.id, "lost") == "lost":
             self.final[run.id] = used
         for _ in range(times):
             getattr(self.plain, op)(run.id, copy.deepcopy(run.told()))
             getattr(self.lua, op)(run)
+
+    def release(self, run: Run, times: int) -> None:
+        if run.id in self.plain.charged:
+            return
+        for _ in range(times):
+            self.plain.release(run.id)
+            self.lua.release(run)
+        self.final.pop(run.id)
 
     def check(self) -> None:
         assert self.lua.ledger() == self.plain.ledger
@@ -183,6 +211,14 @@ OPS = st.one_of(
     st.tuples(st.just("hold"), st.integers(0, 30), USED, TIMES),
     st.tuples(st.just("settle"), st.integers(0, 30), USED, TIMES),
     st.tuples(st.just("unreserved"), USED, TIMES),
+    st.tuples(st.just("release"), st.integers(0, 30), TIMES),
+    st.tuples(
+        st.just("of_another_model"),
+        st.integers(0, 30),
+        st.lists(st.sampled_from(RULES), unique_by=id, max_size=3),
+        st.integers(0, 1100),
+        TIMES,
+    ),
     st.tuples(st.just("time"), st.sampled_from([0.001, 3.0, 12.5, 60.0, 50.0, 90_000.0])),
     st.tuples(st.just("sweep"), st.integers(1, 3)),
 )
@@ -209,8 +245,11 @@ def test_the_function_is_the_plain_ledger(redis_url, ops):
             elif op == "sweep":
                 assert lua.sweep(*args) == both.plain.sweep(*args)
             elif known := [run for run in both.runs if run.id in both.final]:
-                number, *rest = args
-                both.ask(op, known[number % len(known)], *rest)
+                run, rest = known[args[0] % len(known)], args[1:]
+                if op in ("hold", "settle"):
+                    both.ask(op, run, *rest)
+                else:
+                    getattr(both, op)(run, *rest)
             both.check()
         both.pass_time(LEASE_S)  # nobody renews: all of it comes back
         while both.plain.sweep(100):
@@ -220,6 +259,7 @@ def test_the_function_is_the_plain_ledger(redis_url, ops):
         for id, _, used in lua.ledger():
             sums[id].update(used)
         assert {id: Used(*(total[f] for f in FIELDS)) for id, total in sums.items()} == both.final
+        assert not {id for id, over in both.plain.over.items() if over == "released"} & sums.keys()
         assert all(count.get("held", 0) == 0 for count in lua.counts().values())
         assert not [key for key in sorted(lua.keys()) if key.startswith(("open", "due", "n:"))]
     finally:
@@ -253,3 +293,55 @@ def test_the_longest_wait_is_told(lua):
     assert lua.reserve(run_of("r1", rules, tokens=100))[0] == 0
     assert lua.reserve(run_of("r2", rules, tokens=50))[:2] == (2, 1800)
     assert lua.reserve(run_of("r3", rules[::-1], tokens=50))[:2] == (2, 1800)
+
+
+def test_what_runs_on_after_it_was_thought_lost_has_its_place_again(lua):
+    """Told again under its own id, it is charged the rest and counted once."""
+    rules = [rule("few", "concurrent", 1), rule("rpd", "requests", 9, "day")]
+    rules += [rule("tokens", "tokens", 900, "day")]
+    run = run_of("r1", rules, tokens=500)
+    lua.at(BEGIN_S + 20)  # of a new day
+    assert lua.reserve(run)[0] == 0
+    run.used = Used(prompt=40)
+    lua.hold(run)
+    lua.at(BEGIN_S + 20 + LEASE_S)
+    assert lua.sweep() == 1
+    assert lua.reserve(run_of("r2", rules))[2][0] == 0  # nobody was there
+    lua.hold(run)  # and here it is
+    lua.settle(run_of("r2", rules))
+    assert lua.reserve(run_of("r3", rules))[0] == 1
+    run.used, run.status = Used(prompt=40, output=7), "ok"
+    lua.settle(run)
+    lua.hold(run)  # late: it is over
+    _, _, left = lua.reserve(run_of("r4", rules, tokens=0))
+    assert left == [0, 9 - 3, 900 - 47]
+    assert [(id, status, used["prompt"], used["output"]) for id, status, used in lua.ledger()] == [
+        ("r1", "lost", 40, 0), ("r2", "", 0, 0), ("r1", "correction", 0, 7)
+    ]  # fmt: skip
+
+
+def test_another_model_is_judged_by_its_own_rules_and_charged(lua):
+    ours, theirs = rule("m", "tokens", 1000, "day"), rule("n", "tokens", 300, "day", "key:k")
+    assert lua.reserve(run_of("r1", [ours], tokens=900))[0] == 0
+    moved = run_of("r1", [theirs], tokens=200, model="n")
+    assert lua.reserve(moved) == (0, 0, [100])
+    assert lua.reserve(run_of("r2", [ours], tokens=1000))[0] == 0  # all of it is back
+    over = run_of("r2", [theirs], tokens=200, model="n")
+    assert lua.reserve(over)[0] == 1
+    assert lua.reserve(run_of("r3", [ours], tokens=1000))[0] == 0  # it holds nothing any more
+    moved.used, moved.status = Used(prompt=7), "ok"
+    lua.settle(moved)
+    quick = run_of("r3", [], model="n")  # its settlement comes before the new reservation was told
+    quick.used, quick.status = Used(prompt=5), "ok"
+    lua.settle(quick)
+    assert lua.reserve(run_of("r4", [ours], tokens=1000))[0] == 0
+    entries = [entry for _, entry in lua.redis.xrange(f"{lua.root}:ledger")]
+    assert [(e["id"], e["model"], e["prompt"]) for e in entries] == [
+        ("r1", "n", "7"), ("r3", "n", "5")
+    ]  # fmt: skip
+
+
+def test_a_limit_of_zero_lets_nothing_through_whatever_it_costs(lua):
+    for per in ("minute", "day"):
+        none = rule("none", "cost", 0, per)
+        assert lua.reserve(run_of(f"r-{per}", [none], cost=0))[:2] == (1, -1)
