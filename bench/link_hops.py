@@ -30,14 +30,12 @@ import uvicorn
 from protos.common_pb2 import FINISH_LENGTH, Usage
 from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import Load, TokenDelta, WorkerNews, WorkRequest
-from services.common.checkpoint import digest
 from services.common.config import Settings
-from services.common.discovery import Registration, Replica, host_id
 from services.common.link import MAX_FRAME_BYTES, LinkCall, LinkClient, LinkServer, Vitals
-from services.common.redis import connect as connect_redis
 from services.common.transport import Transport, listen
 
 TEXT = " and"  # what every token of the pass-through hops says; the client counts it
+TOKEN = 100
 KEY_BASE = 200  # a request's number travels as the last two prompt token ids, offset by 10
 MAX_RUNNING = 1024
 DEADLINE_S = 600.0
@@ -77,14 +75,13 @@ class Steps:
     A step that is late is made up for, up to a second of them. Writes down when tokens left.
     """
 
-    def __init__(self, rate: float, token_ids: list[int]) -> None:
+    def __init__(self, rate: float) -> None:
         self.rate = rate
         self.count = 0
         self.left_ns: dict[int, list[int]] = {}
         self.active: dict[int, tuple[Callable[[bytes], None], Callable[[], None], int]] = {}
         self.after: Callable[[], None] = lambda: None  # each step
-        self._token_ids = token_ids
-        self._delta = TokenDelta(token_ids=token_ids).SerializeToString()
+        self._delta = TokenDelta(token_ids=[TOKEN]).SerializeToString()
 
     def add(
         self, key: int, tokens: int, send: Callable[[bytes], None], end: Callable[[], None]
@@ -112,7 +109,7 @@ class Steps:
 
     def _last(self, tokens: int) -> bytes:
         usage = Usage(prompt_tokens=2, completion_tokens=tokens)
-        last = TokenDelta(token_ids=self._token_ids, finish=FINISH_LENGTH, usage=usage)
+        last = TokenDelta(token_ids=[TOKEN], finish=FINISH_LENGTH, usage=usage)
         return last.SerializeToString()
 
 
@@ -146,25 +143,6 @@ def load(steps: Steps) -> Load:
     )
 
 
-def registration(address: str) -> Registration:
-    """In the registry that the environment names, so that a real router finds this worker."""
-    settings = Settings()
-    facts = {
-        "role": "both",
-        "model": settings.models[0].name,
-        "digest": digest(Path(settings.models[0].path)),
-        "dtype": "float32",
-        "block_size": "16",
-        "max_running": str(MAX_RUNNING),
-        "max_model_len": "8192",
-    }
-    replica = Replica(
-        "worker", "worker-fake", address, host_id("127.0.0.1"), os.getpid(), facts=facts
-    )
-    redis = connect_redis(settings.redis_dsn)
-    return Registration(redis, settings.namespace, replica, settings.lease_s)
-
-
 async def worker_pieces(steps: Steps, request: bytes) -> AsyncIterator[bytes]:
     work = WorkRequest.FromString(request)
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -178,14 +156,14 @@ async def worker_pieces(steps: Steps, request: bytes) -> AsyncIterator[bytes]:
 
 
 async def run_worker(args: argparse.Namespace) -> None:
-    steps = Steps(args.rate, args.token_ids)
+    steps = Steps(args.rate)
     stepping = asyncio.create_task(steps.run())
     async with grpc_server() as (server, serve):
         if args.variant == "plain":
             mount(server, lambda request: worker_pieces(steps, request))
         else:
             link_worker(server, steps)
-        await serve(registration if args.variant == "services" else None)
+        await serve()
     stepping.cancel()
     write_out(args, steps.left_ns)
 
@@ -371,14 +349,13 @@ async def run_client(args: argparse.Namespace) -> None:
 
     def ask(key: int) -> bytes:
         tokens = random.Random(key).randint(args.tokens // 2, args.tokens * 3 // 2)
-        body = {"prompt": key_to_ids(key), "max_tokens": tokens, "stream": True, **args.fields}
+        body = {"prompt": key_to_ids(key), "max_tokens": tokens, "stream": True}
         raw = json.dumps(body).encode()
         lines = [
             "POST /v1/completions HTTP/1.1",
             f"Host: {args.upstream}",
             "Content-Type: application/json",
             f"Content-Length: {len(raw)}",
-            *args.header,
         ]
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + raw
 
@@ -387,7 +364,7 @@ async def run_client(args: argparse.Namespace) -> None:
     streams = []
     for _ in range(args.sequences):
         _, stream = await loop.create_connection(
-            lambda: Stream(ask, keys, args.text.encode()), host, int(port)
+            lambda: Stream(ask, keys, TEXT.encode()), host, int(port)
         )
         streams.append(stream)
     announce("")
@@ -432,16 +409,11 @@ async def grpc_server() -> AsyncIterator[tuple[grpc.aio.Server, Callable[..., Aw
     """A server to mount on, and what serves until SIGTERM."""
     server = transport().server([("grpc.max_receive_message_length", MAX_FRAME_BYTES)])
 
-    async def serve(register: Callable[[str], Registration] | None = None) -> None:
+    async def serve() -> None:
         address = f"127.0.0.1:{listen(server, '127.0.0.1', 0)}"
         await server.start()
-        registered = register(address) if register is not None else None
-        if registered is not None:
-            await registered.start()
         announce(address)
         await terminated()
-        if registered is not None:
-            await registered.stop()
 
     yield server, serve
     await server.stop(None)
@@ -461,15 +433,11 @@ def mount(server: grpc.aio.Server, source: Source) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=["worker", "router", "tokenizer", "gateway", "client"])
-    parser.add_argument("--variant", choices=["links", "plain", "services"], default="links")
+    parser.add_argument("--variant", choices=["links", "plain"], default="links")
     parser.add_argument("--upstream", default="", help="address of the hop below")
     parser.add_argument("--rate", type=float, default=100.0, help="worker: steps a second")
-    parser.add_argument("--token-ids", type=json.loads, default=[100], help="worker: of one step")
     parser.add_argument("--sequences", type=int, default=64, help="client: connections")
     parser.add_argument("--tokens", type=int, default=256, help="client: of a request, on average")
-    parser.add_argument("--text", default=TEXT, help="client: what a token says")
-    parser.add_argument("--fields", type=json.loads, default={}, help="client: more of the body")
-    parser.add_argument("--header", action="append", default=[], help="client: a request header")
     parser.add_argument("--out", default="", help="worker and client: JSON of key to times in ns")
     args = parser.parse_args()
     run = {"worker": run_worker, "gateway": run_gateway, "client": run_client}.get(args.role)

@@ -39,7 +39,7 @@ class Hop:
 
 class Worker(Hop):
     async def __init__(self, rate: float) -> None:  # type: ignore[misc]  # Serve awaits it
-        self.steps = Steps(rate, [100])
+        self.steps = Steps(rate)
         self.stepping = asyncio.create_task(self.steps.run())
 
     async def generate(self, request: bytes) -> AsyncIterator[bytes]:

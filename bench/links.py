@@ -1,14 +1,12 @@
 """What it costs to move tokens from a worker to SSE clients, over links and over other transports.
 
-    python -m bench.links                              # all variants, printed as a table
-    python -m bench.links --variants services --ramp   # and the highest rate held
+    python -m bench.links                           # all variants, printed as a table
+    python -m bench.links --variants links --ramp   # and the highest rate held
 
 A fake worker emits one token per sequence and step; router, tokenizer, gateway and the clients are
-a process each (bench/link_hops.py). The variants:
-
-- services: the real router, tokenizer and gateway, which do all their work, over links;
-- links, plain, serve: hops that only pass tokens on, over links, over a gRPC stream per request and
-  hop, and over Ray Serve handles.
+a process each (bench/link_hops.py), which only pass tokens on: over links, over a gRPC stream per
+request and hop (plain), and over Ray Serve handles (serve). What the real services cost is
+bench/front_door's to tell.
 
 For each, over a window after a warm-up:
 
@@ -115,7 +113,6 @@ class Chain:
 
     address: str  # the gateway's
     pids: dict[str, int]  # by service
-    client_arguments: tuple[str, ...] = ()
 
 
 def measure(variant: str, args: argparse.Namespace, rate: float, seconds: float) -> Window:
@@ -128,7 +125,7 @@ def measure(variant: str, args: argparse.Namespace, rate: float, seconds: float)
                 stack,
                 *("bench.link_hops", "client", "--upstream", chain.address),
                 *("--sequences", str(args.sequences), "--tokens", str(args.tokens)),
-                *("--out", str(folder / "arrived"), *chain.client_arguments),
+                *("--out", str(folder / "arrived")),
             )
             time.sleep(WARM_UP_S)
             before = {service: cpu_s(pid) for service, pid in chain.pids.items()}
@@ -146,8 +143,6 @@ def measure(variant: str, args: argparse.Namespace, rate: float, seconds: float)
 
 def start_chain(stack: ExitStack, variant: str, rate: float, folder: Path) -> Chain:
     steps = ("--rate", str(rate), "--out", str(folder / "left"))
-    if variant == "services":
-        return start_services(stack, steps, folder)
     if variant == "serve":
         serve = Child(stack, "bench.link_serve", *steps)
         return Chain(serve.address, {service: serve.pids[service] for service in SERVICES})
@@ -157,24 +152,6 @@ def start_chain(stack: ExitStack, variant: str, rate: float, folder: Path) -> Ch
         child = Child(stack, *hop, "--upstream", address, service)
         address, pids[service] = child.address, child.pid
     return Chain(address, pids)
-
-
-def start_services(stack: ExitStack, steps: tuple[str, ...], folder: Path) -> Chain:
-    from bench import link_services
-
-    token_id = link_services.make_checkpoint(folder)
-    variables = stack.enter_context(link_services.environment(folder))
-    worker = ("bench.link_hops", "worker", "--variant", "services", "--token-ids", f"[{token_id}]")
-    Child(stack, *worker, *steps, variables=variables)
-    replicas = link_services.start(stack, variables)
-    url, key = replicas["gateway"].facts["url"], link_services.make_key(variables)
-    link_services.wait_until_answering(url, key)
-    fields = json.dumps(link_services.fields())
-    return Chain(
-        url.removeprefix("http://"),
-        {service: replicas[service].pid for service in SERVICES},
-        ("--fields", fields, "--header", f"Authorization: Bearer {key}"),
-    )
 
 
 def cpu_s(pid: int) -> float:
@@ -216,7 +193,7 @@ def ramp(variant: str, args: argparse.Namespace) -> list[Window]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--variants", default="services,links,plain,serve", help="comma-separated")
+    parser.add_argument("--variants", default="links,plain,serve", help="comma-separated")
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--rate", type=float, default=100.0, help="steps a second")
     parser.add_argument("--tokens", type=int, default=256, help="of a request, on average")

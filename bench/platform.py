@@ -56,6 +56,8 @@ def main() -> int:
     add("--workload", choices=workloads.WORKLOADS, help="default: streams")
     add("--streams", type=int, nargs="+", default=[1, 8, 32], help="of 64 tokens, 256 generated")
     add("--repetitions", type=int, default=3)
+    guesses = "who guesses tokens ahead, on both sides; default: as workers on a CPU do"
+    add("--speculation", choices=["off", "ngram"], default="ngram", help=guesses)
     add("--json", type=result_file, help="where every repetition's figures go")
     given = parser.parse_args()
     if given.workload:
@@ -63,7 +65,10 @@ def main() -> int:
     else:
         asked = {f"{count} streams": _streams(count) for count in given.streams}
     vocabulary = json.loads((given.model / "config.json").read_text())["vocab_size"]
-    with tempfile.TemporaryDirectory() as folder, _both(given.model, Path(folder)) as both:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _both(given.model, Path(folder), given.speculation) as both,
+    ):
         found = list(_measure(asked, given.repetitions, vocabulary, *both))
     if given.json:
         given.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
@@ -79,13 +84,13 @@ def _streams(count: int) -> list[Asked]:
 
 
 @contextmanager
-def _both(model: Path, folder: Path) -> Iterator[tuple[Contestant, Running]]:
+def _both(model: Path, folder: Path, speculation: str) -> Iterator[tuple[Contestant, Running]]:
     """The engine in-process, stopped, and a running platform."""
     driver = [sys.executable, "-m", "bench.peers.drivers.run_penstock", str(model), str(THREADS)]
-    driver.append(str(folder / "data" / "packed"))
+    driver += [str(folder / "data" / "packed"), speculation]
     environment = {"PYTHONPATH": str(ROOT)}
     ours = Contestant(OURS, driver, folder / "engine.log", environment)
-    with _platform(model, folder) as running:
+    with _platform(model, folder, speculation) as running:
         try:
             ours.start()
             ours.freeze()
@@ -95,10 +100,11 @@ def _both(model: Path, folder: Path) -> Iterator[tuple[Contestant, Running]]:
 
 
 @contextmanager
-def _platform(model: Path, folder: Path) -> Iterator[Running]:
+def _platform(model: Path, folder: Path, speculation: str) -> Iterator[Running]:
     """`penstock up`, ended as Ctrl-C ends it."""
     data = folder / "data"
     environment = {f"PENSTOCK_WORKER__{name}": value for name, value in SAME.items()}
+    environment["PENSTOCK_WORKER__SPECULATION"] = speculation
     environment |= {"PENSTOCK_DATA_DIR": str(data), "PENSTOCK_GATEWAY__GRPC_PORT": "0"}
     command = [sys.executable, "-m", "services.cli", "up", "--port", "0", "--model", str(model)]
     # One engine, which does prompts and decodes, as the one in-process.

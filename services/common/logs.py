@@ -8,8 +8,9 @@ import logging
 import os
 import time
 
-from opentelemetry import trace
 from pythonjsonlogger.orjson import OrjsonFormatter
+
+from services.common.spans import current_span
 
 _FIELDS = {
     "asctime": "time",
@@ -37,10 +38,9 @@ class JsonLines(OrjsonFormatter):
 
     def process_log_record(self, log_data: dict[str, object]) -> dict[str, object]:
         log_data["level"] = str(log_data["level"]).lower()
-        context = trace.get_current_span().get_span_context()
-        if context.is_valid:
-            log_data["trace_id"] = f"{context.trace_id:032x}"
-            log_data["span_id"] = f"{context.span_id:016x}"
+        if (span := current_span()) is not None:
+            log_data["trace_id"] = f"{span.trace_id:032x}"
+            log_data["span_id"] = f"{span.span_id:016x}"
         return log_data
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import grpc
+import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -252,6 +253,7 @@ async def _serve_until_signal(service_class: type[Service]) -> int:
 
 def run(service_class: type[Service]) -> None:
     """`python -m services.<name>`: serves until SIGTERM or SIGINT, then drains and exits with 0; or
-    until its own check fails, then exits with 1 for a supervisor to start it anew.
+    until its own check fails, then exits with 1 for a supervisor to start it anew. On uvloop, as
+    Ray's processes are.
     """
-    sys.exit(asyncio.run(_serve_until_signal(service_class)))
+    sys.exit(uvloop.run(_serve_until_signal(service_class)))

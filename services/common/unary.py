@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from opentelemetry.trace import Span
 
 from protos import common_pb2
 from services.common.errors import PenstockError
+from services.common.spans import Span
 from services.common.telemetry import Telemetry, remote_parent, traceparent
 
 TRACEPARENT_KEY = "traceparent"

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from opentelemetry.trace import Span
 
 from protos import common_pb2
 from protos import retrieval_pb2 as pb
@@ -12,6 +11,7 @@ from services.common.errors import PenstockError, invalid
 from services.common.fair_threads import FairThreads
 from services.common.policy import Policy, PolicyFile, Subject
 from services.common.policy.metrics import VERDICTS
+from services.common.spans import Span
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
 from services.retrieval.chunkers import Chunkers

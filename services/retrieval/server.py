@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
-from opentelemetry.trace import Span
 
 from protos import retrieval_pb2 as pb
 from protos import retrieval_pb2_grpc
@@ -15,6 +14,7 @@ from services.common.errors import PenstockError, unavailable
 from services.common.metrics_server import Page
 from services.common.policy import PolicyFile
 from services.common.service import Service
+from services.common.spans import Span
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
 from services.retrieval.chunkers import Chunkers

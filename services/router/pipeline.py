@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import grpc
 from google.protobuf.message import DecodeError
-from opentelemetry.trace import Span
 
 from protos import common_pb2, router_pb2
 from services.common.block_hash import block_hashes, tenant_salt
@@ -17,6 +16,7 @@ from services.common.config import Settings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.common.served_models import ServedModels
+from services.common.spans import Span
 from services.common.telemetry import Telemetry, remote_parent, traceparent
 from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket

@@ -38,7 +38,9 @@ class RouterService(Service):
         )
         metrics.breakers_open.set_function(self._workers.breakers_open)
         metrics.READY_WORKERS.watch(lambda: self._workers.ready_counts(self._models.names()))
-        self._links = LinkServer("/penstock.v1.Router/Link", self._serve)
+        self._links = LinkServer(
+            "/penstock.v1.Router/Link", self._serve, max_requests=settings.router.max_requests
+        )
 
     async def start(self, server: grpc.aio.Server) -> None:
         await self._routers.start()

@@ -5,13 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from opentelemetry.trace import Span
-
 from protos.common_pb2 import Record
 from protos.tokenizer_pb2 import PromptRequest
 from services.common.errors import PenstockError, invalid
 from services.common.policy import Policy, RuleSpec, Verdict
 from services.common.policy.metrics import VERDICTS
+from services.common.spans import Span
 from services.common.telemetry import decision
 from services.tokenizer.models import ServedModel
 from services.tokenizer.parts import Pipeline, model_of, threaded

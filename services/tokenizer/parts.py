@@ -4,12 +4,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from opentelemetry.trace import Span
-
 from protos.tokenizer_pb2 import PromptRequest
 from services.common.fair_threads import FairThreads
 from services.common.peers import Peers
 from services.common.policy import PolicyFile
+from services.common.spans import Span
 from services.common.telemetry import Telemetry
 from services.tokenizer.catalog import Catalog
 from services.tokenizer.models import ServedModel

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 import grpc
-from opentelemetry.trace import Span
 
 from protos.common_pb2 import Decision, Record
 from protos.router_pb2 import GenerateRequest
@@ -13,6 +12,7 @@ from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import End, LinkCall
 from services.common.policy import Policy
+from services.common.spans import Span
 from services.common.telemetry import decision, traceparent
 from services.tokenizer import metrics
 from services.tokenizer.allowed import allowed, policy_of, tell

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from opentelemetry.trace import Span
 
 from protos.common_pb2 import FINISH_NONE, FINISH_STOP, Pooling, Record, Usage
 from protos.router_pb2 import GenerateRequest
@@ -18,6 +17,7 @@ from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
+from services.common.spans import Span
 from services.common.telemetry import decision, traceparent
 from services.tokenizer import metrics
 from services.tokenizer.allowed import allowed, policy_of

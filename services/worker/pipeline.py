@@ -11,13 +11,13 @@ from typing import Literal
 
 import grpc
 from google.protobuf.message import DecodeError
-from opentelemetry.trace import Span
 
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.common.served_models import Checkpoint
+from services.common.spans import Span
 from services.common.telemetry import Telemetry, remote_parent
 from services.common.waiting import first_done
 from services.worker.engine import (

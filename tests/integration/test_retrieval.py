@@ -58,7 +58,7 @@ class Client:
 
     async def _call(self, method: Any, request: Any) -> Any:
         with self.telemetry.span("request") as span:
-            self.span_id = f"{span.get_span_context().span_id:016x}"
+            self.span_id = f"{span.span_id:016x}"
             return await call(
                 method, request, span=span, timeout_s=60, stage="retrieval", record=self.record
             )

@@ -1,10 +1,11 @@
-"""Penstock's engine in-process: run_penstock CHECKPOINT THREADS PACKED_DIR."""
+"""Penstock's engine in-process: run_penstock CHECKPOINT THREADS PACKED_DIR [SPECULATION]."""
 
 import sys
 
 from bench.peers.drivers.line import Answer, Request, Run, Stamps, serve
 
 MODEL, THREADS, PACKED_DIR = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+SPECULATION = next(iter(sys.argv[4:]), "off")
 
 
 def load() -> Run:
@@ -13,7 +14,12 @@ def load() -> Run:
     from services.worker.engine.engine import Engine
 
     config = EngineConfig(
-        MODEL, kv_cache_bytes=2**31, max_running=32, threads=THREADS, packed_dir=PACKED_DIR
+        MODEL,
+        kv_cache_bytes=2**31,
+        max_running=32,
+        threads=THREADS,
+        packed_dir=PACKED_DIR,
+        speculation=SPECULATION,  # type: ignore[arg-type]  # it says itself what it takes
     )
     engine = Engine(config)
 

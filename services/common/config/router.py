@@ -9,6 +9,7 @@ from services.common.config.base import Replicated
 
 class RouterSettings(Replicated):
     queue_limit: int = Field(256, ge=0, description="waiting requests over all tenants")
+    max_requests: int = Field(4096, gt=0, description="requests under way; more are refused")
     queue_timeout_s: float = Field(60.0, gt=0, description="longest wait for admission")
     slot_lease_s: float = Field(
         5.0, gt=1, description="a silent router's slots and places in the queue return after this"

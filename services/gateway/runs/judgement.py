@@ -7,14 +7,13 @@ which takes longer itself. Only where a rule would route the request does the re
 import asyncio
 from collections.abc import Sequence
 
-from opentelemetry.trace import Span
-
 from protos.common_pb2 import Caller
 from protos.retrieval_pb2 import JudgedText, JudgeReply, JudgeRequest
 from services.common.content import text_of
 from services.common.errors import PenstockError, invalid
 from services.common.policy import Policy, RuleSpec
 from services.common.policy.metrics import VERDICTS
+from services.common.spans import Span
 from services.common.telemetry import decision
 from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal

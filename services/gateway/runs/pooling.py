@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
-from opentelemetry.trace import Span
 
 from protos.common_pb2 import Usage
 from protos.retrieval_pb2 import EmbedRequest
 from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
 from services.common.errors import PenstockError
 from services.common.fair_threads import FairThreads
+from services.common.spans import Span
 from services.common.telemetry import traceparent
 from services.gateway.api.schema import UNSUPPORTED, bad_value
 from services.gateway.identity.principal import Principal

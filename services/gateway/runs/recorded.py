@@ -5,9 +5,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import grpc
-from opentelemetry import trace
 
 from services.common.errors import PenstockError
+from services.common.spans import Within
 from services.gateway import metrics
 from services.gateway.api.rest.http import internal
 from services.gateway.identity.permissions import admit
@@ -75,7 +75,7 @@ async def recorded(
             journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
             if place is not None:
                 gateway.records.keep(journal)
-                with trace.use_span(root):  # which has ended: for the line in the log
+                with Within(root):  # which has ended: for the line in the log
                     _account(gateway, journal)
 
 

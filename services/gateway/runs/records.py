@@ -13,11 +13,10 @@ import time
 from collections import OrderedDict
 from typing import Any, Protocol
 
-from opentelemetry.context import Context
-
 from protos import common_pb2
 from services.common.discovery import REPLICA_ID
 from services.common.errors import PenstockError
+from services.common.spans import Remote
 from services.common.telemetry import decision, remote_parent
 from services.gateway.metering.meter import Metered
 from services.gateway.metering.prices import Cost
@@ -223,11 +222,11 @@ class Records:
         return journal
 
 
-def client_context(traceparent: str | None) -> Context:
+def client_context(traceparent: str | None) -> Remote:
     """The client's trace to hang ours below, if it sent a valid one.
 
-    The sampled flag is set whatever the client says: the request's record is made of the spans.
+    The sampled flag is set whatever the client says: collectors are the operator's.
     """
     if not traceparent or len(traceparent) != 55 or not traceparent.startswith("00-"):
-        return Context()
+        return Remote()
     return remote_parent(traceparent[:-2] + "01")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import grpc
 from grpc import ChannelConnectivity
-from opentelemetry.trace import Span
 
 from protos import common_pb2, retrieval_pb2, retrieval_pb2_grpc
 from services.common import unary
@@ -18,6 +17,7 @@ from services.common.errors import PenstockError, unavailable
 from services.common.grpc_options import MESSAGE_LIMITS
 from services.common.metrics import from_zero
 from services.common.redis import Redis
+from services.common.spans import Span
 from services.common.transport import Channel, Transport
 from services.gateway import metrics
 

@@ -38,7 +38,7 @@ def test_a_line_is_one_json_object() -> None:
 def test_a_line_within_a_request_has_its_trace_and_span() -> None:
     with Telemetry("gateway", "g1").span("request") as span:
         line = logged("hi", ())
-    context = span.get_span_context()
+    context = span
     assert line["trace_id"] == f"{context.trace_id:032x}"
     assert line["span_id"] == f"{context.span_id:016x}"
 

@@ -1,4 +1,7 @@
+import asyncio
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -10,9 +13,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
-from opentelemetry.sdk.trace import ReadableSpan
 
-from protos.common_pb2 import Record, Span
+from protos import common_pb2
+from protos.common_pb2 import Record
+from services.common.spans import Span, current_span
 from services.common.telemetry import Telemetry, decision, remote_parent, traceparent
 
 
@@ -66,16 +70,16 @@ def test_a_failed_span_names_the_exception_but_not_its_text() -> None:
     with pytest.raises(ValueError, match="secret"), telemetry.span("work") as span:
         raise ValueError("a secret prompt")
     assert "secret" not in str(telemetry.record(span))
-    assert isinstance(span, ReadableSpan)
-    assert span.status.description == "ValueError", "this is what collectors are sent"
-    assert not span.events
+    assert span.error == "ValueError", "this is what collectors are sent"
 
 
 def test_a_malformed_traceparent_starts_a_new_trace() -> None:
     telemetry = Telemetry("gateway", "g1")
-    for header in ("", "junk", "00-zz-yy-01"):
+    nobody = ["00-" + "0" * 32 + "-" + "cd" * 8 + "-01", "ff-" + "ab" * 16 + "-" + "cd" * 8 + "-01"]
+    for header in ("", "junk", "00-zz-yy-01", *nobody):
         with telemetry.span("request", remote_parent(header)) as span:
-            assert span.get_span_context().is_valid
+            assert span.trace_id
+            assert span.span_id
         assert telemetry.record(span).spans[0].parent_id == ""
 
 
@@ -86,22 +90,39 @@ def test_of_a_lone_span_nothing_stays_however_it_ends() -> None:
     with pytest.raises(KeyError), telemetry.lone_span("search") as bad:
         raise KeyError
     for span in (good, bad):
-        assert not span.is_recording()
+        assert span.end_ns
         assert list(telemetry.record(span).spans) == []
-    assert (good.attributes["number"], bad.status.description) == (3, "KeyError")
-    assert not telemetry._requests._by_root
+    assert (good.attributes["number"], bad.error) == (3, "KeyError")
 
 
-def test_unclaimed_spans_are_bounded() -> None:
+def test_unclaimed_spans_go_with_their_request() -> None:
     telemetry = Telemetry("gateway", "g1")
-    for number in range(5000):
-        with telemetry.span("request", number=number) as last:
-            pass
-    assert len(telemetry._requests._by_root) == 4096
-    assert telemetry.record(last).spans[0].attributes["number"] == "4999", (
-        "the oldest are forgotten"
-    )
-    assert not telemetry._requests._root_of, "nothing is kept of spans that have ended"
+    with telemetry.span("request") as span:
+        pass
+    gone = weakref.ref(span)
+    del span
+    assert gone() is None, "nobody else has it, nor a cycle of its own"
+
+
+def test_the_current_span_is_the_innermost_of_its_own_task() -> None:
+    telemetry = Telemetry("gateway", "g1")
+
+    async def deeper(name: str) -> Span:
+        with telemetry.span(name) as span:
+            await asyncio.sleep(0)
+            assert current_span() is span
+        return span
+
+    async def run() -> tuple[Span, Span, Span]:
+        with telemetry.span("request") as root:
+            one, two = await asyncio.gather(deeper("one"), deeper("two"))
+            assert current_span() is root
+        assert current_span() is None
+        return root, one, two
+
+    root, one, two = asyncio.run(run())
+    assert one.parent_id == two.parent_id == root.span_id
+    assert root.trace_id == one.trace_id == two.trace_id
 
 
 def test_a_request_of_endless_spans_is_bounded() -> None:
@@ -120,7 +141,7 @@ def test_figures_are_short_and_the_record_below_comes_behind_ones_own() -> None:
     own = decision("gateway", "a", "b", {"s": 0.123456, "n": 123456, "why": "so"})
     assert dict(own.reasons) == {"s": "0.1235", "n": "123456", "why": "so"}
     assert not decision("gateway", "a", "b").reasons
-    below = Record(spans=[Span(name="below")], decisions=[decision("router", "c", "d")])
+    below = Record(spans=[common_pb2.Span(name="below")], decisions=[decision("router", "c", "d")])
     record = telemetry.record(span, [own], below)
     assert [s.name for s in record.spans] == ["request", "below"]
     assert [d.subject for d in record.decisions] == ["a", "c"]
@@ -142,12 +163,35 @@ def test_spans_go_to_a_collector_when_an_endpoint_is_given(
     server.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     telemetry = Telemetry("router", "router-1")
-    with telemetry.span("router", mode="split"):
+    unsampled = remote_parent("00-" + "ab" * 16 + "-" + "cd" * 8 + "-00")
+    with telemetry.span("not wanted", unsampled) as left_out, telemetry.span("nor below"):
         pass
+    assert len(telemetry.record(left_out).spans) == 2, "records tell of it all the same"
+    assert traceparent(left_out).endswith("-00")
+    with suppress(KeyError), telemetry.span("router", mode="split") as root:
+        telemetry.past_span("queue", root, 5, 7)
+        raise KeyError
     telemetry.close()
     server.stop(0)
     (resource,) = received[0].resource_spans
     attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
     assert attributes["service.name"] == "router"
     assert attributes["service.instance.id"] == "router-1"
-    assert [s.name for s in resource.scope_spans[0].spans] == ["router"]
+    queue, router = resource.scope_spans[0].spans
+    assert (router.name, router.status.message) == ("router", "KeyError")
+    assert (queue.name, queue.parent_span_id) == ("queue", router.span_id)
+    assert (queue.start_time_unix_nano, queue.end_time_unix_nano) == (5, 7)
+    assert (queue.trace_id, router.parent_span_id) == (router.trace_id, b"")
+    assert [a.key for a in router.attributes] == ["mode"]
+
+
+def test_of_the_traces_that_begin_here_the_sampler_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    telemetry = Telemetry("router", "router-1")
+    with telemetry.span("router") as root, telemetry.span("below") as below:
+        pass
+    telemetry.close()
+    assert not root.sampled
+    assert not below.sampled
+    assert len(telemetry.record(root).spans) == 2

@@ -53,7 +53,7 @@ async def call(stub: Any, collection: str, record: Any = None) -> tuple[Any, str
             stage="retrieval",
             record=record,
         )
-    return reply, f"{span.get_span_context().span_id:016x}"
+    return reply, f"{span.span_id:016x}"
 
 
 async def test_reply_and_spans_below_the_callers(stub: Any) -> None:

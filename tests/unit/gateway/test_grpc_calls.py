@@ -256,7 +256,7 @@ class Embeds:
 
     async def embed(self, request: Any, span: Any, record: Any) -> EmbedReply:
         self.requests.append(request)
-        self.traces.append(span.get_span_context().trace_id)
+        self.traces.append(span.trace_id)
         await self.go_on.wait()
         vectors = [Vector(values=[float(len(text))]) for text in request.texts]
         return EmbedReply(vectors=vectors, tokens=len(request.texts))
