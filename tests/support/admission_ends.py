@@ -1,11 +1,16 @@
 """Routers' ends of admission on a real Redis, for its tests."""
 
+import asyncio
 import uuid
 
+import grpc
+import pytest
+
 from services.common.config import RouterSettings, Settings
+from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.router.admission import Admission, Ticket
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 
 class Routers:
@@ -56,3 +61,11 @@ async def queued(end: Admission, held: int, waiting: int, model: str = "m") -> N
         return await end.status([model]) == (held, waiting)
 
     await until(reached, what=f"{held} held, {waiting} waiting")
+
+
+async def refusal(waiting: "asyncio.Task[None]") -> tuple[str, float]:
+    """Why it is refused, and after how many seconds it may come again."""
+    with pytest.raises(PenstockError) as refused:
+        await within(5, waiting)
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return refused.value.reason, refused.value.retry_after_s

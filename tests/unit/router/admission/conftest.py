@@ -7,6 +7,7 @@ import pytest
 from services.common.embedded_redis import EmbeddedRedis
 from services.router.admission import admission
 from tests.support.admission_ends import Routers
+from tests.support.order_script import Script
 
 
 @pytest.fixture
@@ -39,3 +40,21 @@ def own_redis() -> Iterator[EmbeddedRedis]:
     """One to stop and to start again."""
     with EmbeddedRedis() as server:
         yield server
+
+
+@pytest.fixture
+def make_script(redis_url: str) -> Iterator[Callable[..., Script]]:
+    made: list[Script] = []
+
+    def make(**options: object) -> Script:
+        made.append(Script(redis_url, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for script in made:
+        script.close()
+
+
+@pytest.fixture
+def lua(make_script: Callable[..., Script]) -> Script:
+    return make_script()

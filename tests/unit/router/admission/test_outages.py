@@ -1,95 +1,244 @@
-"""Who is told what, who has which slots, and what an outage of Redis leaves behind."""
+"""A router's end of admission while Redis is slow, away or emptied, and after it."""
 
 import asyncio
-import contextlib
 from typing import Any, cast
 
 import grpc
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.common.config import Settings
+from services.common.config import RouterSettings, Settings
+from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
+from services.common.redis import connect
 from services.router import metrics
 from services.router.admission import admission
+from services.router.admission.local_order import LocalOrder
 from services.router.admission.shared_order import Reply, SharedOrder
-from tests.support.admission_ends import queued, ticket
+from tests.support.admission_ends import queued, refusal, ticket
 from tests.support.waiting import until, within
 
-# ---- recalls, without a renewal's help ----------------------------------------------------------
 
-
-@pytest.mark.parametrize("away", [False, True])
-async def test_a_recall_is_asked_for_when_its_time_has_come(make_routers, own_redis, seldom, away):
-    routers = make_routers(own_redis.url, recall_after_s=0.05, **seldom)
-    routers.capacity = 2
+async def test_open_without_redis_and_back(make_routers, own_redis):
+    """Redis dies under held slots and a queue: both go on, in order, and return to Redis."""
+    routers = make_routers(own_redis.url)
     end = await routers.add()
-    flood = [ticket("flood") for _ in range(2)]
-    for one in flood:
-        await end.admit(one)
-    if away:
-        own_redis.stop()
-    calm = ticket("calm")
-    await within(10, end.admit(calm))
-    assert (calm.order, calm.queued) == ("local" if away else "redis", True)
-    assert [one.holds for one in flood] == [True, False]
+    a, b, c, low = ticket(), ticket(), ticket(lane=1), ticket(lane=3)
+    await end.admit(a)
+    waiting = {name: asyncio.create_task(end.admit(t)) for name, t in {"b": b, "low": low}.items()}
+    await queued(end, 1, 2)
+    own_redis.stop()
+    waiting["c"] = asyncio.create_task(end.admit(c))
+    await until(lambda: end.away)
+    assert not waiting["b"].done()
+    end.leave(a)
+    await within(5, waiting["c"])
+    assert c.order == "local"
+    assert not waiting["b"].done()
+    own_redis.start()
+    await until(lambda: not end.away)
+    await queued(end, 1, 2)  # c's slot was entered again, and the two places
+    end.leave(c)
+    await within(5, waiting["b"])
+    assert b.order == "redis"
+    end.leave(b)
+    await within(5, waiting["low"])
+    end.leave(low)
+    await queued(end, 0, 0)
 
 
-@pytest.mark.parametrize("state", ["kept", "unknown", "left"])
-async def test_a_slot_that_nobody_needs_any_more_is_kept(routers, seldom, monkeypatch, state):
+async def test_a_full_queue_is_shared_without_redis_too(make_routers, own_redis):
+    routers = make_routers(own_redis.url, queue_limit=2)
     end = await routers.add()
-    one = ticket()
-    await end.admit(one)
-    before = metrics.recalls._value.get()
-    asked = asyncio.Event()
-
-    async def give_back(ticket: Any, left_over: float) -> Reply:
-        if state == "left":  # while Redis takes its slot
-            end.leave(one)
-        asked.set()
-        return Reply(first="waiting" if state == "left" else state)
-
-    monkeypatch.setattr(end._shared, "give_back", give_back)
-    end._follow("m", Reply(recalled=[one.id]))
-    await within(5, asked.wait())
-    await until(lambda: not end._giving_back)
-    assert one.holds
-    assert not one.recalled.done()
-    assert (one.recalls, metrics.recalls._value.get()) == (0, before)
+    own_redis.stop()
+    a = ticket("flood")
+    await end.admit(a)
+    flood = []
+    for n in range(2):
+        flood.append(asyncio.create_task(end.admit(ticket("flood"))))
+        await until(lambda n=n: end._local.waiting("m") == n + 1)
+    with pytest.raises(PenstockError, match="too many"):
+        await end.admit(ticket("flood"))
+    calm = asyncio.create_task(end.admit(ticket("calm")))
+    assert (await refusal(flood[1]))[0] == "queue_full"
+    end.leave(a)
+    await within(5, calm)
+    assert not flood[0].done()
+    flood[0].cancel()
 
 
-# ---- who is told --------------------------------------------------------------------------------
+async def test_closed_without_redis(make_routers, own_redis):
+    routers = make_routers(own_redis.url, admission_without_redis="closed")
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    own_redis.stop()
+    with pytest.raises(PenstockError) as refused:
+        await within(5, waiting)
+    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+    assert refused.value.reason == "admission_away"
+    assert refused.value.retry_after_s > 0
+    assert a.holds  # what runs goes on
+    end.leave(a)
+    end.leave(b)
 
 
-async def test_models_have_slots_and_queues_of_their_own(make_routers, redis_url, seldom):
-    """And a word to another router says which model it is of."""
-    routers = make_routers(redis_url, queue_limit=1, **seldom)
+async def test_what_was_recalled_goes_on_without_redis_though_admission_is_closed():
+    """Its answer is under way."""
+    settings = RouterSettings(admission_without_redis="closed")
+    order = LocalOrder(settings, lambda model: 1, lambda: 1, {})
+    with pytest.raises(PenstockError, match="closed"):
+        order.enter(ticket(), 9)
+    recalled = ticket()
+    recalled.recalls = 1
+    assert order.enter(recalled, 9).first == "granted"
+
+
+async def test_flushed_redis_is_told_again(make_routers, own_redis):
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    await routers.clients[0].flushall()
+    await queued(end, 1, 1)
+    end.leave(a)
+    await within(5, waiting)
+    end.leave(b)
+    await queued(end, 0, 0)
+
+
+async def test_what_left_during_an_outage_frees_its_slot_after_it(make_routers, tmp_path):
+    with EmbeddedRedis(tmp_path) as server:  # it remembers the slots
+        routers = make_routers(server.url)
+        end = await routers.add()
+        a, b = ticket(), ticket()
+        await end.admit(a)
+        server.stop()
+        end.leave(a)
+        await until(lambda: end.away)
+        server.start()
+        await until(lambda: not end.away)
+        await within(5, end.admit(b))  # sooner than a lease
+        assert b.order == "redis"
+        end.leave(b)
+        await queued(end, 0, 0)
+
+
+async def test_a_burst_is_no_outage(routers, redis_url):
+    routers.capacity = 2000
+    end = await routers.add()
+    claims = [ticket() for _ in range(1000)]
+    await asyncio.gather(*(end.admit(claim) for claim in claims))
+    assert {claim.order for claim in claims} == {"redis"}
+    for claim in claims:
+        end.leave(claim)
+    await queued(end, 0, 0)
+    client = connect(redis_url)
+    assert len(await client.client_list()) < 20
+    await client.aclose()
+
+
+async def test_one_slow_call_is_no_outage(routers, monkeypatch):
+    """The call is made again, whether or not it was carried out; two in a row are an outage."""
+    end = await routers.add()
+    pipe = end._shared._script
+    send = pipe._round_trip
+    failures = ["lost reply"]
+
+    async def slow(calls):
+        if not failures:
+            return await send(calls)
+        if failures.pop() == "lost reply":
+            await send(calls)
+        raise RedisTimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(pipe, "_round_trip", slow)
+    a, b = ticket(), ticket()
+    await within(5, end.admit(a))
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    failures.append("lost reply")
+    end.leave(a)
+    await within(5, waiting)
+    assert not end.away
+    assert (a.order, b.order) == ("redis", "redis")
+    failures += ["timeout", "timeout"]
+    end.poke()
+    await until(lambda: end.away)
+
+
+async def test_an_outage_costs_each_request_a_task_or_two(routers, monkeypatch):
+    """Not one for each other request whose call fails, too."""
+    routers.capacity = 0
+    end = await routers.add()
+    spawned: list[str] = []
+    spawn = end._spawn
+    monkeypatch.setattr(end, "_spawn", lambda work, name: spawned.append(name) or spawn(work, name))
+
+    async def away(calls):
+        raise RedisTimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(end._shared._script, "_round_trip", away)
+    claims = [ticket() for _ in range(200)]
+    waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
+    await until(lambda: end._local.waiting("m") == len(claims))
+    await until(lambda: not end._shared._script._waiting)
+    for task in waiting:
+        task.cancel()
+    for claim in claims:
+        end.leave(claim)
+    assert len(spawned) < 3 * len(claims)
+
+
+async def test_what_redis_decides_during_an_outage_is_no_surprise(routers):
+    """It was slow, and granted and recalled what only waits in this router's own order."""
+    end = await routers.add()
+    a, b = ticket(), ticket()
+    await end.admit(a)
+    waiting = asyncio.create_task(end.admit(b))
+    await queued(end, 1, 1)
+    end._lose_redis(RedisTimeoutError("Timeout reading from socket"))
+    end._local.enter(b, 1)
+    end._follow("m", Reply(granted=[b.id], recalled=[b.id]))
+    await within(5, waiting)
+    assert b.recalled.done()
+    assert not b.holds
+    for one in (a, b):
+        end.leave(one)
+    await until(lambda: not end.away)
+    await queued(end, 0, 0)
+
+
+async def test_without_redis_each_router_keeps_to_its_share(make_routers, own_redis):
+    """Each fills its share, less what it holds already: together they run no more than the slots
+    and what one held above its share when Redis went."""
+    routers = make_routers(own_redis.url, queue_timeout_s=20)
+    routers.capacity = 4
     first, second = await routers.add(), await routers.add()
-    await until(lambda: routers.listening(second))
-    held = {model: ticket(model=model) for model in ("m", "a:b", "m}")}
-    waiting = {}
-    for model, one in held.items():
-        await within(5, first.admit(one))  # whatever the others hold
-        wait = ticket(model=model)
-        waiting[model] = wait, asyncio.create_task(second.admit(wait))
-        await queued(first, 1, 1, model)
-    assert await first.status(held) == (3, 3)
-    for model, one in held.items():
-        wait, admitted = waiting.pop(model)
-        first.leave(one)
-        await within(5, admitted)
-        assert not any(task.done() for _, task in waiting.values())
-        second.leave(wait)
-        await queued(first, 0, 0, model)
-
-
-async def test_installs_in_one_redis_know_nothing_of_each_other(make_routers, redis_url, namespace):
-    ends = [
-        await make_routers(redis_url, namespace=f"{namespace}-{n}").add() for n in range(2)
-    ]  # routers of the same name
-    for end in ends:
-        await within(5, end.admit(ticket()))
-    assert [await end.status(["m"]) for end in ends] == [(1, 0)] * 2
+    held = [ticket() for _ in range(3)]
+    for one in held:
+        await first.admit(one)
+    own_redis.stop()
+    claims = {end: [ticket() for _ in range(4)] for end in (first, second)}
+    waiting = [asyncio.create_task(end.admit(claim)) for end in claims for claim in claims[end]]
+    await until(lambda: first.away and second.away)
+    await until(lambda: sum(claim.holds for claim in claims[second]) == 2)
+    await until(lambda: first._local.waiting("m") == 4)
+    assert sum(claim.holds for claim in claims[first]) == 0
+    assert second._local.waiting("m") == 2
+    assert first._holding() + second._holding() == 5  # 4, and the one above the share of 2
+    first.leave(held[0])
+    assert sum(claim.holds for claim in claims[first]) == 0
+    first.leave(held[1])
+    assert sum(claim.holds for claim in claims[first]) == 1
+    assert first._holding() + second._holding() == 4
+    for task in waiting:
+        task.cancel()
 
 
 async def test_what_waits_is_entered_and_words_are_heard_again_after_an_outage(
@@ -115,169 +264,6 @@ async def test_what_waits_is_entered_and_words_are_heard_again_after_an_outage(
     await within(5, mine)
     first.leave(two)
     await within(5, theirs)
-
-
-async def test_a_word_that_none_waits_for_gives_the_slot_back(routers):
-    """Its request left while the grant was under way, and its leaving came first."""
-    end, other = await routers.add(), await routers.add()
-    gone = ticket()
-    entered = await end._shared.enter(gone, 9)
-    assert entered.first == "granted"
-    waiting = asyncio.create_task(other.admit(ticket()))
-    await queued(other, 1, 1)
-    end._follow("m", Reply(granted=[gone.id]))
-    await within(5, waiting)
-
-
-async def test_what_leaves_while_its_lease_is_renewed_ends_no_renewal(routers, monkeypatch):
-    """Redis does not know it, and it is no more there to be entered or held again."""
-    end = await routers.add()
-    holds, waits = ticket(), ticket()
-    await end.admit(holds)
-    waiting = asyncio.create_task(end.admit(waits))
-    await queued(end, 1, 1)
-    renewed = asyncio.Event()
-
-    async def renew(model: str, held: list[str], waiting: list[str]) -> Reply:
-        assert (held, waiting) == ([holds.id], [waits.id])
-        end.leave(holds)
-        end.leave(waits)
-        renewed.set()
-        return Reply(first=held, second=waiting)
-
-    monkeypatch.setattr(end._shared, "renew", renew)
-    end.poke()
-    await within(5, renewed.wait())
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    await queued(end, 0, 0)
-    end.check()
-
-
-async def test_what_the_answer_to_one_that_went_away_says_of_others_is_heard(
-    make_routers, redis_url, seldom, monkeypatch
-):
-    routers = make_routers(redis_url, **seldom)
-    end = await routers.add()
-    held, waits, goes = ticket(), ticket(), ticket("other")
-    await end.admit(held)
-    waiting = asyncio.create_task(end.admit(waits))
-    await queued(end, 1, 1)
-    pipe = end._shared._script
-    send, answered, go_on = pipe._round_trip, asyncio.Event(), asyncio.Event()
-
-    async def slow(calls: Any) -> Any:
-        replies = await send(calls)
-        answered.set()
-        await go_on.wait()
-        return replies
-
-    monkeypatch.setattr(pipe, "_round_trip", slow)
-    routers.capacity = 2  # the next call's answer says that `waits` has a slot
-    going = asyncio.create_task(end.admit(goes))
-    await answered.wait()
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
-    end.leave(goes)
-    go_on.set()
-    await within(10, waiting)
-    end.leave(held)
-    end.leave(waits)
-
-
-async def test_a_router_that_stops_gives_back_what_it_holds(routers):
-    end, other = await routers.add(), await routers.add()
-    await end.admit(ticket())
-    waiting = asyncio.create_task(end.admit(ticket()))
-    await queued(other, 1, 1)
-    mine = asyncio.create_task(other.admit(ticket()))
-    await queued(other, 1, 2)
-    await end.stop()
-    await within(5, mine)
-    assert await other.status(["m"]) == (1, 0)
-    with contextlib.suppress(asyncio.CancelledError):
-        await waiting
-    assert waiting.cancelled()
-
-
-async def test_a_renewal_that_has_ended_is_no_health(routers):
-    end = await routers.add()
-    end.check()
-    end._loops[0].cancel()
-    await asyncio.wait(end._loops[:1])
-    with pytest.raises(RuntimeError, match="admission renewal has ended"):
-        end.check()
-
-
-# ---- one request --------------------------------------------------------------------------------
-
-
-async def test_waiting_too_long_is_told_and_leaves_no_place(make_routers, redis_url):
-    routers = make_routers(redis_url, queue_timeout_s=0.3)
-    end = await routers.add()
-    held = ticket()
-    await end.admit(held)
-    late = ticket()
-    before = refused("queue_timeout")
-    with pytest.raises(PenstockError) as told:
-        await within(5, end.admit(late))
-    error = told.value
-    assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_timeout")
-    assert (error.stage, error.retry_after_s) == ("router", 0.15)
-    assert "0.3 s" in error.message
-    assert refused("queue_timeout") == before + 1
-    end.leave(late)
-    end.leave(late)  # as often as one likes
-    await queued(end, 1, 0)
-    end.leave(held)
-    await queued(end, 0, 0)
-
-
-def refused(reason: str) -> float:
-    return metrics.refusals.labels(reason)._value.get()
-
-
-async def test_what_is_counted(routers):
-    """At this router alone, and not any more once it has left."""
-    end, other = await routers.add(), await routers.add()
-    await other.stop()  # the gauges are of the router that started last
-    await end.stop()
-    end = await routers.add()
-    granted = {lane: metrics.grants.labels(lane, "redis")._value.get() for lane in ("high", "low")}
-    waited = metrics.wait._sum.get()
-
-    def gauges() -> list[float]:
-        samples = [*metrics.admitted.collect(), *metrics.queued.collect()]
-        return [sample.value for metric in samples for sample in metric.samples]
-
-    urgent, low = ticket(lane=1), ticket(lane=3)
-    await end.admit(urgent)
-    waiting = asyncio.create_task(end.admit(low))
-    await queued(end, 1, 1)
-    assert gauges() == [1, 1]
-    end.leave(urgent)
-    await within(5, waiting)
-    assert gauges() == [1, 0]
-    end.leave(low)
-    assert gauges() == [0, 0]
-    for lane, before in granted.items():
-        assert metrics.grants.labels(lane, "redis")._value.get() == before + 1
-    assert metrics.wait._sum.get() > waited
-
-
-async def test_what_another_routers_request_was_given_is_counted_as_such(routers):
-    end = await routers.add()
-    counts = metrics.grants.labels("normal", "before")
-    before = counts._value.get()
-    resumed = ticket()
-    resumed.resumed = True
-    await end.admit(resumed)
-    assert resumed.order == "before"
-    assert counts._value.get() == before + 1
-
-
-# ---- outages ------------------------------------------------------------------------------------
 
 
 async def test_a_router_without_requests_finds_redis_back_and_not_before(
