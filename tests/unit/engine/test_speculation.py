@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification
 
 from kernels.cpu.library import supported
 from services.worker.engine import (
@@ -20,67 +19,31 @@ from services.worker.engine import (
     EngineConfig,
     Request,
     Sampling,
-    draft_model,
     speculation,
 )
-from services.worker.engine import engine as engine_module
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.cost_model import CostModel, StepShape
-from services.worker.engine.drafted import Drafted
-from services.worker.engine.engine import Engine
 from services.worker.engine.lookup import Lookup
 from services.worker.engine.proposer import Wanted
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence
 from services.worker.engine.speculation import Speculation
 from tests.support.checkpoint import write_checkpoint
-from tests.unit.engine.checkpoints import VOCAB, make
-from tests.unit.engine.driving import Run, drive, greedy, make_engine, make_prompts
-from tests.unit.engine.guessing import Oracle, guess, guessing_engine
+from tests.unit.engine.checkpoints import VOCAB
+from tests.unit.engine.driving import drive, greedy, make_engine, make_prompts
+from tests.unit.engine.guessing import (
+    KINDS,
+    NOBODY,
+    Oracle,
+    guess,
+    guessing_engine,
+    requests_of,
+    told,
+)
 from tests.unit.engine.synthetic import Machine, roofline
 
 Checkpoint = Callable[..., Path]
-FEW = tuple((token, 14.0) for token in range(40, 46))
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1.5},
-    {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "logprobs": 3},
-    {"temperature": 0, "logprobs": 0, "prompt_logprobs": 1},
-    {"temperature": 1.2, "repetition_penalty": 1.4, "logit_bias": FEW, "logprobs": 2},
-    {"frequency_penalty": 0.6, "presence_penalty": -0.4, "logit_bias": FEW, "min_p": 0.02},
-    {"bad_words": ((41, 42), (43,)), "logit_bias": FEW},
-    {"min_tokens": 25, "stop_token_ids": (40, 41, 42, 43, 44, 45), "logit_bias": FEW},
-    {"stop_token_ids": tuple(range(0, VOCAB, 9))},
-]
-"""Ways of sampling."""
-
-
-NOBODY = Oracle(lambda sequence, count: [], 200, lambda below: 0)
-"""Never has a guess."""
-
-
-def requests_of(kinds: list[dict[str, Any]]) -> list[Request]:
-    prompts = make_prompts(len(kinds), longest=50, seed=6)
-    return [
-        Request(str(i), prompt, Sampling(**{"max_tokens": 40, "seed": i} | kind))
-        for i, (prompt, kind) in enumerate(zip(prompts, kinds, strict=True))
-    ]
-
-
-def told(run: Run) -> dict[str, tuple[Any, ...]]:
-    """Of each request: tokens, why it ended, which tokens its logprobs are of, and usage."""
-    outputs = [output for step in run.steps for output in step.outputs]
-    return {
-        name: (
-            run.tokens[name],
-            last.finish_reason,
-            [one.top_ids for o in outputs if o.request_id == name for one in o.logprobs or ()],
-            [len(o.prompt_logprobs or ()) for o in outputs if o.request_id == name][:1],
-            last.usage and last.usage.completion_tokens,
-        )
-        for name, last in run.last.items()
-    }
 
 
 @pytest.mark.parametrize("kernels", [*supported()[:1], "reference"])
@@ -258,9 +221,6 @@ def test_guesses_take_no_block_that_is_not_free() -> None:
     scheduler.check()
 
 
-# How many guesses pay.
-
-
 class Offering:
     """Has always as many as one likes."""
 
@@ -387,9 +347,6 @@ def test_who_guessed_wrong_is_tried_again() -> None:
     assert acceptance.expected(121, 0.6) > 0.85
 
 
-# Look-up.
-
-
 @given(
     tokens=st.lists(st.integers(0, 2), min_size=1, max_size=40),
     grows=st.lists(st.integers(1, 9), max_size=4),
@@ -433,9 +390,6 @@ def test_a_long_prompt_is_taken_in_piece_by_piece() -> None:
     assert Lookup(2, 4).following([*range(20_000), 15_000, 15_001], 3) == []
 
 
-# Settings.
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
@@ -473,191 +427,3 @@ def test_a_text_that_repeats_takes_fewer_steps(
     found = drive(make_engine(folder, speculation="ngram"), [asked])
     assert found.tokens == want.tokens
     assert len(found.steps) < 0.7 * len(want.steps)
-
-
-# A draft model.
-
-
-def drafting(folder: Path, draft: Path, **settings: Any) -> Engine:
-    return make_engine(folder, speculation="draft", draft_model=str(draft), **settings)
-
-
-def accepted(run: Run) -> float:
-    drafted = sum(step.draft_tokens for step in run.steps)
-    return sum(step.accepted_tokens for step in run.steps) / max(1, drafted)
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft model guesses, alone, and whether it pays or not: so small a model computes faster
-    than another."""
-    guess(monkeypatch, NOBODY)
-    monkeypatch.setattr(speculation, "_WAGER", 0.0)
-
-
-@pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("kernels", [*supported()[:1], "reference"])
-def test_who_thinks_alike_guesses_right(checkpoint: Checkpoint, kernels: str) -> None:
-    """Drawn tokens, too, from what was computed for others, behind wrong guesses of a grammar or
-    anybody, and after a preemption: it knows of each sequence all that there is before its guesses.
-    """
-    folder = checkpoint()
-    kinds = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "logprobs": 1},
-        {"temperature": 1.4, "top_k": 20},
-        {"temperature": 0.7, "min_tokens": 39, "stop_token_ids": tuple(range(100))},
-        {"temperature": 1.0, "logit_bias": FEW},
-    ]
-    asked = requests_of(kinds)
-    shared = make_prompts(1, longest=60, seed=1)[0] + [7] * 33
-    asked += [
-        Request(name, [*shared, i], Sampling(20, 1.0, seed=i)) for i, name in enumerate("xyz")
-    ]
-    for num_blocks in (256, 9):
-        want = drive(make_engine(folder, num_blocks=num_blocks, kernels=kernels), asked)
-        engine = drafting(folder, folder, num_blocks=num_blocks, kernels=kernels)
-        found = drive(engine, asked)
-        assert told(found) == told(want)
-        assert accepted(found) > 0.97
-        assert bool(found.num_preempted) == (num_blocks == 9)
-    assert len(drive(drafting(folder, folder), asked).steps) < len(want.steps) / 3
-
-
-@pytest.mark.usefixtures("eager")
-def test_who_thinks_otherwise_changes_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """A model of other weights, whose context is shorter; many guesses are wrong."""
-    folder = checkpoint()
-    other = make(tmp_path, "gqa", seed=8, max_position_embeddings=64)
-    few = [kind | {"logit_bias": FEW} for kind in KINDS[:-1]]
-    asked = requests_of(few)
-    want = drive(make_engine(folder), asked)
-    found = drive(drafting(folder, other, num_speculative_tokens=3), asked)
-    assert told(found) == told(want)
-    assert 0.05 < accepted(found) < 0.9
-    beyond = Request("b", make_prompts(1, longest=200, seed=3)[0] + [5] * 70, greedy(5))
-    assert not sum(step.draft_tokens for step in drive(drafting(folder, other), [beyond]).steps)
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_prompt_is_caught_up_with_in_pieces(checkpoint: Checkpoint) -> None:
-    """Those of a step have a step's tokens together, and nobody guesses before he is caught up."""
-    folder = checkpoint()
-    asked = [Request(str(i), [9 + i] * 100, Sampling(30, seed=i)) for i in range(3)]
-    want = drive(make_engine(folder), asked)
-    found = drive(drafting(folder, folder, max_batched_tokens=32), asked)
-    assert told(found) == told(want)
-    assert accepted(found) > 0.97
-
-
-def test_what_was_before_is_taken_before_a_model_is_asked(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the model knows what came of it, when it is asked."""
-    folder = checkpoint()
-    asked = requests_of([{"temperature": 1.0}] * 4)
-    want = drive(make_engine(folder), asked)
-    known = {name: tokens[:20] for name, tokens in want.tokens.items()}
-    guessing_engine(folder, monkeypatch, known)  # an oracle, as far as it knows
-    monkeypatch.setattr(speculation, "_WAGER", 0.0)
-    engine = drafting(folder, folder)
-    found = drive(engine, asked)
-    assert told(found) == told(want)
-    guesses = engine.scheduler.speculation
-    assert guesses is not None
-    right = [source.acceptance.expected(guesses._tokens, 0.5) for source in guesses._sources]
-    assert right[0] < 0.9 < 0.97 < right[1]
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_draft_model_that_fails_ends_nothing(
-    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = checkpoint()
-    engine = drafting(folder, folder)
-    guesses = engine.scheduler.speculation
-    assert guesses is not None
-    asked = Request("a", make_prompts(1)[0], greedy(30))
-    want = drive(make_engine(folder), [asked])
-    engine.add(asked)
-    steps = [engine.step() for _ in range(3)]
-    assert sum(step.accepted_tokens for step in steps)
-
-    def fail(plan: object) -> None:
-        raise RuntimeError("device trouble")
-
-    guesses._sources[1].proposer._runner.launch = fail  # type: ignore[attr-defined]
-    rest = drive(engine, [])
-    tokens = [t for step in steps for o in step.outputs for t in o.new_token_ids]
-    assert tokens + rest.tokens["a"] == want.tokens["a"]
-    assert not sum(step.draft_tokens for step in rest.steps)
-    assert "no tokens are guessed from now on" in caplog.text
-
-
-def test_it_knows_what_it_has_computed(checkpoint: Checkpoint) -> None:
-    """Not what was guessed wrong, and not a block of which it wrote another beginning."""
-    drafted = Drafted(4)
-    drafted.fed = [8, 7, 9]
-    assert drafted.catch_up([1, 2, 3, 4, 8, 6, 9, 5]) == 5
-    assert drafted.catch_up([1, 2, 3, 4, 8, 6, 9, 5]) == 5, "once"
-    folder = checkpoint()
-    engine = drafting(folder, folder)
-    assert engine.scheduler.speculation is not None
-    proposer: Any = engine.scheduler.speculation._sources[1].proposer
-    sequence = Sequence(Request("a", [5] * 40, Sampling(9)), 0, 16, frozenset(), 256, 0)
-    sequence.hold([3, 4, 5, 6])
-    assert proposer.propose([(sequence, 2)]) != [[]]
-    assert set(proposer._hashes) == {3, 4}
-    other = Sequence(Request("b", [6] * 20, Sampling(9)), 0, 16, frozenset(), 256, 0)
-    other.hold([7, 4])
-    proposer.propose([(other, 2)])
-    assert set(proposer._hashes) == {3, 7}
-    again = Sequence(Request("c", [5] * 40, Sampling(9)), 0, 16, frozenset(), 256, 0)
-    again.hold([3, 4, 8])
-    assert proposer._computed(again) == 16
-
-
-def test_it_has_its_part_of_the_memory(checkpoint: Checkpoint) -> None:
-    folder = checkpoint()
-    room = {"num_blocks": None, "kv_cache_bytes": 2**20}
-    assert drafting(folder, folder, **room).info.num_blocks == (
-        make_engine(folder, **room).info.num_blocks // 2
-    )
-
-
-def test_another_vocabulary_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    larger = make(tmp_path / "larger", "gqa", vocab_size=VOCAB + 3)
-    with pytest.raises(ValueError, match=r"draft_model .* vocabulary of 260 tokens"):
-        drafting(checkpoint(), larger)
-    classes = make(tmp_path / "classes", "gqa", kind=AutoModelForSequenceClassification)
-    for folder, draft in ((checkpoint(), classes), (classes, checkpoint())):
-        with pytest.raises(ValueError, match=r"draft_model guesses tokens, and .* makes none"):
-            drafting(folder, draft)
-    ours, theirs = (write_checkpoint(tmp_path / name, window=256) for name in ("ours", "theirs"))
-    path = theirs / "tokenizer.json"
-    changed = json.loads(path.read_text())
-    first, second = [*changed["model"]["vocab"]][:2]
-    vocabulary = changed["model"]["vocab"]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    path.write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match=r"draft_model .* the same ids are other tokens"):
-        drafting(ours, theirs)
-
-
-@pytest.mark.usefixtures("eager")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, at infinities
-def test_on_triton(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its interpreter: both models."""
-    for module in (engine_module, draft_model):
-        monkeypatch.setattr(module, "warm_up", lambda *_: None)
-    folder = checkpoint()
-    few: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True}
-    asked = [
-        Request("0", [7, 8, 9], Sampling(seed=1, **few)),
-        Request("1", [9] * 7, Sampling(seed=2, temperature=0.9, logprobs=1, **few)),
-    ]
-    small = {"max_running": 2, "num_blocks": 12, "max_batched_tokens": 8}
-    want = drive(make_engine(folder, kernels="reference", **small), asked)
-    found = drive(drafting(folder, folder, kernels="triton", **small), asked)
-    assert found.tokens == want.tokens
-    assert sum(step.accepted_tokens for step in found.steps) >= 3
