@@ -27,6 +27,7 @@ from services.gateway.identity.issuer_keys import IssuerKeys
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.limits import Limit
 from services.gateway.identity.permissions import admit
+from services.gateway.identity.revoked_tokens import TokenRevocations
 from services.gateway.identity.tenants import TenantStore
 from services.gateway.identity.tokens import TokenVerifier
 
@@ -94,7 +95,12 @@ async def run(count: int) -> None:
         )
         verifiers: list[Verifier] = [
             KeyVerifier(keys, tenants),
-            TokenVerifier(settings, Shown(settings, shown(own)), tenants),
+            TokenVerifier(
+                settings,
+                Shown(settings, shown(own)),
+                TokenRevocations(redis, "bench", settings),
+                tenants,
+            ),
         ]
         trusting = Authenticator(verifiers, keys, GatewaySettings())
         asking = Authenticator(verifiers, keys, GatewaySettings(key_cache_s=0))

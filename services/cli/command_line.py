@@ -67,6 +67,12 @@ _COMMANDS = (
         granting_arguments.keys,
     ),
     (
+        "tokens",
+        "list and revoke tokens of the OIDC issuer",
+        "services.cli.commands.tokens",
+        granting_arguments.tokens,
+    ),
+    (
         "limits",
         "list, set and remove what tenants and keys may use",
         "services.cli.commands.limits",

@@ -19,6 +19,7 @@ from services.common.served_models import listed
 from services.gateway.identity.audit import Actor, AuditLog
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.limits import Limit
+from services.gateway.identity.revoked_tokens import TokenRevocations
 from services.gateway.identity.tenants import TenantStore
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Stores:
     audit: AuditLog
     keys: KeyStore
     tenants: TenantStore
+    revoked_tokens: TokenRevocations
     by: Actor
 
 
@@ -83,6 +85,7 @@ async def _with_stores(work: Callable[[Stores], Awaitable[None]]) -> int:
             audit,
             KeyStore(redis, namespace, audit),
             TenantStore(redis, namespace, audit),
+            TokenRevocations(redis, namespace, settings.identity, audit),
             actor(),
         )
         await work(stores)

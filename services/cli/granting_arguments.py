@@ -67,6 +67,22 @@ def _key(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
+def tokens(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("list", help="revocations that still end something")
+    revoke = actions.add_parser("revoke", help="end a user's tokens, or one, before they expire")
+    whose = revoke.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--tenant", help="whose requests they are for")
+    whose.add_argument("--admin", action="store_true", help="they are for the admin listener")
+    which = revoke.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--user",
+        metavar="oidc:SUBJECT",
+        help="as records and usage name him: all issued until now; new ones hold",
+    )
+    which.add_argument("--token", metavar="JTI", help="the one with this `jti`")
+
+
 def tenants(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="all tenants, and what they are granted")

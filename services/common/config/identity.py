@@ -30,6 +30,13 @@ class IdentitySettings(Section):
     oidc_skew_s: float = Field(
         30.0, ge=0, le=300, description="by which the issuer's clock may differ"
     )
+    oidc_longest_s: float = Field(
+        30 * 86_400,
+        gt=0,
+        le=10 * 365 * 86_400,
+        description="of a token's time; one that ends later is refused, as revocations are kept so "
+        "long",
+    )
     oidc_jwks_url: str = Field(
         "", description="the issuer's keys; empty: where its discovery document says"
     )

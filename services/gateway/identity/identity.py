@@ -10,6 +10,7 @@ from services.gateway.identity.auth import Authenticator, Verifier
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.last_use import LastUse
 from services.gateway.identity.news import News, channel
+from services.gateway.identity.revoked_tokens import TokenRevocations
 from services.gateway.identity.tenants import TenantStore
 
 
@@ -26,6 +27,7 @@ class Identity:
         self.audit = AuditLog(redis, namespace, own.audit_kept_days * 86_400)
         self.keys = KeyStore(redis, namespace, self.audit)
         self.tenants = TenantStore(redis, namespace, self.audit)
+        self.revoked_tokens = TokenRevocations(redis, namespace, own, self.audit)
         last_use = LastUse(self.keys)
         parts: list[Part] = [last_use]
         verifiers: list[Verifier] = [KeyVerifier(self.keys, self.tenants)]
@@ -37,9 +39,9 @@ class Identity:
 
             issuer = IssuerKeys(own)
             parts.append(issuer)
-            verifiers.append(TokenVerifier(own, issuer, self.tenants))
+            verifiers.append(TokenVerifier(own, issuer, self.revoked_tokens, self.tenants))
             if own.oidc_admin_audience:
-                admin_verifiers.append(AdminTokenVerifier(own, issuer))
+                admin_verifiers.append(AdminTokenVerifier(own, issuer, self.revoked_tokens))
         self.auth = Authenticator(verifiers, self.keys, settings.gateway, last_use.note)
         self.admin_auth = Authenticator(admin_verifiers, self.keys, settings.gateway, last_use.note)
         parts.append(News(redis, channel(namespace), self._told, self._recheck))

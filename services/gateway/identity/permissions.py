@@ -44,7 +44,7 @@ NEEDS: dict[str, Permission | None] = {
     "/penstock.v1.Inference/Rerank": Permission.INFERENCE,
     "/penstock.v1.Inference/Classify": Permission.INFERENCE,
     "/penstock.v1.Inference/ListModels": Permission.MODELS_READ,
-    # The admin listener. What is an administrator's own key asks for more (api/admin/keys.py).
+    # The admin listener. What is an administrator's own asks for more (api/admin/keys.py).
     "GET /admin/v1/tenants": Permission.TENANTS_READ,
     "POST /admin/v1/tenants": Permission.TENANTS_WRITE,
     "GET /admin/v1/tenants/{tenant}": Permission.TENANTS_READ,
@@ -57,6 +57,8 @@ NEEDS: dict[str, Permission | None] = {
     "DELETE /admin/v1/keys/{key}": Permission.KEYS_WRITE,
     "POST /admin/v1/keys/{key}/rotate": Permission.KEYS_WRITE,
     "PUT /admin/v1/keys/{key}/limits": Permission.LIMITS_WRITE,
+    "GET /admin/v1/revoked-tokens": Permission.KEYS_READ,
+    "POST /admin/v1/revoked-tokens": Permission.KEYS_WRITE,
     "GET /admin/v1/models": Permission.MODELS_READ,
     "GET /admin/v1/audit": Permission.AUDIT_READ,
     "GET /admin/healthz": OPEN,

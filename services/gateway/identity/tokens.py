@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import time
 from typing import Any
 
 import jwt
@@ -11,6 +12,7 @@ import jwt
 from services.common.config import IdentitySettings
 from services.gateway.identity.issuer_keys import IssuerKeys
 from services.gateway.identity.principal import Principal, Refused, Role, administrator, granted
+from services.gateway.identity.revoked_tokens import TokenRevocations
 from services.gateway.identity.tenants import TENANT_NAME, TenantStore
 
 _MAX_BYTES = 16 * 1024
@@ -26,10 +28,17 @@ _WRONG = "Incorrect token provided."
 class Tokens:
     """Tells true tokens from others, and what they claim."""
 
-    def __init__(self, settings: IdentitySettings, audience: str, keys: IssuerKeys) -> None:
+    def __init__(
+        self,
+        settings: IdentitySettings,
+        audience: str,
+        keys: IssuerKeys,
+        revoked: TokenRevocations,
+    ) -> None:
         self._settings = settings
         self._audience = audience
         self._keys = keys
+        self._revoked = revoked
 
     def takes(self, shown: str) -> bool:
         return len(shown) <= _MAX_BYTES and _FORM.fullmatch(shown) is not None
@@ -65,9 +74,17 @@ class Tokens:
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise Refused("wrong", _WRONG) from None
         claims = _object(shown.split(".")[1])
-        if not _is_time(claims["exp"]) or not claims["sub"]:
+        if not (_is_time(claims["exp"]) and _is_time(claims.get("iat", 1)) and claims["sub"]):
             raise Refused("wrong", _WRONG)
+        if claims["exp"] > time.time() + own.oidc_longest_s + own.oidc_skew_s:
+            told = f"This token holds for longer than {own.oidc_longest_s:g} seconds."
+            raise Refused("too_long", told)
         return claims
+
+    async def check_revoked(self, tenant: str | None, claims: dict[str, Any]) -> None:
+        """Raises Refused where it is."""
+        if await self._revoked.hold(tenant, user_of(claims), claims):
+            raise Refused("revoked", "This token was revoked.")
 
     def roles(self, claims: dict[str, Any]) -> frozenset[Role]:
         """Those that are ours; whatever else is claimed grants nothing."""
@@ -82,8 +99,14 @@ class Tokens:
 class TokenVerifier(Tokens):
     """Of tenants' users."""
 
-    def __init__(self, settings: IdentitySettings, keys: IssuerKeys, tenants: TenantStore) -> None:
-        super().__init__(settings, settings.oidc_audience, keys)
+    def __init__(
+        self,
+        settings: IdentitySettings,
+        keys: IssuerKeys,
+        revoked: TokenRevocations,
+        tenants: TenantStore,
+    ) -> None:
+        super().__init__(settings, settings.oidc_audience, keys, revoked)
         self._tenants = tenants
 
     async def verify(self, shown: str) -> Principal:
@@ -94,6 +117,7 @@ class TokenVerifier(Tokens):
         tenant = await self._tenants.find(name) if known else None
         if tenant is None:
             raise Refused("tenant", "This token's tenant is not known here.")
+        await self.check_revoked(tenant.name, claims)
         models = None
         if own.oidc_models_claim:  # without it in the token: none
             models = _names(_claim(claims, own.oidc_models_claim))
@@ -109,11 +133,14 @@ class TokenVerifier(Tokens):
 class AdminTokenVerifier(Tokens):
     """Of administrators: tokens that are for the admin listener."""
 
-    def __init__(self, settings: IdentitySettings, keys: IssuerKeys) -> None:
-        super().__init__(settings, settings.oidc_admin_audience, keys)
+    def __init__(
+        self, settings: IdentitySettings, keys: IssuerKeys, revoked: TokenRevocations
+    ) -> None:
+        super().__init__(settings, settings.oidc_admin_audience, keys, revoked)
 
     async def verify(self, shown: str) -> Principal:
         claims = await self.claims(shown)
+        await self.check_revoked(None, claims)
         return administrator(
             user_of(claims), roles=self.roles(claims), expires=self.expires(claims)
         )

@@ -153,6 +153,21 @@ def test_limits_may_be_given_at_once(run):
     assert len(run("audit", "--json")[1].splitlines()) == 2
 
 
+def test_tokens_are_revoked_and_listed(run):
+    run("tenants", "add", "acme")
+    code, out, _ = run("tokens", "revoke", "--tenant", "acme", "--user", "oidc:ann")
+    assert (code, out) == (0, "oidc:ann, tenant acme: tokens issued until now are revoked\n")
+    assert run("tokens", "revoke", "--admin", "--token", "t-1")[0] == 0
+    told = {tuple(row[:3]) for row in rows(run("tokens", "list")[1])}
+    assert told == {("acme", "oidc:ann", ""), ("", "", "t-1")}
+    for argv, named in (
+        (["--tenant", "rival", "--token", "t"], "there is no tenant 'rival'"),
+        (["--tenant", "acme", "--user", "ann"], "--user: "),
+        (["--tenant", "acme", "--token", "\x1b[2J"], "--token: "),
+    ):
+        assert named in run("tokens", "revoke", *argv)[2]
+
+
 def test_the_log_says_who_did_what_from_where(run):
     key, id = key_of(run)
     assert run("keys", "change", id, "--priority", "high")[0] == 0

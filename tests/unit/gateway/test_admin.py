@@ -162,6 +162,18 @@ async def test_null_gives_back_the_default(admin):
         assert (changed["role"], changed["name"]) == (role, "")
 
 
+async def test_tokens_are_revoked_and_listed(admin):
+    await admin.told("POST", "/v1/tenants", json={"name": "acme"})
+    operator = await admin.key(Role.OPERATOR)
+    asked = ("POST", "/v1/revoked-tokens", operator)
+    made = (await admin.ask(*asked, json={"tenant": "acme", "user": "oidc:u1"})).json()
+    assert (made["tenant"], made["admin"], made["user"]) == ("acme", False, "oidc:u1")
+    own = await admin.told("POST", "/v1/revoked-tokens", json={"admin": True, "token": "t"})
+    listed = await admin.told("GET", "/v1/revoked-tokens?order=asc")
+    assert listed["data"] == [own, made]
+    assert [line.what for line in await admin.identity.audit.read(2)] == ["token:t", "oidc:u1"]
+
+
 async def test_lists_come_in_pages(admin):
     made = [(await admin.identity.keys.create("acme"))[1].id for _ in range(5)]
     await admin.identity.keys.create("rival")
@@ -228,6 +240,10 @@ async def test_the_log_says_who_from_where_and_of_refusals(admin):
         ("PUT", "/v1/tenants/acme/limits", {"limits": [{**LIMIT, "most": -1}]}, "limits[0].most"),
         ("PUT", "/v1/tenants/acme/limits", {"limits": [{**LIMIT, "x": 1}]}, "limits[0].x"),
         ("PUT", "/v1/tenants/acme/limits", {"limits": [LIMIT] * 33}, "limits"),
+        ("POST", "/v1/revoked-tokens", {"token": "t"}, "tenant"),
+        ("POST", "/v1/revoked-tokens", {"tenant": "acme"}, "user"),
+        ("POST", "/v1/revoked-tokens", {"tenant": "acme", "user": "u1"}, "user"),
+        ("POST", "/v1/revoked-tokens", {"tenant": "acme", "token": "\n"}, "token"),
         ("POST", "/v1/keys", {}, "tenant"),
         ("POST", "/v1/keys", {"tenant": "acme", "admin": True}, "tenant"),
         ("POST", "/v1/keys", {"tenant": "acme", "role": "admin"}, "role"),
@@ -260,6 +276,7 @@ async def test_what_nobody_has_is_not_found(admin):
         ("POST", "/v1/keys/key_000000000000/rotate", {}),
         ("PUT", "/v1/keys/key_000000000000/limits", {"limits": []}),
         ("POST", "/v1/keys", {"tenant": "x"}),
+        ("POST", "/v1/revoked-tokens", {"tenant": "x", "token": "t"}),
         ("POST", "/v1/keys", {"tenant": "a b"}),
         ("GET", "/v2", None),
     ):
@@ -347,6 +364,7 @@ async def test_an_operator_gets_no_more_than_he_has(admin):
         ("PATCH", f"/v1/keys/{chief.id}", {"name": "mine"}),
         ("POST", f"/v1/keys/{chief.id}/rotate", {"overlap_s": 0}),
         ("DELETE", f"/v1/keys/{chief.id}", None),
+        ("POST", "/v1/revoked-tokens", {"admin": True, "user": "oidc:chief"}),
     ):
         more = {} if body is None else {"json": body}
         answer = await admin.ask(method, path, operator, f"10.0.1.{len(path) % 250}", **more)

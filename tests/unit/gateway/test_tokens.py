@@ -21,6 +21,7 @@ from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.issuer_keys import IssuerKeys
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.principal import Permission, Principal, Role
+from services.gateway.identity.revoked_tokens import TokenRevocations
 from services.gateway.identity.tenants import TenantRecord, TenantStore
 from services.gateway.identity.tokens import TokenVerifier
 from tests.support.issuer import AUDIENCE, Issuer, issuing
@@ -59,8 +60,9 @@ class Door:
         )
         self.keys = IssuerKeys(own)
         self.tenants = TenantStore(redis, namespace)
+        self.revoked = TokenRevocations(redis, namespace, own)
         self.cache = GatewaySettings(key_cache_s=0)
-        verifier = TokenVerifier(own, self.keys, self.tenants)
+        verifier = TokenVerifier(own, self.keys, self.revoked, self.tenants)
         self.auth = Authenticator([verifier], KeyStore(redis, namespace), self.cache)
 
     async def lets_in(self, token: str) -> Principal:
@@ -234,6 +236,46 @@ async def test_a_known_token_ends_at_its_time(door, issuer, monkeypatch):
     assert "expired" in await door.refuses(token)
 
 
+# ---- revoked ones -------------------------------------------------------------------------------
+
+
+async def test_a_users_tokens_end_and_newer_ones_hold(door, issuer):
+    door.cache.key_cache_s = 3600
+    now = int(time.time())
+    before = [issuer.signed(iat=now - 60), issuer.signed(iat=None), issuer.signed(iat=now + 4)]
+    other = issuer.signed(sub="u2", iat=now - 60)
+    for token in (*before, other):
+        await door.lets_in(token)
+    record = await door.revoked.revoke("acme", user="oidc:u1")
+    await door.revoked.revoke("rival", user="oidc:u2")
+    door.auth.told("tenant acme")  # as the news are (test_revoked_tokens.py)
+    for token in before:
+        assert "revoked" in await door.refuses(token)
+    await door.lets_in(other)
+    stored = record.model_copy(update={"revoked": record.revoked - 60}).model_dump_json()
+    await door.revoked._redis.hset(door.revoked._records, record.name, stored)
+    await door.lets_in(issuer.signed(iat=record.revoked))  # a minute after it, as it were
+    assert "revoked" in await door.refuses(issuer.signed(iat=record.revoked - 55)), "within skew"
+    await door.refuses(before[0])  # it is remembered
+
+
+async def test_one_token_ends_by_its_id(door, issuer):
+    await door.revoked.revoke("acme", token="t-1")
+    assert "revoked" in await door.refuses(issuer.signed(jti="t-1"))
+    for jti in ("t-2", "", None):
+        await door.lets_in(issuer.signed(jti=jti))
+
+
+async def test_no_token_outlives_its_revocation(redis, namespace, issuer, door):
+    brief = Door(redis, namespace, issuer, oidc_longest_s=1000)
+    now = int(time.time())
+    await brief.lets_in(issuer.signed(exp=now + 1000))
+    assert "longer than 1000 seconds" in await brief.refuses(issuer.signed(exp=now + 1020))
+    record = await brief.revoked.revoke("acme", user="oidc:u1")
+    assert record.until >= record.revoked + 1010, "and the skew of both ends"
+    await brief.keys.stop()
+
+
 # ---- hostile ones -------------------------------------------------------------------------------
 
 
@@ -316,7 +358,14 @@ def hostile(issuer: Issuer) -> Iterator[tuple[str, str]]:
     )
     for claims in ({"iss": [issuer.url]}, {"aud": {"penstock": 1}}, {"aud": 5}, {"sub": 5}):
         yield f"{claims}", with_body(**claims)
-    for claims in ({"sub": ["u"]}, {"nbf": "soon"}, {"iat": "x"}, {"nbf": [1]}, {"jti": 5}):
+    for claims in (
+        {"sub": ["u"]},
+        {"nbf": "soon"},
+        {"iat": "x"},
+        {"nbf": [1]},
+        {"jti": 5},
+        {"iat": str(now)},
+    ):
         yield f"{claims}", with_body(**claims)
     twice = json.dumps(body)[:-1] + ', "tenant": "rival"}'
     yield "a claim twice", raw_signed(issuer, top, twice.encode())

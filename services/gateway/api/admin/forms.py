@@ -13,7 +13,9 @@ from services.gateway.api.schema import Body, bad_value
 from services.gateway.identity.audit import Actor
 from services.gateway.identity.limits import MOST_RULES, Limit
 from services.gateway.identity.principal import Permission, Principal
-from services.gateway.identity.tenants import MOST_MODELS, ModelName, Priority
+from services.gateway.identity.tenants import MOST_MODELS, TENANT_NAME, ModelName, Priority
+from services.gateway.ids import not_found
+from services.gateway.parts import Gateway
 
 T = TypeVar("T")
 
@@ -32,6 +34,17 @@ class ChangeGrants(Body):
 def actor(exchange: Exchange, principal: Principal) -> Actor:
     """For the audit log."""
     return Actor(principal.user, exchange.peer)
+
+
+async def known_tenant(gateway: Gateway, tenant: str | None, admin: bool) -> None:
+    """Raises INVALID_ARGUMENT where it is not said whose it is, NOT_FOUND for nobody's."""
+    if admin == (tenant is not None):
+        raise bad_value("tenant", "give a tenant, or `admin: true`, and not both")
+    if tenant is None:
+        return
+    known = TENANT_NAME.fullmatch(tenant)
+    if not known or await gateway.identity.tenants.find(tenant) is None:
+        raise not_found("tenant", tenant, "tenant")
 
 
 def changed(body: Body, record: type[BaseModel], but: set[str]) -> dict[str, Any]:

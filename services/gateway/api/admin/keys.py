@@ -13,6 +13,7 @@ from services.gateway.api.admin.forms import (
     LimitForms,
     actor,
     changed,
+    known_tenant,
     limits_of,
     listed,
     named_wrong,
@@ -29,7 +30,6 @@ from services.gateway.identity.principal import (
     Role,
     permissions_of,
 )
-from services.gateway.identity.tenants import TENANT_NAME
 from services.gateway.ids import KEY, not_found
 from services.gateway.parts import Gateway
 
@@ -76,14 +76,9 @@ async def get_key(gateway: Gateway, exchange: Exchange, principal: Principal) ->
 
 async def create_key(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(CreateKey, await exchange.json_body())
-    if body.admin == (body.tenant is not None):
-        raise bad_value("tenant", "give a tenant, or `admin: true`, and not both")
+    await known_tenant(gateway, body.tenant, body.admin)
     if body.expires_in_s is not None and not 1 <= body.expires_in_s <= _CENTURY_S:
         raise bad_value("expires_in_s", f"must be from 1 to {_CENTURY_S}")
-    if body.tenant is not None:
-        known = TENANT_NAME.fullmatch(body.tenant)
-        if not known or await gateway.identity.tenants.find(body.tenant) is None:
-            raise not_found("tenant", body.tenant, "tenant")
     fields = changed(body, KeyRecord, but={"tenant", "admin", "expires_in_s", "role", "limits"})
     fields |= {"tenant": body.tenant, "role": body.role or _default_role(body.tenant)}
     fields |= new_limits(principal, body, "limits")

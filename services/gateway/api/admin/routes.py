@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import RedisAway
-from services.gateway.api.admin import keys, tenants
+from services.gateway.api.admin import keys, revoked_tokens, tenants
 from services.gateway.api.admin.failures import Failures
 from services.gateway.api.admin.forms import actor
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
@@ -91,6 +91,10 @@ def admin_application(gateway: Gateway) -> ASGIApp:
         },
         "/admin/v1/keys/{key}/rotate": {"POST": signed(keys.rotate_key)},
         "/admin/v1/keys/{key}/limits": {"PUT": signed(keys.set_limits)},
+        "/admin/v1/revoked-tokens": {
+            "GET": signed(revoked_tokens.list_revoked),
+            "POST": signed(revoked_tokens.revoke),
+        },
         "/admin/v1/models": {"GET": signed(list_models)},
         "/admin/v1/audit": {"GET": signed(read_audit)},
         "/admin/healthz": {"GET": healthz},
