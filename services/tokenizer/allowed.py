@@ -13,10 +13,18 @@ from services.common.policy.metrics import VERDICTS
 from services.common.spans import Span
 from services.common.telemetry import decision
 from services.tokenizer.models import ServedModel
-from services.tokenizer.parts import Pipeline, model_of, threaded
+from services.tokenizer.parts import Pipeline, threaded
 from services.tokenizer.subjects import edit, subjects
 
 T = TypeVar("T")
+
+
+class Routed(Exception):
+    """The policy sends the request to another model: whoever asks must see whether it may."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.model = model
 
 
 def policy_of(pipeline: Pipeline, request: PromptRequest) -> Policy:
@@ -39,7 +47,7 @@ async def allowed(
     a refusal counts before a prompt's fault. What is redacted or routed is made again.
 
     An answer that is gone on with was allowed when it began, and is redacted as it was then.
-    Raises INVALID_ARGUMENT that names rule and field.
+    Raises INVALID_ARGUMENT that names rule and field, and Routed.
     """
     verdict, made = await asyncio.gather(
         _check(pipeline, policy, model, request, span), make(model), return_exceptions=True
@@ -47,15 +55,14 @@ async def allowed(
     if isinstance(verdict, BaseException):
         raise verdict
     if not request.HasField("resume"):
+        routed = verdict.routed if verdict.refused is None else None
+        if routed is not None and routed.model not in (None, request.model):
+            if not request.HasField("pool"):  # another model's numbers say something else
+                raise Routed(routed.model)  # which is told when it is asked for there
+            verdict.refused = routed, "model"
         tell(policy, verdict.hits, span, record)
         if verdict.refused is not None:
             raise _refusal(*verdict.refused)
-        if verdict.routed is not None and verdict.routed.model is not None:
-            if request.HasField("pool"):  # another model's numbers say something else
-                raise _refusal(verdict.routed, "model")
-            request.model = verdict.routed.model
-            model = await model_of(pipeline, request, (), span)
-            return model, await _again(request, verdict, make, model)
     if verdict.edits:
         return model, await _again(request, verdict, make, model)
     if isinstance(made, BaseException):

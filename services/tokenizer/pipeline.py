@@ -15,7 +15,7 @@ from services.common.policy import Policy
 from services.common.spans import Span
 from services.common.telemetry import decision, traceparent
 from services.tokenizer import metrics
-from services.tokenizer.allowed import allowed, policy_of, tell
+from services.tokenizer.allowed import Routed, allowed, policy_of, tell
 from services.tokenizer.answer_policy import AnswerPolicy
 from services.tokenizer.choices import generate_all, seed_of
 from services.tokenizer.constraint import constraint_of, shape_of
@@ -36,15 +36,18 @@ async def run(
     Raises PenstockError.
     """
     replaced: set[str] = set()  # checkpoints whose workers left before they made a token of it
-    policy, asked_for = policy_of(pipeline, request), request.model
+    policy = policy_of(pipeline, request)
     while True:
         # In: the model, then its prompt beside the verdict on the text; both before the router
         # hears.
-        model, prompt = await _prompt(pipeline, policy, request, replaced, span, record)
+        try:
+            model, prompt = await _prompt(pipeline, policy, request, replaced, span, record)
+        except Routed as to:
+            return call.send(TextDelta(model=to.model).SerializeToString())
         record.decisions.append(_context_decision(prompt))
 
         # Out: tokens to text, in the link's callback, until the end or a stop string.
-        outputs = _outputs(model, request, prompt, policy, asked_for)
+        outputs = _outputs(model, request, prompt, policy)
         if request.HasField("resume"):
             await _resume(pipeline, outputs, request, span)
         before = sum(len(output.token_ids) for output in outputs)
@@ -139,15 +142,13 @@ def _context_decision(prompt: Prompt) -> Decision:
 
 
 def _outputs(
-    model: ServedModel, request: PromptRequest, prompt: Prompt, policy: Policy, asked_for: str
+    model: ServedModel, request: PromptRequest, prompt: Prompt, policy: Policy
 ) -> list[Output]:
     """One for each choice; the first brings the prompt back where that is wanted."""
     texts = model.token_texts if request.sampling.HasField("logprobs") else None
     detokenizer = model.with_calls if offered(request.chat) else model.detokenizer
     is_json = request.sampling.constraint.WhichOneof("kind") in ("json_object", "json_schema")
     first = TextDelta(policy=policy.digest, hold=policy.rules.delivery == "hold")
-    if request.model != asked_for:
-        first.model = request.model
     echo = None
     if request.echo:
         echo = request.text or model.decode(prompt.token_ids)

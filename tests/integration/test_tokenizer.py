@@ -19,7 +19,7 @@ from protos.common_pb2 import (
     TokenIds,
 )
 from protos.router_pb2 import GenerateRequest
-from protos.tokenizer_pb2 import PromptRequest
+from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.config import (
     PolicySettings,
@@ -547,7 +547,7 @@ ANSWERS = """
 rules:
   - {name: plan, pattern: secret plan, where: [output]}
   - {name: card, pii: [card], where: [input, output], action: redact}
-  - {name: local, pattern: only here, action: route, model: tiny}
+  - {name: local, pattern: only here, action: route, model: other}
 """
 
 
@@ -574,22 +574,41 @@ async def test_a_blocked_answer_ends_and_its_router_hears_at_once(
         never.set()
 
 
-async def test_what_is_redacted_never_reaches_the_router_and_what_is_routed_says_so(
+async def test_what_is_redacted_never_reaches_the_router(
     tmp_path: Path, redis_url: str, namespace: str
 ) -> None:
     script = says("no. 4111 1111 1111 1111!")
     async with bed(tmp_path, redis_url, namespace, script, policy=ANSWERS) as b:
-        asked = question("Mine is 4111 1111 1111 1111, only here")
+        asked = question("Mine is 4111 1111 1111 1111, here")
         end = await b.ask(asked)
         assert end.status.code == 0
         sent = TOKENIZER.decode(b.router().requests[0].prompt_token_ids, skip_special_tokens=False)
-        assert "[CARD], only here" in sent
+        assert "[CARD], here" in sent
         assert "4111" not in sent
         assert b.text == "no. [CARD]!"
         digest = b.pipeline.policy.current.digest
         assert [d.policy for d in b.deltas if d.HasField("plan")] == [digest]
         (first, second) = [d for d in end.record.decisions if d.subject == "policy"]
-        assert (first.choice, second.choice) == ("route", "redact")
+        assert (first.choice, second.choice) == ("redact", "redact")
+
+
+async def test_what_is_routed_is_asked_for_again_elsewhere_and_stays_there(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    rule = ANSWERS.replace("model: other", "model: tiny")
+    async with bed(tmp_path, redis_url, namespace, says("Yes"), policy=ANSWERS) as b:
+        end = await b.ask(question("only here"))
+        assert end.status.code == 0
+        assert b.deltas == [TextDelta(model="other")]
+        assert b.router().requests == []
+        assert not [d for d in end.record.decisions if d.subject == "policy"]
+        (tmp_path / "policy.yaml").write_text(rule)
+        digest = b.pipeline.policy.current.digest
+        await until(lambda: b.pipeline.policy.current.digest != digest, what="the file's look")
+        end = await b.ask(question("only here"))
+        assert b.text == "Yes"
+        (made,) = [d for d in end.record.decisions if d.subject == "policy"]
+        assert made.choice == "route"
 
 
 async def test_an_answer_goes_on_under_the_version_that_it_began_with(

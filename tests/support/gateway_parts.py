@@ -157,6 +157,7 @@ class SharedMeter:
         self.verdict: Verdict | Exception = Verdict()
         self.reserved: list[Run] = []
         self.settled: list[Run] = []
+        self.released: list[Run] = []
         self.away: Exception | None = None
 
     async def reserve(self, run: Run) -> Verdict:
@@ -172,6 +173,9 @@ class SharedMeter:
         if self.away is not None:
             raise self.away
         self.settled.append(replace(run))
+
+    async def release(self, run: Run) -> None:
+        self.released.append(run)
 
 
 def meter(

@@ -103,6 +103,21 @@ class Meter:
         self._upkeep.begin(metered, reserved=reserved)
         return metered
 
+    async def change_model(
+        self, metered: Metered, who: Principal, model: str, expected: tuple[int, int]
+    ) -> None:
+        """Another model answers than was let in: from here on its limits hold, and its price.
+        Raises as `admit`; then the request has ended, and nothing of it counts."""
+        before = metered.run.who
+        metered.run = self._run_of(who, metered.run.id, before["route"], model, expected)
+        try:
+            reserved = await self._reserve(metered)
+        except BaseException:
+            metered.ended = True
+            self._upkeep.forget(metered)
+            raise
+        self._upkeep.begin(metered, reserved=reserved)
+
     @asynccontextmanager
     async def run(
         self, who: Principal, request_id: str, route: str, model: str, expected: tuple[int, int]

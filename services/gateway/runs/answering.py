@@ -16,6 +16,7 @@ from services.gateway.runs.front import Front
 from services.gateway.runs.judgement import Judgement
 from services.gateway.runs.prompt import Answer, Prompt
 from services.gateway.runs.records import Journal
+from services.gateway.runs.routing import Routed
 from services.gateway.runs.text_stream import TextStream
 
 
@@ -26,16 +27,13 @@ class Way(NamedTuple):
     traceparent: str
     journal: Journal
     judgement: Judgement
+    start: asyncio.Barrier | None  # that all prompts reach whose request stays with its model
 
 
 async def answer_prompt(
     gateway: Gateway, front: Front, way: Way, prompt: Prompt, answers: list[Answer]
 ) -> None:
     """One prompt's answers, from a tokenizer to the front."""
-    if (routed := await way.judgement.route()) is not None:
-        prompt.request.model = routed
-        for answer in answers:
-            answer.model = routed
     stream = TextStream(
         gateway.tokenizers,
         prompt.request,
@@ -46,9 +44,15 @@ async def answer_prompt(
     own = gateway.settings.gateway
     wanted = cast(Mode, prompt.delivery) or own.delivery
     delivery = Delivery(wanted, own.hybrid_s, lambda: gateway.intake.running / own.max_requests)
+    start, routed = way.start, ""
     try:
         async with aclosing(stream.batches()) as batches:
             async for deltas in batches:
+                if routed := deltas[0].model:
+                    continue
+                if start is not None:
+                    await start.wait()
+                    start = None
                 await way.judgement.settled()
                 for answer in answers:
                     its = deltas
@@ -63,6 +67,8 @@ async def answer_prompt(
     finally:
         stream.cancel()
         way.journal.below.MergeFrom(stream.record)
+    if routed:
+        raise Routed(routed)
     if len(stream.attempts) > 1:
         lost = ", ".join(stream.attempts[:-1])
         way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)

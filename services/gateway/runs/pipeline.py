@@ -14,6 +14,7 @@ from services.gateway.runs.passages import retrieve
 from services.gateway.runs.prompt import Answer, total_usage
 from services.gateway.runs.recorded import recorded
 from services.gateway.runs.records import Journal
+from services.gateway.runs.routing import Routing
 
 
 async def generate(
@@ -69,12 +70,19 @@ async def generate(
     with span("generate") as generating:
         judgement = Judgement(gateway.policy.current, prompts, journal)
         judgement.begin(gateway.retrieval, caller, generating)
-        way = Way(deadline, traceparent(generating), journal, judgement)
-        try:
+        routing = Routing(gateway, front, principal, journal, prompts, answers)
+
+        async def answer() -> None:
+            way = Way(deadline, traceparent(generating), journal, judgement, routing.start())
             await all_at_once(
                 answer_prompt(gateway, front, way, prompt, of_one)
                 for prompt, of_one in zip(prompts, of_prompts, strict=True)
             )
+
+        try:
+            if (routed := await judgement.route()) is not None:
+                await routing.go_to(routed)
+            await routing.follow(answer)
         finally:
             judgement.cancel()
         if gateway.settings.log_prompts:

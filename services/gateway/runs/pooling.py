@@ -118,12 +118,14 @@ async def _is_retrievals(gateway: Gateway, ask: Ask) -> bool:
     known, model = gateway.retrieval.embedding_model, ask.request.model
     if known and model != known:
         return False
-    if not known:  # no replica was seen yet: its model may be any that nobody else serves
+    if not known:  # no replica was seen yet: its model may be what nobody else serves
         try:
             await gateway.models.find(model)
             return False
         except PenstockError as error:
             if error.code is not grpc.StatusCode.NOT_FOUND or ask.pool.task != Pool.EMBED:
+                raise
+            if await gateway.retrieval.model() != model:
                 raise
     if ask.pool.task != Pool.EMBED:
         raise bad_value("model", f"'{model}' makes embeddings and nothing else")

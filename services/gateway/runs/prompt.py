@@ -97,7 +97,6 @@ class Answer:
                 self.known = delta.usage
             if delta.HasField("plan"):
                 self.plan = delta.plan
-                self.model = delta.model or self.model
         self.tokens += tokens
         if gap_s:
             self.tokens_since += tokens

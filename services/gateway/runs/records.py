@@ -34,7 +34,7 @@ class Journal:
         self.route = route
         self.created = time.time()
         self.tenant = ""  # empty: nobody knows yet who asks
-        self.model = ""  # as asked for
+        self.model = ""  # as asked for, or where the policy sent it
         self.served = ""  # the same, once it is known that there is such one
         self.tags: dict[str, str] = {}  # the client's own
         self.usage: common_pb2.Usage | None = None  # of a complete answer

@@ -136,7 +136,6 @@ class TextStream:
             self._so_far.prompt_digest = delta.prompt_digest
             self._so_far.checkpoint = delta.checkpoint
             self._so_far.policy = delta.policy
-            self._request.model = delta.model or self._request.model
             begun = self._begun[delta.choice] = self._so_far.choices.add(choice=delta.choice)
             begun.cached_tokens = delta.usage.cached_tokens
         begun = self._begun[delta.choice]

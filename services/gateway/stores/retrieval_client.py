@@ -78,6 +78,17 @@ class RetrievalClient:
         for channel in channels.values():
             await channel.close()
 
+    async def model(self) -> str:
+        """The embedding model's name; waits for the first replica to tell it. Raises UNAVAILABLE
+        ("no_replica")."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                while not self.embedding_model:
+                    await self._directory.changed()
+        if not self.embedding_model:
+            raise _nobody()
+        return self.embedding_model
+
     async def search(
         self, request: retrieval_pb2.SearchRequest, span: Span, record: common_pb2.Record
     ) -> retrieval_pb2.SearchReply:
@@ -133,7 +144,7 @@ class RetrievalClient:
         record: common_pb2.Record | None,
     ) -> Any:
         began = time.monotonic()
-        failure = unavailable("no retrieval is available", stage="retrieval", reason="no_replica")
+        failure = _nobody()
         once = method == "Index"
         while True:
             for replica in random.sample(list(self._channels), len(self._channels)):
@@ -221,6 +232,10 @@ async def _call_one(
             raise
         # The channel was closed under the call: its replica left.
         raise unavailable("retrieval went away", stage="retrieval", reason="unreachable") from None
+
+
+def _nobody() -> PenstockError:
+    return unavailable("no retrieval is available", stage="retrieval", reason="no_replica")
 
 
 def _lost_over_it() -> PenstockError:

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from protos.common_pb2 import FINISH_STOP, Status, Usage
 from protos.retrieval_pb2 import EmbedReply, EmbedRequest
@@ -23,7 +24,14 @@ class Retrieval:
     def __init__(self, model: str, error: PenstockError | None = None) -> None:
         self.embedding_model = model
         self.error = error
+        self.comes = ""  # after a while
         self.asked: list[EmbedRequest] = []
+
+    async def model(self) -> str:
+        self.embedding_model = self.embedding_model or self.comes
+        if not self.embedding_model:
+            raise unavailable("none", stage="retrieval", reason="no_replica")
+        return self.embedding_model
 
     async def embed(self, request: EmbedRequest, span: Any, record: Any) -> EmbedReply:
         self.asked.append(request)
@@ -67,10 +75,20 @@ async def test_another_model_than_retrievals_is_refused_before_it_is_asked():
     assert retrieval.asked == []
 
 
-async def test_while_no_replica_was_seen_no_model_is_unknown():
-    retrieval = Retrieval("", unavailable("none", stage="retrieval", reason="no_replica"))
-    assert (await refusal(retrieval)).reason == "no_replica"
+def models_told() -> set[str]:
+    return {line for line in generate_latest().decode().splitlines() if 'model="made-up' in line}
+
+
+async def test_while_no_replica_was_seen_no_name_is_taken_for_its_model():
+    """Each would be in the metrics and in the ledger."""
+    retrieval = Retrieval("")
+    assert (await refusal(retrieval, "made-up-1")).reason == "no_replica"
     assert (await refusal(retrieval, "tiny")).stage == "tokenizer", "it is there"
+    retrieval.comes = "m"
+    assert (await refusal(retrieval, "made-up-2")).reason == "model_not_found"
+    retrieval.embedding_model = ""
+    assert (await ask(retrieval)).usage.prompt_tokens == 7
+    assert models_told() == set()
 
 
 @pytest.mark.parametrize(

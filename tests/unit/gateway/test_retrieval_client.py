@@ -126,6 +126,13 @@ async def test_a_call_waits_for_the_first_replica(rig: Rig, name: str) -> None:
     assert rig.client.embedding_model == EMBEDDING_MODEL
 
 
+async def test_the_models_name_waits_for_the_first_replica(rig: Rig) -> None:
+    asking = asyncio.create_task(rig.client.model())
+    await asyncio.sleep(0)
+    await rig.replica()
+    assert await asking == EMBEDDING_MODEL
+
+
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_call_waits_for_the_one_that_replaces_a_killed_one(rig: Rig, name: str) -> None:
     first = await rig.replica()

@@ -58,7 +58,7 @@ class RestFront:
 
     def admitted(self, headers: Mapping[str, str]) -> None:
         self._exchange.headers_out.update(headers)
-        if self._stream:
+        if self._stream and self._keeping is None:
             self._keeping = asyncio.create_task(self._keep_alive(), name="keep-alive")
 
     def close(self) -> None:

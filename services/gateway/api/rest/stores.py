@@ -208,7 +208,7 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
         limit=body.max_num_results or 10,
         score_threshold=threshold or 0.0,
     )
-    asked, model = body.query[0], gateway.retrieval.embedding_model
+    asked, model = body.query[0], await gateway.retrieval.model()
     with gateway.telemetry.lone_span("search", request_id=exchange.request_id) as span:
         async with gateway.meter.run(
             principal, exchange.request_id, exchange.route, model, (of_texts([asked]), 0)
