@@ -15,11 +15,12 @@ from services.common.content import said
 from services.tokenizer.constraint import constraint_of
 from services.tokenizer.context import Prompt
 from services.tokenizer.models import ServedModel, load
-from services.worker.engine.messages import Constraint, Request, Sampling
+from services.worker.engine.messages import Constraint, Pooling, Request, Sampling
 from tests.support.served import checkpoint_of
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
-VOCAB, EOS, WINDOW = 2048, 1, 256
+DRAFT = DEMO.with_name("demo-draft")
+VOCAB, EOS, WINDOW, HIDDEN = 2048, 1, 256, 256
 PROMPT = Prompt([1], 9, PromptPlan(), b"", "")
 SCHEMA = {
     "type": "object",
@@ -51,9 +52,18 @@ class Asked:
     """Steps after which the other side of a split sends its prompt; None: never."""
     wrong: bool = False
     """It is to be refused."""
+    hostile: bool = False
+    """Its grammar may be refused, or fail on the way."""
 
     def request(self, name: str) -> Request:
         return Request(name, self.prompt, Sampling(**self.sampling), **self.more)
+
+    def alone(self, name: str) -> Request:
+        """The same, not split."""
+        split = ("prefill_only", "export_kv")
+        more = {field: value for field, value in self.more.items() if field not in split}
+        sampling = self.sampling | ({"max_tokens": 1} if self.more.get("prefill_only") else {})
+        return Request(name, self.prompt, Sampling(**sampling), **more)
 
 
 def drawn(rng: Random, steps: int) -> list[Asked]:
@@ -75,6 +85,7 @@ def _choices(rng: Random, asked: Asked) -> list[Asked]:
         Asked(
             asked.prompt, asked.sampling | {"seed": rng.getrandbits(64)}, asked.more, asked.stops,
             asked.chat, asked.at_step, asked.cancel_after, asked.answers_after, asked.wrong,
+            asked.hostile,
         )
         for _ in range(rng.randint(1, 3))
     ]  # fmt: skip
@@ -141,6 +152,30 @@ def _formed(rng: Random, asked: Asked) -> None:
         asked.wrong = True
 
 
+def _hostile(rng: Random, asked: Asked) -> None:
+    """Each fails its own request at most, and takes nobody's time."""
+    if rng.random() < 0.8:
+        return
+    names = [f"k{'x' * 40}{n}" for n in range(300)]
+    asked.sampling["constraint"] = rng.choice(
+        (
+            Constraint("regex", "(a|aa|aaa)*" * 9),
+            Constraint("regex", "(x{0,900}y?){900}"),
+            Constraint("regex", "("),
+            Constraint("grammar", 'start: start start | "a" | "b" | start start start'),
+            Constraint("grammar", "start: start"),
+            Constraint("grammar", "root ::= ("),
+            Constraint("json_schema", '{"allOf": [{"$ref": "#"}, {"type": "array"}]}'),
+            Constraint("json_schema", '{"items": ' * 300 + "true" + "}" * 300),
+            Constraint("json_schema", json.dumps({"properties": dict.fromkeys(names, SCHEMA)})),
+            Constraint("choice", json.dumps(names)),
+            Constraint("json_schema", "{"),
+        )
+    )
+    asked.hostile = True
+    asked.wrong = asked.wrong or bool(asked.sampling.get("ignore_eos"))
+
+
 def _tools(rng: Random, asked: Asked) -> None:
     chat = Chat(messages=[said("user", "Find it.")], tools=[TOOL])
     chat.tool_choice.mode = rng.choice((ToolChoice.AUTO, ToolChoice.REQUIRED))
@@ -190,16 +225,33 @@ def _cancelled(rng: Random, asked: Asked) -> None:
     asked.cancel_after = rng.choice((0, 1, rng.randint(2, 40)))
 
 
+def _pooled(rng: Random, asked: Asked) -> None:
+    if rng.random() < 0.6:
+        return
+    asked.more["pooling"] = rng.choice(
+        (
+            Pooling("last"),
+            Pooling("last", dimensions=rng.randint(1, HIDDEN)),
+            Pooling("mean"),
+            Pooling("logits", logits_of=tuple(rng.choices(range(VOCAB), k=rng.randint(1, 5)))),
+        )
+    )
+    excluded = {"constraint", "prompt_logprobs", "generated_prefix", "prefill_only"}
+    excluded |= {"remote_prefill"}
+    asked.wrong = bool(excluded & {*asked.sampling, *asked.more})
+
+
 def _refused(rng: Random, asked: Asked) -> None:
     wrong = (
         {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"logprobs": 21},
         {"logit_bias": ((VOCAB, 1.0),)}, {"min_p": 2.0}, {"stop_token_ids": (-1,)},
     )  # fmt: skip
-    asked.sampling |= rng.choice(wrong)
-    asked.wrong = True
+    if "pooling" not in asked.more:  # of which nothing is sampled
+        asked.sampling |= rng.choice(wrong)
+        asked.wrong = True
 
 
 FEATURES: list[Callable[[Random, Asked], None]] = [
-    _sampled, _penalized, _biased, _banned, _ended, _endless, _scored, _formed, _tools, _stopped,
-    _ordered, _alike, _gone_on_with, _split, _cancelled, _refused,
+    _sampled, _penalized, _biased, _banned, _ended, _endless, _scored, _formed, _hostile,
+    _tools, _stopped, _ordered, _alike, _gone_on_with, _split, _pooled, _cancelled, _refused,
 ]  # fmt: skip

@@ -3,10 +3,11 @@
 import json
 import re
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
-from time import monotonic, sleep
+from time import monotonic, sleep, thread_time
 from typing import Any
 from unittest import mock
 
@@ -23,16 +24,23 @@ from services.worker.engine import (
     RequestOutput,
     StepOutput,
     kv_payload,
+    speculation,
 )
 from services.worker.engine.engine import Engine
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
 from services.worker.engine.messages import Constraint
 from tests.fuzz.faults import Faults, no_room
-from tests.fuzz.requests import DEMO, EOS, PROMPT, VOCAB, WINDOW, Asked, demo, drawn
+from tests.fuzz.replay import compare, plain
+from tests.fuzz.requests import DEMO, DRAFT, EOS, HIDDEN, PROMPT, VOCAB, WINDOW, Asked, demo, drawn
 
 _STEPS = 200  # in which the requests of a round come
 _MOST = 20_000
 _ENDS_S = 30.0  # for threads
+_STEP_S = 1.0
+"""Of the engine's thread, for a step: the most that it computes itself and fills of masks takes a
+third of that. Whatever goes on beside it, on other processors or on this one, does not count."""
+_AGAIN = 0.1
+"""Of the requests, those that are tried again alone."""
 
 
 @dataclass
@@ -50,7 +58,7 @@ class Following:
 
 
 def config(rng: Random) -> EngineConfig:
-    speculation = rng.choice(("off", "off", "ngram"))
+    speculation = rng.choice(("off", "off", "ngram", "draft"))
     return EngineConfig(
         model=str(DEMO),
         num_blocks=rng.choice((WINDOW // 16 + 1, 40, 200)),
@@ -60,24 +68,38 @@ def config(rng: Random) -> EngineConfig:
         prefix_caching=rng.random() < 0.8,
         overlap=False if speculation != "off" else rng.random() < 0.5,
         speculation=speculation,
-        threads=1,
+        draft_model=str(DRAFT) if speculation == "draft" else None,
+        num_speculative_tokens=rng.choice((1, 5)),
+        threads=rng.choice((1, 1, 2, 3, 4)),
         target_itl_ms=1e6,
     )
 
 
-def play(seed: int, count: int) -> set[str]:
-    """Gives the faults that were met. Raises AssertionError for whatever does not hold."""
+def play(seed: int, count: int) -> Counter[str]:
+    """Gives what was met, and how often: faults by the round. Raises AssertionError for
+    whatever does not hold."""
     rng, before = Random(seed), {*threading.enumerate()}
-    engine = Engine(config(rng))
+    engine = Engine(settings := config(rng))
     faults = Faults(rng, engine, often=rng.choice((0.0, 0.02, 0.1)))
-    with mock.patch.object(kv_payload, "share", no_room(faults)):
-        _Round(engine, rng, faults, count).run()
-    engine.close()
+    margin = rng.choice((speculation._MARGIN, 0.0))  # as far as guesses pay, or always
+    try:
+        with (
+            mock.patch.object(kv_payload, "share", no_room(faults)),
+            mock.patch.object(speculation, "_MARGIN", margin),
+        ):
+            a_round = _Round(engine, rng, faults, count)
+            a_round.run()
+    except AssertionError as error:
+        error.add_note(f"{settings}")
+        raise
+    finally:
+        engine.close()
+    a_round.replay()
     until = monotonic() + _ENDS_S
     while left := {*threading.enumerate()} - before:
         assert monotonic() < until, f"threads are left: {left}"
         sleep(0.01)
-    return faults.seen
+    return a_round.met + Counter(faults.seen)
 
 
 class _Round:
@@ -89,6 +111,7 @@ class _Round:
         self._coming = sorted(coming[:count], key=lambda asked: -asked.at_step)
         self._all: dict[str, Following] = {}
         self._open: dict[str, Following] = {}
+        self.met: Counter[str] = Counter()
 
     def run(self) -> None:
         now = 0
@@ -98,13 +121,32 @@ class _Round:
                 self._add(self._coming.pop(), now)
             self._command(now)
             if self._engine.has_work:
-                self._take(self._engine.step(), now)
+                began = thread_time()
+                step = self._engine.step()
+                took_s = thread_time() - began
+                assert took_s < _STEP_S, f"step {now} took {took_s:.2f} s of the processor"
+                self._take(step, now)
                 self._faults.step()
             self._engine.check()
             now += 1
         while self._engine.has_work:
             self._take(self._engine.step(), now)
         self._at_the_end()
+
+    def replay(self) -> None:
+        """Of those that nothing was wrong with, and whose first token was made here."""
+        engine = plain()
+        try:
+            for one in self._all.values():
+                asked, last = one.asked, one.last
+                assert last is not None
+                told = last.finish_reason is not FinishReason.ERROR
+                elsewhere = asked.more.get("remote_prefill")
+                if told and not elsewhere and self._rng.random() < _AGAIN:
+                    compare(engine, asked, one.tokens, last)
+                    self.met["replayed"] += 1
+        finally:
+            engine.close()
 
     def _add(self, asked: Asked, now: int) -> None:
         name = str(len(self._all))
@@ -142,6 +184,8 @@ class _Round:
             kv_payload.discard(export.data)
         for told in step.outputs:
             self._told(told)
+        self.met["right guesses"] += step.accepted_tokens
+        self.met["preempted"] += len(step.preempted)
 
     def _told(self, told: RequestOutput) -> None:
         one = self._all[told.request_id]
@@ -157,6 +201,8 @@ class _Round:
             )
         if told.finish_reason is not None:
             one.last = told
+            self.met["pooled"] += told.pooled is not None
+            self.met[f"hostile: {told.finish_reason}"] += one.asked.hostile
             del self._open[told.request_id]
             _judge(one, self._faults)
         elif one.output.stop is not None and not one.cancelled:
@@ -180,7 +226,15 @@ def _judge(one: Following, faults: Faults) -> None:
     assert len(one.tokens) <= max(0, sampling.max_tokens)
     if sampling.logprobs is not None and not asked.wrong:
         assert one.logprobs == len(one.tokens)
-    if sampling.constraint and not asked.wrong and not asked.more.get("remote_prefill"):
+    pooling = asked.more.get("pooling")
+    if pooling is not None and last.finish_reason is FinishReason.STOP:
+        count = len(pooling.logits_of) or pooling.dimensions or HIDDEN
+        assert last.pooled is not None
+        assert len(last.pooled) == 4 * count
+        assert not one.tokens
+        return
+    known = not (asked.wrong or asked.hostile or asked.more.get("remote_prefill"))
+    if sampling.constraint and known:
         ended = one.tokens and one.tokens[-1] in sampling.stop_token_ids
         written = one.tokens[:-1] if ended else one.tokens
         assert _compiler().matcher(_grammar(sampling.constraint)).leading(written) == len(written)
@@ -224,6 +278,8 @@ def _judge_form(one: Following, sampling: Any) -> None:
         return
     if one.asked.more.get("remote_prefill") or (tokens and tokens[-1] in stops):
         return  # its first token was nobody's choice; a stop token ends what is not whole
+    if one.asked.hostile:
+        return
     text = demo().decode([token for token in tokens if token != EOS])
     match constraint.kind:
         case "json_object":
