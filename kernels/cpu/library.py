@@ -44,6 +44,7 @@ class Library:
         )
         self.end_driver = _function(library.penstock_end_driver, [pointer], None)
         self.scratch_bytes = _function(library.penstock_scratch_bytes, [ctypes.c_int] * 3, number)
+        self.most_tokens = _function(library.penstock_most_tokens, [pointer], number)
         self._pack = _function(
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None
         )

@@ -65,7 +65,7 @@ class Program:
     ) -> None:
         """`logits`: None, nothing is ever sampled. `angles`: of each of the model's rotary
         embeddings cos and sin, [context, dims / 2] each, which turn a head's first `dims`. Raises
-        MemoryError where no thread can be made."""
+        ValueError for more than a step can count, and MemoryError where no thread can be made."""
         self._library = library
         dot = number_format == "bfloat16" and library.has_dot
         self._format = c.BF16_PRODUCTS if dot else _FORMATS[number_format]
@@ -95,7 +95,7 @@ class Program:
         self._ops = (c.Op * len(ops))(*ops)
         vocab = 0 if logits is None else logits.width
         least = library.scratch_bytes(g.dim, limits.context, vocab)
-        scratch = _up(max(least, 4 * self._state_width), LINE)
+        scratch = _up(least, LINE)
         widest = max(op["matrix"].k for op in recorder.ops if op["kind"] == c.LINEAR)
         self._program = c.Program(
             ops=self._ops,
@@ -108,6 +108,14 @@ class Program:
             scratch_bytes=scratch,
             tiles=self._space(limits.tokens * 16),
         )
+        most = library.most_tokens(ctypes.addressof(self._program))
+        if not most:
+            raise ValueError(f"the model has too many layers: {len(ops)} operations of a step")
+        if limits.tokens > most:
+            raise ValueError(
+                f"max_batched_tokens must be at most {most} where keys have {g.kv_heads} heads, "
+                f"is {limits.tokens}"
+            )
         self._limits = limits
         self._sampled_ids = np.empty(0, np.int32)  # of the step launched last
         self._running: list[Launched] = []

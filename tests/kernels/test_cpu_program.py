@@ -108,7 +108,12 @@ class Model:
 
 @contextmanager
 def compiled(
-    model: Model, instruction_set: str, number_format: Format, threads: int = 2, sampled: int = 8
+    model: Model,
+    instruction_set: str,
+    number_format: Format,
+    threads: int = 2,
+    sampled: int = 8,
+    tokens: int = 300,
 ) -> Iterator[Program]:
     library, weights = Library(instruction_set), model.weights()
 
@@ -147,7 +152,7 @@ def compiled(
             model.layers,
             model.block_tokens,
         ),
-        Limits(tokens=300, sampled=sampled, context=600),
+        Limits(tokens=tokens, sampled=sampled, context=600),
         [(angles.cos().numpy(), angles.sin().numpy())],
         number_format,
         NUM_BLOCKS,
@@ -369,6 +374,20 @@ def test_a_step_that_is_too_large_is_refused() -> None:
         for too_large in ({"tokens": 301}, {"tokens": 1, "rows": 3}, {"tokens": 1, "length": 601}):
             with pytest.raises(ValueError, match="a step beyond"):
                 step(**too_large)
+
+
+def test_a_program_beyond_what_threads_can_share_is_refused() -> None:
+    """Their counts would overflow, and tasks be computed by nobody, or by two."""
+    model = replace(Model(), layers=1, hidden=16, vocab=16, heads=16, kv_heads=16)
+    most = 2**18 // 16
+    with compiled(model, supported()[0], "float32", tokens=most):
+        pass
+    few = f"max_batched_tokens must be at most {most} where keys have 16 heads, is {most + 1}"
+    with pytest.raises(ValueError, match=few), compiled(model, "avx2", "float32", tokens=most + 1):
+        pass
+    deep = replace(model, layers=210)
+    with pytest.raises(ValueError, match="too many layers"), compiled(deep, "avx2", "float32"):
+        pass
 
 
 def test_a_programs_threads_end_with_it() -> None:

@@ -20,6 +20,7 @@ ANSWER_S = 30.0
 Computed = Callable[[int, int, int, int], None]
 """thread, phase, task, piece."""
 _Computed = ctypes.CFUNCTYPE(None, *[ctypes.c_int] * 4)
+_Called = ctypes.CFUNCTYPE(None)
 
 
 class Team:
@@ -62,6 +63,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, *more: str) -> ctypes.CDLL:
     found.start.restype, found.start.argtypes = pointer, [integer]
     found.end.argtypes = [pointer]
     found.run.argtypes = [pointer, *[integer] * 4, _Computed, pointer]
+    found.call_between.argtypes = [_Called]
     return found
 
 
@@ -147,3 +149,45 @@ def test_who_looks_too_late_does_not_sleep_for_ever(
         written = team.run((20, 4, 2), lambda *_: None)
         assert (written == 1).all()
     team.end()
+
+
+def test_who_sleeps_while_tasks_change_hands_is_woken_for_them(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Thread 0 takes over the last task, which nobody has in between; it then loses its core. The
+    other one slept, as there was nothing to see."""
+    library = built(tmp_path_factory, "-DSPIN_CYCLES=0")
+    both, late = Team(library, 2), list[bool]()
+    begun, taken, over = threading.Event(), threading.Event(), threading.Event()
+
+    def computed(thread: int, phase: int, task: int, piece: int) -> None:
+        if phase == 1:
+            over.set()
+        elif task == 0:  # thread 0's own
+            assert begun.wait(ANSWER_S)
+        elif task == 2:  # of thread 1, which begins with it
+            begun.set()
+            assert taken.wait(ANSWER_S)
+        elif task == 3 and thread == 0:
+            late.append(over.wait(ANSWER_S))
+
+    @_Called
+    def between() -> None:
+        if not taken.is_set():
+            taken.set()
+            over.wait(0.05)  # for the other one to find nothing
+
+    library.call_between(between)
+    written = both.run((2, 4, 1), computed)
+    both.end()
+    assert False not in late  # nothing, if the other one was through before it began
+    assert (written == 1).all()
+
+
+def test_what_is_alone_is_the_callers(library: ctypes.CDLL) -> None:
+    def begin(tasks: int) -> list[int]:
+        return [library.begin(tasks, thread, 4) for thread in range(5)]
+
+    assert begin(1) == [0, 1, 1, 1, 1]
+    assert begin(6) == [0, 2, 3, 5, 6]
+    assert begin(0) == [0] * 5

@@ -34,8 +34,9 @@ struct Hand {  // of a thread: its share, changed as a whole
 
 struct Board {
   alignas(64) int done;      // tasks of all phases
-  alignas(64) int sleepers;  // until it grows
-  int size;                  // of the team
+  alignas(64) int sleepers;  // until there is news
+  int news;
+  int size;  // of the team
   Hand* hands;
 };
 
@@ -69,9 +70,11 @@ static inline bool over(const Seat* seat) {
   return __atomic_load_n(&seat->board->done, __ATOMIC_ACQUIRE) - seat->total >= 0;
 }
 
+// Behind a change of a share, or of what is done.
 static inline void wake_sleepers(Board* board) {
-  if (__atomic_load_n(&board->sleepers, __ATOMIC_SEQ_CST))
-    syscall(SYS_futex, &board->done, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+  if (!__atomic_load_n(&board->sleepers, __ATOMIC_SEQ_CST)) return;
+  __atomic_fetch_add(&board->news, 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, &board->news, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
 }
 
 // Asked once a piece is computed: whether to write it.
@@ -89,6 +92,10 @@ struct Claim {
     return false;
   }
 };
+
+// Of `count` in nearly equal parts, where one begins. The first ones are the larger: what is alone is for the caller,
+// who has come.
+static inline int part_of(int count, int part, int parts) { return ((long)count * part + parts - 1) / parts; }
 
 // What a phase does. Tasks of thread t's share are [begin(t), begin(t + 1)). `apart`: a piece may be computed by several
 // at once, for until it has its claim it writes to nothing but its thread's own. `next`: the task after this one, or -1.
@@ -166,7 +173,8 @@ static bool take_over(Seat* seat, const Work& work) {
     rest.end -= (left + 1) / 2;
     if (change(&hands[thread], &other, rest)) {
       Share own = {other.phase, 1, rest.end, other.end};
-      __atomic_store(&hands[seat->thread].share, &own, __ATOMIC_RELEASE);  // empty, it was nobody else's to change
+      __atomic_store(&hands[seat->thread].share, &own, __ATOMIC_SEQ_CST);  // empty, it was nobody else's to change
+      wake_sleepers(seat->board);  // who looked in between saw it nowhere
     }
     return true;
   }
@@ -182,7 +190,6 @@ static inline bool computed(const Seat* seat, Share share) {
 template <class Work>
 static bool wait(Seat* seat, const Work& work) {
   Board* board = seat->board;
-  int tasks = __atomic_load_n(&board->done, __ATOMIC_ACQUIRE);
   Hand* hand = &board->hands[seat->thread];
   for (int i = 0; i < board->size && read(hand).empty(); i++) hand = &board->hands[(seat->thread + i) % board->size];
   Share seen = read(hand);
@@ -198,8 +205,9 @@ static bool wait(Seat* seat, const Work& work) {
   }
   // Who lost its core before it looked for the first time may have slept through the end: nobody would wake it.
   __atomic_fetch_add(&board->sleepers, 1, __ATOMIC_SEQ_CST);
+  int news = __atomic_load_n(&board->news, __ATOMIC_SEQ_CST);
   bool ended = over(seat);
-  if (!ended && same(read(hand), seen)) syscall(SYS_futex, &board->done, FUTEX_WAIT_PRIVATE, tasks, 0, 0, 0);
+  if (!ended && same(read(hand), seen)) syscall(SYS_futex, &board->news, FUTEX_WAIT_PRIVATE, news, 0, 0, 0);
   __atomic_fetch_sub(&board->sleepers, 1, __ATOMIC_SEQ_CST);
   return !ended;
 }

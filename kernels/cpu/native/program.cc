@@ -14,8 +14,7 @@ struct Run {
 
 enum { PART_ROWS = 48 };   // with fewer a thread would wait for the weights, which each one reads then
 enum { TASK_ROWS = 1 << 13 };  // features: what works row by row takes so many at once, some microseconds
-
-static int part_of(int rows, int part, int parts) { return (long)rows * part / parts; }  // where it begins
+enum { SUM_COLUMNS = 256 };    // that are summed up at once, of pooled rows
 
 static int rows_of(const Op* op, const Step* s) {
   return op->which == ALL ? s->tokens : op->which == SAMPLED ? s->sampled : s->sampled + s->pooled;
@@ -164,20 +163,26 @@ struct Kernels {
     });
   }
 
-  // Of the states behind the model's last norm, which lie behind those of sampled rows.
+  // Of the states behind the model's last norm, which lie behind those of sampled rows: normed where they are, then
+  // summed up by columns, each in the order of the rows.
   static void pool(Seat* seat, const Run* run, const Op* op) {
-    const Program* p = run->program;
-    const Buffer* x = &p->buffers[op->source];
+    const Buffer* x = &run->program->buffers[op->source];
     const Step* s = run->step;
-    by_rows(seat, run, s->pools, x->width, [=](int i, int end, int thread) {
-      float* normed = (float*)(p->scratch + thread * p->scratch_bytes);
-      for (; i < end; i++) {
-        float* sum = s->sums + i * x->width;
-        __builtin_memset(sum, 0, x->width * sizeof(float));
-        for (int row = s->pool_starts[i]; row < s->pool_starts[i + 1]; row++) {
-          norm_row(x->data + (s->sampled + row) * x->width, op->norm, op->epsilon, normed, x->width);
-          for (int j = 0; j < x->width; j++) sum[j] += normed[j];
-        }
+    long width = x->width;
+    float* states = x->data + s->sampled * width;
+    by_rows(seat, run, s->pooled, width, [=](int row, int end, int) {
+      for (; row < end; row++) norm_row(states + row * width, op->norm, op->epsilon, states + row * width, width);
+    });
+    if (!s->pools) return;
+    long parts = (width + SUM_COLUMNS - 1) / SUM_COLUMNS, each = (long)s->pooled * SUM_COLUMNS / s->pools;
+    if (s->pools * parts > MOST_TASKS) parts = 1;
+    by_rows(seat, run, s->pools * parts, each + 1, [=](int part, int end, int) {
+      for (; part < end; part++) {
+        int pool = part / parts, first = width * (part % parts) / parts, last = width * (part % parts + 1) / parts;
+        float* sum = s->sums + pool * width;
+        __builtin_memset(sum + first, 0, (last - first) * sizeof(float));
+        for (int row = s->pool_starts[pool]; row < s->pool_starts[pool + 1]; row++)
+          for (int j = first; j < last; j++) sum[j] += states[row * width + j];
       }
     });
   }
@@ -238,6 +243,16 @@ int run_step(Team* team, const Program* program, const Step* step, Format format
 #define EXPORT __attribute__((visibility("default")))
 
 extern "C" {
+
+// Tokens of a step at most, for what a share can count (board.h); 0: the operations are too many.
+EXPORT long penstock_most_tokens(const Program* program) {
+  int phases = 0;
+  for (int i = 0; i < program->num_ops; i++)
+    phases += program->ops[i].kind == LINEAR || program->ops[i].kind == POOL ? 2 : 1;
+  if (phases > MOST_PHASES) return 0;
+  long tiles = (long)MOST_PIECES * most_rows<TILE_PANELS>(), heads = MOST_TASKS / program->shape.kv_heads;
+  return tiles < heads ? tiles : heads;
+}
 
 // Bytes that a thread needs: for attention over `tokens` tokens, or to sample one of `vocab`.
 EXPORT long penstock_scratch_bytes(int dim, int tokens, int vocab) {
