@@ -185,7 +185,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,
-        policy=PolicyFile(settings.policy.file, settings.policy.look_every_s),
+        policy=PolicyFile.of_settings(settings.policy),
         files=files,
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),

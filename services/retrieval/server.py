@@ -40,8 +40,8 @@ class RetrievalService(Service):
 
     async def start(self, server: grpc.aio.Server) -> None:
         """Loads the embedding model (seconds, in a thread) and opens the store."""
-        own, policy = self.settings.retrieval, self.settings.policy
-        self._policy = PolicyFile(policy.file, policy.look_every_s)
+        own = self.settings.retrieval
+        self._policy = PolicyFile.of_settings(self.settings.policy)
         await self._policy.start()
         model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
         _refuse_large_chunks(own.chunk_tokens, model)

@@ -88,7 +88,7 @@ async def _check(
         return Verdict()
 
     def work() -> Verdict:
-        return policy.texts.check(subjects(request, model.decode))
+        return pipeline.policy.check(policy, subjects(request, model.decode))
 
     return await threaded(pipeline, request.caller.tenant, span, "policy", work)
 

@@ -4,6 +4,7 @@ itself, and on the logprobs of what has left.
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 from protos.tokenizer_pb2 import TextLogprob, ToolCallDelta
 from services.common.policy import Policy, RuleSpec
@@ -57,11 +58,16 @@ class AnswerPolicy:
         if self._reasons and (said.text or said.calls):
             self._reasons = False
             out.reasoning += self._ended(self._reasoning)
-        if self.blocked is None:
-            out.text = self._through(self._text, said.text)
-        for call in said.calls:
+        # A call that went on ends before the text behind it leaves, and before the next begins.
+        goes_on = list(takewhile(lambda call: not call.name, said.calls))
+        for call in goes_on:
+            out.calls += self._called(call)
+        if said.text:
+            out.calls += self._last_call()
             if self.blocked is None:
-                out.calls += self._called(call)
+                out.text = self._through(self._text, said.text)
+        for call in said.calls[len(goes_on) :]:
+            out.calls += self._called(call)
         return out
 
     def flush(self) -> Said:
@@ -73,11 +79,12 @@ class AnswerPolicy:
             out.reasoning = self._ended(self._reasoning) if self._reasons else ""
         if self.blocked is None:
             out.text = self._ended(self._text)
-        if self.blocked is None:
-            out.calls += self._last_call()
+        out.calls += self._last_call()
         return out
 
     def _called(self, call: ToolCallDelta) -> list[ToolCallDelta]:
+        if self.blocked is not None:
+            return []
         if self._arguments is None:
             return [call]
         told: list[ToolCallDelta] = []
@@ -99,7 +106,9 @@ class AnswerPolicy:
         return told
 
     def _last_call(self) -> list[ToolCallDelta]:
-        """The rest of the call before this one."""
+        """The rest of the call that was the last."""
+        if self.blocked is not None:
+            return []
         rest = self._ended(self._calls[-1]) if self._calls else ""
         return [ToolCallDelta(index=len(self._calls) - 1, arguments=rest)] if rest else []
 

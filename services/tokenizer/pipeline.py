@@ -19,7 +19,7 @@ from services.tokenizer.allowed import Routed, allowed, policy_of, tell
 from services.tokenizer.answer_policy import AnswerPolicy
 from services.tokenizer.choices import generate_all, seed_of
 from services.tokenizer.constraint import constraint_of, shape_of
-from services.tokenizer.context import Prompt, assemble
+from services.tokenizer.context import Prompt, assemble, check_length
 from services.tokenizer.generation import Way
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import offered
@@ -95,6 +95,8 @@ async def _prompt(
     model = await model_of(pipeline, request, replaced, span)
     if request.HasField("resume"):
         model = replace(model, window=request.resume.plan.window)
+    elif not policy.texts.routes:  # to a model whose window may be another
+        check_length(model, request)
     model, prompt = await allowed(pipeline, policy, model, request, span, record, make)
     if not request.HasField("resume") and not replaced:
         _count(model, prompt)

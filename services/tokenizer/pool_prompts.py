@@ -6,7 +6,7 @@ from typing import Literal
 from protos.common_pb2 import Pooling
 from protos.tokenizer_pb2 import Pool
 from services.common.content import said
-from services.common.errors import invalid
+from services.common.errors import PenstockError, invalid
 from services.tokenizer.context import TOO_LONG
 from services.tokenizer.models import ServedModel
 from services.tokenizer.template import NotRenderableError
@@ -74,6 +74,24 @@ def pieces_of(pool: Pool, places: Sequence[Place]) -> Iterator[list[Place]]:
             piece, size = [], 0
     if piece:
         yield piece
+
+
+def check_lengths(model: ServedModel, pool: Pool, most: int) -> None:
+    """Whether all inputs may fit, as far as their bytes tell; `most`: tokens of all together.
+    Raises INVALID_ARGUMENT that names the first that does not."""
+    together = 0
+    for name, given in (("inputs", pool.inputs), ("queries", pool.queries)):
+        for index, one in enumerate(given):
+            least = len(one.token_ids.ids) or model.encoder.least(one.text)
+            _check_window(model, least, f"{name}[{index}]")
+            together += least
+    if together > most:
+        raise too_many(most)
+
+
+def too_many(most: int) -> PenstockError:
+    what = f"at most {most} tokens are taken in all inputs together"
+    return invalid(what, "inputs", reason="too_many_tokens")
 
 
 def prompt_of(model: ServedModel, pool: Pool, place: Place) -> list[int]:

@@ -15,7 +15,7 @@ from protos.common_pb2 import FINISH_NONE, FINISH_STOP, Pooling, Record, Usage
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
-from services.common.errors import PenstockError, invalid, unavailable
+from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
 from services.common.spans import Span
 from services.common.telemetry import decision, traceparent
@@ -26,11 +26,13 @@ from services.tokenizer.models import ServedModel
 from services.tokenizer.parts import Pipeline, model_of
 from services.tokenizer.pool_prompts import (
     Place,
+    check_lengths,
     check_model,
     embeds_both,
     pieces_of,
     pooling_of,
     prompt_of,
+    too_many,
 )
 
 _TOLD = 8  # inputs whose way the record has
@@ -100,6 +102,7 @@ class _Work:
 
     async def run(self) -> None:
         check_model(self._model, self._pool)
+        check_lengths(self._model, self._pool, self._pipeline.max_pooled_tokens)
         queries: list[Place] = []
         if embeds_both(self._model, self._pool):
             queries = [("queries", index) for index in range(len(self._pool.queries))]
@@ -139,8 +142,7 @@ class _Work:
             prompts = await self._pipeline.threads.run(tenant, work)
             tokens += sum(map(len, prompts))
             if tokens > most:
-                what = f"at most {most} tokens are taken in all inputs together"
-                raise invalid(what, "inputs", reason="too_many_tokens")
+                raise too_many(most)
             found |= zip(piece, prompts, strict=True)
         return found
 

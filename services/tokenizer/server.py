@@ -59,8 +59,7 @@ class TokenizerService(Service):
     async def start(self, server: grpc.aio.Server) -> None:
         """Raises ValueError or OSError that name the rule or file that is wrong."""
         settings = self.settings.tokenizer
-        own = self.settings.policy
-        self._policy = PolicyFile(own.file, own.look_every_s)
+        self._policy = PolicyFile.of_settings(self.settings.policy)
         await self._policy.start()
         self._threads = FairThreads(settings.threads, "tokenizer")
         self._pools = Pools(self.redis, self.settings)

@@ -191,6 +191,13 @@ async def test_a_refusal_by_the_policy_counts_before_a_prompt_s_own_fault(
         error = await b.refused(question("a TOP secret " + "water " * 900))
         assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "content_policy")
         assert counted.get() == refusals + 1
+        for hopeless in (question("top secret " + "water " * 9000), _completion("secret " * 9000)):
+            assert (await b.refused(hopeless)).reason == "context_length_exceeded"
+        assert counted.get() == refusals + 1, "what no window holds is not looked at"
+
+
+def _completion(text: str) -> PromptRequest:
+    return PromptRequest(model="tiny", text=text)
 
 
 async def test_requests_and_tokens_are_counted_once(

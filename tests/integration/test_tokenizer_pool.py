@@ -257,6 +257,7 @@ async def test_what_is_wrong_with_an_input_is_told_by_its_name_before_any_is_com
             (pool(["a", "b", "c"], ["q", "r"], task=Pool.SCORE), "queries", ""),
             (pool(["a"], ["q " * 70], task=Pool.SCORE), "queries[0]", "context_length_exceeded"),
             (pool(["a", "a top secret"]), "inputs[1]", "content_policy"),
+            (pool(["top secret", "c " * 9000]), "inputs[1]", "context_length_exceeded"),
             (pool(["a", ids("a top secret")]), "inputs[1]", "content_policy"),
             (pool(["a"], task=Pool.CLASSIFY), "model", "unsupported_model"),
         ):

@@ -5,17 +5,21 @@ behind the other, joined with and without a space, so that what is spread over m
 """
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 from services.common.policy.disguises import disguises
 from services.common.policy.fold import View, view
 from services.common.policy.jailbreak import weight
-from services.common.policy.rules import Finder, Rules, union
+from services.common.policy.recognizers import Span
+from services.common.policy.rules import Finder, Rules, longest, search, union
 from services.common.policy.schema import Place, RuleSpec
+from services.common.policy.work import Allowance, Work
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,14 @@ class _Look:
     def any(self) -> Any:
         return union(self.finders)
 
+    @cached_property
+    def most(self) -> int | None:
+        return longest(self.finders)
+
+    def finds(self, text: bytes, work: Work) -> bool:
+        """Whether there is a candidate of any of them."""
+        return search(self.any, self.most, text, 0, work) is not None
+
 
 class TextRules:
     """The rules for texts, made once for all of them."""
@@ -83,65 +95,81 @@ class TextRules:
         self._scopes = {roles: _looks(finders) for roles, finders in scopes.items()}
         self._disguised = [f for f in rules.finders if f.rule.disguises]
         self._jailbreaks = rules.jailbreaks
+        self.routes = any(rule.action == "route" for rule in rules.spec.rules)
 
     def has(self, *places: Place) -> bool:
         """Whether there is a rule for one of these."""
         by_signs = (place in rule.where for rule in self._jailbreaks for place in places)
         return any(self._looks[place] for place in places) or any(by_signs)
 
-    def check(self, subjects: Sequence[Subject]) -> Verdict:
-        """Blocking: some ms per MB."""
-        views = [_Views(subject) for subject in subjects]
+    def check(self, subjects: Sequence[Subject], work: Work | None = None) -> Verdict:
+        """Blocking: some ms per MB, and a hundred times that of text made for it. Of a rule that
+        changes nothing one match is told in each text. Raises TooMuchError."""
+        work = work or Work(Allowance())
+        views, size = [], 0
+        for subject in subjects:
+            size += len(subject.text.encode("utf-8", "replace"))
+            work.take(size, subject.param)
+            views.append(_Views(subject))
         hits = [
-            *self._by_itself(views),
-            *self._joined(views),
-            *self._otherwise(views),
+            *self._by_itself(views, work),
+            *self._joined(views, work),
+            *self._otherwise(views, work),
         ]
         return _verdict(subjects, hits)
 
-    def _by_itself(self, views: Sequence["_Views"]) -> Iterator[_Hit]:
+    def _by_itself(self, views: Sequence["_Views"], work: Work) -> Iterator[_Hit]:
         for number, of_one in enumerate(views):
+            work.param = of_one.subject.param
             for look in self._looks[of_one.subject.place]:
                 seen = of_one.view(look.fold)
-                if look.any.search(seen.data) is None:
+                if not look.finds(seen.data, work):
                     continue
                 for finder in look.finders:
                     if not _is_for(finder.rule, of_one.subject):
                         continue
-                    for start, end in finder.matches(seen.data):
+                    for start, end in _wanted(finder, finder.matches(seen.data, work)):
                         piece = _Piece(number, seen.char(start), seen.end(end))
                         yield _Hit(finder.rule, finder.order, number, finder.label, (piece,))
 
-    def _joined(self, views: Sequence["_Views"]) -> Iterator[_Hit]:
+    def _joined(self, views: Sequence["_Views"], work: Work) -> Iterator[_Hit]:
         for roles, looks in self._scopes.items():
             own = [
-                number
+                (number, one)
                 for number, one in enumerate(views)
                 if one.subject.spoken and (roles is None or one.subject.role in roles)
             ]
             if len(own) < 2:
                 continue
+            work.param = own[0][1].subject.param
             for look in looks:
                 for between in (b"", b" "):
-                    yield from _across(views, own, look, between)
+                    yield from _Joined(own, look, between).hits(work)
 
-    def _otherwise(self, views: Sequence["_Views"]) -> Iterator[_Hit]:
+    def _otherwise(self, views: Sequence["_Views"], work: Work) -> Iterator[_Hit]:
         for number, one in enumerate(views):
             finders = [f for f in self._disguised if _is_for(f.rule, one.subject)]
             signs = [rule for rule in self._jailbreaks if _is_for(rule, one.subject)]
             if not finders and not signs:
                 continue
-            plain = one.view(True).data.decode("utf-8", "replace")
-            others = list(disguises(plain))
-            coded = [reading.encode("utf-8", "replace") for reading in others]
+            work.param = one.subject.param
+            readings = [one.view(True).data]
+            for reading in disguises(readings[0].decode("utf-8", "replace")):
+                readings.append(reading.encode("utf-8", "replace"))
+                work.spend(len(readings[-1]))
             for finder in finders:
-                if any(finder.next(text, 0) is not None for text in coded):
+                if any(finder.next(text, 0, work=work) is not None for text in readings[1:]):
                     yield _Hit(finder.rule, finder.order, number)
             if signs:
-                weighs = weight([plain, *others])
+                weighs = weight(readings, work)
                 for rule in signs:
                     if weighs >= (rule.jailbreak or 0.0):
                         yield _Hit(rule, self._order[rule.name], number)
+
+
+def _wanted(finder: Finder, spans: Iterator[Span]) -> Iterator[Span]:
+    """Where all are redacted, all of them; else the first says it."""
+    return spans if finder.rule.action == "redact" else islice(spans, 1)
 
 
 class _Views:
@@ -177,35 +205,47 @@ def _looks(finders: Iterable[Finder]) -> list[_Look]:
     return looks
 
 
-def _across(
-    views: Sequence[_Views], own: Sequence[int], look: _Look, between: bytes
-) -> Iterator[_Hit]:
-    """Matches that are in more than one of these texts."""
-    starts, parts, at = [], [], 0
-    for number in own:
-        starts.append(at)
-        parts.append(views[number].view(look.fold).data)
-        at += len(parts[-1]) + len(between)
-    text = between.join(parts)
-    if look.any.search(text) is None:
-        return
-    for finder in look.finders:
-        for start, end in finder.matches(text):
-            pieces = []
-            for number, begins, part in zip(own, starts, parts, strict=True):
-                first, last = max(start, begins) - begins, min(end, begins + len(part)) - begins
-                if first < last:
-                    seen = views[number].view(look.fold)
-                    pieces.append(_Piece(number, seen.char(first), seen.end(last)))
-            if len(pieces) > 1:
+class _Joined:
+    """Several texts, read one behind the other."""
+
+    def __init__(self, own: Sequence[tuple[int, _Views]], look: _Look, between: bytes) -> None:
+        self._own = [(number, one.view(look.fold)) for number, one in own]
+        self._look = look
+        self._text = between.join(seen.data for _, seen in self._own)
+        ends = accumulate(len(seen.data) + len(between) for _, seen in self._own)
+        self._starts = [0, *ends][:-1]
+
+    def hits(self, work: Work) -> Iterator[_Hit]:
+        """Matches that are in more than one of them."""
+        if not self._look.finds(self._text, work):
+            return
+        for finder in self._look.finders:
+            parted = (self._pieces(span, work) for span in finder.matches(self._text, work))
+            several = (pieces for pieces in parted if len(pieces) > 1)
+            for pieces in several if finder.rule.action == "redact" else islice(several, 1):
                 rule, subject = finder.rule, pieces[0].subject
-                yield _Hit(rule, finder.order, subject, finder.label, tuple(pieces))
+                yield _Hit(rule, finder.order, subject, finder.label, pieces)
+
+    def _pieces(self, span: Span, work: Work) -> tuple[_Piece, ...]:
+        start, end = span
+        found = []
+        for at in range(bisect_right(self._starts, start) - 1, len(self._own)):
+            number, seen = self._own[at]
+            begins = self._starts[at]
+            if begins >= end:
+                break
+            work.spend(0)
+            first, last = max(start - begins, 0), min(end - begins, len(seen.data))
+            if first < last:
+                found.append(_Piece(number, seen.char(first), seen.end(last)))
+        return tuple(found)
 
 
 def _verdict(subjects: Sequence[Subject], hits: Sequence[_Hit]) -> Verdict:
     verdict = Verdict()
     refused: list[tuple[int, int, RuleSpec]] = []
     masks: dict[int, list[tuple[int, int, int, str]]] = {}
+    masked_by: dict[int, _Hit] = {}
     for hit in sorted(hits, key=lambda hit: (hit.subject, hit.order)):
         action = hit.rule.action
         fixed = any(subjects[piece.subject].fixed for piece in hit.pieces)
@@ -217,6 +257,7 @@ def _verdict(subjects: Sequence[Subject], hits: Sequence[_Hit]) -> Verdict:
         elif action == "redact":
             for number, piece in enumerate(hit.pieces):
                 label = "" if number else hit.label
+                masked_by.setdefault(piece.subject, hit)
                 masks.setdefault(piece.subject, []).append(
                     (piece.start, hit.order, piece.end, label)
                 )
@@ -225,8 +266,7 @@ def _verdict(subjects: Sequence[Subject], hits: Sequence[_Hit]) -> Verdict:
         subject = subjects[number]
         verdict.edits[number] = _masked(subject.text, spans)
         if subject.json and _is_json(subject.text) and not _is_json(verdict.edits[number]):
-            first = next(h for h in hits if any(p.subject == number for p in h.pieces))
-            refused.append((number, first.order, first.rule))
+            refused.append((number, masked_by[number].order, masked_by[number].rule))
     if refused:
         subject_number, _, rule = min(refused, key=lambda found: found[:2])
         verdict.refused = rule, subjects[subject_number].param
@@ -247,6 +287,6 @@ def _masked(text: str, spans: list[tuple[int, int, int, str]]) -> str:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -1,6 +1,7 @@
 """What a text says when it is read otherwise: the ways in which forbidden requests are hidden.
 
-Each is one pass over a bounded part of the text, and what they give is bounded together.
+Each is one pass over the text, and together they give a few times its size. All of it is read:
+what is looked for may stand at its end, behind any number of decoys.
 """
 
 import base64
@@ -9,9 +10,6 @@ import codecs
 import re
 from collections.abc import Iterator
 
-MAX_TEXT = 200_000  # characters that are read otherwise
-_MAX_BLOBS = 64
-_MAX_BLOB = 65_536
 _NESTED = 2  # base64 of base64
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,65536}={0,2}")
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}[ :,]?){12,32768}")
@@ -22,7 +20,6 @@ _LEET = str.maketrans("013457@$!|€", "oieastasiie")
 
 def disguises(text: str) -> Iterator[str]:
     """Other readings of a folded text."""
-    text = text[:MAX_TEXT]
     if any(char in "013457@$!|€" for char in text):
         yield text.translate(_LEET)
     if spelled := [m.group() for m in _SPELLED.finditer(text)]:
@@ -35,14 +32,10 @@ def disguises(text: str) -> Iterator[str]:
 
 
 def _decoded(text: str, times: int) -> Iterator[str]:
-    for count, found in enumerate(_BASE64.finditer(text)):
-        if count >= _MAX_BLOBS:
-            break
-        blob = found.group().rstrip("=")[:_MAX_BLOB].replace("-", "+").replace("_", "/")
+    for found in _BASE64.finditer(text):
+        blob = found.group().rstrip("=").replace("-", "+").replace("_", "/")
         yield from _readable(blob, times)
-    for count, found in enumerate(_HEX.finditer(text)):
-        if count >= _MAX_BLOBS:
-            break
+    for found in _HEX.finditer(text):
         yield from _said(bytes.fromhex(re.sub("[ :,]", "", found.group())), times)
 
 

@@ -9,10 +9,11 @@ the folded text is found again in the original.
 
 import re
 import unicodedata
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
+from itertools import accumulate
 
 # Written in one case; the other follows.
 _LOOKALIKES = {
@@ -28,11 +29,20 @@ _CAPITALS = {"Η": "H", "Ν": "N", "Ρ": "P", "Υ": "Y", "Ζ": "Z", "Μ": "M", "
 _MARKED_SCRIPTS_END = 0x590  # Latin, Greek, Cyrillic: letters are read the same without their marks
 _MARKS = ((0x300, 0x370), (0x1AB0, 0x1B00), (0x1DC0, 0x1E00), (0x20D0, 0x2100), (0xFE20, 0xFE30))
 _INVISIBLE = ((0xFE00, 0xFE10), (0xE0000, 0xE01F0), (0x115F, 0x1161), (0x3164, 0x3165))
-_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|u[0-9a-fA-F]{0,3}\Z|\Z|.)|[^\\]", re.DOTALL)
+# Of JSON, in a string: two halves of one character are one escape; at the text's end one may be
+# open, which says nothing yet.
+_HALF = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_WHOLE = rf"(?P<pair>{_HALF}\\u[dD][c-fC-F][0-9a-fA-F]{{2}})|(?P<code>\\u[0-9a-fA-F]{{4}})|\\."
+_OPEN = (
+    rf"(?P<open>{_HALF}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z"
+    r"|\\(?:u[0-9a-fA-F]{0,3})?\Z)"
+)
+_ESCAPE = re.compile(_WHOLE, re.DOTALL)
+_MAYBE_OPEN = re.compile(f"{_OPEN}|{_WHOLE}", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_MOST_KNOWN = 65_536  # characters of which tables are kept
 
 
-@lru_cache(maxsize=65_536)
 def folded(char: str) -> str:
     """One character; "" for one that shows nothing."""
     if char.isascii():
@@ -64,46 +74,116 @@ def _in(code: int, ranges: Sequence[tuple[int, int]]) -> bool:
     return any(start <= code < end for start, end in ranges)
 
 
-@dataclass(frozen=True)
-class View:
-    """A text as UTF-8 for a search, and where each byte is from. `before` stands for what came
-    before the text."""
+class _Table(dict[int, str]):
+    """What each character is folded to, by its number, as `str.translate` asks."""
 
-    data: bytes
-    before: int  # bytes of it
-    size: int  # characters of the text
-    whole: int  # characters that are seen here; behind them an escape is not complete
-    starts: Sequence[int] | None  # of each unit, the byte it begins at, and the end; None: 1 to 1
-    units: Sequence[int] | None  # where each unit begins in the text, and the end; None: each char
+    def __missing__(self, code: int) -> str:
+        if len(self) >= _MOST_KNOWN:
+            self.clear()
+        found = self[code] = folded(chr(code))
+        return found
+
+
+class _Sizes(dict[str, int]):
+    """How many bytes each character takes in a view."""
+
+    def __init__(self, fold: bool) -> None:
+        self._fold = fold
+
+    def __missing__(self, char: str) -> int:
+        if len(self) >= _MOST_KNOWN:
+            self.clear()
+        shown = folded(char) if self._fold else char
+        found = self[char] = len(shown.encode("utf-8", "replace"))
+        return found
+
+
+_FOLDED = _Table()
+_SIZES = {fold: _Sizes(fold) for fold in (True, False)}
+
+
+class View:
+    """A text as UTF-8 for a search, and where each byte is from; `before` stands for what came
+    before the text. What tells places apart is made when one is asked for: most texts have no
+    match.
+
+    A unit is what one character of the view is made from: a character, or an escape.
+    """
+
+    def __init__(self, text: str, fold: bool, before: bytes, json: bool, ended: bool) -> None:
+        self.before = len(before)  # bytes of it
+        self.size = len(text)  # characters of the text
+        self.whole = len(text)  # that are seen here; behind them an escape is not complete
+        self._text, self._fold = text, fold
+        self._escapes: re.Pattern[str] | None = None
+        self._plain = text
+        if json and "\\" in text:
+            self._escapes = _ESCAPE if ended else _MAYBE_OPEN
+            self._plain = self._escapes.sub(self._read, text)
+        self._same = self._escapes is None and text.isascii()
+        shown = self._plain
+        if fold and not shown.isascii():
+            shown = shown.translate(_FOLDED)
+        self.data = before + shown.encode("utf-8", "replace")
 
     def char(self, byte: int) -> int:
         """Where the unit that has this byte begins; of the end, where what is seen ends."""
-        if self.starts is None:
+        if self._same:
             return byte - self.before
-        return self._place(bisect_right(self.starts, byte) - 1)
+        return self._place(bisect_right(self._starts, byte) - 1)
 
     def end(self, byte: int) -> int:
         """Where the units end that the bytes up to here are from."""
-        if self.starts is None:
+        if self._same:
             return byte - self.before
-        return self._place(bisect_left(self.starts, byte))
+        return self._place(bisect_left(self._starts, byte))
 
     def byte(self, char: int) -> int:
         """Where what begins at a unit's first character begins."""
-        if self.starts is None:
+        if self._same:
             return char + self.before
-        return self.starts[char if self.units is None else bisect_left(self.units, char)]
+        units = self._units
+        return self._starts[char if units is None else bisect_left(units, char)]
 
-    def last(self, char: int) -> bytes:
-        """What stands before that place: one character, none at the beginning."""
-        before = self.data[: self.byte(char)]
-        start = max(0, len(before) - 1)
-        while start > 0 and before[start] & 0xC0 == 0x80:
-            start -= 1
-        return before[start:]
+    def last(self, char: int, most: int) -> bytes:
+        """What stands before that place: whole characters, so many bytes at most."""
+        end = self.byte(char)
+        start = max(0, end - most)
+        while start < end and self.data[start] & 0xC0 == 0x80:
+            start += 1
+        return self.data[start:end]
 
     def _place(self, unit: int) -> int:
-        return unit if self.units is None else self.units[unit]
+        return unit if self._units is None else self._units[unit]
+
+    @cached_property
+    def _starts(self) -> "array[int]":
+        """Of each unit, the byte it begins at; and the end."""
+        sizes = map(_SIZES[self._fold].__getitem__, self._plain)
+        return array("I", accumulate(sizes, initial=self.before))
+
+    @cached_property
+    def _units(self) -> "array[int] | None":
+        """Where each begins in the text, and the end; None: each is a character."""
+        if self._escapes is None:
+            return None
+        units, at = array("I"), 0
+        for found in self._escapes.finditer(self._text, 0, self.whole):
+            units.extend(range(at, found.start() + 1))
+            at = found.end()
+        units.extend(range(at, self.whole + 1))
+        return units
+
+    def _read(self, escape: re.Match[str]) -> str:
+        """What it stands for."""
+        kind, unit = escape.lastgroup, escape.group()
+        if kind == "open":
+            self.whole = escape.start()
+            return ""
+        if kind == "pair":
+            high, low = int(unit[2:6], 16), int(unit[8:], 16)
+            return chr(0x10000 + ((high & 0x3FF) << 10) + (low & 0x3FF))
+        return chr(int(unit[2:], 16)) if kind == "code" else _ESCAPED.get(unit[1], unit[1])
 
 
 def view(
@@ -111,38 +191,4 @@ def view(
 ) -> View:
     """`json`: escapes of JSON are read as what they stand for; `ended`: nothing follows, so that an
     escape which is not complete is text."""
-    escapes = json and "\\" in text
-    if text.isascii() and not escapes:
-        size = len(text)
-        return View(before + text.encode(), len(before), size, size, None, None)
-    if not escapes:
-        pieces = [folded(char) for char in text] if fold else list(text)
-        return _joined(pieces, None, text, before, len(text))
-    pieces, units, whole = [], [], len(text)
-    for found in _ESCAPE.finditer(text):
-        unit = found.group()
-        if unit[0] == "\\" and not _complete(unit):
-            if not ended:
-                whole = found.start()
-                break
-        elif unit[0] == "\\":
-            unit = chr(int(unit[2:], 16)) if unit[1] == "u" else _ESCAPED.get(unit[1], unit[1])
-        units.append(found.start())
-        pieces.append("".join(map(folded, unit)) if fold else unit)
-    return _joined(pieces, [*units, whole], text, before, whole)
-
-
-def _complete(unit: str) -> bool:
-    return len(unit) == (6 if unit[1:2] == "u" else 2)
-
-
-def _joined(
-    pieces: list[str], units: list[int] | None, text: str, before: bytes, whole: int
-) -> View:
-    starts, at = [], len(before)
-    coded = [piece.encode("utf-8", "replace") for piece in pieces]
-    for piece in coded:
-        starts.append(at)
-        at += len(piece)
-    starts.append(at)
-    return View(before + b"".join(coded), len(before), len(text), whole, starts, units)
+    return View(text, fold, before, json, ended)

@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any
 
 from services.common.policy.pattern import compiled
+from services.common.policy.rules import search
+from services.common.policy.work import Work
 
 _GAP = r"[^.!?\n]{0,40}?"
 
@@ -71,11 +73,13 @@ def _any() -> Any:
     return compiled("|".join(f"(?:{pattern})" for _, pattern in _SIGNS), 64 * 2**20)
 
 
-def weight(readings: Iterable[str]) -> float:
-    """Of all signs that some reading of a text has, each once."""
+def weight(readings: Iterable[bytes], work: Work) -> float:
+    """Of all signs that some reading of a text has, each once. Raises TooMuchError."""
     seen: set[int] = set()
-    for reading in readings:
-        text = reading.encode("utf-8", "replace")
-        if _any().search(text) is not None:
-            seen |= {n for n, (_, sign) in enumerate(_signs()) if sign.search(text) is not None}
+    for text in readings:
+        if search(_any(), None, text, 0, work) is None:
+            continue
+        for number, (_, sign) in enumerate(_signs()):
+            if number not in seen and search(sign, None, text, 0, work) is not None:
+                seen.add(number)
     return round(sum(_SIGNS[number][0] for number in seen), 6)

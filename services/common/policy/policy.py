@@ -7,17 +7,20 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.config.policy import PolicySettings
+from services.common.errors import invalid
 from services.common.metrics_server import Page
 from services.common.policy import metrics
-from services.common.policy.check import TextRules
+from services.common.policy.check import Subject, TextRules, Verdict
 from services.common.policy.rules import NO_RULES, Rules, load_rules
 from services.common.policy.schema import MAX_BYTES
 from services.common.policy.stream import AnswerRules
+from services.common.policy.work import Allowance, TooMuchError, Work
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +72,11 @@ def read_policy(path: Path) -> Policy:
 class PolicyFile:
     """The policy of a service. `start` fails on a bad file; later ones only say so."""
 
-    def __init__(self, path: Path | None, look_every_s: float) -> None:
+    def __init__(
+        self, path: Path | None, look_every_s: float, allowance: Allowance | None = None
+    ) -> None:
         self.current = NO_POLICY
+        self._allowance = allowance or Allowance()
         self._path = path
         self._look_every_s = look_every_s
         self._content: bytes | None = None
@@ -78,6 +84,11 @@ class PolicyFile:
         self._since = time.time()
         self._versions: OrderedDict[str, Policy] = OrderedDict()
         self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of_settings(cls, settings: PolicySettings) -> "PolicyFile":
+        allowance = Allowance(settings.max_bytes, settings.max_seconds)
+        return cls(settings.file, settings.look_every_s, allowance)
 
     async def start(self) -> None:
         """Raises ValueError that names the file, and the rule that is wrong."""
@@ -113,6 +124,14 @@ class PolicyFile:
     def of(self, digest: str) -> Policy | None:
         """A version that was in use here lately."""
         return self.current if digest == self.current.digest else self._versions.get(digest)
+
+    def check(self, policy: Policy, subjects: Sequence[Subject]) -> Verdict:
+        """What a version says of a request's texts. Blocking. Raises INVALID_ARGUMENT
+        ("policy_too_much") for what it cannot look at all of: nothing passes unseen."""
+        try:
+            return policy.texts.check(subjects, Work(self._allowance))
+        except TooMuchError as error:
+            raise invalid(error.why, error.param, reason="policy_too_much") from None
 
     def status(self) -> dict[str, Any]:
         """For whoever operates it."""

@@ -2,19 +2,30 @@
 kind has a checksum or a range, a check says which part of one is real, so that order numbers and
 version numbers are left alone.
 
-Every pattern is bounded: what may still become a match is all that a stream holds back.
+Between the groups of a number up to four characters may stand that are neither letters nor
+digits: spaces and line ends, dashes, dots, commas, slashes, the edges of a table's cells. What
+reads as one number to a person is one here, and a list of small numbers is not.
+
+Every pattern is bounded: what may still become a match is all that a stream holds back. And every
+check takes about a microsecond for each byte that it moves on by, whatever the text.
 """
 
-import ipaddress
 import re
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, zip_longest
 
 Span = tuple[int, int]
-Check = Callable[[bytes, bytes], Span | None]
-"""Of a candidate, and the byte before it, if any: which part it is; None: none that begins with
-it. Looks at ASCII alone."""
+Check = Callable[[bytes, bytes], Span | int]
+"""Of a candidate, and up to BEFORE bytes in front of it: which part it is; or, where it is none,
+how many bytes behind its beginning the next one may begin."""
+BEFORE = 20
+
+_APART = "[^0-9a-z]{0,4}"  # between the groups of a number
+_DIGITS = re.compile(rb"[0-9]+")
+_LETTERS_AND_DIGITS = re.compile(rb"[0-9A-Za-z]")
+_NO_LETTERS_OR_DIGITS = bytes(c for c in range(256) if not chr(c).isalnum() or c >= 128)
 
 
 @dataclass(frozen=True)
@@ -23,36 +34,73 @@ class Recognizer:
     check: Check | None = None
 
 
-def _luhn(digits: str) -> bool:
-    total = 0
-    for place, digit in enumerate(reversed(digits)):
-        value = int(digit) << (place & 1)
-        total += value - 9 if value > 9 else value
-    return total % 10 == 0
+# ---- cards ---------------------------------------------------------------------------------
 
-
-# First digits and numbers of digits of the schemes (ISO/IEC 7812).
+# First digits and numbers of digits of the schemes (ISO/IEC 7812); of Visa not the thirteen that
+# it once had, which are those of products from German-speaking countries (EAN).
 _CARDS = re.compile(
-    r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:2[2-9]|[3-6]\d|7[01])\d{13}|2720\d{12}|3[47]\d{13}"
-    r"|3(?:0[0-5]|[689])\d{11,16}|35\d{14,17}|6(?:011|5|4[4-9]|2)\d{12,17}|(?:50|5[6-9]|6\d)\d{10,17}"
+    rb"4(?:\d{15}|\d{18})|5[1-5]\d{14}|2(?:2[2-9]|[3-6]\d|7[01])\d{13}|2720\d{12}"
+    rb"|3[47]\d{13}|3(?:0[0-5]|[689])\d{11,16}|35\d{14,17}|6(?:011|5|4[4-9]|2)\d{12,17}"
+    rb"|(?:50|5[6-9]|6\d)\d{10,17}"
 )
+_DOUBLED = bytes(2 * (c - 48) // 10 + 2 * (c - 48) % 10 if 48 <= c < 58 else 0 for c in range(256))
+_LEAST_DIGITS = 12
+_CARD_DIGITS = 20  # that are looked at: the longest, and one that shows it goes on
+_LONG = 4  # digits of a group that a list of numbers seldom has
+_CLOSE = {b"".join(signs) for n in (1, 2) for signs in product((b" ", b"-", b"."), repeat=n)}
+_BEHIND_DIGITS = re.compile(rb"[0-9]((?:[\x00-/:-@\[-`{-\x7f]|[\xc0-\xff][\x80-\xbf]*){0,4})\Z")
 
 
-def _card(candidate: bytes, before: bytes) -> Span | None:
-    """The longest run of whole groups that it begins with."""
-    digits, best = "", None
-    if before.isdigit():
-        return None
-    for at in range(len(candidate)):
-        char = candidate[at : at + 1]
-        if not char.isdigit():
-            continue
-        digits += char.decode()
-        group_ends = not candidate[at + 1 : at + 2].isdigit()
-        if group_ends and len(digits) >= 12 and _CARDS.fullmatch(digits) and _luhn(digits):
-            best = 0, at + 1
-    return best
+def _is_card(digits: bytes) -> bool:
+    if not _CARDS.fullmatch(digits):
+        return False
+    plain = digits[::-2]
+    return (sum(plain) - 48 * len(plain) + sum(digits[-2::-2].translate(_DOUBLED))) % 10 == 0
 
+
+def _card(candidate: bytes, before: bytes) -> Span | int:
+    digits = candidate.translate(None, _NO_LETTERS_OR_DIGITS)
+    groups = [found.span() for found in _DIGITS.finditer(candidate)]
+    apart = _DIGITS.split(candidate)[1:-1]
+    cut = len(digits) == _CARD_DIGITS  # the last group may go on
+    behind = _BEHIND_DIGITS.search(before)
+    if behind is None or behind[1]:
+        if behind is None and not cut and _is_card(digits):
+            return 0, groups[-1][1]
+        known = groups[:-1] if cut else groups
+        if end := _end_of_card(digits, known, apart, behind[1] if behind else None):
+            return 0, end
+    for number, (start, end) in enumerate(groups[1:], 1):
+        last = number == len(groups) - 1
+        if end - start >= _LONG or (cut if last else apart[number] != apart[number - 1]):
+            return start
+    return len(candidate)
+
+
+def _end_of_card(
+    digits: bytes, groups: Sequence[Span], apart: Sequence[bytes], behind: bytes | None
+) -> int:
+    """Where the longest run of groups ends that is a card's; 0: none is. `apart`: what stands
+    between them, and behind the last if more digits follow; `behind`: in front, if digits do.
+
+    Groups are long and close together, or else what is between them stands neither before nor
+    behind: of a list of numbers some part is always like a card's.
+    """
+    count = found = 0
+    close, alike = True, behind is None or behind not in apart[:1]
+    for (start, end), sign in zip_longest(groups, apart[: len(groups)]):
+        count += end - start
+        over = sign != apart[0] if apart else True
+        if count >= _LEAST_DIGITS and (close or (alike and over)) and _is_card(digits[:count]):
+            found = end
+        close = close and end - start >= _LONG and sign in _CLOSE
+        alike = alike and not over
+        if not close and not alike:
+            break
+    return found
+
+
+# ---- bank accounts -------------------------------------------------------------------------
 
 _IBAN_LENGTHS = {
     country: int(length)
@@ -67,56 +115,78 @@ _IBAN_LENGTHS = {
 }  # fmt: skip
 
 
-def _iban(candidate: bytes, _: bytes) -> Span | None:
+_ALL_DIGITS = "at|ba|be|cz|de|dk|ee|es|fi|fo|gl|hr|hu|il|is|lt|me|no|pl|pt|rs|se|si|sk|xk"
+_WITH_LETTERS = "|".join(sorted({c.lower() for c in _IBAN_LENGTHS} - {*_ALL_DIGITS.split("|")}))
+_VALUES = {c: int(chr(c), 36) for c in b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+
+
+def _iban(candidate: bytes, _: bytes) -> Span | int:
     """As many characters as its country's have, if the remainder by 97 is 1 (ISO 13616)."""
-    length = _IBAN_LENGTHS.get(candidate[:2].decode().upper(), 0)
-    found = ""
-    for at in range(len(candidate)):
-        char = candidate[at : at + 1]
-        if not char.isalnum():
-            continue
-        found += char.decode().upper()
-        if len(found) == length:
-            number = "".join(str(int(c, 36)) for c in found[4:] + found[:4])
-            return (0, at + 1) if int(number) % 97 == 1 else None
-    return None
+    written = candidate.translate(None, _NO_LETTERS_OR_DIGITS).upper()
+    length = _IBAN_LENGTHS[written[:2].decode()]
+    found = written[4:length] + written[:4]
+    if len(found) < length or int("".join(map(str, map(_VALUES.__getitem__, found)))) % 97 != 1:
+        return 2
+    places = [one.start() for one in _LETTERS_AND_DIGITS.finditer(candidate)]
+    return places[0], places[length - 1] + 1
 
 
-def _ssn(candidate: bytes, _: bytes) -> Span | None:
-    area, group, serial = candidate[:3], candidate[4:6], candidate[7:]
+# ---- numbers of persons, telephones and hosts ----------------------------------------------
+
+_WITHIN_A_NUMBER = re.compile(rb"[0-9][ ./\-]\Z")
+
+
+def _ssn(candidate: bytes, _: bytes) -> Span | int:
+    groups = [found.span() for found in _DIGITS.finditer(candidate)]
+    area, group, serial = (candidate[start:end] for start, end in groups)
     real = area not in (b"000", b"666") and area < b"900" and group != b"00" and serial != b"0000"
-    return (0, len(candidate)) if real else None
+    return (groups[0][0], groups[-1][1]) if real else groups[1][0]
 
 
-def _ip(candidate: bytes, _: bytes) -> Span | None:
+def _ip(candidate: bytes, _: bytes) -> Span | int:
+    family = socket.AF_INET6 if b":" in candidate else socket.AF_INET
     try:
-        ipaddress.ip_address(candidate.decode())
-    except ValueError:
-        return None
+        socket.inet_pton(family, candidate.decode())
+    except OSError:
+        return 1
     return 0, len(candidate)
 
 
-def _phone(candidate: bytes, _: bytes) -> Span | None:
-    """Not a date, nor what is too long to be called (E.164)."""
-    digits = bytes(takewhile(lambda c: c != ord("x"), candidate.lower()))
-    count = sum(48 <= c < 58 for c in digits)
-    return (0, len(candidate)) if 8 <= count <= 15 else None
+def _phone(candidate: bytes, before: bytes) -> Span | int:
+    """Not a date, nor what is too long to be called (E.164), nor the middle of another number."""
+    if candidate[0] != ord("+") and _WITHIN_A_NUMBER.search(before):
+        return 1
+    number = candidate.strip(b"_")
+    start, count = candidate.index(number), sum(48 <= c < 58 for c in number)
+    return (start, start + len(number)) if 8 <= count <= 15 else 1
 
+
+# ---- all of them ---------------------------------------------------------------------------
+
+_BETWEEN = r"[\s.\-/_,]{1,3}"  # of numbers that a sign less would make of any two others
+_AT = r"(?:@|\s@\s|\s?[\[({<]\s?(?:at|@)\s?[\])}>]\s?)"
+_DOT = r"(?:\.|\s?[\[({<]\s?(?:dot|\.)\s?[\])}>]\s?)"
+_LABEL = r"[a-z0-9\-]{1,63}"
+_ENDS = "com|org|net|edu|gov|io|dev|app|ai|info|biz|eu|uk|de|fr|es|it|nl|ch|at|ca|au|in|jp|us"
 
 RECOGNIZERS = {
-    "card": Recognizer(r"(?:\d[ .\-]{0,2}){11,18}\d(?:\b|[a-z_])", _card),
-    "iban": Recognizer(r"\b[a-z]{2}\d{2}(?:[ \-]?[a-z0-9]){11,30}\b", _iban),
+    "card": Recognizer(rf"\d(?:{_APART}\d){{{_LEAST_DIGITS - 1},{_CARD_DIGITS - 1}}}", _card),
+    "iban": Recognizer(
+        rf"(?:\b|_)(?:(?:{_ALL_DIGITS})[^0-9a-z]?\d{{2}}(?:{_APART}\d){{11,24}}"
+        rf"|(?:{_WITH_LETTERS})[^0-9a-z]?\d{{2}}(?:{_APART}[a-z0-9]){{14,29}})",
+        _iban,
+    ),
     "email": Recognizer(
-        r"[a-z0-9._%+\-]{1,64}(?:@|\s?[\[(]at[\])]\s?)[a-z0-9\-]{1,63}"
-        r"(?:(?:\.|\s?[\[(]dot[\])]\s?)[a-z0-9\-]{1,63}){0,4}(?:\.|\s?[\[(]dot[\])]\s?)[a-z]{2,24}"
+        rf"[a-z0-9._%+\-]{{1,64}}(?:{_AT}{_LABEL}(?:{_DOT}{_LABEL}){{0,4}}{_DOT}[a-z]{{2,24}}"
+        rf"|\sat\s{_LABEL}(?:\sdot\s{_LABEL}){{0,3}}\sdot\s(?:{_ENDS})\b)"
     ),
     "phone": Recognizer(
-        r"\+\d(?:[ ()./\-]{0,2}\d){7,14}\b"
-        r"|(?:\b|\()\d{3}\)?[ .\-]\d{3}[ .\-]\d{4}\b"
-        r"|\b0\d{2,4}[ /\-]\d{3,4}(?:[ \-]?\d{2,4}){1,2}\b",
+        r"\+\d(?:[\s()[\].\-/_]{0,3}\d){7,14}(?:\b|_)"
+        rf"|(?:\b|_|\()[2-9]\d{{2}}[)\s.\-/_,]{{1,3}}[2-9]\d{{2}}{_BETWEEN}\d{{4}}(?:\b|_)"
+        r"|(?:\b|_)0\d{2,4}[\s.\-/_,]\d{3,4}(?:[\s.\-/_]?\d{2,4}){1,2}(?:\b|_)",
         _phone,
     ),
-    "ssn": Recognizer(r"\b\d{3}[ \-]\d{2}[ \-]\d{4}\b", _ssn),
+    "ssn": Recognizer(rf"(?:\b|_)\d{{3}}{_BETWEEN}\d{{2}}{_BETWEEN}\d{{4}}(?:\b|_)", _ssn),
     "ip": Recognizer(
         r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{1,4}(?::{1,2}[0-9a-f]{1,4}){2,7}\b", _ip
     ),

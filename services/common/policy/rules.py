@@ -8,8 +8,9 @@ from typing import Any
 
 from services.common.policy.fold import folded
 from services.common.policy.pattern import compiled, shape
-from services.common.policy.recognizers import RECOGNIZERS, Check, Span
+from services.common.policy.recognizers import BEFORE, RECOGNIZERS, Check, Span
 from services.common.policy.schema import ANSWER, Delivery, Place, PolicySpec, RuleSpec, read
+from services.common.policy.work import Work
 
 MAX_HELD = 2048  # characters of the longest match of a rule for answers
 MAX_PIECES = 4096  # of a pattern with its repetitions written out
@@ -17,6 +18,7 @@ MAX_PIECES_TOGETHER = (
     24_576  # of all patterns, once for each place; RE2's time grows with its square
 )
 _UNION_MEMORY = 64 * 2**20
+_PIECE = 256 * 1024  # bytes of a text that are searched at once, where a match has a longest
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Finder:
     beginnings: str
     size: int
     regexp: Any
+    most: int | None  # characters of its longest match
     check: Check | None
     label: str  # that stands in for a match
 
@@ -37,28 +40,55 @@ class Finder:
         """Finds the longest end of a text in which a match may be under way."""
         return compiled(f"(?:{self.beginnings})\\z")
 
-    def matches(self, text: bytes, start: int = 0) -> Iterator[Span]:
+    def matches(self, text: bytes, work: Work) -> Iterator[Span]:
         """Without overlap, from the left, of each place the longest; behind a candidate that the
-        check does not take, the search goes on with the next character."""
-        while (found := self.next(text, start)) is not None:
-            yield found[1]
-            start = found[1][1]
+        check does not take, the search goes on where the check says. Raises TooMuchError."""
+        start = 0
+        while (found := self.next(text, start, work=work)) is not None:
+            yield found
+            start = found[1]
 
-    def next(self, text: bytes, start: int, before: int | None = None) -> tuple[int, Span] | None:
-        """Where the first candidate begins that the check takes, and its part that is the match;
-        `before`: candidates that begin there are not looked at yet."""
-        while (found := self.regexp.search(text, start)) is not None:
-            at, end = found.span()
+    def next(
+        self, text: bytes, start: int, before: int | None = None, work: Work | None = None
+    ) -> Span | None:
+        """The first match behind `start`, or none; `before`: candidates that begin there are not
+        looked at yet."""
+        while (span := search(self.regexp, self.most, text, start, work)) is not None:
+            at, end = span
             if before is not None and at >= before:
                 return None
             if self.check is None:
-                return at, (at, end)
-            if (part := self.check(text[at:end], text[max(0, at - 1) : at])) is not None:
-                return at, (at + part[0], at + part[1])
-            start = at + 1
-            while start < len(text) and text[start] & 0xC0 == 0x80:
-                start += 1
+                return span
+            if work is not None:
+                work.spend(end - at)
+            found = self.check(text[at:end], text[max(0, at - BEFORE) : at])
+            if isinstance(found, tuple):
+                return at + found[0], at + found[1]
+            start = at + found
         return None
+
+
+def search(
+    regexp: Any, most: int | None, text: bytes, start: int, work: Work | None
+) -> Span | None:
+    """RE2's first match, leftmost and longest; `most`: characters that one has at most. Raises
+    TooMuchError.
+
+    Piece by piece where there is a longest match, so that the clock is looked at between: what
+    begins in a piece ends before what is searched with it does.
+    """
+    margin = 0 if most is None else 4 * (most + 2)
+    while work is not None and most is not None and len(text) - start > _PIECE + margin:
+        found = regexp.search(text, start, start + _PIECE + margin)
+        if found is not None and found.start() < start + _PIECE:
+            work.spend(found.end() - start)
+            return found.span()  # type: ignore[no-any-return]
+        work.spend(_PIECE)
+        start += _PIECE
+    found = regexp.search(text, start)
+    if work is not None:
+        work.spend((len(text) if found is None or most is None else found.end()) - start)
+    return None if found is None else found.span()
 
 
 @dataclass(frozen=True)
@@ -110,6 +140,12 @@ def load_rules(content: bytes) -> Rules:
     return Rules(spec, digest, tuple(finders))
 
 
+def longest(finders: Sequence[Finder]) -> int | None:
+    """Characters of the longest match of any of them; None: one has no longest."""
+    mosts = [finder.most for finder in finders]
+    return None if None in mosts else max(most for most in mosts if most is not None)
+
+
 def union(finders: Sequence[Finder], *, ends: bool = False) -> Any:
     """One pattern that matches where any of them does; `ends`: as `Finder.ends_in`. Raises
     ValueError for what is too much together."""
@@ -150,6 +186,7 @@ def _finder(rule: RuleSpec, order: int, pattern: str, check: Check | None, label
         known.beginnings,
         known.size,
         compiled(known.source),
+        known.most,
         check,
         label,
     )

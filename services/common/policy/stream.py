@@ -11,6 +11,7 @@ portions in which it comes: it is, at any time, a beginning of what the whole te
 Each rule looks at the text as it was written, whatever others redact.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from services.common.policy.fold import View, view
+from services.common.policy.recognizers import BEFORE
 from services.common.policy.rules import Finder, Rules, union
 from services.common.policy.schema import Place, RuleSpec
 
@@ -114,7 +116,7 @@ class Filter:
 
     @property
     def redactions(self) -> int:
-        return len(self._holding.hidden)
+        return self._holding.redactions
 
     def push(self, text: str) -> str:
         """What may leave now."""
@@ -133,7 +135,9 @@ class Filter:
 
     def hid(self, start: int, end: int) -> bool:
         """Whether some of these characters, decided ones, have not left."""
-        return any(s < end and start < e for s, e in self._holding.hidden)
+        hidden = self._holding.hidden
+        after = bisect_left(hidden, end, key=lambda span: span[0])
+        return after > 0 and start < hidden[after - 1][1]
 
 
 class _Passage:
@@ -147,7 +151,8 @@ class _Passage:
         self._matches: list[_Match] = []  # which have not left, or not whole
         self._masked = 0  # up to where a match is that a label stands in for
         self.left = 0  # where `_text` begins
-        self.hidden: list[tuple[int, int]] = []
+        self.hidden: list[tuple[int, int]] = []  # apart, in order
+        self.redactions = 0
         self.blocked: RuleSpec | None = None
         self.redacted: RuleSpec | None = None  # the first that did
         self.hits: Counter[tuple[str, str]] = Counter()
@@ -175,7 +180,7 @@ class _Passage:
         if self.blocked is not None:
             return out
         for seen, seen_as in zip(self._seen, views, strict=True):
-            seen.before = seen_as.last(limit)
+            seen.before = seen_as.last(limit, BEFORE)
             seen.ahead = {n: at for n, at in seen.ahead.items() if at > self.left + limit}
         self._text = self._text[limit:]
         self.left += limit
@@ -200,7 +205,7 @@ class _Passage:
                 found = finder.next(text.data, at, None if ended else open_at)
                 if found is None:
                     break
-                start, end = text.char(found[1][0]), text.end(found[1][1])
+                start, end = text.char(found[0]), text.end(found[1])
                 self._matches.append(
                     _Match(self.left + start, finder.order, self.left + end, finder)
                 )
@@ -230,12 +235,19 @@ class _Passage:
             if match.start >= self._masked:
                 out += (self._slice(at, match.start), match.finder.label)
             self._masked = max(self._masked, match.end)
-            self.hidden.append((match.start, match.end))
+            self._hide(match.start, match.end)
             at = max(at, min(self._masked, end))
         out.append(self._slice(at, end))
         if self._json is not None:
             self._json = _after(self._json, self._slice(self.left, end))
         return "".join(out)
+
+    def _hide(self, start: int, end: int) -> None:
+        self.redactions += 1
+        if self.hidden and start <= self.hidden[-1][1]:
+            first, last = self.hidden.pop()
+            start, end = first, max(last, end)
+        self.hidden.append((start, end))
 
     def _slice(self, start: int, end: int) -> str:
         return self._text[max(0, start - self.left) : max(0, end - self.left)]
