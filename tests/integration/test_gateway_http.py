@@ -1,77 +1,36 @@
-"""The gateway at the level of HTTP: bytes, refusals, limits, and everything that breaks."""
+"""The gateway at the level of HTTP: bytes, refusals, and errors in words."""
 
 import asyncio
 import json
-import os
-import signal
-import socket
 import threading
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 from typing import Any
 
 import grpc
 import httpx
 import pytest
-from prometheus_client import generate_latest
 
-from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
-from services.common.service import Host
 from services.gateway.api.generation_schema import CompletionRequest
-from services.gateway.server import GatewayService
 from tests.support.gateway_rig import (
-    EMBEDDING_MODEL,
     MODEL,
     Rig,
-    ScriptedTokenizer,
-    SmallRetrieval,
     finish,
     gateway_rig,
     plan,
     say,
     send,
 )
+from tests.support.http_chats import CHAT, MESSAGES, ask, events, raising, silent
 from tests.support.inside import check
 from tests.support.waiting import until
-
-CHAT = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": MESSAGES, **more}
-
-
-def raising(error: PenstockError, after: tuple[str, ...] = ()):
-    async def script(call: LinkCall, request: Any) -> None:
-        for word in after:
-            send(call, word, plan=plan(request))
-        await asyncio.sleep(0.05 if after else 0)
-        raise error
-
-    return script
-
-
-async def silent(call: LinkCall, request: Any) -> None:
-    await asyncio.Event().wait()
-
-
-def events(body: str) -> list[str]:
-    blocks = body.split("\n\n")
-    assert blocks.pop() == ""
-    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
-    return [block.removeprefix("data: ") for block in blocks]
 
 
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
-    async with gateway_rig(redis_url, namespace, max_requests=6, body_limit_bytes=100_000) as rig:
+    async with gateway_rig(redis_url, namespace, body_limit_bytes=100_000) as rig:
         yield rig
-
-
-# ---- what a stream looks like -------------------------------------------------------------------
 
 
 async def test_the_bytes_of_a_stream(rig):
@@ -122,9 +81,6 @@ async def test_an_error_in_mid_stream_is_told_and_ends_it(rig):
     record = await rig.record(answer.headers["x-request-id"])
     assert record["status"] == "unavailable"
     assert record["error"]["stage"] == "worker"
-
-
-# ---- several prompts in one request -------------------------------------------------------------
 
 
 async def echo(call: LinkCall, request: Any) -> None:
@@ -189,9 +145,6 @@ async def test_a_client_that_goes_away_cancels_all_its_prompts(rig):
     await until(lambda: rig.gateway.intake.running == 0, 5)
 
 
-# ---- nothing of the inside is told --------------------------------------------------------------
-
-
 async def test_what_breaks_inside_is_told_without_whereabouts(rig):
     http = await rig.http()
     replicas = [h.replica for h in (rig.host, rig.tokenizer_host, rig.retrieval_host)]
@@ -233,9 +186,6 @@ async def test_a_fault_of_the_gateway_is_told_without_its_text(rig, monkeypatch)
     record = await rig.record(answer.headers["x-request-id"])
     assert record["error"]["message"] == answer.json()["error"]["message"]
     check(answer.text + json.dumps(record))
-
-
-# ---- errors before the stream -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -452,338 +402,3 @@ async def test_a_form_is_utf_8_and_no_other_codec_is_tried(rig, charset):
         "/v1/files", content=content, headers={"content-type": f'{kind}; charset="UTF-8"'}
     )
     assert answer.status_code == 200
-
-
-# ---- cancel, time, load -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_cancels_the_work(rig, stream):
-    async def one_word_and_silence(call: LinkCall, request: Any) -> None:
-        send(call, "word", plan=plan(request))
-        await asyncio.Event().wait()
-
-    rig.tokenizer.script = one_word_and_silence
-    http = await rig.http()
-    request = asyncio.create_task(http.post(CHAT, json=ask(stream=stream)))
-    await until(lambda: rig.tokenizer.requests, 5)
-    request.cancel()
-    await until(lambda: rig.tokenizer.cancelled == 1, 5)
-    await until(lambda: rig.gateway.intake.running == 0, 5)
-
-
-async def test_beyond_the_limit_of_requests_429(rig):
-    rig.tokenizer.script = silent
-    http = await rig.http()
-    running = [asyncio.create_task(http.post(CHAT, json=ask())) for _ in range(3)]
-    await until(lambda: len(rig.tokenizer.requests) == 3, 5)
-    answer = await http.post(CHAT, json=ask())
-    assert answer.status_code == 429
-    assert answer.headers["retry-after"] == "1"
-    assert answer.json()["error"]["code"] == "too_many_requests"
-    for request in running:
-        request.cancel()
-    await until(lambda: rig.gateway.intake.running == 0, 5)
-    rig.tokenizer.script = say("ok")
-    assert (await http.post(CHAT, json=ask())).status_code == 200
-
-
-async def test_nothing_outlasts_the_request_timeout(redis_url, namespace):
-    async with gateway_rig(redis_url, namespace, request_timeout_s=1.0) as rig:
-        rig.tokenizer.script = silent
-        http = await rig.http()
-        answer = await http.post(CHAT, json=ask())
-        assert answer.status_code == 504
-        assert answer.json()["error"]["stage"] == "tokenizer"
-        await until(lambda: rig.tokenizer.cancelled == 1, 5)
-
-
-async def test_a_tokenizer_lost_before_the_first_word_is_replaced(rig):
-    other = await rig.start(ScriptedTokenizer)
-    await until(lambda: len(rig.gateway.tokenizers.ready()) == 2, 10)
-    rig.tokenizer.script = silent
-    other.service.script = silent
-    http = await rig.http()
-    request = asyncio.create_task(http.post(CHAT, json=ask()))
-    await until(lambda: rig.tokenizer.requests or other.service.requests, 5)
-    asked, spare = (
-        (rig.tokenizer_host, other)
-        if rig.tokenizer.requests
-        else (
-            other,
-            rig.tokenizer_host,
-        )
-    )
-    spare.service.script = say("still here")
-    await asked.stop(0)
-    answer = await request
-    assert answer.json()["choices"][0]["message"]["content"] == "still here"
-    record = await rig.record(answer.headers["x-request-id"])
-    (moved,) = [d for d in record["decisions"] if d["subject"] == "tokenizer"]
-    assert moved["choice"].startswith("tokenizer ")
-    assert moved["choice"] != moved["reasons"]["lost"]
-    check(json.dumps(record), spare.replica, asked.replica)
-
-
-async def test_an_answer_does_not_wait_for_a_record_that_does_not_come(rig):
-    async def never_ends(call: LinkCall, request: Any) -> None:
-        await say("so", " it", " is")(call, request)
-        await asyncio.Event().wait()
-
-    rig.tokenizer.script = never_ends
-    http = await rig.http()
-    async with asyncio.timeout(20):
-        answer = await http.post(CHAT, json=ask())
-    assert answer.json()["choices"][0]["message"]["content"] == "so it is"
-    assert (await rig.record(answer.headers["x-request-id"]))["status"] == "ok"
-
-
-async def test_drain_lets_streams_finish_and_refuses_new_ones(rig):
-    go_on = asyncio.Event()
-
-    async def waits(call: LinkCall, request: Any) -> None:
-        send(call, "first", plan=plan(request))
-        await go_on.wait()
-        send(call, " last")
-        finish(call)
-
-    rig.tokenizer.script = waits
-    http = await rig.http()
-    running = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
-    await until(lambda: rig.tokenizer.requests, 5)
-    stopping = asyncio.create_task(rig.host.stop(10))
-    await until(lambda: rig.gateway.intake.draining, 5)
-    refused = await http.post(CHAT, json=ask())
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "draining"
-    assert (await http.get("/readyz")).status_code == 503
-    assert (await http.get("/healthz")).status_code == 200
-    go_on.set()
-    assert events((await running).text)[-1] == "[DONE]"
-    async with asyncio.timeout(10):
-        await stopping
-    with pytest.raises(httpx.ConnectError):
-        await http.get("/healthz")
-
-
-async def test_what_outlasts_a_drains_grace_is_told_so(rig):
-    async def never_ends(call: LinkCall, request: Any) -> None:
-        send(call, "first", plan=plan(request))
-        await asyncio.Event().wait()
-
-    rig.tokenizer.script = never_ends
-    http = await rig.http()
-    streamed = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
-    whole = asyncio.create_task(http.post(CHAT, json=ask()))
-    await until(lambda: len(rig.tokenizer.requests) == 2, 5)
-    await rig.host.stop(0.2)
-    last = json.loads(events((await streamed).text)[-1])
-    assert (last["error"]["code"], last["error"]["stage"]) == ("draining", "gateway")
-    answer = await whole
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
-    await until(lambda: rig.tokenizer.cancelled == 2, 5)
-
-
-# ---- retrieval and Redis away -------------------------------------------------------------------
-
-
-async def store_of(rig: Rig, http: httpx.AsyncClient) -> str:
-    return str((await http.post("/v1/vector_stores", json={"name": "s"})).json()["id"])
-
-
-async def test_without_retrieval_the_answer_says_so(redis_url, namespace):
-    async with gateway_rig(redis_url, namespace, retrieval_timeout_s=0.3) as rig:
-        http = await rig.http()
-        tools = [{"type": "file_search", "vector_store_ids": [await store_of(rig, http)]}]
-
-        async def asked() -> dict[str, Any]:
-            answer = await http.post(CHAT, json=ask(tools=tools))
-            assert answer.status_code == 200
-            assert answer.json()["penstock"]["passages"] == []
-            assert "answered without the vector stores" in answer.json()["penstock"]["warning"]
-            record = await rig.record(answer.headers["x-request-id"])
-            (made,) = [d for d in record["decisions"] if d["subject"] == "retrieval"]
-            assert made["choice"] == "skipped"
-            return dict(made["reasons"])
-
-        rig.retrieval.hold.clear()
-        assert (await asked())["cause"] == "timeout"
-        rig.retrieval.hold.set()
-        rig.retrieval.failure = unavailable("the store is away", stage="retrieval", reason="store")
-        assert (await asked())["cause"] == "store"
-        await rig.retrieval_host.stop(0)
-        assert (await asked())["cause"] in ("unreachable", "no_replica", "timeout")
-
-
-@pytest.mark.parametrize("how", ["killed", "draining"])
-async def test_a_lost_retrieval_is_passed_over_while_it_is_still_registered(rig, how):
-    spare = await rig.start(SmallRetrieval)
-    await until(lambda: len(rig.gateway.retrieval._channels) == 2, 5)
-    if how == "killed":
-        await rig.retrieval_host._server.stop(None)
-    else:
-        rig.retrieval.failure = unavailable("stopping", stage="retrieval", reason="draining")
-    http = await rig.http()
-    body = {"model": EMBEDDING_MODEL, "input": "x"}
-    for _ in range(8):  # in random order: each of them tries the lost one first with 1/2
-        assert (await http.post("/v1/embeddings", json=body)).status_code == 200
-    assert len(rig.gateway.retrieval._channels) == 2
-    await spare.stop(0)
-    refused = await http.post("/v1/embeddings", json=body)
-    assert refused.status_code == 503
-
-
-async def test_redis_killed_while_streaming(namespace):
-    with EmbeddedRedis() as redis:
-        async with gateway_rig(redis.url, namespace, key_cache_s=0.0) as rig:
-            go_on = asyncio.Event()
-
-            async def waits(call: LinkCall, request: Any) -> None:
-                send(call, "first", plan=plan(request))
-                await go_on.wait()
-                finish(call)
-
-            rig.tokenizer.script = waits
-            http = await rig.http()
-            other_key, _ = await rig.keys.create("acme")
-            running = asyncio.create_task(http.post(CHAT, json=ask(stream=True)))
-            await until(lambda: rig.tokenizer.requests, 5)
-            os.kill(redis.pid, signal.SIGKILL)
-            go_on.set()
-            assert events((await running).text)[-1] == "[DONE]"
-
-            # A key known before holds; an unknown one cannot be checked.
-            assert (await http.post(CHAT, json=ask())).status_code == 200
-            stranger = await rig.http(other_key)
-            refused = await stranger.post(CHAT, json=ask())
-            assert refused.status_code == 503
-            assert refused.json()["error"]["code"] == "keys_unavailable"
-            away = await http.get("/v1/files")
-            assert away.status_code == 503
-            assert away.json()["error"]["code"] == "storage_unavailable"
-
-            async def degraded() -> bool:
-                told = await http.get("/readyz")
-                assert told.status_code == 200, "known keys are served"
-                return told.json()["status"] == "degraded" and "Redis" in told.json()["missing"][0]
-
-            await until(degraded, 5, "readiness says what is away")
-
-
-# ---- records and operation ----------------------------------------------------------------------
-
-
-async def test_the_record_joins_all_stages_on_the_clients_trace(rig):
-    http = await rig.http()
-    store = await store_of(rig, http)
-    tools = [{"type": "file_search", "vector_store_ids": [store]}]
-    trace, parent = "ab" * 16, "cd" * 8
-    answer = await http.post(
-        CHAT,
-        json=ask(tools=tools, user="u1", metadata={"run": "7"}),
-        headers={"traceparent": f"00-{trace}-{parent}-00"},
-    )
-    record = await rig.record(answer.headers["x-request-id"])
-    spans = {span["name"]: span for span in record["spans"]}
-    root = spans["request"]
-    assert root["start_ms"] == 0
-    assert root["parent"] == parent
-    for name in ("authenticate", "validate", "retrieve", "generate"):
-        assert spans[name]["parent"] == root["id"]
-        assert spans[name]["service"] == "gateway"
-    assert spans["search"]["parent"] == spans["retrieve"]["id"]
-    assert spans["search"]["service"] == "retrieval"
-    assert spans["prompt"]["parent"] == spans["generate"]["id"]
-    assert {d["stage"] for d in record["decisions"]} == {"gateway", "tokenizer"}
-    assert record["metadata"] == {"run": "7", "user": "u1"}
-    assert record["status"] == "ok"
-    assert "Hi" not in json.dumps(record)
-
-
-async def test_health_readiness_and_metrics(rig):
-    """A busy machine may hold up what tells that the tokenizer lives, or what is counted after an
-    answer: what is told is waited for."""
-    http = await rig.http()
-    async with httpx.AsyncClient(base_url=rig.url) as anybody:
-
-        async def tells(path: str, code: int, **told: object) -> None:
-            async def now() -> bool:
-                answer = await anybody.get(path)
-                return answer.status_code == code and answer.json() == told
-
-            await until(now, 20, f"{path} tells {code} {told}")
-
-        await tells("/healthz", 200, status="ok")
-        await tells("/readyz", 200, status="ok", missing=[])
-        await tells("/health", 200, status="ok", missing=[])
-        await tells("/version", 200, version=version("penstock"))
-        assert (await http.post(CHAT, json=ask())).status_code == 200
-        assert (await http.get("/somewhere/else")).status_code == 404
-        counted = (
-            'penstock_gateway_requests_total{route="/v1/chat/completions",status="200"}',
-            'route="unknown",status="404"',
-        )
-        await until(lambda: all(one in generate_latest().decode() for one in counted), 20)
-        assert "somewhere" not in generate_latest().decode()
-        await rig.tokenizer_host.stop(0)
-        missing = ["no tokenizer is linked"]
-        await tells("/readyz", 503, status="unavailable", missing=missing)
-        await tells("/health", 503, status="unavailable", missing=missing)
-
-
-PAGE = "https://app.example"
-
-
-async def test_pages_of_the_origins_that_are_set_may_call(redis_url, namespace):
-    async with gateway_rig(redis_url, namespace, cors_origins=[PAGE]) as rig:
-        http = await rig.http()
-        asked = {"access-control-request-method": "POST"}
-        wanted = "authorization, content-type, x-stainless-lang"
-        may = await http.options(
-            CHAT, headers={"origin": PAGE, **asked, "access-control-request-headers": wanted}
-        )
-        assert may.status_code == 200
-        assert may.headers["access-control-allow-origin"] == PAGE
-        assert "POST" in may.headers["access-control-allow-methods"]
-        assert may.headers["access-control-allow-headers"] == wanted
-        other = await http.options(CHAT, headers={"origin": "https://evil.example", **asked})
-        assert other.status_code == 400
-        assert "access-control-allow-origin" not in other.headers
-
-        for body, status in ((ask(), 200), (ask(stream=True), 200), ({}, 400)):
-            answer = await http.post(CHAT, json=body, headers={"origin": PAGE})
-            assert answer.status_code == status
-            assert answer.headers["access-control-allow-origin"] == PAGE
-            assert "x-request-id" in answer.headers["access-control-expose-headers"]
-        unknown = await http.post(CHAT, json=ask(), headers={"origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in unknown.headers
-        refused = await http.get("/v1/models", headers={"origin": PAGE, "authorization": ""})
-        assert refused.status_code == 401, "a page needs a key as everybody does"
-        assert refused.headers["access-control-allow-origin"] == PAGE
-
-
-async def test_without_the_setting_no_page_may_call(rig):
-    http = await rig.http()
-    asked = {"origin": PAGE, "access-control-request-method": "POST"}
-    assert (await http.options(CHAT, headers=asked)).status_code == 405
-    answer = await http.post(CHAT, json=ask(), headers={"origin": PAGE})
-    assert "access-control-allow-origin" not in answer.headers
-
-
-async def test_a_taken_port_is_an_error_and_leaves_nothing(rig):
-    settings = rig.settings.model_copy(deep=True)
-    with socket.create_server(("127.0.0.1", 0)) as another:
-        settings.gateway.port = another.getsockname()[1]
-        second = Host(GatewayService, settings)
-        with pytest.raises(OSError, match="Address already in use"):
-            await second.start()
-
-
-async def test_prompts_are_shown_only_where_that_is_switched_on(rig):
-    http = await rig.http()
-    for shown in (False, True):
-        rig.settings.log_prompts = shown
-        answer = await http.post(CHAT, json=ask())
-        record = await rig.record(answer.headers["x-request-id"])
-        (told,) = [s["attributes"] for s in record["spans"] if s["name"] == "generate"]
-        assert told == ({"prompt": "user: Hi", "answer": "Hello world"} if shown else {})
