@@ -20,6 +20,7 @@ from redis.crc import key_slot
 
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, Script, connect
+from tests.support.leftovers import Held, left
 from tests.support.transport import SECRET
 
 os.environ["PENSTOCK_INTERNAL_SECRET"] = SECRET
@@ -45,6 +46,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.lanes import Lanes
 
     return Lanes(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_little(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A file of tests ends what it began."""
+    before = Held.now()
+    yield
+    if found := left(before):
+        pytest.fail(f"{request.node.name} leaves {'; '.join(found)}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
