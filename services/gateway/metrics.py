@@ -27,6 +27,13 @@ generations = Counter(
     "much; failed, the platform's fault, also in the middle of a stream; cancelled by the client",
     ["model", "outcome"],
 )
+runs = Counter(
+    "penstock_gateway_runs_total",
+    "Runs that go on without their clients: begun; retried, by an idempotency key; taken over from "
+    "another gateway; kept, of answers that are stored when they are whole",
+    ["what"],
+)
+from_zero(runs, ("begun", "retried", "taken_over", "kept"))
 ttft = Histogram(
     "penstock_gateway_time_to_first_token_seconds",
     "From a generation's start to its first text",

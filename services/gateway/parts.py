@@ -1,6 +1,7 @@
 """The gateway's parts, as whoever serves a request gets them."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from services.common.config import Settings
 from services.common.fair_threads import FairThreads
@@ -18,6 +19,9 @@ from services.gateway.stores.files import Files
 from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.vector_stores import VectorStores
 
+if TYPE_CHECKING:  # which run what is of these parts
+    from services.gateway.runs.lasting.runs import Runs
+
 
 @dataclass
 class Gateway:
@@ -33,6 +37,7 @@ class Gateway:
     files: Files
     stores: VectorStores
     records: Records
+    runs: "Runs"
     intake: Intake
     threads: FairThreads  # for what may take seconds
     tenants_told: BoundedNames  # in metrics

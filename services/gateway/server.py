@@ -29,6 +29,7 @@ from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
 from services.gateway.parts import Gateway
+from services.gateway.runs.lasting.runs import Runs
 from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
 from services.gateway.stores.files import Files
@@ -72,6 +73,7 @@ class GatewayService(Service):
         self.gateway.files.room.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
+        self.gateway.runs.start(self.gateway)
         own = self.settings.gateway
         certificates = _certificates(own)
         rest = application(self.gateway)
@@ -155,6 +157,7 @@ class GatewayService(Service):
         await asyncio.gather(
             *(s.stop() for s in (self._http, self._admin, self._grpc) if s is not None)
         )
+        await self.gateway.runs.stop()
         await self.gateway.policy.stop()
         await self.gateway.identity.stop()
         await self.gateway.meter.stop()
@@ -188,6 +191,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         policy=PolicyFile.of_settings(settings.policy),
         files=files,
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
+        runs=Runs(redis, namespace, id, settings.runs),
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),

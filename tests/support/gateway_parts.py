@@ -208,6 +208,7 @@ def gateway_parts(
         policy=PolicyFile(None, 1.0),
         files=cast(Any, None),
         stores=cast(Any, Stores()),
+        runs=cast(Any, None),
         records=Records(10),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=threads,

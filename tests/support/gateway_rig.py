@@ -22,7 +22,9 @@ from services.common.config import (
     GatewaySettings,
     IdentitySettings,
     MeteringSettings,
+    PolicySettings,
     RetrievalSettings,
+    RunsSettings,
     Settings,
 )
 from services.common.errors import PenstockError
@@ -296,6 +298,8 @@ async def gateway_rig(
     tls_dir: Path | None = None,
     identity: IdentitySettings | None = None,
     metering: MeteringSettings | None = None,
+    runs: RunsSettings | None = None,
+    policy: PolicySettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Rig]:
     """Everything registered, linked and ready; `gateway` are GatewaySettings."""
@@ -308,6 +312,8 @@ async def gateway_rig(
         identity=identity or IdentitySettings(),
         gateway=GatewaySettings(**{"port": 0, "retrieval_patience_s": 1.0, **gateway}),
         metering=metering or MeteringSettings(),
+        runs=runs or RunsSettings(),
+        policy=policy or PolicySettings(),
         retrieval=RetrievalSettings(
             timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars
         ),

@@ -12,6 +12,7 @@ from services.common.config.models import ModelSpec, Pool
 from services.common.config.policy import PolicySettings
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
+from services.common.config.runs import RunsSettings
 from services.common.config.settings import Settings, unknown_names
 from services.common.config.tokenizer import TokenizerSettings
 from services.common.config.worker import Role, WorkerSettings
@@ -30,6 +31,7 @@ __all__ = [
     "RetrievalSettings",
     "Role",
     "RouterSettings",
+    "RunsSettings",
     "Section",
     "ServiceSettings",
     "Settings",

@@ -16,6 +16,7 @@ from services.common.config.models import ModelSpec
 from services.common.config.policy import PolicySettings
 from services.common.config.retrieval import RetrievalSettings
 from services.common.config.router import RouterSettings
+from services.common.config.runs import RunsSettings
 from services.common.config.security import SecuritySettings
 from services.common.config.stores import StoreSettings
 from services.common.config.tokenizer import TokenizerSettings
@@ -60,6 +61,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     retrieval: RetrievalSettings = RetrievalSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     router: RouterSettings = RouterSettings()
+    runs: RunsSettings = RunsSettings()
     worker: WorkerSettings = WorkerSettings()
     _on_cpus: int = 1  # set by `of_worker`, which leaves other models out
 

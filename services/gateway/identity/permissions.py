@@ -9,6 +9,7 @@ OPEN = None
 NEEDS: dict[str, Permission | None] = {
     # The public API, REST.
     "POST /v1/chat/completions": Permission.INFERENCE,
+    "GET /v1/chat/completions/{completion}": Permission.INFERENCE,
     "POST /v1/completions": Permission.INFERENCE,
     "POST /v1/embeddings": Permission.INFERENCE,
     "POST /v1/score": Permission.INFERENCE,

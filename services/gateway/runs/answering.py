@@ -11,6 +11,7 @@ from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError
 from services.gateway import metrics
 from services.gateway.parts import Gateway
+from services.gateway.runs.behind import Behind
 from services.gateway.runs.delivery import Delivery, Mode, joined
 from services.gateway.runs.front import Front
 from services.gateway.runs.judgement import Judgement
@@ -34,13 +35,18 @@ async def answer_prompt(
     gateway: Gateway, front: Front, way: Way, prompt: Prompt, answers: list[Answer]
 ) -> None:
     """One prompt's answers, from a tokenizer to the front."""
+    so_far = prompt.so_far
     stream = TextStream(
         gateway.tokenizers,
         prompt.request,
         patience_s=gateway.settings.gateway.tokenizer_patience_s,
         deadline=way.deadline,
         traceparent=way.traceparent,
+        told=so_far.deltas if so_far is not None and not so_far.anew else (),
     )
+    behind: list[Behind] = []
+    if so_far is not None and so_far.anew:
+        behind = [Behind(so_far.of(answer.choice)) for answer in answers]
     own = gateway.settings.gateway
     wanted = cast(Mode, prompt.delivery) or own.delivery
     delivery = Delivery(wanted, own.hybrid_s, lambda: gateway.intake.running / own.max_requests)
@@ -61,7 +67,10 @@ async def answer_prompt(
                     if its:
                         _measure(way.journal, answer, its)
                         answer.echo = answers[0].echo
-                        if ready := delivery.ready(its):
+                        ready = delivery.ready(its)
+                        if behind:
+                            ready = behind[answer.choice].of(ready)
+                        if ready:
                             await front.write(answer, joined(ready))
                 await delivery.pause(stream)
     finally:
@@ -74,7 +83,10 @@ async def answer_prompt(
         way.journal.decide("tokenizer", stream.attempts[-1], lost=lost)
     if stream.finished:
         for answer in answers:
-            if rest := delivery.rest(answer):
+            rest = delivery.rest(answer)
+            if behind:
+                rest = behind[answer.choice].of(rest)
+            if rest:
                 await front.write(answer, list(rest))
             if (rate := answer.tokens_per_s) is not None:
                 metrics.rate.labels(way.journal.served).observe(rate)

@@ -64,9 +64,9 @@ def joined(deltas: Iterable[TextDelta]) -> list[TextDelta]:
     for delta in deltas:
         last = found[-1] if found else None
         if last is not None and _kind(last) == _kind(delta) != "":
-            last.text += delta.text
-            last.reasoning += delta.reasoning
-            last.logprobs.extend(delta.logprobs)
+            text, reasoning = last.text + delta.text, last.reasoning + delta.reasoning
+            last.MergeFrom(delta)
+            last.text, last.reasoning = text, reasoning
         else:
             found.append(delta)
     return found

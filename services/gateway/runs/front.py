@@ -26,13 +26,8 @@ class Asked(Protocol):
     def traceparent(self) -> str | None: ...
 
 
-class Front(Asked, Protocol):
-    """A generation as its protocol has it: where it comes from, and where its answer goes."""
-
-    async def read(self, place: Place) -> list[Prompt]:
-        """Takes the request in, at its tenant's `place`, and validates it: one prompt, or several
-        of a completion. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room.
-        """
+class Teller(Protocol):
+    """Where an answer goes."""
 
     def admitted(self, headers: Mapping[str, str]) -> None:
         """Takes what the caller is to hear of its limits, with the beginning of the answer."""
@@ -46,6 +41,34 @@ class Front(Asked, Protocol):
         """Ends complete answers, in the order of their prompts. `cost`: of all of them; None: the
         model has no price."""
 
+
+class Front(Asked, Teller, Protocol):
+    """A generation as its protocol has it: where it comes from, and where its answer goes."""
+
+    async def read(self, place: Place) -> list[Prompt]:
+        """Takes the request in, at its tenant's `place`, and validates it: one prompt, or several
+        of a completion. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room.
+        """
+
     @property
     def shown(self) -> bool:
         """Whether any of the answer has left."""
+
+
+class LastingFront(Front, Protocol):
+    """Of a run that goes on without its client. All but `joins` is known once it was read."""
+
+    @property
+    def key(self) -> str:
+        """For idempotency; may be empty."""
+
+    @property
+    def digest(self) -> str:
+        """Of the request: a retry has the same."""
+
+    @property
+    def told(self) -> str:
+        """JSON: what it wants to know when the run is told of later."""
+
+    def joins(self, id: str) -> None:
+        """The run that answers is this one: a new one, or the one that is retried."""

@@ -64,23 +64,31 @@ async def generate(
                 for choice in range(count)
             ]
         )
+        if (so_far := prompt.so_far) is not None:
+            for one in of_prompts[-1]:
+                one.created = so_far.created
+                if not so_far.anew:
+                    one.add(so_far.of(one.choice))
     answers = [answer for of_one in of_prompts for answer in of_one]
     metered.usage, metered.shown = lambda: total_usage(answers), lambda: front.shown
 
     with span("generate") as generating:
         judgement = Judgement(gateway.policy.current, prompts, journal)
-        judgement.begin(gateway.retrieval, caller, generating)
+        begun = any(prompt.so_far for prompt in prompts)  # the policy has allowed it
+        if not begun:
+            judgement.begin(gateway.retrieval, caller, generating)
         routing = Routing(gateway, front, principal, journal, prompts, answers)
 
         async def answer() -> None:
-            way = Way(deadline, traceparent(generating), journal, judgement, routing.start())
+            start = None if begun else routing.start()
+            way = Way(deadline, traceparent(generating), journal, judgement, start)
             await all_at_once(
                 answer_prompt(gateway, front, way, prompt, of_one)
                 for prompt, of_one in zip(prompts, of_prompts, strict=True)
             )
 
         try:
-            if (routed := await judgement.route()) is not None:
+            if not begun and (routed := await judgement.route()) is not None:
                 await routing.go_to(routed)
             await routing.follow(answer)
         finally:

@@ -11,6 +11,18 @@ from services.common.content import text_of
 
 
 @dataclass
+class SoFar:
+    """What another gateway told of a prompt's answers."""
+
+    deltas: list[TextDelta]  # of all of them, in order
+    created: int
+    anew: bool  # their tokens are not known: they are made again, and are to be the same
+
+    def of(self, choice: int) -> list[TextDelta]:
+        return [delta for delta in self.deltas if delta.choice == choice]
+
+
+@dataclass
 class Prompt:
     """A validated generation request. `request` lacks only the caller and retrieved passages."""
 
@@ -22,6 +34,7 @@ class Prompt:
     delivery: str = ""  # stream, hybrid or hold, if the client says
     form: str = ""  # the client's field that says what the answer must look like
     param: str = ""  # of several prompts in one request, which this is: "prompt[1]"
+    so_far: SoFar | None = None
 
     @property
     def text(self) -> str:

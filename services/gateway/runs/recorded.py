@@ -24,10 +24,14 @@ _LAST_WORD_S = 1.0  # after the deadline, for the downstream's own account of it
 
 
 async def recorded(
-    gateway: Gateway, asked: Asked, work: Callable[[Principal, Place, Journal], Awaitable[None]]
+    gateway: Gateway,
+    asked: Asked,
+    work: Callable[[Principal, Place, Journal], Awaitable[None]],
+    principal: Principal | None = None,
 ) -> None:
-    """Who asks, and whether there is a place; then runs `work` within its bounds and keeps its
-    record, however it ends. Of a stranger's or a refused request nothing is kept.
+    """Who asks (`principal`, where that is known), and whether there is a place; then runs `work`
+    within its bounds and keeps its record, however it ends. Of a stranger's or a refused request
+    nothing is kept.
 
     Raises PenstockError; and CancelledError when the client has gone, after cancelling downstream.
     """
@@ -38,8 +42,9 @@ async def recorded(
     try:
         with span("request", client_context(asked.traceparent), **told) as root:
             with span("authenticate"):
-                principal = await gateway.auth.identify(asked.authorization)
-                admit(principal, asked.endpoint)
+                if principal is None:
+                    principal = await gateway.auth.identify(asked.authorization)
+                    admit(principal, asked.endpoint)
                 journal.tenant = principal.tenant
             with gateway.intake.slot(principal.tenant) as place:
                 async with asyncio.timeout(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 
 import grpc
@@ -36,8 +36,10 @@ class TextStream:
         patience_s: float,
         deadline: float,
         traceparent: str,
+        told: Iterable[TextDelta] = (),
     ) -> None:
-        """`patience_s`: for a tokenizer to appear. `deadline` in time.monotonic() seconds."""
+        """`patience_s`: for a tokenizer to appear. `deadline` in time.monotonic() seconds.
+        `told`: the answers' beginning, which another gateway had."""
         self._tokenizers = tokenizers
         self._request = request
         self._patience_s = patience_s
@@ -59,6 +61,8 @@ class TextStream:
         self.end = End()
         self.record = Record()  # what all tokenizers asked told of it
         self.attempts: list[str] = []  # their ids
+        for delta in told:
+            self._note(delta)
 
     async def batches(self) -> AsyncGenerator[list[TextDelta], None]:
         """What has arrived since the last look, never empty. `end` is set after the last.
@@ -66,7 +70,7 @@ class TextStream:
         Raises UNAVAILABLE when there is no tokenizer, RESOURCE_EXHAUSTED for a client that lets
         its answer pile up.
         """
-        while True:
+        while not self.finished:
             ended = await self._open()
             try:
                 while not ended.done() or self._inbox:

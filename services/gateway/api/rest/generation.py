@@ -1,17 +1,32 @@
 """POST /v1/chat/completions and /v1/completions, streamed or whole."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
+from services.common.errors import invalid
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.lasting import (
+    KEY,
+    LAST,
+    Numbered,
+    Resume,
+    digest,
+    idempotency_key,
+    last_event,
+    resume_query,
+)
 from services.gateway.api.rest.openai_format import Chunks, chat_completion, text_completion
-from services.gateway.api.schema import parse, read_aside
+from services.gateway.api.schema import bad_value, parse, read_aside, validated
+from services.gateway.identity.principal import Principal
+from services.gateway.ids import REQUEST, not_found
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
+from services.gateway.runs.lasting.following import follow, serve_lasting
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Answer, Prompt
 
@@ -19,7 +34,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class RestFront:
-    """A generation over HTTP (front.Front)."""
+    """A generation over HTTP (front.LastingFront)."""
 
     def __init__(self, exchange: Exchange, settings: Settings, *, chat: bool) -> None:
         self.request_id = exchange.request_id
@@ -35,14 +50,39 @@ class RestFront:
         self._chunks: dict[int, Chunks] = {}  # by the answer's index
         self._spoke = 0  # times
         self._keeping: asyncio.Task[None] | None = None
+        self.key = self.digest = ""
+        self._last_event: int | None = None
+        self._numbered: Numbered | None = None  # of a run that lasts
         self._writing = asyncio.Lock()  # answers come side by side, events one after the other
 
     async def read(self, place: Place) -> list[Prompt]:
         self._exchange.place = place
         body = await self._exchange.json_body()
+        if self.key:
+            self.digest = digest(self.route, body)
         prompts = await read_aside(body, lambda: self._understand(body))
         self._exchange.watch_client()
         return prompts
+
+    # ---- a run that lasts -----------------------------------------------------------------------
+
+    def lasts(self, key: str, last_event: int | None) -> None:
+        self.key, self._last_event = key, last_event
+
+    @property
+    def told(self) -> str:
+        return json.dumps({"include_usage": self._include_usage})
+
+    def joins(self, id: str) -> None:
+        self._exchange.request_id = id
+
+    def tells_again(self, told: str, *, stream: bool, after: int) -> None:
+        """Of a run that was begun with another request."""
+        self._include_usage = json.loads(told)["include_usage"]
+        self._stream = stream
+        self._numbered = Numbered(after) if stream else None
+
+    # ---- out ------------------------------------------------------------------------------------
 
     def _understand(self, body: bytes) -> list[Prompt]:
         request: ChatCompletionRequest | CompletionRequest
@@ -54,6 +94,10 @@ class RestFront:
             prompts = request.prompts(self._settings.gateway)
         self._stream = bool(request.stream)
         self._include_usage = request.include_usage
+        if self._last_event is not None and not self._stream:
+            raise bad_value(LAST, "only events of a stream have ids")
+        if self.key and self._stream:
+            self._numbered = Numbered(self._last_event or 0)
         return prompts
 
     def admitted(self, headers: Mapping[str, str]) -> None:
@@ -94,7 +138,7 @@ class RestFront:
             events = b"".join([chunks.delta(delta) for delta in deltas])
             if events:
                 self._spoke += 1
-                await self._exchange.write(events)
+                await self._send(events)
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()
@@ -102,7 +146,9 @@ class RestFront:
             chunks = [self._chunks.get(a.index) or await self._open(a) for a in answers]
             *others, last = chunks
             events = b"".join([of_one.closing() for of_one in others]) + last.closing(cost)
-            await self._exchange.end_events(events + last.ending(answers, cost))
+            events += last.ending(answers, cost)
+            await self._begin()  # nothing was left to tell before
+            await self._exchange.end_events(self._of(events))
         else:
             whole = chat_completion if self._chat else text_completion
             await self._exchange.reply_json(whole(answers, cost))
@@ -112,8 +158,15 @@ class RestFront:
         await self._begin()
         self._chunks[answer.index] = chunks
         if opening := chunks.opening():
-            await self._exchange.write(opening)
+            await self._send(opening)
         return chunks
+
+    async def _send(self, events: bytes) -> None:
+        if told := self._of(events):
+            await self._exchange.write(told)
+
+    def _of(self, events: bytes) -> bytes:
+        return events if self._numbered is None else self._numbered.of(events)
 
     async def _begin(self) -> None:
         if not self._exchange.status:
@@ -122,14 +175,43 @@ class RestFront:
 
 async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
     front = RestFront(exchange, gateway.settings, chat=chat)
+    key, last = idempotency_key(exchange), last_event(exchange)
     try:
-        await serve(gateway, front)
+        if key:
+            front.lasts(key, last)
+            await serve_lasting(gateway, front)
+        elif last is not None:
+            raise invalid(f"'{LAST}' needs '{KEY}'.", LAST, stage="gateway")
+        else:
+            await serve(gateway, front)
     finally:
         front.close()
 
 
 async def chat_completions(gateway: Gateway, exchange: Exchange) -> None:
     await _serve(gateway, exchange, chat=True)
+
+
+async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    """The answer of a run that was begun with an idempotency key, once more."""
+    id = exchange.path["completion"]
+    run = REQUEST.prefix + id.removeprefix("chatcmpl-")
+    stored = await gateway.runs.find(principal.tenant, run)
+    if stored is None or stored.route != "/v1/chat/completions":
+        raise not_found("chat completion", id)
+    query = validated(Resume, resume_query(exchange))
+    after = query.starting_after if query.starting_after is not None else last_event(exchange)
+    if after is not None and not query.stream:
+        raise bad_value("starting_after", "only allowed when 'stream' is true")
+    front = RestFront(exchange, gateway.settings, chat=True)
+    front.tells_again(stored.told, stream=query.stream, after=after or 0)
+    front.joins(run)
+    try:
+        await exchange.body.skim()
+        exchange.watch_client()
+        await follow(gateway, principal.tenant, run, front)
+    finally:
+        front.close()
 
 
 async def completions(gateway: Gateway, exchange: Exchange) -> None:

@@ -12,7 +12,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway.api.rest import stores
-from services.gateway.api.rest.generation import chat_completions, completions
+from services.gateway.api.rest.generation import (
+    chat_completions,
+    completions,
+    get_chat_completion,
+)
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.identity.permissions import NEEDS, admit
@@ -55,6 +59,7 @@ def application(gateway: Gateway) -> ASGIApp:
 
     table: dict[str, dict[str, Handler]] = {
         "/v1/chat/completions": {"POST": plain(chat_completions)},
+        "/v1/chat/completions/{completion}": {"GET": signed(get_chat_completion)},
         "/v1/completions": {"POST": plain(completions)},
         "/v1/embeddings": {"POST": plain(embeddings)},
         "/v1/score": {"POST": plain(score)},

@@ -1,0 +1,18 @@
+"""PENSTOCK_RUNS__…"""
+
+from pydantic import Field
+
+from services.common.config.base import Section
+
+
+class RunsSettings(Section):
+    """Runs that outlive their connections, and answers that are stored."""
+
+    kept_s: float = Field(86_400.0, ge=60, description="how long they are kept in Redis")
+    kept: int = Field(1000, gt=0, description="of one tenant; the oldest that have ended go first")
+    max_bytes_per_tenant: int = Field(
+        32 * 2**20, gt=0, description="of all of its together, prompts and answers, in Redis"
+    )
+    lease_s: float = Field(
+        5.0, ge=0.5, description="a killed gateway's runs are taken over after this"
+    )

@@ -1,0 +1,75 @@
+"""What a client says to have its answer outlive its connection: Idempotency-Key, Last-Event-ID."""
+
+import hashlib
+import re
+from typing import Any
+
+from services.common.errors import invalid
+from services.gateway.api.rest.http import Exchange
+from services.gateway.api.schema import Body
+
+KEY, LAST = "Idempotency-Key", "Last-Event-ID"
+_KEY = re.compile(r"[!-~]{1,255}")
+_MOST_DIGITS = 9
+
+
+class Numbered:
+    """Server-sent events with ids, from 1 on, in which those up to `after` are left out. What is
+    told of a run is the same each time, so its numbers are."""
+
+    def __init__(self, after: int = 0) -> None:
+        self._after = after
+        self._count = 0
+
+    def of(self, events: bytes) -> bytes:
+        """Whole events, without line ends in their data."""
+        out: list[bytes] = []
+        for event in events.split(b"\n\n")[:-1]:
+            self._count += 1
+            if self._count > self._after:
+                out.append(b"id: %d\n%b\n\n" % (self._count, event))
+        return b"".join(out)
+
+
+class Resume(Body):
+    """The query string of an answer that is asked for again."""
+
+    stream: bool = False
+    starting_after: int | None = None
+
+
+def idempotency_key(exchange: Exchange) -> str:
+    """Empty without one. Raises INVALID_ARGUMENT."""
+    key = exchange.headers.get(KEY)
+    if key is None:
+        return ""
+    if not _KEY.fullmatch(key):
+        raise _invalid(KEY, "must be up to 255 visible ASCII characters")
+    return key
+
+
+def last_event(exchange: Exchange) -> int | None:
+    """The number of the last event that the client has. Raises INVALID_ARGUMENT."""
+    last = exchange.headers.get(LAST)
+    if last is None:
+        return None
+    if not last.isdecimal() or len(last) > _MOST_DIGITS:
+        raise _invalid(LAST, "must be the id of an event, a number")
+    return int(last)
+
+
+def resume_query(exchange: Exchange) -> dict[str, Any]:
+    """For `Resume`. What is no boolean or number stays as it is, to be refused."""
+    read: dict[str, Any] = {"true": True, "false": False}
+    return {
+        name: int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else read.get(text, text)
+        for name, text in exchange.query.items()
+    }
+
+
+def digest(route: str, body: bytes) -> str:
+    return hashlib.sha256(route.encode() + b"\0" + body).hexdigest()
+
+
+def _invalid(header: str, why: str) -> Exception:
+    return invalid(f"Invalid '{header}': {why}.", header, stage="gateway", reason="invalid_value")
