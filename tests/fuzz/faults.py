@@ -7,7 +7,7 @@ from typing import Any
 
 from services.worker.engine import kv_payload
 from services.worker.engine.engine import Engine
-from services.worker.engine.grammar.compiler import Matcher, Unavailable
+from services.worker.engine.grammar.matcher import ConstraintError, Matcher, Unavailable
 from services.worker.engine.plan import NOT_FINITE
 
 _APART = 6  # steps that go well behind one that does not
@@ -66,13 +66,13 @@ def _results(faults: Faults, engine: Engine) -> None:
 
 
 def _grammars(faults: Faults, engine: Engine) -> None:
-    """One that panics on the way, one that takes too long, one that could not be tried."""
+    """One that fails on the way, one that takes too long, one that could not be tried."""
     grammars, real = engine.aside._grammars, engine.aside._grammars.find
 
     def find(*wanted: Any) -> Matcher | None:
         matcher = real(*wanted)
         if matcher is not None and faults.due("panic"):
-            matcher._panic = "index out of bounds"
+            matcher.fail(ConstraintError("index out of bounds"))
         elif matcher is not None and faults.due("slow"):
             matcher.allowance.end()
         elif matcher is not None and faults.due("untried"):

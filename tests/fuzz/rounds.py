@@ -237,7 +237,10 @@ def _judge(one: Following, faults: Faults) -> None:
     if sampling.constraint and known:
         ended = one.tokens and one.tokens[-1] in sampling.stop_token_ids
         written = one.tokens[:-1] if ended else one.tokens
-        assert _compiler().matcher(_grammar(sampling.constraint)).leading(written) == len(written)
+        matcher = _compiler().matcher(_grammar(sampling.constraint))
+        matcher.give(written)
+        matcher.take(len(written))
+        assert not matcher.num_given
     match last.finish_reason:
         case FinishReason.ERROR:
             assert last.error is not None

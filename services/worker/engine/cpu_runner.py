@@ -15,7 +15,7 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
 from services.worker.engine.cpu_cache import CpuCache
 from services.worker.engine.cpu_weights import CpuWeights
-from services.worker.engine.grammar.compiler import Words
+from services.worker.engine.grammar.library import Words
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.plan import Collected, StepPlan

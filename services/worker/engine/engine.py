@@ -35,7 +35,7 @@ from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
 from services.worker.engine.speculation import Speculation
-from services.worker.engine.steps import Running, Steps
+from services.worker.engine.steps import LATE, Running, Steps
 from services.worker.engine.warm_up import warm_up
 
 LONG_STEP_S = 1.0
@@ -222,7 +222,7 @@ class Engine:
         results = self._steps.collect(running, behind)
         ended = now_ns()
         for chunk, result in zip(running.chunks, results, strict=True):
-            if chunk.sequence.status is Status.FINISHED:
+            if chunk.sequence.status is Status.FINISHED or result is LATE:
                 self.scheduler.drop(chunk)
             elif chunk.is_decode:
                 self._complete(chunk, result)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable, built
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.grammar.compiler import Words
+from services.worker.engine.grammar.library import Words
 from services.worker.engine.host_memory import usable_memory
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
 from services.worker.engine.messages import ModelInfo

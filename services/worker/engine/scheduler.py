@@ -166,13 +166,14 @@ class Scheduler:
     def complete(self, chunk: Chunk, tokens: list[int]) -> FinishReason | None:
         """Records that `chunk` ran, and what it sampled: tokens after the chunk's last one. Those
         beyond the sequence's end are taken off the list, and all of them if the sequence has ended
-        or gone on meanwhile.
+        or gone on meanwhile, or if the chunk was launched behind a token that did not come.
 
         Returns why the sequence is at its end, if it is; the caller then reads what it needs and
         calls `finish`.
         """
         sequence = chunk.sequence
-        if self._came_back(sequence):
+        behind_what_did_not_come = chunk.known > len(sequence.tokens)
+        if self._came_back(sequence) or behind_what_did_not_come:
             tokens.clear()
             return None
         if chunk.known != len(sequence.tokens):
@@ -205,6 +206,8 @@ class Scheduler:
         self.tables.publish(sequence)
         self._num_reserved -= 1
         self._run(sequence)
+        if sequence.matcher:
+            sequence.matcher.give([token])
         return sequence.append(token)
 
     def finish(self, sequence: Sequence) -> None:

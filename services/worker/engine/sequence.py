@@ -9,7 +9,7 @@ from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.drafted import Drafted
-from services.worker.engine.grammar.compiler import Matcher
+from services.worker.engine.grammar.matcher import Matcher
 from services.worker.engine.logits import LogitEdits
 from services.worker.engine.lookup import Lookup
 from services.worker.engine.messages import (
@@ -178,12 +178,14 @@ class Sequence:
 
     def extend(self, tokens: list[int]) -> FinishReason | None:
         """Adds output tokens up to the last one, if that is among them, and takes those behind it
-        off the list; says as `append` does."""
+        off the list; says as `append` does. Its grammar has taken them in."""
+        reason = FinishReason.STOP if (whole := self.matcher and self.matcher.ended) else None
         for index, token in enumerate(tokens):
-            if reason := self.append(token):
+            ends = self.append(token)
+            if ends and not (whole and index == len(tokens) - 1):
                 del tokens[index + 1 :]
-                return reason
-        return None
+                return ends
+        return reason
 
     def append(self, token: int) -> FinishReason | None:
         """Adds an output token; says whether it is the last one, and why."""
@@ -193,10 +195,6 @@ class Sequence:
         self.length = max(self.length, len(self.tokens))
         if token in self._stop_ids:
             return FinishReason.STOP
-        if self.matcher:
-            self.matcher.advance([token])
-            if self.matcher.ended:
-                return FinishReason.STOP
         if len(self.tokens) < self._last:
             return None
         whole = len(self.tokens) >= self._max_len

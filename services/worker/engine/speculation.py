@@ -119,7 +119,7 @@ class Speculation:
 
     def _ask(self, number: int | None, asked: Wanted) -> Seq[list[int]]:
         if number is None:
-            return [sequence.matcher.forced() for sequence, _ in asked if sequence.matcher]
+            return [sequence.matcher.forced for sequence, _ in asked if sequence.matcher]
         return self._sources[number].proposer.propose(asked) if asked else []
 
     def _offer(self, sequence: Sequence, token_s: float) -> _Offer | None:
@@ -128,7 +128,7 @@ class Speculation:
         most = min(self._depth, sequence.num_left - 1)
         if most < 1:
             return None
-        if sequence.matcher and (forced := sequence.matcher.forced()):
+        if sequence.matcher and (forced := sequence.matcher.forced):
             return _Offer(sequence, None, _FORCED, min(most, len(forced)))
         if not sequence.acceptances:
             sequence.acceptances = [Acceptance() for _ in self._sources]
@@ -178,9 +178,9 @@ class Speculation:
 
 
 def _of_use(sequence: Sequence, guesses: Seq[int]) -> tuple[int, ...]:
-    """Not those behind one that ends the sequence, nor what its grammar does not allow."""
+    """Not those behind one that ends the sequence, and none if its grammar does not allow the
+    first: of those behind it says so when it is asked what may be sampled there."""
+    if guesses and sequence.matcher and not sequence.matcher.allows(guesses[0]):
+        return ()
     ends = [index for index, token in enumerate(guesses) if sequence.ends_with(token)]
-    end = ends[0] + 1 if ends else len(guesses)
-    if sequence.matcher:
-        end = min(end, sequence.matcher.leading(guesses[:end]))
-    return tuple(guesses[:end])
+    return tuple(guesses[: ends[0] + 1] if ends else guesses)

@@ -9,8 +9,9 @@ import numpy as np
 
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import StepShape
-from services.worker.engine.grammar.compiler import ConstraintError, Words
 from services.worker.engine.grammar.filler import Filler, Job
+from services.worker.engine.grammar.library import Words
+from services.worker.engine.grammar.matcher import ConstraintError, Late, Matcher
 from services.worker.engine.messages import RequestError
 from services.worker.engine.plan import NOT_FINITE, Result, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
@@ -20,6 +21,10 @@ log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
 """In a row, in which every request failed; then it is the engine that is broken."""
+
+
+LATE = Result([])
+"""There was no time for the sequence's grammar: its chunk is to be computed again."""
 
 
 class EngineBroken(Exception):
@@ -41,8 +46,9 @@ class Running:
     """That the device took; None, if it computed nothing or failed."""
     constrained: int = 0
     """Rows that a grammar constrains."""
-    refused: dict[int, RequestError] = field(default_factory=dict)
-    """Of chunks, by their place, whose grammar cannot go on."""
+    instead: dict[int, Result] = field(default_factory=dict)
+    """By the place of chunks: what is told of them in place of what they sample, as their
+    grammars cannot go on, or not now."""
     in_vain: bool = False
     """The step that it was launched behind failed."""
 
@@ -86,22 +92,46 @@ class Steps:
                 continue
             words = allowed[end : end + 1 + len(chunk.drafts)]
             end += len(words)
-            if chunk.sequence.status is not Status.FINISHED:
-                jobs.append((matcher, partial(matcher.fill_along, words, chunk.drafts)))
-                places.append((place, words))
-        for (place, words), error in zip(places, self._filler.run(jobs), strict=True):
+            if not _counts(chunk):
+                continue
+            if matcher.words is not None and not chunk.drafts:
+                words[0] = matcher.words
+                continue
+            jobs.append(Job(matcher, partial(matcher.fill_along, words, chunk.drafts)))
+            places.append((place, words))
+        errors = self._filler.run(jobs) if jobs else []
+        for (place, words), error in zip(places, errors, strict=True):
             if error is not None:
                 words[:] = -1
-                running.refused[place] = _refused(error)
+                running.instead[place] = _instead(error)
         try:
             self._runner.sample(running.ticket, allowed)
         except Exception as error:
             running.failed = error
 
+    def _go_on(self, chunks: Seq[Chunk], results: Seq[Result]) -> None:
+        """Has the grammars take in what was sampled; nothing comes behind what ends one. What goes
+        wrong is told when the next token is to be sampled."""
+        jobs: list[Job] = []
+        taken: list[tuple[Matcher, Result]] = []
+        for chunk, result in zip(chunks, results, strict=True):
+            matcher = chunk.sequence.matcher
+            if matcher and result.tokens and _counts(chunk):
+                matcher.give(result.tokens)
+                jobs.append(Job(matcher, matcher.go_on))
+                taken.append((matcher, result))
+        if not jobs:
+            return
+        self._filler.run(jobs)
+        for matcher, result in taken:
+            if matcher.ended:
+                del result.tokens[max(0, len(result.tokens) - matcher.num_given) :]
+
     def collect(self, running: Running, behind: Running | None = None) -> list[Result]:
         """Waits for the step's end; one result for each chunk. `behind`: what was launched since,
         which is in vain if the step fails. Raises EngineBroken."""
         results = self._results(running, behind)
+        self._go_on(running.chunks, results)
         self._raise_if_broken(
             [
                 result
@@ -120,8 +150,8 @@ class Steps:
                 raise running.failed
             collected = self._runner.collect(running.ticket)
             running.computed_s = collected.seconds
-            for place, error in running.refused.items():
-                collected.results[place] = Result([], error)
+            for place, result in running.instead.items():
+                collected.results[place] = result
             return collected.results
         except Exception as error:
             if behind:
@@ -169,8 +199,17 @@ class Steps:
             raise EngineBroken(f"every request of the last {MAX_FAILED_STEPS} steps failed")
 
 
-def _refused(error: Exception) -> RequestError:
+def _counts(chunk: Chunk) -> bool:
+    """What it samples is the sequence's next token: that has not ended, nor was the chunk launched
+    behind a token that did not come."""
+    sequence = chunk.sequence
+    return sequence.status is not Status.FINISHED and chunk.known == len(sequence.tokens)
+
+
+def _instead(error: Exception) -> Result:
+    if isinstance(error, Late):
+        return LATE
     if isinstance(error, ConstraintError):
-        return RequestError("invalid_request", str(error), "constraint")
+        return Result([], RequestError("invalid_request", str(error), "constraint"))
     log.error("a mask was not filled", exc_info=error)
-    return RequestError("internal", f"The grammar failed: {type(error).__name__}")
+    return Result([], RequestError("internal", f"The grammar failed: {type(error).__name__}"))

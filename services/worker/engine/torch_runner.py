@@ -16,7 +16,7 @@ from kernels.sampling import NO_TOP, NONE_LEFT, NOT_FINITE, Top
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
-from services.worker.engine.grammar.compiler import Words
+from services.worker.engine.grammar.library import Words
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import Model, build_model

@@ -21,7 +21,7 @@ from kernels.triton.sampling import SamplerRoom, sample
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.decode_graphs import DecodeGraphs
-from services.worker.engine.grammar.compiler import Words
+from services.worker.engine.grammar.library import Words
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model

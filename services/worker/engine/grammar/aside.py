@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 
-from services.worker.engine.grammar.compiler import ConstraintError, Unavailable
 from services.worker.engine.grammar.grammars import Grammars
+from services.worker.engine.grammar.matcher import ConstraintError, Matcher, Unavailable
+from services.worker.engine.grammar.so_far import SoFar
 from services.worker.engine.messages import Constraint, ModelInfo, RequestError
 from services.worker.engine.sequence import Sequence
 
@@ -17,6 +19,9 @@ class Aside:
     def __init__(self, folder: str, info: ModelInfo) -> None:
         """`folder`: of the checkpoint."""
         self._grammars = Grammars(folder, info.vocab_size, info.eos_token_ids)
+        self._so_far = SoFar(self._grammars.tell)
+        self._behind: dict[str, Matcher] = {}
+        """Of sequences that go on here: they take in what was generated before."""
         self.sequences: dict[str, Sequence] = {}
         """In the order in which they came."""
 
@@ -30,15 +35,19 @@ class Aside:
         self._grammars.hear()
 
     def close(self) -> None:
+        self._so_far.close()
         self._grammars.close()
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
-        self._grammars.want(*_wanted(sequence))
+        with suppress(Unavailable):  # which `take` tells
+            self._grammars.want(*_wanted(sequence))
 
     def leave(self, request_id: str) -> Sequence | None:
         """Gives a sequence that waits no more."""
         sequence = self.sequences.pop(request_id, None)
+        if matcher := self._behind.pop(request_id, None):
+            self._so_far.leave(matcher)
         if sequence is not None:
             wanted = _wanted(sequence)
             if all(_wanted(other) != wanted for other in self.sequences.values()):
@@ -50,22 +59,35 @@ class Aside:
         self._grammars.wait(_LOOK_S)
 
     def take(self) -> Iterator[tuple[Sequence, RequestError | None]]:
-        """Those whose grammars are made, with their matchers behind what was generated before, or
-        why there is none."""
+        """Those whose matchers are there, behind what was generated before, or why not."""
         for sequence in list(self.sequences.values()):
             try:
-                matcher = self._grammars.find(*_wanted(sequence))
-            except (ConstraintError, Unavailable) as error:
-                del self.sequences[sequence.id]
+                matcher = self._matcher(sequence)
+            except (ConstraintError, Unavailable, RuntimeError) as error:
+                self.leave(sequence.id)
                 yield sequence, _told(error)
                 continue
-            if matcher is None:
-                continue
-            del self.sequences[sequence.id]
-            if count := sequence.request.generated_prefix:
-                matcher.advance(sequence.tokens[-count:])
-            sequence.matcher = matcher
-            yield sequence, None
+            if matcher is not None:
+                del self.sequences[sequence.id]
+                self._behind.pop(sequence.id, None)
+                sequence.matcher = matcher
+                yield sequence, None
+
+    def _matcher(self, sequence: Sequence) -> Matcher | None:
+        matcher = self._behind.get(sequence.id)
+        if matcher is None:
+            before = sequence.request.generated_prefix
+            so_far = sequence.tokens[-before:] if before else []
+            matcher = self._grammars.find(*_wanted(sequence), so_far)
+            if matcher is None or not so_far:
+                return matcher
+            self._so_far.add(matcher)
+            self._behind[sequence.id] = matcher
+        if not self._so_far.ready(matcher):
+            return None
+        if matcher.error is not None:
+            raise matcher.error
+        return matcher
 
 
 def _wanted(sequence: Sequence) -> tuple[Constraint, bytes]:
@@ -75,7 +97,7 @@ def _wanted(sequence: Sequence) -> tuple[Constraint, bytes]:
     return constraint, sequence.request.salt
 
 
-def _told(error: ConstraintError | Unavailable) -> RequestError:
+def _told(error: Exception) -> RequestError:
     if isinstance(error, ConstraintError):
         return RequestError("invalid_request", str(error), "constraint")
     log.error("a grammar was not made: %s", error)

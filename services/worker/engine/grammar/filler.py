@@ -1,7 +1,8 @@
-"""Fills masks in a side thread, so that nobody waits for one for long.
+"""Has matchers go on in a side thread, so that nobody waits for one for long.
 
-A mask that takes long cannot be broken off: its thread is left to it, and ends then; another one
-goes on with the rest. Time is the thread's own on the processor, whatever else runs.
+A call that takes long is broken off. Should it not end for that, its thread is left to it, and
+another one goes on with the rest; but not for the more than a few. Time is the thread's own on the
+processor, whatever else runs: it is what a grammar takes, and says nothing of a busy machine.
 """
 
 import threading
@@ -9,17 +10,28 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from queue import SimpleQueue
 from time import clock_gettime, pthread_getcpuclockid, thread_time
+from typing import NamedTuple
 
-from services.worker.engine.grammar.compiler import (
+from services.worker.engine.grammar.matcher import (
     TOKEN_S,
     ConstraintError,
+    Late,
     Matcher,
     TooSlow,
+    Unavailable,
 )
 
+STEP_S = 0.1
+"""For all jobs of a step: none begins beyond."""
 _LOOK_S = 0.01
+_LEFT = 4
+"""Threads at most that are left to what they do."""
 
-Job = tuple[Matcher, Callable[[], None]]
+
+class Job(NamedTuple):
+    matcher: Matcher
+    call: Callable[[], None]
+    """Of the matcher's."""
 
 
 class Filler:
@@ -27,20 +39,34 @@ class Filler:
 
     def __init__(self) -> None:
         self._hand: _Hand | None = None
+        self._left: list[_Hand] = []
 
     def run(self, jobs: Seq[Job]) -> list[Exception | None]:
-        """Each one's error, if it has one. Of who takes too long, nobody with the same allowance
-        goes on."""
-        found: list[Exception | None] = []
-        while len(found) < len(jobs):
-            self._hand = self._hand or _Hand()
-            rest = jobs[len(found) :]
-            done, whole = self._hand.run(rest)
-            found += done
-            if not whole:
-                self._hand = None
-                rest[len(done)][0].allowance.end()
-                found.append(TooSlow())
+        """Each one's error, if it has one, with which its matcher cannot go on; or Late: there was
+        no time for it. Whose tenants have used little go first."""
+        found: list[Exception | None] = [Late()] * len(jobs)
+        left_s = [job.matcher.allowance.tenant.left_s for job in jobs]
+        rest = sorted(range(len(jobs)), key=lambda place: -left_s[place])
+        within_s = STEP_S
+        while rest and within_s > 0:
+            try:
+                hand = self._hand = self._hand or self._new()
+            except (RuntimeError, Unavailable) as why:  # there is no thread to be had
+                for place in rest:
+                    found[place] = Unavailable(str(why))
+                break
+            done, took_s = hand.run([jobs[place] for place in rest], within_s)
+            for place, error in zip(rest, done, strict=False):
+                found[place] = error
+            if not hand.left:
+                break
+            self._hand = None
+            self._left.append(hand)
+            found[rest[len(done)]] = TooSlow()
+            rest, within_s = rest[len(done) + 1 :], within_s - took_s
+        for job, error in zip(jobs, found, strict=True):
+            if error is not None and not isinstance(error, Late):
+                job.matcher.fail(error)
         return found
 
     def close(self) -> None:
@@ -49,62 +75,78 @@ class Filler:
             self._hand.close()
             self._hand = None
 
+    def _new(self) -> "_Hand":
+        self._left = [hand for hand in self._left if hand.runs]
+        if len(self._left) >= _LEFT:
+            raise Unavailable("grammars take too long that cannot be broken off")
+        return _Hand()
+
 
 class _Work:
-    def __init__(self, jobs: Seq[Job]) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: Seq[Job], within_s: float, began_s: float) -> None:
+        self.jobs, self.within_s = jobs, within_s
         self.errors: list[Exception | None] = []
+        """Of those that are done."""
         self.over = threading.Event()
-        self.left = False
-        self.began_s = 0.0
-        """The present job, on the thread's clock."""
+        self.began_s = self.job_began_s = began_s
+        """All of it, and the present job, on the thread's clock."""
 
 
 class _Hand:
     """A thread."""
 
     def __init__(self) -> None:
+        self.left = False
+        """What it does is not waited for any more; it ends then."""
         self._todo: SimpleQueue[_Work | None] = SimpleQueue()
         self._lock = threading.Lock()
-        thread = threading.Thread(target=self._work, name="masks", daemon=True)
-        thread.start()
-        assert thread.ident is not None
-        self._clock = pthread_getcpuclockid(thread.ident)
+        self._thread = threading.Thread(target=self._work, name="masks", daemon=True)
+        self._thread.start()
+        assert self._thread.ident is not None
+        self._clock = pthread_getcpuclockid(self._thread.ident)
 
-    def run(self, jobs: Seq[Job]) -> tuple[list[Exception | None], bool]:
-        """What became of them, as far as they are done, and whether all are; if not, this hand is
-        not to be used again."""
-        work = _Work(jobs)
-        work.began_s = clock_gettime(self._clock)
+    @property
+    def runs(self) -> bool:
+        return self._thread.is_alive()
+
+    def run(self, jobs: Seq[Job], within_s: float) -> tuple[list[Exception | None], float]:
+        """What became of them, as far as they are done, and how long that took. It is `left` if the
+        next one does not end."""
+        work = _Work(jobs, within_s, clock_gettime(self._clock))
         self._todo.put(work)
         while not work.over.wait(_LOOK_S):
             with self._lock:
-                slow = clock_gettime(self._clock) - work.began_s > TOKEN_S
-                if slow and len(work.errors) < len(jobs):
-                    work.left = True
-                    return work.errors, False
-        return work.errors, True
+                if work.over.is_set() or len(work.errors) == len(jobs):
+                    continue
+                now_s = clock_gettime(self._clock)
+                if now_s - work.job_began_s > TOKEN_S:
+                    jobs[len(work.errors)].matcher.cancel()
+                self.left = now_s - work.job_began_s > 2 * TOKEN_S
+                if self.left:
+                    return work.errors, now_s - work.began_s
+        return work.errors, 0.0
 
     def close(self) -> None:
         self._todo.put(None)
 
     def _work(self) -> None:
-        while True:
-            if (work := self._todo.get()) is None:
-                return
-            for _, fill in work.jobs:
-                work.began_s = thread_time()
-                error = _tried(fill)
+        while (work := self._todo.get()) is not None:
+            for job in work.jobs:
                 with self._lock:
-                    if work.left:
+                    work.job_began_s = thread_time()
+                if work.job_began_s - work.began_s > work.within_s:
+                    break
+                error = _tried(job.call)
+                with self._lock:
+                    if self.left:
                         return
                     work.errors.append(error)
             work.over.set()
 
 
-def _tried(fill: Callable[[], None]) -> Exception | None:
+def _tried(call: Callable[[], None]) -> Exception | None:
     try:
-        fill()
+        call()
     except Exception as error:
         return error
     except BaseException as error:

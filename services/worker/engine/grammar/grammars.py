@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 
-from services.worker.engine.grammar.compiler import (
+from services.worker.engine.grammar.compiler import Compiler, is_panic
+from services.worker.engine.grammar.matcher import (
     Allowance,
-    Compiler,
     ConstraintError,
     Matcher,
+    Tenant,
     Unavailable,
-    is_panic,
 )
 from services.worker.engine.grammar.trial import Trial
 from services.worker.engine.grammar.turns import Turns
@@ -30,6 +30,7 @@ _AT_ONCE = 2
 _REFUSED_S = 30.0
 """For so long a reason why there is none is kept: it may have been for want of time."""
 _UNAVAILABLE_S = 1.0
+_TENANTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,20 @@ class _Made:
     """By tenant."""
 
 
+class Tenants:
+    """Those that were there last: who was not for long has all its time again."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Tenant] = OrderedDict()
+
+    def of(self, salt: bytes) -> Tenant:
+        tenant = self._known.setdefault(salt, Tenant())
+        self._known.move_to_end(salt)
+        if len(self._known) > _TENANTS:
+            self._known.popitem(last=False)
+        return tenant
+
+
 class Grammars:
     """Used from the engine's thread: `want` a grammar, `find` it until it is there, or `leave`."""
 
@@ -55,6 +70,7 @@ class Grammars:
         self._wanted = Turns()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
+        self._tenants = Tenants()
         self._closed = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when something was made, until `hear`."""
@@ -62,7 +78,7 @@ class Grammars:
         self._end_news.atexit = False  # its threads may write to it as long as the process lives
 
     def want(self, constraint: Constraint, tenant: bytes) -> None:
-        """Has it made, unless it is there."""
+        """Has it made, unless it is there. Raises Unavailable."""
         with self._changed:
             made = self._made.get(constraint)
             if made is not None and monotonic() < made.until:
@@ -73,7 +89,7 @@ class Grammars:
             self._changed.notify()
         self._start()
 
-    def find(self, constraint: Constraint, tenant: bytes) -> Matcher | None:
+    def find(self, constraint: Constraint, tenant: bytes, so_far: Seq[int] = ()) -> Matcher | None:
         """A matcher of one's own; None while the grammar is being made. Raises ConstraintError, and
         Unavailable where it is not the constraint's fault."""
         with self._changed:
@@ -84,7 +100,10 @@ class Grammars:
         if made.matcher is None:
             assert made.error is not None
             raise made.error
-        return made.matcher.copy(made.allowances.setdefault(tenant, Allowance()))
+        allowance = made.allowances.get(tenant)
+        if allowance is None:
+            allowance = made.allowances[tenant] = Allowance(self._tenants.of(tenant))
+        return made.matcher.copy(allowance, so_far)
 
     def leave(self, constraint: Constraint, tenant: bytes) -> None:
         """Nobody of this tenant waits for it any more."""
@@ -97,6 +116,10 @@ class Grammars:
         made.register(self.news, select.POLLIN)
         made.poll(within_s * 1000)
         self.hear()
+
+    def tell(self) -> None:
+        """There is something to find."""
+        os.eventfd_write(self.news, 1)
 
     def hear(self) -> None:
         """To call before `find`, by whoever polls `news`."""
@@ -116,10 +139,16 @@ class Grammars:
         if self._threads:
             return
         work = _Work(self._of)
-        for _ in range(_AT_ONCE):
-            thread = threading.Thread(target=self._work, args=(work,), name="grammars", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        try:
+            for _ in range(_AT_ONCE):
+                thread = threading.Thread(
+                    target=self._work, args=(work,), name="grammars", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError as error:
+            if not self._threads:
+                raise Unavailable(str(error)) from error
 
     def _work(self, work: "_Work") -> None:
         while (constraint := self._next()) is not None:
@@ -129,7 +158,7 @@ class Grammars:
             except (ConstraintError, Unavailable) as why:
                 error = why
             self._keep(constraint, matcher, error, monotonic() - began)
-            os.eventfd_write(self.news, 1)
+            self.tell()
         work.close()
 
     def _next(self) -> Constraint | None:

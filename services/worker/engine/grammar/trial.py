@@ -23,14 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from services.worker.engine.grammar.compiler import (
-    Compiler,
-    ConstraintError,
-    TooSlow,
-    Unavailable,
-    grammar_of,
-    is_panic,
-)
+from services.worker.engine.grammar.compiler import Compiler, grammar_of, is_panic
+from services.worker.engine.grammar.matcher import ConstraintError, TooSlow, Unavailable
 from services.worker.engine.messages import Constraint
 
 _STARTS_S = 60.0
@@ -129,35 +123,35 @@ def _line(connection: socket.socket) -> Any:
     return None
 
 
-def _walk(compiler: Compiler, grammar: str, vocab_size: int, eos_token_ids: Seq[int] = ()) -> None:
+def _walk(compiler: Compiler, grammar: str, eos_token_ids: Seq[int] = ()) -> None:
     """Some outputs' beginnings, which do not end if they need not: whom that ends, it ends here.
     Raises ConstraintError if there is no first token, or one takes long; a way that leads nowhere
     need not be the model's."""
-    start = compiler.matcher(grammar)
-    words, rng = np.zeros(-(-vocab_size // 32), np.int32), random.Random(0)
-    start.copy().fill(words)
+    start, rng = compiler.matcher(grammar), random.Random(0)
+    start.copy().go_on()
     for _ in range(_WALKS):
         matcher = start.copy()
         try:
             for _ in range(_WALK):
-                matcher.fill(words)
-                bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-                allowed = np.flatnonzero(bits)
-                inner = np.setdiff1d(allowed, eos_token_ids)
-                matcher.advance([int(rng.choice(inner if len(inner) else allowed))])
-                if matcher.ended:
+                matcher.go_on()
+                if matcher.words is None:
                     break
+                allowed = np.flatnonzero(
+                    np.unpackbits(matcher.words.view(np.uint8), bitorder="little")
+                )
+                inner = np.setdiff1d(allowed, eos_token_ids)
+                matcher.give([int(rng.choice(inner if len(inner) else allowed))])
         except TooSlow:
             raise
         except ConstraintError:
             continue
 
 
-def _try(compiler: Compiler, constraint: Constraint, vocab: int, eos: Seq[int]) -> list[str]:
+def _try(compiler: Compiler, constraint: Constraint, eos: Seq[int]) -> list[str]:
     """Its grammar, or the client's fault, or another."""
     try:
         grammar = grammar_of(constraint)
-        _walk(compiler, grammar, vocab, eos)
+        _walk(compiler, grammar, eos)
     except ConstraintError as error:
         return ["", str(error), ""]
     except BaseException as error:
@@ -167,11 +161,11 @@ def _try(compiler: Compiler, constraint: Constraint, vocab: int, eos: Seq[int]) 
     return [grammar, "", ""]
 
 
-def _child(connection: socket.socket, compiler: Compiler, vocab: int, eos: Seq[int]) -> None:
+def _child(connection: socket.socket, compiler: Compiler, eos: Seq[int]) -> None:
     kind, text, cpu_s, memory = _line(connection)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process
-    answer = _try(compiler, Constraint(kind, text), vocab, eos)
+    answer = _try(compiler, Constraint(kind, text), eos)
     connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -181,10 +175,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     fd, folder, vocab_size, *eos_token_ids = sys.argv[1:]
-    vocab, eos = int(vocab_size), [*map(int, eos_token_ids)]
+    eos = [*map(int, eos_token_ids)]
     server = socket.socket(fileno=int(fd))
     try:
-        compiler = Compiler(folder, vocab, eos)
+        compiler = Compiler(folder, int(vocab_size), eos)
     except ConstraintError as error:
         server.sendall(json.dumps(str(error)).encode() + b"\n")
         return
@@ -197,7 +191,7 @@ def main() -> None:
             if os.fork() == 0:
                 server.close()
                 try:
-                    _child(connection, compiler, vocab, eos)
+                    _child(connection, compiler, eos)
                 finally:
                     os._exit(0)
 
