@@ -150,8 +150,10 @@ async def _json(http: Any, url: str) -> tuple[dict[str, Any], Any]:
     async with http.stream("GET", url, headers=_PLAIN) as answer:
         if answer.status_code != 200:
             raise ValueError(f"{url} answers {answer.status_code}")
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError(f"{url} answers compressed: a little may be very much")
         body = b""
-        async for piece in answer.aiter_bytes():
+        async for piece in answer.aiter_raw():
             body += piece
             if len(body) > _MAX_BYTES:
                 raise ValueError(f"{url} answers more than {_MAX_BYTES} bytes")

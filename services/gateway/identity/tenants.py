@@ -29,8 +29,8 @@ from services.gateway.identity.news import channel
 Priority = Literal["high", "normal", "low"]
 TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 TenantName = Annotated[str, Field(pattern=f"^{TENANT_NAME.pattern}$", strict=True)]
-Said = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-"""For people: it is shown on terminals."""
+Said = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
+"""For people: it is shown on terminals, so nothing in it commands one or turns its order round."""
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 MOST_MODELS = 1000
 ModelNames = Annotated[tuple[ModelName, ...], Field(max_length=MOST_MODELS)]

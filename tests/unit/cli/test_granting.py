@@ -190,7 +190,8 @@ def test_odd_names_are_shown_as_they_are(run):
     key_of(run, "--name", "[/red] [bold]web")
     assert rows(run("keys", "list")[1])[0][2] == "[/red] [bold]web"
     assert "\\[bold]" not in run("audit")[1]
-    assert run("keys", "create", "--tenant", "acme", "--name", "\x1b[31m")[0] == 1
+    for odd in ("\x1b[31m", "invoice \u202egpj"):
+        assert run("keys", "create", "--tenant", "acme", "--name", odd)[0] == 1
 
 
 def test_where_redis_is_away_it_says_so(run, monkeypatch):

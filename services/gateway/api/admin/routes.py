@@ -150,7 +150,7 @@ async def list_models(gateway: Gateway, exchange: Exchange, principal: Principal
 
 class AuditQuery(Body):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
-    before: Annotated[str, Field(pattern=r"^(\d{1,20}-\d{1,20})?$")] = ""
+    before: Annotated[str, Field(pattern=r"^([0-9]{1,19}-[0-9]{1,19})?$")] = ""
     about: Annotated[str, Field(max_length=200)] = ""
 
 
