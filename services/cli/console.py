@@ -1,6 +1,5 @@
 """Where the commands print their tables."""
 
-import re
 import sys
 from typing import Any
 
@@ -8,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+from services.cli.plain import plain
+
 _PIPED_WIDTH = 140  # columns; a pipe has no width of its own
 
 
@@ -20,7 +20,7 @@ class _Plain(Table):
     """Its cells are what they say: what others named colours and commands no terminal."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
-        told = (Text(_CONTROL.sub("�", c)) if isinstance(c, str) else c for c in cells)
+        told = (Text(plain(c)) if isinstance(c, str) else c for c in cells)
         super().add_row(*told, **options)
 
 

@@ -118,7 +118,7 @@ async def models_given(names: list[str] | None, stores: Stores) -> tuple[str, ..
     return tuple(names)
 
 
-def limits_given(texts: Sequence[str], option: str) -> tuple[Limit, ...]:
+async def limits_given(texts: Sequence[str], option: str, stores: Stores) -> tuple[Limit, ...]:
     """Those of --limit, each a JSON object. Raises ValueError that names the option."""
     found = []
     for text in texts:
@@ -129,6 +129,8 @@ def limits_given(texts: Sequence[str], option: str) -> tuple[Limit, ...]:
             path = "".join(f"{part}: " for part in problem["loc"])
             said = problem["msg"].removeprefix("Value error, ")
             raise ValueError(f"{option}: {path}{said}") from None
+    if models := [one.model for one in found if one.model is not None]:
+        await models_given(models, stores)
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ from types import FrameType
 
 from services.cli.command_line import parser
 from services.cli.failures import told
+from services.cli.plain import plain
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not lines:
             raise
         for line in lines:
-            print(f"penstock: {line}", file=sys.stderr)
+            print(f"penstock: {plain(line)}", file=sys.stderr)
         return code
 
 

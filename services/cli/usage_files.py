@@ -20,11 +20,16 @@ Write = Callable[[Entry], None]
 @contextmanager
 def writer(path: Path) -> Iterator[Write]:
     """Writes entries to a file of that ending, which is whole when the block ends. Raises
-    ValueError for another ending than .csv and .parquet, RuntimeError without pyarrow."""
+    ValueError for another ending than .csv and .parquet and where no file can be made, RuntimeError
+    without pyarrow."""
     kinds = {".csv": _csv, ".parquet": _parquet}
     if path.suffix not in kinds:
         raise ValueError(f"--export: {path} ends with neither .csv nor .parquet")
     part = path.with_name(path.name + ".part")
+    try:
+        part.touch()
+    except OSError as error:
+        raise ValueError(f"--export: {path}: {error.strerror}") from None
     try:
         with kinds[path.suffix](part) as write:
             yield write

@@ -147,6 +147,14 @@ async def test_neither_headers_nor_fields_claim_anything(rig, issuer):
         answer = await http.post(CHAT, json={**body, field: "rival"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     assert len(rig.tokenizer.requests) == sent
+    mine, theirs = (("authorization", f"Bearer {one}") for one in (token, rig.key))
+    for two in ([mine, theirs], [theirs, mine]):  # of two keys neither counts, whoever reads them
+        answer = await (await rig.http()).request("GET", "/v1/models", headers=httpx.Headers(two))
+        listed = service.ListModels(PublicListModelsRequest(), metadata=tuple(two))
+        assert await grpc_code(listed) == grpc.StatusCode.UNAUTHENTICATED
+        told = service.Complete(complete, metadata=tuple(two))
+        assert await grpc_code(told) == grpc.StatusCode.UNAUTHENTICATED
+        assert answer.status_code == 401
     async with httpx.AsyncClient(base_url=rig.url) as client:
         query = await client.get(f"/v1/models?api_key={rig.key}&access_token={token}")
         assert query.status_code == 401

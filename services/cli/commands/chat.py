@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from services.cli import client
+from services.cli.plain import plain
 
 COMMANDS = """\
 /help   this
@@ -71,6 +72,6 @@ def _answer(api: Any, body: dict[str, Any]) -> str:
         for choice in chunk["choices"]:
             text = choice["delta"].get("content") or ""
             parts.append(text)
-            print(text, end="", flush=True)
+            print(plain(text), end="", flush=True)
     print()
     return "".join(parts)

@@ -12,6 +12,7 @@ from services.cli import client
 from services.cli.commands.up import local_stack, report, supervised
 from services.cli.commands.waterfall import print_record
 from services.cli.console import console
+from services.cli.plain import plain
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -77,7 +78,7 @@ def _ask(api: httpx.Client, store: str, question: str) -> None:
         for choice in chunk["choices"]:
             text = choice["delta"].get("content") or ""
             answer.append(text)
-            print(text, end="", flush=True)
+            print(plain(text), end="", flush=True)
             cited += choice["delta"].get("annotations") or []
     print()
     if not "".join(answer).strip():

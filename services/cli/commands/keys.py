@@ -18,6 +18,7 @@ from services.cli.granting import (
     tell,
     with_stores,
 )
+from services.cli.plain import plain
 from services.gateway.identity.key_record import KeyRecord
 from services.gateway.identity.principal import Role
 from services.gateway.identity.tenants import TenantRecord
@@ -45,15 +46,17 @@ async def _create(stores: Stores, arguments: argparse.Namespace) -> None:
         "priority": arguments.priority,
         "weight": arguments.weight,
         "models": await models_given(arguments.model, stores),
-        "limits": limits_given(arguments.limit, "--limit"),
+        "limits": await limits_given(arguments.limit, "--limit", stores),
     }
     KeyRecord.model_validate({**given, "id": "", "created": 0})  # before its tenant is made
     new = arguments.tenant and await stores.tenants.add(arguments.tenant, by=stores.by)
     key, record = await stores.keys.create(**given, expires_in_s=arguments.expires, by=stores.by)
     print(key)
-    usable = ", ".join(record.models) if record.models is not None else "all models"
+    usable = "all that the tenant may use" if record.tenant is not None else "no models"
+    if record.models is not None:
+        usable = ", ".join(record.models)
     until = f", until {local(record.expires)}" if record.expires else ""
-    tell(f"{record.id}, {_whose(record)}, {usable}{until}; the key is not shown again")
+    tell(f"{record.id}, {_whose(record)}, {plain(usable)}{until}; the key is not shown again")
     if new:
         tell(f"{record.tenant} is a new tenant")
 

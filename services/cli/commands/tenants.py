@@ -22,8 +22,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 async def _add(stores: Stores, arguments: argparse.Namespace) -> None:
     given = await _given(stores, arguments) | {
-        "limits": limits_given(arguments.limit, "--limit"),
-        "user_limits": limits_given(arguments.each_limit, "--each-limit"),
+        "limits": await limits_given(arguments.limit, "--limit", stores),
+        "user_limits": await limits_given(arguments.each_limit, "--each-limit", stores),
     }
     if await stores.tenants.add(arguments.name, given, stores.by) is None:
         raise ValueError(f"there is a tenant {arguments.name!r} already")

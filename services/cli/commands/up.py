@@ -156,12 +156,13 @@ def _leave() -> None:
 
 
 def _tell(stack: "Stack", running: "Running", how_it_ends: str) -> None:
+    admin = f"\n  admin    {stack.admin_url}/admin/v1" if stack.admin_url else ""
     logs = f"\n  logs     {stack.logs}" if stack.logs else ""
     print(
         f"""
 Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
-  gRPC     {running.grpc}   (penstock.v1.Inference)
+  gRPC     {running.grpc}   (penstock.v1.Inference){admin}
   key      {stack.told_key(running)}
   metrics  {stack.metrics_url}   (Prometheus; all replicas: /targets beside it){logs}
 

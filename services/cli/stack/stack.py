@@ -116,6 +116,7 @@ class Stack:
         key = asyncio.run(laptop_key(self._settings))
         gateway = self._deploy(key)
         self.metrics_url = gateway.metrics_url
+        self.admin_url = gateway.facts.get("admin", "")
         running = Running(
             url=gateway.facts["url"],
             grpc=gateway.facts["grpc"],

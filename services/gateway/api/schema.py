@@ -166,7 +166,7 @@ def validated(
 
 def _explain(error: ErrorDetails) -> PenstockError:
     context = error.get("ctx", {})
-    path = _path((*error["loc"], context["field"]) if context.get("field") else error["loc"])
+    path = field_path((*error["loc"], context["field"]) if context.get("field") else error["loc"])
     reason = _REASONS.get(error["type"], INVALID)
     if reason == UNKNOWN:
         message = f"Unknown parameter: '{path}'."
@@ -179,7 +179,7 @@ def _explain(error: ErrorDetails) -> PenstockError:
     return invalid(message, path, reason=reason, stage="gateway")
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def field_path(location: tuple[int | str, ...]) -> str:
     """("messages", 1, "content") → "messages[1].content"."""
     path = ""
     for step in location:

@@ -23,7 +23,10 @@ class Limit(BaseModel):
         None, description="in so long (day and month are calendar's, UTC); of concurrent: none"
     )
     model: str | None = Field(
-        None, max_length=256, description="for this model alone; None: for all together"
+        None,
+        min_length=1,
+        max_length=256,
+        description="for this model alone; None: for all together",
     )
     without_redis: Literal["open", "closed"] = Field(
         "open", description="while it cannot be counted: open lets through, closed refuses"

@@ -34,7 +34,6 @@ class Permission(StrEnum):
     STORES_SEARCH = "stores:search"
     STORES_WRITE = "stores:write"
     REQUESTS_READ = "requests:read"
-    USAGE_READ = "usage:read"
     # Of administrators alone.
     TENANTS_READ = "tenants:read"
     TENANTS_WRITE = "tenants:write"
@@ -58,7 +57,6 @@ _LOOKING = frozenset(
         Permission.FILES_READ,
         Permission.STORES_READ,
         Permission.REQUESTS_READ,
-        Permission.USAGE_READ,
     }
 )
 _USING = _LOOKING | {
@@ -80,7 +78,6 @@ _OVERSEEING = frozenset(
         Permission.TENANTS_READ,
         Permission.KEYS_READ,
         Permission.MODELS_READ,
-        Permission.USAGE_READ,
     }
 )
 _OPERATING = _OVERSEEING | {

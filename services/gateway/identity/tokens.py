@@ -77,7 +77,7 @@ class Tokens:
         if not (_is_time(claims["exp"]) and _is_time(claims.get("iat", 1)) and claims["sub"]):
             raise Refused("wrong", _WRONG)
         if claims["exp"] > time.time() + own.oidc_longest_s + own.oidc_skew_s:
-            told = f"This token holds for longer than {own.oidc_longest_s:g} seconds."
+            told = f"This token holds for longer than {own.oidc_longest_s:.0f} seconds."
             raise Refused("too_long", told)
         return claims
 

@@ -71,6 +71,8 @@ def test_a_tenant_is_added_changed_suspended_and_resumed(run):
         (["tenants", "add", "a", "--each-limit", LIMIT, "--each-limit", LIMIT], "--each-limit: "),
         (["keys", "create", "--tenant", "a", "--limit", '{"name": "R"}'], "--limit: name: "),
         (["keys", "create", "--admin", "--limit", LIMIT], "--limit: an administrator's"),
+        (["usage", "--export", "/nowhere/u.csv"], "--export: /nowhere/u.csv: No such file"),
+        (["usage", "--export", "\x1b[2J.txt"], "--export: �[2J.txt ends with neither"),
         (["limits", "set", "rpm", "--tenant", "a", "--of", "tokens", "--most", "1"], "per minute"),
         (["limits", "set", "R", "--tenant", "a", "--of", "concurrent", "--most", "1"], "the name"),
         (["limits", "set", "r", "--tenant", "a", "--of", "cost", "--most", "-1"], "--most: "),

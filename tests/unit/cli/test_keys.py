@@ -146,6 +146,19 @@ def test_a_key_for_a_model_that_is_not_served_is_refused(capsys):
     assert "large, small, tiny" in err
 
 
+@pytest.mark.usefixtures("running")
+def test_a_limit_for_a_model_that_is_not_served_is_refused(capsys):
+    _, id = create(capsys)
+    rule = ["--of", "requests", "--most", "1", "--per", "day"]
+    for model, code in (("tinny", 1), ("", 1), ("small", 0)):
+        assert main(["limits", "set", "r", "--key", id, *rule, "--model", model]) == code
+    assert "tinny is not served" in capsys.readouterr().err
+    limit = '{"name": "r", "of": "requests", "most": 1, "per": "day", "model": "tinny"}'
+    for made in (["keys", "create", "--tenant", "b"], ["tenants", "add", "b"]):
+        assert main([*made, "--limit", limit]) == 1
+        assert "tinny is not served" in capsys.readouterr().err
+
+
 def test_where_nothing_runs_models_are_not_checked_and_it_says_so(capsys):
     assert main(["keys", "create", "--tenant", "a", "--model", "any"]) == 0
     assert "not known" in capsys.readouterr().err

@@ -21,6 +21,7 @@ class Stack:
 
     logs = None
     metrics_url = "http://h:3"
+    admin_url = "http://h:4"
 
     def __init__(self, tend: Callable[[], bool]) -> None:
         self._tend = tend

@@ -259,7 +259,7 @@ async def test_the_log_says_who_from_where_and_of_refusals(admin):
         ("POST", "/v1/keys", {"admin": True, "role": "member"}, "role"),
         ("POST", "/v1/keys", {"tenant": "acme", "limits": [{**LIMIT, "per": None}]}, "limits[0]"),
         ("POST", "/v1/keys", {"admin": True, "limits": [LIMIT]}, "limits"),
-        ("POST", "/v1/keys", {"tenant": "acme", "scopes": ["root"]}, "scopes.0"),
+        ("POST", "/v1/keys", {"tenant": "acme", "scopes": ["root"]}, "scopes[0]"),
         ("POST", "/v1/keys", {"tenant": "acme", "expires_in_s": 0}, "expires_in_s"),
         ("POST", "/v1/keys", {"tenant": "acme", "expires": 5}, "expires"),
         ("POST", "/v1/keys", {"tenant": "acme", "user_limits": [LIMIT]}, "user_limits"),

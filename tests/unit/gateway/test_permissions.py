@@ -46,6 +46,11 @@ def test_each_endpoint_is_in_the_table_and_nothing_else_is(parts):
     assert rest(parts) | rpcs(parts) == public
 
 
+def test_each_permission_is_for_something():
+    besides = {Permission.ADMIN_KEYS_WRITE}  # for what is an administrator's own
+    assert set(Permission) == {needed for needed in NEEDS.values() if needed} | besides
+
+
 def test_what_asks_nobody_is_known(parts):
     open_ones = {endpoint.partition(" ")[2] for endpoint, needed in NEEDS.items() if not needed}
     assert open_ones == {"/healthz", "/readyz", "/health", "/version", "/admin/healthz"}

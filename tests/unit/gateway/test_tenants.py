@@ -151,6 +151,7 @@ async def test_tenants_are_kept(tenants):
         {"of": "concurrent"},
         {"without_redis": "maybe"},
         {"burst": 3},
+        {"model": ""},
     ],
 )
 def test_an_odd_limit_is_refused(fields):

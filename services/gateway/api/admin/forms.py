@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 from services.common.errors import PenstockError
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.pages import PageQuery, page
-from services.gateway.api.schema import Body, bad_value
+from services.gateway.api.schema import Body, bad_value, field_path
 from services.gateway.identity.audit import Actor
 from services.gateway.identity.limits import MOST_RULES, Limit
 from services.gateway.identity.principal import Permission, Principal
@@ -101,5 +101,6 @@ def named_wrong() -> Iterator[None]:
 
 def _explained(error: ValidationError, within: str) -> PenstockError:
     problem = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join([within, *map(str, problem["loc"][:2])] if within else map(str, problem["loc"]))
+    inside = field_path(problem["loc"])
+    path = ".".join(filter(None, (within, inside)))
     return bad_value(path, problem["msg"].removeprefix("Value error, "))

@@ -116,7 +116,7 @@ async def _asks(identity: Identity, exchange: Exchange, failures: Failures) -> P
     """Who asks, where he may. A no to a stranger is noted of his address, one to a known caller of
     himself, and audited."""
     try:
-        principal = await identity.admin_auth.identify(exchange.headers.get("authorization"))
+        principal = await identity.admin_auth.identify(exchange.authorization)
     except PenstockError as error:
         if error.code == grpc.StatusCode.UNAUTHENTICATED:
             failures.note(exchange.peer)

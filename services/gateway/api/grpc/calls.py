@@ -41,6 +41,15 @@ def endpoint(route: str) -> str:
     return f"/{INFERENCE}/{route}"
 
 
+def metadata_of(context: Context) -> dict[str, str]:
+    """By name. Of a name that is there twice all values, as HTTP joins them: who shows two keys
+    shows none, as readers differ in which of them counts."""
+    found: dict[str, str] = {}
+    for name, value in context.invocation_metadata() or ():
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
 async def tell_headers(context: Context, headers: Mapping[str, str]) -> None:
     if headers:
         await context.send_initial_metadata(tuple(headers.items()))
@@ -59,7 +68,7 @@ async def answered(
     began = time.monotonic()
     context.set_trailing_metadata((("x-request-id", id),))
     try:
-        return await answer(id, dict(context.invocation_metadata() or ()))
+        return await answer(id, metadata_of(context))
     except PenstockError as error:
         failure, status = error, http_status(error)
     except asyncio.CancelledError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from protos.gateway_pb2 import ChatRequest, CompleteRequest, GenerateEvent
 from protos.tokenizer_pb2 import TextDelta
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
-from services.gateway.api.grpc.calls import Context, cost_of, endpoint, tell_headers
+from services.gateway.api.grpc.calls import Context, cost_of, endpoint, metadata_of, tell_headers
 from services.gateway.api.grpc.fields import chat_fields, completion_fields
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.schema import validated
@@ -21,7 +21,7 @@ class GrpcFront:
     """A generation over gRPC (front.Front)."""
 
     def __init__(self, gateway: Gateway, inbox: Inbox, context: Context, id: str, route: str):
-        metadata = dict(context.invocation_metadata() or ())
+        metadata = metadata_of(context)
         self.request_id = id
         self.route = route
         self.endpoint = endpoint(route)

@@ -40,7 +40,7 @@ class RestFront:
         self.request_id = exchange.request_id
         self.route = exchange.route
         self.endpoint = exchange.endpoint
-        self.authorization = exchange.headers.get("authorization")
+        self.authorization = exchange.authorization
         self.traceparent = exchange.headers.get("traceparent")
         self._exchange = exchange
         self._settings = settings

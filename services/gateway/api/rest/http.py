@@ -110,6 +110,11 @@ class Exchange:
         self._settings = settings
 
     @property
+    def authorization(self) -> str | None:
+        """What the caller shows. Who shows two shows none: readers differ in which counts."""
+        return ", ".join(self.headers.getlist("authorization")) or None
+
+    @property
     def endpoint(self) -> str:
         """As permissions.py has it."""
         return f"{self.method} {self.route}"

@@ -50,7 +50,7 @@ def endpoint(
             exchange.request_id,
             exchange.route,
             exchange.endpoint,
-            exchange.headers.get("authorization"),
+            exchange.authorization,
             exchange.headers.get("traceparent"),
         )
 

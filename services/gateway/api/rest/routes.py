@@ -46,7 +46,7 @@ def application(gateway: Gateway) -> ASGIApp:
         """Behind an API key."""
 
         async def run(exchange: Exchange) -> None:
-            principal = await gateway.auth.identify(exchange.headers.get("authorization"))
+            principal = await gateway.auth.identify(exchange.authorization)
             admit(principal, exchange.endpoint)
             enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
             try:
