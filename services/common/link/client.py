@@ -6,14 +6,16 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from protos.common_pb2 import Hello, LinkDown, LinkUp
+from protos.common_pb2 import Beside, Hello, LinkDown, LinkUp
+from services.common.discovery import machine_id
 from services.common.link.frames import (
     MAX_FRAME_BYTES,
     MAX_PENDING_BYTES,
@@ -27,6 +29,7 @@ from services.common.link.frames import (
     status,
 )
 from services.common.link.health import PeerHealth
+from services.common.link.local import LocalWire, Wire, taken
 from services.common.transport import Transport, end_call
 
 log = logging.getLogger(__name__)
@@ -152,7 +155,7 @@ class LinkClient:
         self.counters = LinkCounters()
         self._method = method
         self._transport = transport
-        self._hello = LinkUp(hello=Hello(protocol=PROTOCOL, peer=peer_id))
+        self._hello = LinkUp(hello=Hello(protocol=PROTOCOL, peer=peer_id, host=machine_id()))
         self._on_news = on_news
         self._on_state = on_state
         self._options = options
@@ -301,11 +304,10 @@ class LinkClient:
         async with self._transport.dial(self.address, self.stage, CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(self._method, None, None)(None)
             try:
-                async with asyncio.TaskGroup() as group:
-                    await self._attach(call)
-                    group.create_task(self._write(call))
+                async with asyncio.TaskGroup() as group, self._attached(call) as wire:
+                    group.create_task(self._write(wire))
                     group.create_task(self._beat())
-                    await self._read(call)
+                    await self._read(wire)
             except* EXPECTED_LOSSES as lost:
                 self._lose(_describe(lost.exceptions[0]))
             except* Exception as bug:
@@ -320,28 +322,50 @@ class LinkClient:
         self._set_state(LinkState.DEAD)
         self._end_all(f"the {self.stage} was lost", "peer_lost")
 
-    async def _attach(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
-        """Says hello; the peer's first frame makes the link READY."""
+    @asynccontextmanager
+    async def _attached(
+        self, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
+    ) -> AsyncIterator[Wire]:
+        """Says hello; the peer's first frame makes the link READY. Gives what carries the rest."""
+        wire: Wire = call
+        beside: LocalWire | None = None
         try:
-            async with asyncio.timeout(self._options.connect_timeout_s):
-                await call.write(self._hello.SerializeToString())
-                frame = _decode(await call.read())
-        except TimeoutError:
-            raise LinkLostError("no answer to the hello") from None
-        self.counters.connects += 1
-        self._health.connected()
-        self._receive(frame)
-        if self._health.well_at_first(_vitals(frame)):
-            self._set_state(LinkState.DRAINING if frame.draining else LinkState.READY)
+            try:
+                async with asyncio.timeout(self._options.connect_timeout_s):
+                    await call.write(self._hello.SerializeToString())
+                    frame = _decode(await call.read())
+                    if frame.HasField("beside"):
+                        wire = beside = await self._step_aside(frame.beside)
+                        frame = _decode(await beside.read())
+            except TimeoutError:
+                raise LinkLostError("no answer to the hello") from None
+            self.counters.connects += 1
+            self._health.connected()
+            self._receive(frame)
+            if self._health.well_at_first(_vitals(frame)):
+                self._set_state(LinkState.DRAINING if frame.draining else LinkState.READY)
+            yield wire
+        finally:
+            if beside is not None:
+                beside.close()
 
-    async def _read(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+    async def _step_aside(self, beside: Beside) -> LocalWire:
+        """Onto the peer's socket. Raises LinkLostError where there is no way, and does not ask for
+        it again."""
+        wire = await taken(beside)
+        if wire is None:
+            self._hello.hello.host = ""
+            raise LinkLostError("its socket cannot be reached from here")
+        return wire
+
+    async def _read(self, wire: Wire) -> None:
         while True:
-            self._receive(_decode(await call.read()))
+            self._receive(_decode(await wire.read()))
 
-    async def _write(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+    async def _write(self, wire: Wire) -> None:
         while True:
             frame = await self._outbox.take()
-            await call.write(frame.SerializeToString())
+            await wire.write(frame.SerializeToString())
 
     async def _beat(self) -> None:
         """Pings, and gives up on a peer that is silent or stalled."""

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from protos.common_pb2 import LinkDown, LinkUp, Open
+from services.common.discovery import machine_id
 from services.common.errors import PenstockError
 from services.common.link.frames import (
     MAX_PENDING_BYTES,
@@ -21,6 +22,7 @@ from services.common.link.frames import (
     stage_of,
     status,
 )
+from services.common.link.local import LocalWire, Wire, offered
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +198,7 @@ class LinkServer:
         finally:
             self._links.discard(link)
             link.cancel_all(_link_lost(self.stage))
+            link.leave()
         log.info("link from %s: %s", link.peer or context.peer(), why)
         with contextlib.suppress(grpc.aio.InternalError):  # nobody may be left to tell
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
@@ -210,7 +213,7 @@ class _Attachment:
         self.peer = ""
         self.outbox = Outbox(LinkDown)
         self._server = server
-        self._context = context
+        self._wire: Wire = context
         self._calls: dict[int, LinkCall] = {}
         self._heard = False
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -219,7 +222,7 @@ class _Attachment:
         """Checks the peer's first frame, and prepares the first of this end."""
         try:
             async with asyncio.timeout(self._server.client_timeout_s):
-                frame = _decode(await self._context.read())
+                frame = _decode(await self._wire.read())
         except TimeoutError:
             raise LinkLostError("no hello") from None
         if self._server.draining:
@@ -229,14 +232,31 @@ class _Attachment:
         if frame.open or frame.cancel or frame.ping:
             raise LinkLostError("more than a hello in the first frame")
         self.peer = frame.hello.peer
+        if frame.hello.host == machine_id():
+            await self._step_aside()
         for news in self._server.snapshot() if self._server.snapshot is not None else ():
             self.outbox.frame.news.append(news)
             self.outbox.mark(len(news))
         self.outbox.mark()
 
+    async def _step_aside(self) -> None:
+        """Lets the peer, which is on this host, come to a socket, and goes on there."""
+        async with offered() as (beside, coming):
+            await self._wire.write(LinkDown(beside=beside).SerializeToString())
+            try:
+                async with asyncio.timeout(self._server.client_timeout_s):
+                    self._wire = await coming
+            except TimeoutError:
+                raise LinkLostError("did not come to its socket") from None
+
+    def leave(self) -> None:
+        """What was written arrives still."""
+        if isinstance(self._wire, LocalWire):
+            self._wire.close()
+
     async def read(self) -> None:
         while True:
-            frame = _decode(await self._context.read())
+            frame = _decode(await self._wire.read())
             self._heard = True
             if frame.HasField("hello"):
                 raise LinkLostError("a second hello")
@@ -257,7 +277,7 @@ class _Attachment:
             frame.vitals.steps, frame.vitals.pending = vitals.steps, vitals.pending
             frame.vitals.step_ms = min(round(vitals.step_s * 1000), 2**32 - 1)
             frame.draining = self._server.draining
-            await self._context.write(frame.SerializeToString())
+            await self._wire.write(frame.SerializeToString())
 
     async def watch(self) -> None:
         """Ends the link when told to, or when the client has fallen silent.

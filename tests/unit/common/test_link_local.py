@@ -1,0 +1,176 @@
+"""The socket that a link's frames take within one host, and who may come to it."""
+
+import asyncio
+import random
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from protos.common_pb2 import Beside, LinkDown, LinkUp, Open
+from services.common.discovery import machine_id
+from services.common.link import LinkCall, LinkServer, LinkState, local
+from services.common.link.frames import MAX_FRAME_BYTES, LinkLostError
+from services.common.link.local import LocalWire, offered, taken
+from tests.support.link_peers import METHOD, Context, Seen, linked, linked_to, raw_client, soon
+from tests.support.link_peers import grpc_server as serving
+from tests.support.waiting import until
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[LocalWire, LocalWire]]:
+    async with offered() as (beside, coming):
+        near = await taken(beside)
+        assert near is not None
+        far = await coming
+    yield near, far
+    near.close()
+    far.close()
+
+
+async def read(wire: LocalWire) -> bytes | None:
+    async with asyncio.timeout(10):
+        return await wire.read()
+
+
+async def echo(call: LinkCall) -> None:
+    call.send(call.payload)
+
+
+async def ask(link, payload: bytes = b"hello") -> bytes:
+    came: list[bytes] = []
+    end = await link.open(payload, deadline=soon(), on_item=came.append).ended()
+    assert end.status.code == 0
+    return b"".join(came)
+
+
+async def test_replicas_of_one_host_meet_at_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    wires: list[LocalWire | None] = []
+
+    async def noted(beside: Beside) -> LocalWire | None:
+        assert stat.S_IMODE(Path(beside.path).parent.stat().st_mode) == 0o700
+        wires.append(await taken(beside))
+        return wires[-1]
+
+    monkeypatch.setattr("services.common.link.client.taken", noted)
+    async with linked(LinkServer(METHOD, echo)) as link:
+        assert await ask(link) == b"hello"
+        (wire,) = wires
+        assert wire is not None
+        wire.close()
+        await until(lambda: link.counters.connects == 2)
+        assert len(wires) == 2, "another socket for each connection"
+    assert not list(local._folder().path.iterdir()), "nobody can come any more"
+
+
+async def test_who_cannot_reach_the_socket_stays_on_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def in_vain(beside: Beside) -> None:
+        assert await taken(Beside(path=beside.path + "-elsewhere", word=beside.word)) is None
+
+    monkeypatch.setattr("services.common.link.client.taken", in_vain)
+    async with linked(LinkServer(METHOD, echo)) as link:
+        assert await ask(link) == b"hello"
+        assert link.counters.connects == 1
+
+
+async def test_another_host_is_offered_no_socket() -> None:
+    async with serving(LinkServer(METHOD, echo).add_to) as address, raw_client(address) as raw:
+        await raw.write(LinkUp(open=[Open(id=1, payload=b"hi", deadline_ms=20_000)]))
+        answered = await raw.read_until(lambda frame: frame.ends)
+        assert not any(frame.HasField("beside") for frame in raw.frames)
+        assert not answered.ends[0].status.code
+
+
+async def test_a_serving_end_that_offers_and_is_not_there_is_tried_without() -> None:
+    hosts: list[str] = []
+
+    async def offers(context: Context) -> None:
+        hosts.append(LinkUp.FromString(await context.read()).hello.host)
+        if hosts[-1]:
+            nowhere = LinkDown(beside=Beside(path="/nowhere/\0", word=b"x"))
+            await context.write(nowhere.SerializeToString())
+        else:
+            await context.write(LinkDown().SerializeToString())
+        await context.read()
+
+    seen = Seen()
+    async with linked_to(offers, seen):
+        assert hosts == [machine_id(), ""]
+        assert seen.states[-1] is LinkState.READY
+
+
+async def test_only_who_says_the_word_is_let_in() -> None:
+    async with offered() as (beside, coming):
+        for word in (b"\0" * 32, b""):
+            stranger = await taken(Beside(path=beside.path, word=word))
+            assert stranger is not None
+            if word:
+                assert await read(stranger) is None, "it is shown out"
+        assert not coming.done()
+        known = await taken(beside)
+        assert known is not None
+        wire = await coming
+        second = await taken(beside)
+        assert second is not None
+        assert await read(second) is None, "one comes"
+        await wire.write(b"frame")
+        assert await read(known) == b"frame"
+    assert not Path(beside.path).exists()
+
+
+async def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
+    chance = random.Random(3)
+    frames = [chance.randbytes(chance.choice((0, 1, 3, 200, 70_000))) for _ in range(60)]
+    sent = b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+    wire = LocalWire()
+    while sent:
+        piece = chance.choice((1, 2, 5, 3_000, 100_000))
+        wire.data_received(sent[:piece])
+        sent = sent[piece:]
+    assert [await read(wire) for _ in frames] == frames
+
+
+async def test_a_writer_waits_for_a_reader_that_does_not_read_and_loses_nothing() -> None:
+    frame = b"x" * 2**20
+    async with pair() as (near, far):
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            for _ in range(64):
+                await near.write(frame)
+                written += 1
+
+        writing = asyncio.create_task(write())
+        while True:  # until nothing moves any more
+            before = written
+            await asyncio.sleep(0.1)
+            if before and written == before:
+                break
+        assert written < 16, "memory is bounded at both ends"
+        for _ in range(64):
+            assert await read(far) == frame
+        async with asyncio.timeout(10):
+            await writing
+
+
+async def test_what_was_written_before_the_end_arrives() -> None:
+    async with pair() as (near, far):
+        for number in range(100):
+            await near.write(b"%d" % number * 1000)
+        near.close()
+        assert [await read(far) for _ in range(100)] == [b"%d" % n * 1000 for n in range(100)]
+        assert await read(far) is None
+        with pytest.raises(LinkLostError):
+            await far.write(b"into nothing")
+
+
+async def test_a_frame_that_is_too_large_ends_the_wire() -> None:
+    async with pair() as (near, far):
+        near._transport.write((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+        assert await read(far) is None
+        assert await read(near) is None
