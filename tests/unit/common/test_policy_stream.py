@@ -40,6 +40,8 @@ PATTERNS = [
     "b$",
     r"[^a]\Qa.\E?", r"(?i:AB)c?|bb", r"a(?:b(?:c|a)){0,2}", r"(?s)a.{1,3}b\z", r"é+?{1,3}c",
 ]  # fmt: skip
+PIECES = ["abc", "aba", "ab", "ba", "cb", "aa", "bb", *"abc .\n"]
+"""Of texts in which much matches."""
 PLAIN = [pattern for pattern in PATTERNS if pattern.isascii()]
 ALPHABET = "abc é\u200b\n.Ａ"
 sets = st.lists(
@@ -54,10 +56,13 @@ sets = st.lists(
 
 
 @given(
-    sets, st.text(ALPHABET, max_size=24), st.lists(st.integers(0, 24), max_size=8), st.booleans()
+    sets,
+    st.text(ALPHABET, max_size=24) | st.lists(st.sampled_from(PIECES), max_size=9).map("".join),
+    st.lists(st.integers(0, 24), max_size=8), st.booleans()
 )
 @settings(max_examples=120, deadline=None)
 @example([("b$", "redact", True), ("abc", "refuse", False)], "ab\u200bb", [1, 2, 3], False)
+@example([(r"\bab{1,3}a\b", "redact", True)], "caba", [1], False)
 def test_portions_change_nothing(
     chosen: list[tuple[str, str, bool]], text: str, cuts: list[int], as_json: bool
 ) -> None:
@@ -97,9 +102,10 @@ def plainly(chosen: list[tuple[str, str]], text: str) -> str:
         min_size=1,
         max_size=3,
     ),
-    st.lists(st.text("abc \n", max_size=3), max_size=8),
+    st.lists(st.sampled_from(PIECES), max_size=9),
 )  # fmt: skip
 @settings(max_examples=120, deadline=None)
+@example([("a(?:b(?:c|a)){0,2}", "redact"), (r"c\Bb", "redact")], ["abc", "ba"])
 def test_it_is_what_re2_finds_in_the_whole(
     chosen: list[tuple[str, str]], portions: list[str]
 ) -> None:

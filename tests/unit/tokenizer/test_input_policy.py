@@ -146,6 +146,22 @@ def test_what_is_spread_over_messages_and_parts_is_found_and_redacted(apart: str
     assert refused(policy(CARD), PromptRequest(chat=Chat(messages=between))) is None, "of all roles"
 
 
+@pytest.mark.parametrize("apart", ["the top|secret plan", "a top sec|ret", "top |secret"])
+def test_words_may_be_parted_where_a_message_ends(apart: str) -> None:
+    turns = [("user", piece) for piece in apart.split("|")]
+    assert refused(policy(SECRET), chat(*turns)) == ("secret", "messages[0].content")
+    assert refused(policy(SECRET), chat(turns[0], ("user", "or"), turns[1])) is None
+
+
+def test_of_matches_that_overlap_nothing_is_left() -> None:
+    rules = [
+        {"name": name, "pattern": pattern, "action": "redact"}
+        for name, pattern in (("plan", "top secret plan"), ("secret", "secret"), ("of", "plan of"))
+    ]
+    told = redacted(policy(*rules), chat(("user", "a top secret plan of ours")))
+    assert told.chat.messages[0].content[0].text == "a [PLAN] ours"
+
+
 def test_redaction_leaves_the_rest_as_it_was() -> None:
     stars = {"name": "s", "pattern": "top secret", "action": "redact", "replacement": "***"}
     made = policy({**CARD, "action": "redact"}, stars)

@@ -143,6 +143,20 @@ async def test_an_end_is_told_once_however_often(make, redis_url):
     assert len(await end.ledger()) == 1
 
 
+@pytest.mark.parametrize(("shown", "charged"), [(False, 0), (True, 10)])
+async def test_a_fault_of_ours_is_charged_for_what_was_seen_of_an_answer(
+    make, redis_url, shown, charged
+):
+    end = make(redis_url)
+    one = await end.admit("r1", who(limit("tokens", 1000, "day")), 10)
+    using(one, 10)
+    one.shown = lambda: shown
+    end.meter.end(one, RuntimeError("a bug"))
+    (entry,) = await end.entries(1)
+    assert (entry.status, entry.prompt) == ("failed", charged)
+    assert (await end.admit("r2", who(limit("tokens", 1000, "day")))).rooms[0].left == 1000 - charged
+
+
 # ---- a gateway that is killed -------------------------------------------------------------------
 
 _GATEWAY = """
@@ -284,13 +298,24 @@ async def test_what_does_not_fit_the_spool_is_counted_as_lost(make, own_redis, c
     assert named() == ["r0", "r1"]
 
 
-async def test_who_is_gone_at_the_door_holds_nothing(make, redis_url):
+@pytest.mark.parametrize("reserved", [False, True])
+async def test_who_is_gone_at_the_door_holds_nothing(make, redis_url, monkeypatch, reserved):
     end = make(redis_url)
     rule = limit("concurrent", 1)
-    asking = asyncio.create_task(end.admit("r1", who(rule)))
-    for _ in range(3):
-        await asyncio.sleep(0)  # it has been sent, perhaps
-    asking.cancel()
+    reserve, asked = end.meter._shared.reserve, asyncio.Event()
+
+    async def answered_late(run: Run) -> Verdict:
+        if reserved:
+            assert (await reserve(run)).blocked_by is None
+        asked.set()
+        await asyncio.sleep(60)
+        raise AssertionError("nobody went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(end.meter._shared, "reserve", answered_late)
+        asking = asyncio.create_task(end.admit("r1", who(rule)))
+        await within(10, asked.wait())
+        asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert asking.cancelled()
     await asyncio.gather(*end.meter._upkeep._settling)

@@ -295,6 +295,19 @@ def test_the_longest_wait_is_told(lua):
     assert lua.reserve(run_of("r3", rules[::-1], tokens=50))[:2] == (2, 1800)
 
 
+def test_what_is_held_may_be_free_soon_and_what_was_used_with_the_next_day(lua):
+    rules = [rule("d", "tokens", 100, "day")]
+    lua.at(BEGIN_S + 20)  # of a new day
+    assert lua.reserve(run_of("r1", rules, tokens=60))[0] == 0
+    assert lua.reserve(run_of("r2", rules, tokens=60))[:2] == (1, 1.0)
+    run = run_of("r1", rules, tokens=60)
+    run.used, run.status = Used(prompt=60), "ok"
+    lua.settle(run)
+    left_s = period_ends("day", BEGIN_S + 20) - (BEGIN_S + 20)
+    assert lua.reserve(run_of("r3", rules, tokens=60))[:2] == (1, pytest.approx(left_s, abs=1))
+    assert lua.reserve(run_of("r4", rules, tokens=40))[0] == 0
+
+
 def test_what_runs_on_after_it_was_thought_lost_has_its_place_again(lua):
     """Told again under its own id, it is charged the rest and counted once."""
     rules = [rule("few", "concurrent", 1), rule("rpd", "requests", 9, "day")]
@@ -309,7 +322,8 @@ def test_what_runs_on_after_it_was_thought_lost_has_its_place_again(lua):
     assert lua.reserve(run_of("r2", rules))[2][0] == 0  # nobody was there
     lua.hold(run)  # and here it is
     lua.settle(run_of("r2", rules))
-    assert lua.reserve(run_of("r3", rules))[0] == 1
+    blocking, _, left = lua.reserve(run_of("r3", rules))
+    assert (blocking, left[1]) == (1, 9 - 2), "r1 is counted once"
     run.used, run.status = Used(prompt=40, output=7), "ok"
     lua.settle(run)
     lua.hold(run)  # late: it is over
