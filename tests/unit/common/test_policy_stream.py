@@ -58,7 +58,8 @@ sets = st.lists(
 @given(
     sets,
     st.text(ALPHABET, max_size=24) | st.lists(st.sampled_from(PIECES), max_size=9).map("".join),
-    st.lists(st.integers(0, 24), max_size=8), st.booleans()
+    st.lists(st.integers(0, 24), max_size=8),
+    st.booleans(),
 )
 @settings(max_examples=120, deadline=None)
 @example([("b$", "redact", True), ("abc", "refuse", False)], "ab\u200bb", [1, 2, 3], False)

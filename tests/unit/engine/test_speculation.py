@@ -224,15 +224,15 @@ def test_guesses_take_no_block_that_is_not_free() -> None:
 class Offering:
     """Has always as many as one likes."""
 
-    def __init__(self, depth_s: float = 0.0) -> None:
-        self._depth_s = depth_s
+    def __init__(self, depth_s: float = 0.0, begin_s: float = 0.0) -> None:
+        self._depth_s, self._begin_s = depth_s, begin_s
         self.asked: list[str] = []
 
     def look_s(self, sequence: Sequence) -> float:
         return 0.0
 
     def begin_s(self, sequence: Sequence) -> float:
-        return 0.0
+        return self._begin_s
 
     def offers(self, sequence: Sequence, most: int) -> int:
         self.asked.append(sequence.id)
@@ -334,6 +334,32 @@ def test_costs_that_were_wrong_are_not_believed_for_ever() -> None:
     tried = [bool(guesses.wanted([sequence], shape, 9)) for _ in range(2000)]
     assert not any(tried[:300])
     assert any(tried)
+
+
+def test_what_takes_long_to_begin_waits_until_as_much_has_come() -> None:
+    cost = CostModel()
+    shape = StepShape(decodes=1, decode_context=100)
+    for drafts in (0, 1) * 5:
+        cost.learn(replace(shape, drafts=drafts), 1e-3)
+    guesses = Speculation([Offering(begin_s=0.01)], cost, depth=2, rows=9)
+    sequence = Sequence(Request("a", [1] * 100, Sampling(10**6)), 0, 16, frozenset(), 10**7, 0)
+    began = 0
+    while not guesses.wanted([sequence], shape, 9):
+        sequence.tokens.append(1)
+        began += 1
+        assert began < 100
+    assert began > 20
+
+
+def test_behind_what_ends_a_sequence_nothing_is_guessed() -> None:
+    guesses = Speculation([Offering()], CostModel(), depth=5, rows=9)
+    ends, goes_on = (
+        Sequence(Request(name, [2] * 9, Sampling(99)), 0, 16, frozenset({token}), 10**7, 0)
+        for name, token in (("ends", 1), ("goes on", 3))
+    )
+    guesses.wanted([ends, goes_on], StepShape(decodes=2, decode_context=18), 9)
+    found = guesses.propose([(ends, 3), (goes_on, 3)])
+    assert found == {"ends": (1,), "goes on": (1, 1, 1)}
 
 
 def test_who_guessed_wrong_is_tried_again() -> None:

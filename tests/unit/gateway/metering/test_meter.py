@@ -147,14 +147,14 @@ async def test_an_end_is_told_once_however_often(make, redis_url):
 async def test_a_fault_of_ours_is_charged_for_what_was_seen_of_an_answer(
     make, redis_url, shown, charged
 ):
-    end = make(redis_url)
-    one = await end.admit("r1", who(limit("tokens", 1000, "day")), 10)
+    end, rule = make(redis_url), limit("tokens", 1000, "day")
+    one = await end.admit("r1", who(rule), 10)
     using(one, 10)
     one.shown = lambda: shown
     end.meter.end(one, RuntimeError("a bug"))
     (entry,) = await end.entries(1)
     assert (entry.status, entry.prompt) == ("failed", charged)
-    assert (await end.admit("r2", who(limit("tokens", 1000, "day")))).rooms[0].left == 1000 - charged
+    assert (await end.admit("r2", who(rule))).rooms[0].left == 1000 - charged
 
 
 # ---- a gateway that is killed -------------------------------------------------------------------
