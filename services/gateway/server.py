@@ -173,7 +173,8 @@ class GatewayService(Service):
 def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> Gateway:
     own, namespace = settings.gateway, settings.namespace
     tokenizers = Peers(redis, settings, "tokenizer", identity="gateway", peer_id=id)
-    retrieval = RetrievalClient(redis, settings)
+    policy = PolicyFile.of_settings(settings.policy)
+    retrieval = RetrievalClient(redis, settings, policy)
     files = Files(redis, namespace, own, settings.retrieval.max_document_chars)
     store_files = StoreFiles(redis, namespace)
     indexing = Indexing(files, store_files, retrieval, telemetry)
@@ -188,7 +189,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,
-        policy=PolicyFile.of_settings(settings.policy),
+        policy=policy,
         files=files,
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
         runs=Runs(redis, namespace, id, settings.runs),

@@ -7,7 +7,7 @@ import numpy as np
 from protos import common_pb2
 from protos import retrieval_pb2 as pb
 from services.common.config import RetrievalSettings
-from services.common.errors import PenstockError, invalid
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.fair_threads import FairThreads
 from services.common.policy import Policy, PolicyFile, Subject
 from services.common.policy.metrics import VERDICTS
@@ -47,7 +47,7 @@ async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedR
     """A text longer than the model's window is refused, never embedded in part."""
     requests.check_embed(request)
     reader = parts.model.reader
-    tenant, policy, given = request.caller.tenant, parts.policy.current, list(request.texts)
+    tenant, policy, given = request.caller.tenant, _policy(parts, request.policy), [*request.texts]
     if policy.texts.has("input"):
         subjects = [Subject(f"texts[{i}]", "input", t, "user") for i, t in enumerate(given)]
         given = await _checked(parts, policy, tenant, subjects, span)
@@ -71,7 +71,10 @@ async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedR
 async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.SearchReply:
     """A question longer than the window is embedded by its two ends; the span says so."""
     requests.check_search(request)
-    tenant = request.caller.tenant
+    tenant, policy = request.caller.tenant, _policy(parts, request.policy)
+    if request.judged and policy.texts.has("input"):
+        subjects = [Subject("query", "input", request.query, "user")]
+        (request.query,) = await _checked(parts, policy, tenant, subjects, span)
     with parts.telemetry.span("embed", span) as step:
         query = await parts.questions.run(tenant, lambda: parts.model.reader.query(request.query))
         step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
@@ -89,6 +92,8 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
         step.set_attribute("passages", len(passages))
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
+    if request.judged and policy.texts.has("retrieved"):
+        await _check_passages(parts, policy, tenant, passages, span)
     metrics.SEARCH_PASSAGES.observe(len(passages))
     return pb.SearchReply(passages=passages, tokens=len(query.ids))
 
@@ -96,7 +101,7 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
 async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexReply:
     """Until the last step is done, searches find the document's earlier text."""
     requests.check_index(request, parts.settings.max_document_chars)
-    policy = parts.policy.current
+    policy = _policy(parts, request.policy)
     if policy.texts.has("uploads"):
         subjects = [Subject(n, "uploads", getattr(request, n)) for n in ("title", "text")]
         with parts.telemetry.span("policy", span) as step:
@@ -122,6 +127,30 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
         )
     metrics.INDEXED_CHUNKS.inc(len(document.chunks))
     return pb.IndexReply(chunks=len(document.chunks), tokens=tokens)
+
+
+def _policy(parts: Parts, digest: str) -> Policy:
+    """The version that the caller judges by; where it names none, this replica's. Raises
+    UNAVAILABLE ("other_policy") if it is not known here."""
+    found = parts.policy.of(digest) if digest else parts.policy.current
+    if found is None:
+        why = "retrieval has another version of the content policy"
+        raise unavailable(why, stage="retrieval", reason="other_policy")
+    return found
+
+
+async def _check_passages(
+    parts: Parts, policy: Policy, tenant: str, passages: list[common_pb2.Passage], span: Span
+) -> None:
+    """Title and text of each as the policy lets them be."""
+    fields = [(passage, name) for passage in passages for name in ("title", "text")]
+    subjects = [
+        Subject(f"data[{number // 2}]", "retrieved", getattr(passage, name))
+        for number, (passage, name) in enumerate(fields)
+    ]
+    told = await _checked(parts, policy, tenant, subjects, span)
+    for (passage, name), text in zip(fields, told, strict=True):
+        setattr(passage, name, text)
 
 
 async def _checked(
@@ -159,7 +188,7 @@ async def judge(parts: Parts, request: pb.JudgeRequest, span: Span) -> pb.JudgeR
     """Of input alone, by the rules for it."""
     requests.check_judge(request)
     tenant, reader = request.caller.tenant, parts.model.reader
-    prototypes = await parts.prototypes.of(parts.policy.current)
+    prototypes = await parts.prototypes.of(_policy(parts, request.policy))
     texts = await parts.questions.run(
         tenant, lambda: [reader.query(one.text).ids for one in request.texts]
     )

@@ -10,6 +10,7 @@ from services.common.policy import Policy, RuleSpec
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 
+_VERSIONS = 4  # that are asked for at a time, while a file changes
 _ALL = ""  # of the tenants: nobody's
 
 
@@ -33,16 +34,17 @@ class Prototypes:
     def __init__(self, model: EmbeddingModel, embedder: Embedder) -> None:
         self._model = model
         self._embedder = embedder
-        self._digest: str | None = None
-        self._made: list[Prototype] = []
+        self._made: dict[str, list[Prototype]] = {}  # by digest
         self._making = asyncio.Lock()
 
     async def of(self, policy: Policy) -> list[Prototype]:
         async with self._making:
-            if self._digest != policy.digest:
-                self._made = [await self._make(rule) for rule in policy.rules.by_meaning]
-                self._digest = policy.digest
-            return self._made
+            if policy.digest not in self._made:
+                made = [await self._make(rule) for rule in policy.rules.by_meaning]
+                if len(self._made) == _VERSIONS:
+                    del self._made[next(iter(self._made))]
+                self._made[policy.digest] = made
+            return self._made[policy.digest]
 
     async def _make(self, rule: RuleSpec) -> Prototype:
         assert rule.like is not None

@@ -6,7 +6,7 @@ from functools import partial
 
 import grpc
 
-from protos.common_pb2 import Decision, Record
+from protos.common_pb2 import Decision, Passage, Record
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid, unavailable
@@ -36,7 +36,7 @@ async def run(
     Raises PenstockError.
     """
     replaced: set[str] = set()  # checkpoints whose workers left before they made a token of it
-    policy = policy_of(pipeline, request)
+    policy, given = policy_of(pipeline, request), list(map(_words, request.chat.passages))
     while True:
         # In: the model, then its prompt beside the verdict on the text; both before the router
         # hears.
@@ -47,7 +47,7 @@ async def run(
         record.decisions.append(_context_decision(prompt))
 
         # Out: tokens to text, in the link's callback, until the end or a stop string.
-        outputs = _outputs(model, request, prompt, policy)
+        outputs = _outputs(model, request, prompt, policy, given)
         if request.HasField("resume"):
             await _resume(pipeline, outputs, request, span)
         before = sum(len(output.token_ids) for output in outputs)
@@ -144,13 +144,21 @@ def _context_decision(prompt: Prompt) -> Decision:
 
 
 def _outputs(
-    model: ServedModel, request: PromptRequest, prompt: Prompt, policy: Policy
+    model: ServedModel,
+    request: PromptRequest,
+    prompt: Prompt,
+    policy: Policy,
+    given: Sequence[tuple[str, str]],
 ) -> list[Output]:
-    """One for each choice; the first brings the prompt back where that is wanted."""
+    """One for each choice; the first brings the prompt back where that is wanted. `given`: titles
+    and texts of the passages, before the policy looked at them."""
     texts = model.token_texts if request.sampling.HasField("logprobs") else None
     detokenizer = model.with_calls if offered(request.chat) else model.detokenizer
     is_json = request.sampling.constraint.WhichOneof("kind") in ("json_object", "json_schema")
     first = TextDelta(policy=policy.digest, hold=policy.rules.delivery == "hold")
+    for index, (passage, before) in enumerate(zip(request.chat.passages, given, strict=True)):
+        if _words(passage) != before:
+            first.redacted.add(index=index, title=passage.title, text=passage.text)
     echo = None
     if request.echo:
         echo = request.text or model.decode(prompt.token_ids)
@@ -175,6 +183,10 @@ def _outputs(
             )
         )
     return outputs
+
+
+def _words(passage: Passage) -> tuple[str, str]:
+    return passage.title, passage.text
 
 
 def _generate_requests(

@@ -1,5 +1,6 @@
 """Every text that a prompt may hold, for the policy to look at, and what it made of them."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from protos.common_pb2 import ContentPart, Message
@@ -10,6 +11,7 @@ from services.common.policy.schema import Place
 
 Ids = Sequence[int]
 _Put = Callable[[str], None]
+_OURS = re.compile("call_[0-9a-f]{24}")  # as Answer.call_id makes them
 
 
 def subjects(request: PromptRequest, decode: Callable[[Ids], str]) -> list[Subject]:
@@ -63,11 +65,18 @@ def _of_chat(request: PromptRequest) -> list[tuple[Subject, _Put]]:
         found.append((spoken, _content_setter(message)))
         if message.name:
             found.append((Subject(f"{at}.name", "input", message.name, role, fixed=True), _never))
+        if _is_foreign(message.tool_call_id):
+            of_result = Subject(
+                f"{at}.tool_call_id", "input", message.tool_call_id, role, fixed=True
+            )
+            found.append((of_result, _never))
         if message.reasoning:
             thought = Subject(f"{at}.reasoning_content", "input", message.reasoning, role)
             found.append((thought, _setter(message, "reasoning")))
         for number, call in enumerate(message.tool_calls):
             of_call = f"{at}.tool_calls[{number}]"
+            if _is_foreign(call.id):
+                found.append((Subject(of_call, "input", call.id, role, fixed=True), _never))
             found.append((Subject(of_call, "input", call.name, role, fixed=True), _never))
             asked = Subject(of_call, "input", call.arguments, role, json=True)
             found.append((asked, _setter(call, "arguments")))
@@ -87,6 +96,11 @@ def _of_chat(request: PromptRequest) -> list[tuple[Subject, _Put]]:
             subject = Subject(f"documents[{index}]", "retrieved", text)
             found.append((subject, _setter(passage, name)))
     return found
+
+
+def _is_foreign(id: str) -> bool:
+    """Whether a call's id may say something: ours are digits of a hash."""
+    return bool(id) and not _OURS.fullmatch(id)
 
 
 def _setter(message: object, field: str) -> _Put:

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 POLICY = """
 rules:
   - {name: plan, pattern: secret plan, where: [output]}
-  - {name: card, pii: [card], where: [input, output], action: redact}
+  - {name: card, pii: [card], where: [input, retrieved, output], action: redact}
   - {name: bomb, pattern: build a bomb}
 """
 CARD = "4111 1111 1111 1111"
@@ -88,6 +88,19 @@ async def test_a_stream_that_is_redacted(two: House) -> None:
         events = await raw(two, said, **more)
         assert "4111" not in events
         assert "1111" not in events
+
+
+async def test_a_passage_is_told_as_the_prompt_has_it(two: House) -> None:
+    documents = [{"title": "T", "text": "It is here."}, {"title": f"no. {CARD}", "text": CARD}]
+    two.story = Story("It is [2]")
+    asked = {**CHAT, "documents": documents}
+    answer = (await two.api.post("/v1/chat/completions", json=asked)).json()
+    assert [one["title"] for one in answer["penstock"]["passages"]] == ["T", "no. [CARD]"]
+    (cited,) = answer["choices"][0]["message"]["annotations"]
+    assert cited["filename"] == "no. [CARD]"
+    events = (await two.api.post("/v1/chat/completions", json={**asked, "stream": True})).text
+    assert "no. [CARD]" in events
+    assert "4111" not in events + str(answer)
 
 
 def _waits(story: Story) -> bool:

@@ -59,11 +59,11 @@ def _services_table(serving: list[Replica], draining: list[Replica]) -> Table:
 
 
 async def _policies(serving: list[Replica]) -> Table | None:
-    """The policies of those that ask one; None: nobody has any."""
+    """The policies of those that ask one; None: nobody is known to have any."""
     asked = [r for r in serving if r.service in _ASK_POLICY and r.metrics_url]
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
         told = await asyncio.gather(*(_policy_of(replica, http) for replica in asked))
-    if not any(told):
+    if not any(policy.get("file") for policy in told):
         return None
     table = folding_table("replica", "version", "rules", "fault", title="Policies")
     for replica, policy in zip(asked, told, strict=True):

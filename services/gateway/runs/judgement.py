@@ -5,7 +5,7 @@ which takes longer itself. Only where a rule would route the request does the re
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from protos.common_pb2 import Caller
 from protos.retrieval_pb2 import JudgedText, JudgeReply, JudgeRequest
@@ -19,19 +19,37 @@ from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
 from services.gateway.stores.retrieval_client import RetrievalClient, is_outage
 
-_ROLES = ("system", "developer", "user", "tool")
+Text = tuple[str, str]
+"""The field that it is from, and what it says."""
+
+_ROLES = ("user", "system", "developer", "tool")
 _LATEST = 4  # messages of a conversation
-_MOST = 64  # texts of a request: retrieval's own bound
+_AT_ONCE = 32  # texts that are asked about
+_MOST = 4096  # texts of a request
 
 
 class Judgement:
     """Of one request."""
 
-    def __init__(self, policy: Policy, prompts: Sequence[Prompt], journal: Journal) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        journal: Journal,
+        given: Sequence[Text] = (),
+    ) -> None:
+        """Of prompts, or of texts `given` for numbers, with the fields that they are from."""
         self._rules = [rule for rule in policy.rules.by_meaning if "input" in rule.where]
-        self._version = policy.version
+        self._policy = policy
         self._journal = journal
-        self._texts = _texts(self._rules, prompts) if self._rules else []
+        roles = {role for rule in self._rules for role in rule.roles or _ROLES}
+        self._texts: list[tuple[str, JudgedText]] = []
+        for prompt in prompts if self._rules else ():
+            self._texts += _of_prompt(prompt, roles)
+        if "user" in roles:
+            self._texts += [(param, JudgedText(text=text, role="user")) for param, text in given]
+        self._texts = [(param, one) for param, one in self._texts if one.text.strip()]
+        self._of_numbers = bool(given)
         self._asked: asyncio.Task[None] | None = None
         self._routed: str | None = None
 
@@ -56,30 +74,36 @@ class Judgement:
             await asyncio.shield(self._asked)
 
     async def _ask(self, retrieval: RetrievalClient, caller: Caller, span: Span) -> None:
-        texts = [one for _, one in self._texts]
-        request = JudgeRequest(caller=caller, texts=texts)
+        if len(self._texts) > _MOST:
+            why = f"rules of meaning are asked about {_MOST} texts of a request, and no more"
+            raise invalid(why, self._texts[_MOST][0], reason="policy_too_much", stage="gateway")
+        matches: list[JudgeReply.Match] = []
         try:
-            reply = await retrieval.judge(request, span, self._journal.below)
+            for first in range(0, len(self._texts), _AT_ONCE):
+                texts = [one for _, one in self._texts[first : first + _AT_ONCE]]
+                request = JudgeRequest(caller=caller, texts=texts, policy=self._policy.digest)
+                reply = await retrieval.judge(request, span, self._journal.below)
+                matches += [_moved(match, first) for match in reply.matches]
         except PenstockError as error:
             if not is_outage(error):
                 raise
-            return self._away(error)
-        self._take(reply)
+            self._away(error)
+        self._take(matches)
 
     def _away(self, error: PenstockError) -> None:
         told = {rule.name: rule.like.away for rule in self._rules if rule.like is not None}
         self._journal.decide(
-            "policy", "not asked", version=self._version, why=error.message, **told
+            "policy", "not asked", version=self._policy.version, why=error.message, **told
         )
         for rule in self._rules:
             if rule.like is not None and rule.like.away == "refuse":
                 VERDICTS.labels(rule.name, "refuse", "input").inc()
                 raise _refusal(rule, self._texts[0][0])
 
-    def _take(self, reply: JudgeReply) -> None:
+    def _take(self, matches: Sequence[JudgeReply.Match]) -> None:
         known = {rule.name: rule for rule in self._rules}
-        matches = [match for match in reply.matches if match.rule in known]
-        found = sorted(matches, key=lambda match: match.text)
+        found = [match for match in matches if match.rule in known]
+        found.sort(key=lambda match: match.text)
         if not found:
             return
         actions, told = set(), {}
@@ -89,33 +113,32 @@ class Judgement:
             actions.add(rule.action)
             told[rule.name] = f"{rule.action}, in input, {match.score:.2f}"
         done = next(a for a in ("refuse", "route", "flag") if a in actions)
-        reasons = {"version": self._version, **told}
+        reasons = {"version": self._policy.version, **told}
         self._journal.decisions.append(decision("gateway", "policy", done, reasons))
         for match in found:
             rule = known[match.rule]
             if rule.action == "refuse":
                 raise _refusal(rule, self._texts[match.text][0])
+            if rule.action == "route" and self._of_numbers:  # another model's say something else
+                raise _refusal(rule, "model")
             self._routed = self._routed or rule.model
 
 
-def _texts(rules: Sequence[RuleSpec], prompts: Sequence[Prompt]) -> list[tuple[str, JudgedText]]:
-    """With the fields that they are from. Prompts of token ids are not among them: what they say is
-    the tokenizer's to tell."""
-    roles = {
-        role for rule in rules for role in rule.roles or ("user", "system", "developer", "tool")
-    }
-    found: list[tuple[str, JudgedText]] = []
-    for prompt in prompts:
-        if prompt.request.text and "user" in roles:
-            one = JudgedText(text=prompt.request.text, role="user")
-            found.append((prompt.param or "prompt", one))
-        of_chat = [
-            (f"messages[{index}].content", JudgedText(text=text_of(message), role=message.role))
-            for index, message in enumerate(prompt.request.chat.messages)
-            if message.role in roles
-        ]
-        found += of_chat[-_LATEST:]
-    return [(param, one) for param, one in found if one.text.strip()][:_MOST]
+def _moved(match: JudgeReply.Match, by: int) -> JudgeReply.Match:
+    return JudgeReply.Match(rule=match.rule, text=match.text + by, score=match.score)
+
+
+def _of_prompt(prompt: Prompt, roles: Container[str]) -> list[tuple[str, JudgedText]]:
+    """Token ids are not among them: what they say is the tokenizer's to tell."""
+    if prompt.request.text:
+        one = JudgedText(text=prompt.request.text, role="user")
+        return [(prompt.param or "prompt", one)] if "user" in roles else []
+    of_chat = [
+        (f"messages[{index}].content", JudgedText(text=text_of(message), role=message.role))
+        for index, message in enumerate(prompt.request.chat.messages)
+        if message.role in roles
+    ]
+    return of_chat[-_LATEST:]
 
 
 def _refusal(rule: RuleSpec, param: str) -> PenstockError:

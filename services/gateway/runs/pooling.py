@@ -22,6 +22,7 @@ from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
 from services.gateway.runs.front import Asked
+from services.gateway.runs.judgement import Judgement, Text
 from services.gateway.runs.records import Journal
 from services.gateway.runs.text_stream import TextStream
 
@@ -102,8 +103,17 @@ async def compute(
 
     try:
         with gateway.telemetry.span("compute", inputs=len(got.values)) as computing:
-            work = _by_retrieval if by_retrieval else _by_model
-            await work(gateway, ask, got, computing, journal)
+            texts = await _decoded_texts(gateway, ask) if by_retrieval else []
+            judgement = Judgement(gateway.policy.current, (), journal, _judged(ask, texts))
+            judgement.begin(gateway.retrieval, ask.request.caller, computing)
+            try:
+                if by_retrieval:
+                    await _by_retrieval(gateway, ask, texts, got, computing, journal)
+                else:
+                    await _by_model(gateway, ask, got, computing, journal)
+                await judgement.settled()
+            finally:
+                judgement.cancel()
     except PenstockError as error:
         ask.name_as_the_client_does(error)
         raise
@@ -166,10 +176,25 @@ async def _by_model(gateway: Gateway, ask: Ask, got: Numbers, span: Span, journa
         raise PenstockError(grpc.StatusCode.INTERNAL, broken, stage="tokenizer")
 
 
+def _judged(ask: Ask, decoded: Sequence[str]) -> list[Text]:
+    """What a client asks about; what is scored is as passages are, for which no such rule is."""
+    pool = ask.pool
+    given = [("queries", pool.queries)]
+    if pool.task != Pool.SCORE:
+        given.append(("inputs", pool.inputs))
+    if decoded:
+        return [(f"inputs[{n}]", text) for n, text in enumerate(decoded)]
+    return [(f"{name}[{n}]", one.text) for name, inputs in given for n, one in enumerate(inputs)]
+
+
 async def _by_retrieval(
-    gateway: Gateway, ask: Ask, got: Numbers, span: Span, journal: Journal
+    gateway: Gateway,
+    ask: Ask,
+    texts: Sequence[str],
+    got: Numbers,
+    span: Span,
+    journal: Journal,
 ) -> None:
-    texts = await texts_of(ask, gateway.threads, gateway.settings.gateway.body_limit_bytes)
     request = EmbedRequest(caller=ask.request.caller, texts=texts)
     try:
         reply = await gateway.retrieval.embed(request, span, journal.below)
@@ -182,6 +207,10 @@ async def _by_retrieval(
     got.model = reply.model
     got.values = [np.asarray(one.values, "<f4").tobytes() for one in reply.vectors]
     got.usage.prompt_tokens = reply.tokens
+
+
+async def _decoded_texts(gateway: Gateway, ask: Ask) -> list[str]:
+    return await texts_of(ask, gateway.threads, gateway.settings.gateway.body_limit_bytes)
 
 
 async def texts_of(ask: Ask, threads: FairThreads, max_bytes: int) -> list[str]:

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Usage
-from protos.tokenizer_pb2 import Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
+from protos.tokenizer_pb2 import (
+    Echo,
+    PromptPlan,
+    PromptRequest,
+    Redacted,
+    TextDelta,
+    TextLogprob,
+)
 from services.common.content import text_of
 
 
@@ -108,6 +115,8 @@ class Answer:
                 self.usage = delta.usage
             elif delta.HasField("usage"):
                 self.known = delta.usage
+            for one in delta.redacted:
+                self._redact(one)
             if delta.HasField("plan"):
                 self.plan = delta.plan
         self.tokens += tokens
@@ -133,6 +142,13 @@ class Answer:
         if not self.tokens_since:
             return None
         return self.tokens_since / (self.arrived - self.began)
+
+    def _redact(self, one: Redacted) -> None:
+        """Told is what the prompt holds."""
+        passage = Passage()
+        passage.CopyFrom(self.passages[one.index])
+        passage.title, passage.text = one.title, one.text
+        self.passages[one.index] = passage
 
     def withdraw(self) -> None:
         """Nothing of it is told."""

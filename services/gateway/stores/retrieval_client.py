@@ -16,6 +16,7 @@ from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.grpc_options import MESSAGE_LIMITS
 from services.common.metrics import from_zero
+from services.common.policy import PolicyFile
 from services.common.redis import Redis
 from services.common.spans import Span
 from services.common.transport import Channel, Transport
@@ -36,7 +37,8 @@ _OUTAGES = (
     grpc.StatusCode.UNKNOWN,
 )
 from_zero(metrics.retrieval_skipped, (code.name.lower() for code in _OUTAGES))
-_LOST = frozenset({"unreachable", "draining"})  # of a replica: another may take the call
+# Of a replica: another may take the call, or the same once it has looked at its policy's file.
+_LOST = frozenset({"unreachable", "draining", "other_policy"})
 
 
 class _Bounds(NamedTuple):
@@ -55,7 +57,9 @@ class RetrievalClient:
     file did to it.
     """
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
+    def __init__(self, redis: Redis, settings: Settings, policy: PolicyFile | None = None) -> None:
+        """`policy`: by which what is asked is judged, if the request does not say."""
+        self._policy = policy or PolicyFile(None, 1.0)
         self._search_s = settings.retrieval.timeout_s
         self._patience_s = settings.gateway.retrieval_patience_s
         self._transport = Transport.of(settings, "gateway")
@@ -143,6 +147,8 @@ class RetrievalClient:
         bounds: _Bounds,
         record: common_pb2.Record | None,
     ) -> Any:
+        if not getattr(request, "policy", "none"):
+            request.policy = self._policy.current.digest
         began = time.monotonic()
         failure = _nobody()
         once = method == "Index"

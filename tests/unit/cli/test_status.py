@@ -1,10 +1,12 @@
 """`penstock status` on a real Redis, with routers that answer and one that does not."""
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
@@ -125,3 +127,31 @@ def test_who_drains_is_last_and_said_to(
 def test_an_empty_registry_is_no_penstock(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 1
     assert "nothing is registered" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", [None, "/etc/policy.yaml"])
+def test_policies_are_shown_where_somebody_has_one(
+    file: str | None, register: Register, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And then who does not say is shown, too."""
+    told = {"file": file, "version": "mine@1" if file else None, "rules": 2, "fault": None}
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(told).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        register(Replica("tokenizer", "tokenizer-1", "h:1", "h", 11, url))
+        register(Replica("tokenizer", "tokenizer-2", "h:1", "h", 12, "http://127.0.0.1:1/metrics"))
+        assert main(["status"]) == 0
+        server.shutdown()
+    said = capsys.readouterr().out
+    assert ("Policies" in said) is bool(file)
+    assert ("mine@1" in said) is ("it does not say" in said) is bool(file)

@@ -8,11 +8,17 @@ import pytest
 from prometheus_client import generate_latest
 
 from protos.common_pb2 import FINISH_STOP, Status, Usage
-from protos.retrieval_pb2 import EmbedReply, EmbedRequest
+from protos.retrieval_pb2 import EmbedReply, EmbedRequest, JudgeReply
 from protos.tokenizer_pb2 import Pooled, TextDelta
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import End
-from services.gateway.api.pooled_schema import EmbeddingsRequest
+from services.common.policy import Policy, load_rules
+from services.gateway.api.pooled_schema import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.runs.pooling import Numbers, compute
@@ -99,6 +105,52 @@ async def test_a_text_at_fault_has_the_clients_name(param, named):
     error = await refusal(Retrieval("m", invalid(f"bad: {param} texts", param)))
     assert error.param == named
     assert error.message.startswith(f"bad: {named} ")
+
+
+LIKE = """
+rules: [{name: boats, like: {examples: [x]}, action: %s}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "param"),
+    [
+        (EmbeddingsRequest, {"input": ["a", "b"]}, "input[1]"),
+        (ClassifyRequest, {"input": ["a", "b"]}, "input[1]"),
+        (ScoreRequest, {"queries": ["a", "b"], "documents": ["c", "d"]}, "queries[1]"),
+        (RerankRequest, {"query": "b", "documents": ["c", "d"]}, "query"),
+    ],
+)
+@pytest.mark.parametrize("model", ["tiny", "m"])
+async def test_rules_of_meaning_are_asked_about_what_gets_numbers(form, body, param, model):
+    asked = validated(form, {"model": model, **body}).ask()
+    if model == "m" and form is not EmbeddingsRequest:
+        return  # retrieval's makes embeddings alone
+    origin: Any = SimpleNamespace(request_id="req_1", route="Embed")
+    principal = Principal("acme", "key_1", models=None, priority="high", weight=2.0)
+    texts = ["a", "b"] if param[-1] == "]" else ["b"]
+    for action, wanted in (("refuse", param), ("route, model: other", "model")):
+        with gateway_parts() as gateway:
+            gateway.policy.current = Policy.of(load_rules((LIKE % action).encode()))
+            gateway.tokenizers = Tokenizers(numbers)
+            judge, retrieval = gateway.retrieval, Retrieval("m")
+            retrieval.judge = judge.judge
+            gateway.retrieval = retrieval
+            found = JudgeReply.Match(rule="boats", text=len(texts) - 1, score=0.7)
+            judge.verdict = JudgeReply(matches=[found])
+            with pytest.raises(PenstockError) as refused:
+                await compute(gateway, origin, principal, Journal("req_1", "Embed"), asked)
+        assert [one.text for one in judge.judged[0].texts] == texts
+        assert (refused.value.reason, refused.value.param) == ("content_policy", wanted)
+
+
+def numbers(opened: Opened) -> None:
+    """To each input one."""
+    for index in range(len(opened.request.pool.inputs)):
+        delta = TextDelta(checkpoint="c")
+        delta.pooled.append(Pooled(index=index, values=bytes(4)))
+        opened.say(delta)
+    opened.finish()
 
 
 async def test_another_tokenizer_is_asked_for_the_rest_alone():

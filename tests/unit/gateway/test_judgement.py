@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
+from protos.common_pb2 import Caller
 from protos.retrieval_pb2 import JudgeReply
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
 from services.common.content import said
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, load_rules
+from services.common.telemetry import Telemetry
+from services.gateway.runs.judgement import Judgement
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Prompt
+from services.gateway.runs.records import Journal
 from tests.support.gateway_parts import MODEL, Tokenizers, gateway_parts
 from tests.support.waiting import until
 from tests.unit.gateway.test_generate import Front, asks, record, refused, says, served
@@ -92,6 +96,23 @@ async def test_a_flag_lets_it_pass_and_a_route_goes_elsewhere_from_the_start(par
     await served(parts, front)
     assert parts.tokenizers.opened[-1].request.model == "other"
     assert [answer.model for answer in front.finished] == ["other"]
+
+
+async def test_all_of_many_texts_are_asked_about_and_too_many_refused(parts):
+    prompts = [Prompt(PromptRequest(model=MODEL, text=f"p{n}"), param=f"p[{n}]") for n in range(70)]
+    parts.retrieval.verdict = matches(5)
+    error = await refused(parts, Front(*prompts))
+    assert (error.reason, error.param) == ("content_policy", "p[5]")
+    asked = [[one.text for one in request.texts] for request in parts.retrieval.judged]
+    assert [text for texts in asked for text in texts] == [f"p{n}" for n in range(70)]
+    assert {request.policy for request in parts.retrieval.judged} == {parts.policy.current.digest}
+    assert max(map(len, asked)) <= 64, "retrieval takes no more at once"
+    given = [(f"inputs[{n}]", "x") for n in range(5000)]
+    judgement = Judgement(policy(), (), Journal("r", "Embed"), given)
+    judgement.begin(parts.retrieval, Caller(), Telemetry("gateway", "g").span("s").__enter__())
+    with pytest.raises(PenstockError) as many:
+        await judgement.settled()
+    assert (many.value.reason, many.value.param) == ("policy_too_much", "inputs[4096]")
 
 
 @pytest.mark.parametrize("away", ["pass", "refuse"])

@@ -111,11 +111,22 @@ def test_tools_calls_names_and_reasoning_are_read_too() -> None:
         (says(tool_calls=[escaped]), f"{at}.tool_calls[0]"),
         (says(reasoning="top secret"), f"{at}.reasoning_content"),
         (says(name="4111111111111111"), f"{at}.name"),
+        (says(tool_call_id="top-secret"), f"{at}.tool_call_id"),
+        (says(tool_calls=[ToolCall(id="top secret", name="f")]), f"{at}.tool_calls[0]"),
         (Chat(template_options='{"date_string": "t\\u006fp secret"}'), "chat_template_kwargs"),
     ):  # fmt: skip
         found = refused(made, PromptRequest(chat=request))
         assert found is not None, request
         assert found[1] == param
+
+
+def test_our_own_ids_of_calls_say_nothing() -> None:
+    """Digits of a hash may look like a card's."""
+    ids = ("call_4111111111111111abcdef01", "x4111111111111111")
+    for id, wanted in zip(ids, (None, ("c", "messages[0].tool_call_id")), strict=True):
+        message = Message(role="tool", tool_call_id=id)
+        request = PromptRequest(chat=Chat(messages=[message]))
+        assert refused(policy({"name": "c", "pii": ["card"]}), request) == wanted
 
 
 def test_completions_are_checked_as_text_and_as_ids() -> None:

@@ -207,6 +207,7 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
         query=body.query[0],
         limit=body.max_num_results or 10,
         score_threshold=threshold or 0.0,
+        judged=True,
     )
     asked, model = body.query[0], await gateway.retrieval.model()
     with gateway.telemetry.lone_span("search", request_id=exchange.request_id) as span:

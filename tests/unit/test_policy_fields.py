@@ -1,0 +1,147 @@
+"""Every field of the protocols that carries text: where the policy looks at it, or why not. A new
+one that stands on neither list fails here: it may be a way around the policy."""
+
+import json
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from protos import (
+    common_pb2,
+    gateway_pb2,
+    host_pb2,
+    retrieval_pb2,
+    router_pb2,
+    tokenizer_pb2,
+    worker_pb2,
+)
+from protos.common_pb2 import ContentPart, Message, Passage, Tool, ToolCall
+from protos.tokenizer_pb2 import Chat, Pool, PromptRequest
+from services.tokenizer.subjects import subjects
+
+FILES = (
+    common_pb2, gateway_pb2, host_pb2, retrieval_pb2, router_pb2, tokenizer_pb2, worker_pb2
+)  # fmt: skip
+
+# Looked at before they are in a prompt: `subjects` gives them, as the test below sees.
+PROMPT = """
+    ContentPart.text Message.name Message.tool_call_id Message.reasoning
+    ToolCall.id ToolCall.name ToolCall.arguments Tool.name Tool.description Tool.parameters
+    Passage.title Passage.text Chat.template_options PromptRequest.text Pool.Input.text
+"""
+# As those are called at the door: the gateway puts each into one of the above, or into one of
+# retrieval's below.
+DOOR = """
+    ChatRequest.chat_template_kwargs CompleteRequest.text PublicEmbedRequest.texts
+    PublicScoreRequest.queries PublicScoreRequest.documents PublicRerankRequest.query
+    PublicRerankRequest.documents PublicClassifyRequest.texts
+"""
+# By retrieval, and rules of meaning (tests/unit/retrieval/test_judged.py); what it cuts a document
+# into was looked at before.
+RETRIEVAL = """
+    EmbedRequest.texts SearchRequest.query IndexRequest.title IndexRequest.text JudgedText.text
+    CutRequest.title CutRequest.text CutChunk.title
+"""
+# Of answers, while they are written (tests/unit/tokenizer/test_answer_policy.py).
+ANSWER = """
+    TextDelta.text TextDelta.reasoning ToolCallDelta.name ToolCallDelta.arguments
+    TextLogprob.Candidate.text TextLogprob.Candidate.bytes GenerateEvent.text
+    GenerateEvent.reasoning
+"""
+# What the client sent, told to it as the policy left it.
+TOLD_BACK = "Echo.text Redacted.title Redacted.text"
+# They say what an answer must or must not be, and are in no prompt; what it becomes is looked at.
+FORM = """
+    Constraint.json_schema Constraint.regex Constraint.grammar Constraint.Options.texts
+    SamplingOptions.stop SamplingOptions.bad_words PromptRequest.stop PromptRequest.bad_words
+"""
+# Names of what there is, checked against it, and words of a fixed set.
+NAMES = """
+    ChatRequest.model CompleteRequest.model PromptRequest.model GenerateRequest.model
+    WorkRequest.model PublicEmbedRequest.model PublicScoreRequest.model PublicRerankRequest.model
+    PublicClassifyRequest.model EmbedReply.model TextDelta.model ModelInfo.name WorkerStatus.model
+    ToolChoice.name ToolChoice.allowed Message.role JudgedText.role SamplingOptions.delivery
+    ChatRequest.vector_store_ids SearchRequest.collections IndexRequest.collection
+    IndexRequest.source_id RemoveRequest.collection RemoveRequest.source_id Passage.source_id
+    PublicClassifyReply.labels TextDelta.labels Cost.currency JudgeReply.Match.rule
+"""
+# Ours: ids, digests, addresses, numbers, frames of other messages, and words about a request that
+# never quote it (Status.message and what becomes of it).
+OURS = """
+    Beside.path Beside.word Hello.host
+    Hello.peer Open.payload Open.traceparent LinkDown.news Item.payload Status.message
+    Status.stage Status.param Status.reason Span.service Span.name Span.span_id Span.parent_id
+    Span.attributes Decision.stage Decision.subject Decision.choice Decision.reasons
+    Caller.request_id Caller.tenant GenerateEvent.warning CutReply.refused EmbedRequest.policy
+    SearchRequest.policy IndexRequest.policy JudgeRequest.policy Resume.prompt_digest
+    Resume.checkpoint Resume.policy Pooled.values TextDelta.prompt_digest TextDelta.checkpoint
+    TextDelta.policy GenerateRequest.checkpoint WorkerStatus.id WorkerStatus.address
+    WorkerStatus.role WorkerStatus.state WorkerStatus.breaker WorkRequest.transfer_id
+    WorkRequest.checkpoint WorkerAddress.address WorkerAddress.host_id TokenDelta.pooled
+    BlockEvents.hashes KvBegin.transfer_id KvBegin.kv_format KvBlocks.inline SharedMemory.name
+"""
+KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, OURS)
+
+
+def _texts(message: Descriptor) -> list[str]:
+    """The fields of a message, and of those within it, that hold text or bytes."""
+    found = []
+    for field in message.fields:
+        values = [field]
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            values = list(field.message_type.fields)
+        if any(v.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES) for v in values):
+            found.append(field.full_name.split(".v1.", 1)[1])
+    for inner in message.nested_types:
+        if not inner.GetOptions().map_entry:
+            found += _texts(inner)
+    return found
+
+
+def test_every_text_of_the_protocols_is_looked_at_or_has_a_reason_not_to_be() -> None:
+    messages = [m for file in FILES for m in file.DESCRIPTOR.message_types_by_name.values()]
+    there = [name for message in messages for name in _texts(message)]
+    listed = [name for names in KNOWN for name in names.split()]
+    assert sorted(listed) == sorted(there)
+
+
+def test_what_is_listed_as_looked_at_is() -> None:
+    said = {name: f"{name}!" for name in PROMPT.split()}
+
+    def quoted(name: str) -> str:
+        return json.dumps({"a": said[name]})
+
+    call = ToolCall(
+        id=said["ToolCall.id"],
+        name=said["ToolCall.name"],
+        arguments=quoted("ToolCall.arguments"),
+    )
+    message = Message(
+        role="assistant",
+        content=[ContentPart(text=said["ContentPart.text"])],
+        name=said["Message.name"],
+        tool_call_id=said["Message.tool_call_id"],
+        reasoning=said["Message.reasoning"],
+        tool_calls=[call],
+    )
+    tool = Tool(
+        name=said["Tool.name"],
+        description=said["Tool.description"],
+        parameters=quoted("Tool.parameters"),
+    )
+    passage = Passage(title=said["Passage.title"], text=said["Passage.text"])
+    chat = Chat(
+        messages=[message],
+        tools=[tool],
+        passages=[passage],
+        template_options=quoted("Chat.template_options"),
+    )
+    pool = Pool(inputs=[Pool.Input(text=said["Pool.Input.text"])])
+    pool.queries.add(text="asked")
+    whole = [
+        PromptRequest(chat=chat),
+        PromptRequest(text=said["PromptRequest.text"]),
+        PromptRequest(pool=pool),
+    ]
+    seen = "\n".join(one.text for request in whole for one in subjects(request, lambda _: ""))
+    assert [name for name, text in said.items() if text not in seen] == []
+    assert "asked" in seen
