@@ -113,7 +113,12 @@ class Catalog:
         await self._first_tries(_FIRST_TRIES_S)
         best = (self._best(name, ()) for name in self._listed.names())
         return [
-            ModelInfo(name=model.name, window=model.window, created=model.created)
+            ModelInfo(
+                name=model.name,
+                window=model.window,
+                created=model.created,
+                sampling=model.sampling,
+            )
             for model in best
             if model is not None
         ]
@@ -165,7 +170,11 @@ class Catalog:
         while True:
             try:
                 reading.model = await asyncio.to_thread(
-                    _load, reading.served, self._max_window, self._parsers(reading.served.model)
+                    _load,
+                    reading.served,
+                    self._max_window,
+                    self._parsers(reading.served.model),
+                    self._chosen.generation_config == "auto",
                 )
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"[:_TOLD]
@@ -193,10 +202,10 @@ class Catalog:
             await self._news.wait()
 
 
-def _load(served: Checkpoint, max_window: int, parsers: Parsers) -> ServedModel:
+def _load(served: Checkpoint, max_window: int, parsers: Parsers, own_sampling: bool) -> ServedModel:
     """Whatever a library raises on a strange file is an Exception."""
     try:
-        return load(served, max_window, parsers)
+        return load(served, max_window, parsers, own_sampling)
     except Exception:
         raise
     except BaseException as panic:  # of tokenizers' Rust code

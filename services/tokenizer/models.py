@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from services.tokenizer.answer_shape import KNOWN_MARKS, ReasoningMarks
 from services.tokenizer.detokenizer import Detokenizer, detokenizer_factory
 from services.tokenizer.encode import PromptEncoder
 from services.tokenizer.kind import PLAIN, Kind, kind_of
+from services.tokenizer.own_sampling import read_own
 from services.tokenizer.template import ChatTemplate
 from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers import Way, way_of
@@ -42,6 +43,7 @@ class ServedModel:
     vocab_size: int  # ids that the model has an embedding for
     created: int  # Unix seconds
     kind: Kind = PLAIN
+    sampling: Mapping[str, float] = field(default_factory=dict)  # own_sampling.py
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -60,10 +62,16 @@ class Parsers:
     reasoning: str = ""  # or "none"
 
 
-def load(served: Checkpoint, max_window: int = 0, parsers: Parsers = Parsers()) -> ServedModel:
+def load(
+    served: Checkpoint,
+    max_window: int = 0,
+    parsers: Parsers = Parsers(),
+    own_sampling: bool = True,
+) -> ServedModel:
     """Reads a checkpoint's tokenizer and config.json. Blocking, up to seconds.
 
-    `max_window` bounds the window below the checkpoint's own; 0: no bound. Raises ValueError or
+    `max_window` bounds the window below the checkpoint's own; 0: no bound. `own_sampling`: its
+    defaults are taken. Raises ValueError or
     OSError that name the model; a strange file may make the libraries raise anything else.
     """
     spec = ModelSpec(name=served.model, path=served.path)
@@ -100,6 +108,7 @@ def load(served: Checkpoint, max_window: int = 0, parsers: Parsers = Parsers()) 
         vocab_size=int(config.get("vocab_size") or backend.get_vocab_size()),
         created=int((folder / "config.json").stat().st_mtime),
         kind=kind_of(config, read_modules(folder)),
+        sampling=read_own(folder) if own_sampling else {},
     )
     log.info("model %s: window %d, vocabulary %d", served, model.window, model.vocab_size)
     return model

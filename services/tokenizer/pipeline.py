@@ -24,6 +24,7 @@ from services.tokenizer.generation import Way
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import offered
 from services.tokenizer.output import CannotResumeError, Output
+from services.tokenizer.own_sampling import fill
 from services.tokenizer.parts import Pipeline, model_of, threaded, told_of
 from services.tokenizer.token_texts import bad_words
 
@@ -200,6 +201,7 @@ def _generate_requests(
         sampling=request.sampling,
     )
     generate.sampling.max_tokens = prompt.max_tokens
+    fill(generate.sampling, model.sampling)
     if (constraint := constraint_of(request, model, prompt)) is not None:
         generate.sampling.constraint.CopyFrom(constraint)
     for ids in bad_words(model.tokenizer, request.bad_words):

@@ -215,7 +215,8 @@ def _split(rng: Random, asked: Asked) -> None:
     if rng.random() < 0.5:
         asked.more |= {"prefill_only": True, "export_kv": rng.choice((None, "inline", "shared"))}
     else:
-        asked.more["remote_prefill"] = True
+        # What is sent are zeros: of a salt that nobody else has, who would find them in the cache.
+        asked.more |= {"remote_prefill": True, "salt": b"elsewhere"}
         asked.answers_after = rng.choice((None, 0, 5))
         if asked.answers_after is None:
             asked.cancel_after = rng.randint(5, 30)

@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import pytest
@@ -40,6 +41,7 @@ from tests.support.resumes import resume_of
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizer_bed import (
     TOKENIZER,
+    Bed,
     Story,
     bed,
     ids,
@@ -87,13 +89,17 @@ async def test_a_question_goes_through_and_text_comes_back(
         assert "water" not in str(end.record)
 
 
+async def models_of(b: Bed) -> Sequence[tokenizer_pb2.ModelInfo]:
+    assert b.tokenizer.replica is not None
+    async with TRANSPORT.dial(b.tokenizer.replica.address, "tokenizer") as channel:
+        stub = tokenizer_pb2_grpc.TokenizerStub(channel)
+        reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)
+    return reply.models
+
+
 async def test_the_models_are_listed(tmp_path: Path, redis_url: str, namespace: str) -> None:
     async with bed(tmp_path, redis_url, namespace) as b:
-        assert b.tokenizer.replica is not None
-        async with TRANSPORT.dial(b.tokenizer.replica.address, "tokenizer") as channel:
-            stub = tokenizer_pb2_grpc.TokenizerStub(channel)
-            reply = await stub.ListModels(tokenizer_pb2.ListModelsRequest(), timeout=5.0)
-        (model,) = reply.models
+        (model,) = await models_of(b)
         assert (model.name, model.window) == ("tiny", 512)
         assert model.created == int((tmp_path / "config.json").stat().st_mtime)
         unknown = question()
@@ -101,6 +107,28 @@ async def test_the_models_are_listed(tmp_path: Path, redis_url: str, namespace: 
         error = await b.refused(unknown)
         assert (error.code, error.param) == (grpc.StatusCode.NOT_FOUND, "model")
         assert error.stage == "tokenizer"
+
+
+@pytest.mark.parametrize("config", ["auto", "none"])
+async def test_what_a_request_does_not_name_is_sampled_as_the_checkpoint_says(
+    tmp_path: Path, redis_url: str, namespace: str, config: Literal["auto", "none"]
+) -> None:
+    def write(folder: Path) -> None:
+        write_model(folder)
+        (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+
+    request = question()
+    request.sampling.unnamed.extend(["top_k", "top_p"])
+    given = (tmp_path, redis_url, namespace, says("x"))
+    async with bed(*given, write=write, generation_config=config) as b:
+        assert (await b.ask(request)).status.code == 0
+        (asked,) = b.router(0).requests
+        told = await models_of(b)
+    own = {"temperature": 0.6, "top_k": 20} if config == "auto" else {}
+    assert dict(told[0].sampling) == own
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.top_k) == (0.5, own.get("top_k", 0))
+    assert not sampling.unnamed
 
 
 async def test_prompts_fit_the_room_that_the_workers_register(

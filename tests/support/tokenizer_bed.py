@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import grpc
 
@@ -232,6 +232,7 @@ async def bed(
     max_requests: int = 2048,
     write: Callable[[Path], None] = write_model,
     policy: str = POLICY,
+    generation_config: Literal["auto", "none"] = "auto",
 ) -> AsyncIterator[Bed]:
     """A tokenizer between a gateway's link and scripted routers; of which no task is left."""
     write(folder)
@@ -244,6 +245,7 @@ async def bed(
         tokenizer=TokenizerSettings(
             router_patience_s=patience_s,
             max_requests=max_requests,
+            generation_config=generation_config,
         ),
     )
     async with leaving_no_task():

@@ -185,7 +185,7 @@ static void edit(float* logits, const Edit* edits, int count) {
 // Of the token, and of the `wanted` best ones behind it (ties: the first), their logarithms of probability.
 static void log_probabilities(const float* logits, int vocab, int token, int wanted, int* ids, float* values) {
   float best, lost[PANEL];
-  if (find_best(logits, vocab, &best) < 0) best = 0;
+  if (find_best(logits, vocab, &best) < 0) best = __builtin_nanf("");  // what was hidden is none: nor are these any
   store(lost, logarithm(all((float)total_mass(logits, vocab, best, 1))));
   ids[0] = token;
   values[0] = logits[token] - best - lost[0];

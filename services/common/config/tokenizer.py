@@ -24,6 +24,11 @@ class TokenizerSettings(Replicated):
         description="between which marks models reason, by their names: <think>, [THINK] or none; "
         "others: as their tokens say",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: what a request does not say of sampling is as the checkpoint's "
+        "generation_config.json says; none: as OpenAI's defaults are",
+    )
     router_patience_s: float = Field(
         20.0, ge=0, description="how long a request waits for a router while none is ready"
     )

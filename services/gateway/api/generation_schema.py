@@ -85,6 +85,10 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[dict[Id, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_by_token)]
 
 
+# Of these a checkpoint may have defaults of its own (generation_config.json).
+_CHECKPOINTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
 class Document(Body):
     """Extension: a passage that the client brings itself."""
 
@@ -99,7 +103,7 @@ class StreamOptions(Body):
 
 
 class Generation(Structured):
-    """What chat and plain completions share. None means OpenAI's default."""
+    """What chat and plain completions share. None means the checkpoint's default, or OpenAI's."""
 
     model: Name
     max_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
@@ -190,6 +194,7 @@ class Generation(Structured):
             min_tokens=self.min_tokens or 0,
             stop_token_ids=self.stop_token_ids or (),
             logprobs=top,
+            unnamed=[name for name in _CHECKPOINTS if getattr(self, name) is None],
         )
 
     def _constrained(self, prompt: Prompt) -> Prompt:

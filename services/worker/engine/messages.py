@@ -107,6 +107,8 @@ MAX_BAD_WORDS = 256
 MAX_WORD = 32
 MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20
+LEAST_LOGPROB = -9999.0
+"""Told of a token that cannot come, in place of minus infinity, which JSON has no number for."""
 
 
 class Logprobs(NamedTuple):

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sampling import NO_EDITS, NONE_LEFT, SAMPLING, Top
+from kernels.sampling import NOT_FINITE as UNSOUND
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.logits import LogitEdits, gathered
-from services.worker.engine.messages import Logprobs, RequestError
+from services.worker.engine.messages import LEAST_LOGPROB, Logprobs, RequestError
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -108,6 +109,8 @@ class StepPlan:
             ]
         results = [Result([]) for _ in self.lengths]
         wanted, given = self.samplings["logprobs"].tolist(), self.samplings["given"].tolist()
+        # What a grammar or a ban hides may be no number, and the others are measured by it.
+        unsound = np.isnan(top.logprobs[:, 0]).tolist() if top.width else []
         ends = self.token_ids[self.rows].tolist()
         done: set[int] = set()  # sequences that a wrong guess, or an error, has ended
         for row, (sequence, token) in enumerate(zip(sampled, sampled_ids, strict=True)):
@@ -115,6 +118,8 @@ class StepPlan:
             if sequence in done or (result.tokens and result.tokens[-1] != ends[row]):
                 done.add(sequence)
                 continue
+            if token >= 0 and wanted[row] and unsound[row]:
+                token = UNSOUND
             if token < 0:
                 done.add(sequence)
                 if not result.tokens:
@@ -139,7 +144,8 @@ class StepPlan:
 
 def _logprobs(top: Top, row: int, wanted: int) -> Logprobs:
     ids = [id for id in top.ids[row, 1:wanted].tolist() if id >= 0]
-    logprob, *best = top.logprobs[row, : len(ids) + 1].tolist()
+    values = np.maximum(top.logprobs[row, : len(ids) + 1], LEAST_LOGPROB)
+    logprob, *best = values.tolist()
     return Logprobs(logprob, tuple(ids), tuple(best))
 
 

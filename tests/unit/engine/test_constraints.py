@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
+from kernels.sampling import Top
 from services.worker.engine import FinishReason, KvBlocks, Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
@@ -17,6 +20,7 @@ from services.worker.engine.grammar.matcher import ConstraintError, Matcher
 from services.worker.engine.grammar.trial import _walk
 from services.worker.engine.grammar.turns import Turns
 from services.worker.engine.messages import Constraint
+from services.worker.engine.plan import _logprobs
 from tests.support.checkpoint import write_checkpoint
 from tests.unit.engine.driving import Run, drive, make_engine
 
@@ -436,3 +440,30 @@ def test_what_leaves_nothing_to_sample_ends_no_engine(engine: Engine, tokenizer:
         error = run.last[str(number)].error
         assert error is not None
         assert (error.code, error.param) == ("invalid_request", "constraint")
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_logprobs_beside_a_logit_that_is_no_number_fail_their_request(
+    tmp_path: Path, kernels: str
+) -> None:
+    """Though the grammar hides that one: the others' probabilities are measured by it."""
+    folder = write_checkpoint(tmp_path, window=64, vocab_size=VOCAB, layers=1)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][VOCAB - 1] = np.nan
+    save_file(weights, folder / "model.safetensors")
+    yes = Constraint("choice", '["yes", "no"]')
+    asked = [
+        Request("told", PROMPT, sampling(yes, logprobs=2)),
+        Request("not", PROMPT, sampling(yes)),
+    ]
+    run = drive(make_engine(folder, kernels=kernels), asked)
+    error = run.last["told"].error
+    assert error is not None
+    assert "not finite" in error.message
+    assert not run.tokens["told"]
+    assert run.last["not"].error is None
+
+
+def test_what_cannot_come_has_a_logprob_that_json_has_a_number_for() -> None:
+    top = Top(np.array([[4, 4, 7]], np.int32), np.array([[-0.5, -0.5, -np.inf]], np.float32))
+    assert _logprobs(top, 0, 3) == (-0.5, (4, 7), (-0.5, -9999.0))

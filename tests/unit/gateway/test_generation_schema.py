@@ -128,6 +128,8 @@ def test_every_way_of_sampling_arrives(ask):
     assert {one.id: one.bias for one in sampling.logit_bias} == {7: -100, 9: 0.5}
     assert (made.request.choices, list(made.request.bad_words)) == (3, ["no"])
     assert not sampling.HasField("logprobs")
+    assert set(sampling.unnamed) == {"temperature", "top_p", "top_k"}, "the checkpoint's"
+    assert not {"temperature", "top_k"} & {*ask(temperature=0, top_k=0).sampling(1, None).unnamed}
 
 
 def test_logprobs_are_asked_for_in_the_form_of_each_endpoint():

@@ -36,6 +36,7 @@ async def test_models_and_what_is_told_of_each(parts, http):
     listed = (await http.get("/v1/models")).json()
     assert listed["object"] == "list"
     own = {"object": "model", "created": 7, "owned_by": "penstock", "context_window": 512}
+    own["sampling"] = {}
     assert listed["data"] == [
         {"id": "other", **own},
         {"id": MODEL, **own},

@@ -144,7 +144,8 @@ async def get_model(gateway: Gateway, exchange: Exchange, principal: Principal) 
 
 
 async def _models(gateway: Gateway, principal: Principal) -> list[dict[str, Any]]:
-    """Those that the key may use; `context_window` (tokens) is Penstock's addition."""
+    """Those that the key may use; `context_window` (tokens) and `sampling`, its
+    checkpoint's defaults, are Penstock's additions."""
     models = [
         {
             "id": model.name,
@@ -152,6 +153,7 @@ async def _models(gateway: Gateway, principal: Principal) -> list[dict[str, Any]
             "created": model.created,
             "owned_by": "penstock",
             "context_window": model.window,
+            "sampling": dict(model.sampling),
         }
         for model in await gateway.models.all()
     ]
