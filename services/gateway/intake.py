@@ -5,6 +5,7 @@ ever all one tenant's (shares.py).
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,7 +57,7 @@ class Intake:
         self._memory = Shares(max_bytes)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._tasks: set[asyncio.Task[Any]] = set()  # of the running requests
+        self._tasks: Counter[asyncio.Task[Any]] = Counter()  # that a drain waits for
         self._over = False
         self.leaving = False  # a load balancer should send no more, but what comes is taken
         self.draining = False  # it is refused
@@ -93,23 +94,33 @@ class Intake:
                 "too_many_requests",
                 f"{self._slots.held(tenant)} of your requests run here, and no more fit in now",
             )
-        self._idle.clear()
         metrics.running.inc()
+        try:
+            with self.visit(tenant) as place, self.attended():
+                yield place
+        finally:
+            self._slots.give_back(tenant)
+            metrics.running.dec()
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """A drain waits for this task, and at the end of its grace ends it: raises UNAVAILABLE
+        ("draining") in it."""
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._idle.clear()
+        self._tasks[task] += 1
         try:
-            with self.visit(tenant) as place:
-                yield place
+            yield
         except asyncio.CancelledError:
             if not self._over or task.uncancel():
                 raise
             raise _shutting_down("this gateway was shut down before the answer was whole") from None
         finally:
-            self._tasks.discard(task)
-            self._slots.give_back(tenant)
-            metrics.running.dec()
-            if not self.running:
+            self._tasks[task] -= 1
+            if not self._tasks[task]:
+                del self._tasks[task]
+            if not self._tasks:
                 self._idle.set()
 
     async def drain(self, grace_s: float) -> None:
@@ -122,7 +133,7 @@ class Intake:
         if await self._has_ended(grace_s):
             return
         self._over = True
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         await self._has_ended(_LAST_WORDS_S)
 

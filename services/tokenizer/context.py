@@ -120,7 +120,7 @@ def _assemble_chat(model: ServedModel, chat: Chat, max_tokens: int) -> Prompt:
     _check_chat(model, chat)
     _check_window(model, 0, max_tokens, "messages")
     budget = model.window - (max_tokens or least_output(model.window))
-    cuttable = _cuttable(chat.messages, chat.passages)
+    cuttable = _cuttable(() if chat.whole else chat.messages, chat.passages)
     best: tuple[_Candidate, Encoded] | None = None  # the longest that fits so far
 
     def fits(kept: int) -> bool:

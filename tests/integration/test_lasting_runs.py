@@ -11,14 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from protos.common_pb2 import FINISH_STOP, Usage
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import MeteringSettings, PolicySettings, RunsSettings
 from services.common.link import LinkCall
-from services.gateway.metering.ledger import Entry, Ledger
 from services.gateway.server import GatewayService
 from tests.support.another_gateway import another_gateway
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig, plan
+from tests.support.stories import TEXT, WORDS, Story, ledger
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -28,39 +27,7 @@ ASK: dict[str, Any] = {
     "seed": 5,
 }
 STREAM = {**ASK, "stream": True}
-WORDS = ("The", " water", " rises", " by", " night", ".")
-TEXT = "".join(WORDS)
 PRICES = {MODEL: {"prompt": 2, "output": 10}}
-
-
-class Story:
-    """Says its words one by one, each when it may; goes on where a request says that it begins."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.may = asyncio.Semaphore(0)
-        self.words = WORDS
-        self.resumed: list[int] = []  # tokens that requests began with
-        rig.tokenizer.script = self
-
-    def go(self, words: int = len(WORDS)) -> None:
-        for _ in range(words):
-            self.may.release()
-
-    async def __call__(self, call: LinkCall, request: PromptRequest) -> None:
-        begun = list(request.resume.choices)
-        ids = list(begun[0].token_ids) if begun else []
-        self.resumed.append(len(ids))
-        assert ids == list(range(100, 100 + len(ids)))
-        assert not begun or begun[0].characters == len("".join(self.words[: len(ids)]))
-        for number in range(len(ids), len(self.words)):
-            await self.may.acquire()
-            delta = TextDelta(text=self.words[number], token_ids=[100 + number])
-            if number == len(ids):
-                delta.plan.CopyFrom(plan(request))
-                delta.prompt_digest, delta.checkpoint = b"d", "c"
-            call.send(delta.SerializeToString())
-        used = Usage(prompt_tokens=8, completion_tokens=len(WORDS))
-        call.send(TextDelta(finish=FINISH_STOP, usage=used).SerializeToString())
 
 
 @pytest.fixture
@@ -117,18 +84,6 @@ def _text(data: str) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in told["choices"])
 
 
-async def ledger(rig: Rig, count: int) -> list[Entry]:
-    found: list[Entry] = []
-
-    async def there() -> bool:
-        entries = Ledger(rig.redis, rig.settings.namespace).entries()
-        found[:] = [entry async for entry in entries]
-        return len(found) >= count
-
-    await until(there, 10, f"{count} entries")
-    return found
-
-
 async def test_a_stream_goes_on_where_its_connection_was_lost(rig: Rig, story: Story) -> None:
     http = await rig.http()
     key = {"Idempotency-Key": "one"}
@@ -176,6 +131,8 @@ async def test_a_retry_is_answered_by_the_same_run(rig: Rig, story: Story) -> No
     assert other.json()["error"]["param"] == "Idempotency-Key"
     wrong = await http.post(CHAT, json=ASK, headers={"Idempotency-Key": "a b"})
     assert wrong.json()["error"]["param"] == "Idempotency-Key"
+    embed = await http.post("/v1/embeddings", json={"model": MODEL, "input": "a"}, headers=key)
+    assert embed.json()["error"]["param"] == "Idempotency-Key", "no header is ignored"
     lone = await http.post(CHAT, json=STREAM, headers={"Last-Event-ID": "3"})
     assert lone.json()["error"]["param"] == "Last-Event-ID"
     whole = await http.post(CHAT, json=ASK, headers={**key, "Last-Event-ID": "3"})

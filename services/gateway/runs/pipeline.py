@@ -101,10 +101,10 @@ async def generate(
         await front.finish(answers, metered.cost)
 
 
-async def serve(gateway: Gateway, front: Front) -> None:
-    """`generate`, recorded."""
+async def serve(gateway: Gateway, front: Front, principal: Principal | None = None) -> None:
+    """`generate`, recorded. `principal`: who asks, where that is known."""
 
     async def work(principal: Principal, place: Place, journal: Journal) -> None:
         await generate(gateway, front, principal, place, journal)
 
-    await recorded(gateway, front, work)
+    await recorded(gateway, front, work, principal)

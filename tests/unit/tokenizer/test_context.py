@@ -130,6 +130,18 @@ def test_a_turn_in_progress_is_kept_whole(model: ServedModel) -> None:
     assert "result" in text
 
 
+def test_what_is_to_be_whole_is_not_cut(model: ServedModel) -> None:
+    request = chat([("user", LONG * 4), ("assistant", "old"), ("user", "now")], max_tokens=400)
+    assert assemble(model, request).plan.messages_dropped == 2
+    request.chat.whole = True
+    with pytest.raises(PenstockError) as refused:
+        assemble(model, request)
+    assert refused.value.reason == "context_length_exceeded"
+    short = chat([("user", "now")], ("best", LONG * 20), max_tokens=100)
+    short.chat.whole = True
+    assert assemble(model, short).plan.passages_dropped == 1, "passages are no messages"
+
+
 @given(
     sizes=st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=12),
     found=st.lists(st.integers(0, 40), max_size=6),

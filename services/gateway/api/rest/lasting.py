@@ -48,6 +48,13 @@ def idempotency_key(exchange: Exchange) -> str:
     return key
 
 
+def refuse_key(exchange: Exchange) -> None:
+    """For what can be asked again without one, or not at all. Raises INVALID_ARGUMENT."""
+    if KEY in exchange.headers:
+        message = f"Unsupported header: '{KEY}' is for chats, completions and responses."
+        raise invalid(message, KEY, stage="gateway", reason="unsupported_parameter")
+
+
 def last_event(exchange: Exchange) -> int | None:
     """The number of the last event that the client has. Raises INVALID_ARGUMENT."""
     last = exchange.headers.get(LAST)

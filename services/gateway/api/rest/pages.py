@@ -1,6 +1,7 @@
 """Lists as OpenAI pages them: newest first, `limit`, `after`, `order`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -25,9 +26,13 @@ def page_query(query: Mapping[str, str], model: type[PageQuery] = PageQuery) -> 
     return validated(model, fields)
 
 
-def page(items: Iterable[dict[str, Any]], query: PageQuery) -> dict[str, Any]:
+def page(
+    items: Iterable[dict[str, Any]],
+    query: PageQuery,
+    key: Callable[[dict[str, Any]], Any] = itemgetter("id"),
+) -> dict[str, Any]:
     """One page of `items`. Ids sort by the time they were made (ids.py)."""
-    ordered = sorted(items, key=lambda item: item["id"], reverse=query.order == "desc")
+    ordered = sorted(items, key=key, reverse=query.order == "desc")
     if query.after is not None:
         ids = [item["id"] for item in ordered]
         if query.after not in ids:

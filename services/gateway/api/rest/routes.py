@@ -11,13 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
-from services.gateway.api.rest import stores
+from services.gateway.api.rest import responses, stores
 from services.gateway.api.rest.generation import (
     chat_completions,
     completions,
     get_chat_completion,
 )
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
+from services.gateway.api.rest.lasting import refuse_key
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
@@ -30,6 +31,9 @@ from services.gateway.stores.vector_stores import storage_away
 Plain = Callable[[Gateway, Exchange], Awaitable[None]]
 Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
 
+_LASTING = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"}
+"""Whose answers may outlive their connections."""
+
 
 def application(gateway: Gateway) -> ASGIApp:
     """The ASGI application."""
@@ -38,6 +42,8 @@ def application(gateway: Gateway) -> ASGIApp:
         """Needs no API key, or asks for it by itself: a generation does, inside its trace."""
 
         async def run(exchange: Exchange) -> None:
+            if exchange.endpoint not in _LASTING:
+                refuse_key(exchange)
             await handler(gateway, exchange)
 
         return run
@@ -48,6 +54,7 @@ def application(gateway: Gateway) -> ASGIApp:
         async def run(exchange: Exchange) -> None:
             principal = await gateway.auth.identify(exchange.authorization)
             admit(principal, exchange.endpoint)
+            refuse_key(exchange)
             enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
             try:
                 with enter(principal.tenant) as exchange.place:
@@ -61,6 +68,13 @@ def application(gateway: Gateway) -> ASGIApp:
         "/v1/chat/completions": {"POST": plain(chat_completions)},
         "/v1/chat/completions/{completion}": {"GET": signed(get_chat_completion)},
         "/v1/completions": {"POST": plain(completions)},
+        "/v1/responses": {"POST": plain(responses.create_response)},
+        "/v1/responses/{response}": {
+            "GET": signed(responses.get_response),
+            "DELETE": signed(responses.delete_response),
+        },
+        "/v1/responses/{response}/cancel": {"POST": signed(responses.cancel_response)},
+        "/v1/responses/{response}/input_items": {"GET": signed(responses.list_input_items)},
         "/v1/embeddings": {"POST": plain(embeddings)},
         "/v1/score": {"POST": plain(score)},
         "/v1/rerank": {"POST": plain(rerank)},

@@ -1,6 +1,5 @@
 """A run's answer, told to a client by its events: the same whoever tells it, and how often."""
 
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from services.common.errors import PenstockError
@@ -12,25 +11,23 @@ from services.gateway.runs.lasting.stored import answer_of, cost_of
 from services.gateway.runs.prompt import Answer
 
 
-async def serve_lasting(
-    gateway: Gateway,
-    front: LastingFront,
-    begun: Callable[[], Awaitable[bool]] | None = None,
-) -> None:
-    """`pipeline.serve` of a run that goes on without its client. `begun` is asked once it runs:
-    whether it is to be followed."""
-    principal = await gateway.auth.identify(front.authorization)
-    admit(principal, front.endpoint)
-    with gateway.intake.visit(principal.tenant) as place:
+async def serve_lasting(gateway: Gateway, front: LastingFront) -> None:
+    """`pipeline.serve` of a run that goes on without its client. It has a place of its own."""
+    principal = admit(await gateway.auth.identify(front.authorization), front.endpoint)
+    with gateway.intake.slot(principal.tenant) as place:
         prompts = await front.read(place)
-        id = await gateway.runs.begin(front, principal, prompts)
+    id = await gateway.runs.begin(front, principal, prompts)
     front.joins(id)
-    if begun is None or await begun():
-        await follow(gateway, principal.tenant, id, front)
+    await follow(gateway, principal.tenant, id, front)
 
 
 async def follow(gateway: Gateway, tenant: str, id: str, front: Teller) -> None:
-    """Raises what ended the run."""
+    """Raises what ended the run; and UNAVAILABLE ("draining") where this gateway ends before."""
+    with gateway.intake.attended():
+        await _tell(gateway, tenant, id, front)
+
+
+async def _tell(gateway: Gateway, tenant: str, id: str, front: Teller) -> None:
     answers: dict[int, Answer] = {}
     async with aclosing(gateway.runs.events(tenant, id)) as events:
         async for event in events:

@@ -13,7 +13,7 @@ from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.delivery import joined
 from services.gateway.runs.lasting.store import RunStore
-from services.gateway.runs.lasting.stored import begun, finished, text_of
+from services.gateway.runs.lasting.stored import begun, finished, text_of, without_tokens
 from services.gateway.runs.prompt import Answer, Prompt
 
 GATHER_S = 0.05  # events that come within this are written at once
@@ -182,7 +182,7 @@ class Run:
             if event.HasField("delta"):
                 if self._keeps_ids:
                     ids.setdefault(event.delta.index, []).extend(event.delta.delta.token_ids)
-                event.delta.delta.ClearField("token_ids")
+                without_tokens(event.delta.delta)
         return text_of(RunEvents(events=events)), ids
 
     def _tell(self) -> None:

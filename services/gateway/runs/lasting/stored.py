@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import Message
 
 from protos.runs_pb2 import RunEvent, RunEvents, StoredCaller, StoredPrompt, StoredRun
+from protos.tokenizer_pb2 import TextDelta
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.metering.prices import Cost
@@ -105,6 +106,14 @@ def answer_of(request_id: str, told: RunEvent.Begun) -> Answer:
         created=told.created,
         wants_logprobs=told.wants_logprobs,
     )
+
+
+def without_tokens(delta: TextDelta) -> TextDelta:
+    """The same, but for which tokens it stands for: they are counted alone."""
+    count = len(delta.token_ids)
+    del delta.token_ids[:]
+    delta.token_ids.extend([0] * count)
+    return delta
 
 
 def finished(cost: Cost | None) -> RunEvent:

@@ -60,6 +60,8 @@ def _begin(
         if own:
             told = [delta for index in own for delta in deltas[index]]
             anew = not all(ids[index] for index in own)
+            for delta in told:
+                delta.ClearField("token_ids")
             if not anew:
                 for index in own:
                     deltas[index][0].token_ids.extend(ids[index])

@@ -1,0 +1,107 @@
+"""Responses that are stored: told of again, gone on with."""
+
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from protos.runs_pb2 import StoredRun
+from services.common.errors import PenstockError, invalid
+from services.gateway.api.responses_schema import Item
+from services.gateway.api.rest.responses_format import (
+    PREFIX,
+    Items,
+    item_id,
+    response,
+    status_of,
+)
+from services.gateway.api.schema import validated
+from services.gateway.ids import REQUEST, not_found
+from services.gateway.parts import Gateway
+from services.gateway.runs.lasting.stored import answer_of, cost_of
+from services.gateway.runs.prompt import Answer
+
+ROUTE = "/v1/responses"
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+
+
+def run_of(id: str) -> str:
+    """A run's id, of a response's; what is none gives an id that nobody has."""
+    return REQUEST.prefix + id.removeprefix(PREFIX) if id.startswith(PREFIX) else ""
+
+
+async def stored_response(gateway: Gateway, tenant: str, id: str) -> tuple[StoredRun, Any]:
+    """The run, and what its request told. Raises NOT_FOUND."""
+    stored = await gateway.runs.find(tenant, run_of(id))
+    if stored is not None and stored.route == ROUTE:
+        told = json.loads(stored.told)
+        if told["response"]["store"]:
+            return stored, told
+    raise not_found("response", id)
+
+
+async def snapshot(
+    gateway: Gateway, tenant: str, stored: StoredRun, told: dict[str, Any]
+) -> dict[str, Any]:
+    """A response as far as it is."""
+    status, cost, error = "queued", None, None
+    answer: Answer | None = None
+    items = Items(stored.request_id)
+    events = gateway.runs.events(tenant, stored.request_id, wait=False)
+    async with aclosing(events):
+        async for event in events:
+            if event.HasField("begun"):
+                answer, status = answer_of(stored.request_id, event.begun), "in_progress"
+            elif event.HasField("delta") and answer is not None:
+                answer.add([event.delta.delta])
+                items.push(answer, event.delta.delta)
+            elif event.HasField("finished") and answer is not None:
+                status, cost = status_of(answer), cost_of(event.finished)
+                items.close(answer, status)
+            elif event.HasField("failed"):
+                error = PenstockError.from_status(event.failed)
+                status = "cancelled" if error.reason == "cancelled" else "failed"
+                if answer is not None:
+                    items.close(answer, "incomplete")
+    return response(
+        stored.request_id, told["response"], status, items, answer, cost=cost, error=error
+    )
+
+
+def input_items(stored: StoredRun, told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of this response's own request, first to last."""
+    return [
+        {"id": item_id(_PREFIXES[item["type"]] + "_in", stored.request_id, index), **item}
+        for index, item in enumerate(told["input"])
+    ]
+
+
+async def conversation(gateway: Gateway, tenant: str, previous: str | None) -> Sequence[Item]:
+    """All items of the responses that this one follows, first to last. Raises INVALID_ARGUMENT."""
+    parts: list[list[Item]] = []
+    most, count = gateway.settings.gateway.max_messages, 0
+    while previous is not None and count <= most:
+        try:
+            stored, told = await stored_response(gateway, tenant, previous)
+        except PenstockError as error:
+            if error.reason != "not_found":
+                raise
+            raise _refused(previous, "previous_response_not_found", "not found") from None
+        whole = await snapshot(gateway, tenant, stored, told)
+        if whole["status"] not in ("completed", "incomplete"):
+            raise _refused(previous, "invalid_value", f"is {whole['status']}")
+        items = [validated(Item, item) for item in (*told["input"], *whole["output"])]
+        parts.append(items)
+        count += len(items)
+        previous = told["response"]["previous_response_id"]
+    return [item for part in reversed(parts) for item in part]
+
+
+def _refused(id: str, reason: str, why: str) -> PenstockError:
+    message = f"Previous response with id '{id[:100]}' {why}."
+    return invalid(message, "previous_response_id", reason=reason, stage="gateway")
