@@ -1,7 +1,7 @@
 """A gateway of stand-ins, for tests of one part of it without servers."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -158,7 +158,8 @@ class SharedMeter:
         self.reserved: list[Run] = []
         self.settled: list[Run] = []
         self.released: list[Run] = []
-        self.away: Exception | None = None
+        self.away = False
+        self.failure: Exception | None = None
 
     async def reserve(self, run: Run) -> Verdict:
         if isinstance(self.verdict, Exception):
@@ -166,12 +167,12 @@ class SharedMeter:
         self.reserved.append(run)
         return self.verdict
 
-    async def hold(self, run: Run) -> None:
+    async def hold_all(self, runs: Sequence[Run]) -> None:
         pass
 
     async def settle(self, run: Run) -> None:
-        if self.away is not None:
-            raise self.away
+        if self.failure is not None:
+            raise self.failure
         self.settled.append(replace(run))
 
     async def release(self, run: Run) -> None:

@@ -58,6 +58,13 @@ class MeteringSettings(Section):
         le=3600,
         description="what a killed gateway's requests hold of limits is back after this",
     )
+    redis_patience_s: float = Field(
+        1.0,
+        gt=0,
+        le=5,
+        description="a request waits no longer for its limits' answer; then Redis is away, and "
+        "nobody waits for it until it answers again",
+    )
     unsettled: int = Field(
         10_000,
         gt=0,

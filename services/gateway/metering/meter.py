@@ -1,7 +1,6 @@
 """A request's way past its limits: reserved for at the door, settled however it ends."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -20,8 +19,6 @@ from services.gateway.metering.run import Held, Room, Run, Used
 from services.gateway.metering.shared_meter import SharedMeter
 from services.gateway.metering.upkeep import Upkeep
 
-_DOOR_S = 5.0  # for the door's one round trip: a burst that holds up the loop is no outage
-_RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
 _LEDGER_S = 0.05  # that an answer's end waits for its entry in the ledger
 
 
@@ -70,14 +67,13 @@ class Meter:
         self._upkeep = upkeep
         self._prices = Prices(settings)
         self._tenants_told = tenants_told
-        self._redis_away_at = float("-inf")
         self.open_output_tokens = settings.open_output_tokens
 
     @classmethod
     def of(cls, redis: Redis, settings: Settings, tenants_told: BoundedNames) -> "Meter":
         """With the meter and the ledger in this Redis."""
         own, namespace = settings.metering, settings.namespace
-        shared = SharedMeter(redis, namespace, own.lease_s)
+        shared = SharedMeter(redis, namespace, own.lease_s, own.redis_patience_s)
         upkeep = Upkeep(shared, Ledger(redis, namespace), own)
         return cls(shared, upkeep, own, tenants_told)
 
@@ -143,7 +139,7 @@ class Meter:
 
     def end(
         self, metered: Metered, error: BaseException | None = None
-    ) -> "asyncio.Task[None] | None":
+    ) -> "asyncio.Future[None] | None":
         """Charges for what was used, unless it has ended before."""
         if metered.ended:
             return None
@@ -172,21 +168,13 @@ class Meter:
         run = metered.run
         if not run.bounds:
             return False
-        asked = False
+        asked = not self._shared.away
         try:
-            if time.monotonic() - self._redis_away_at < _RETRY_REDIS_S:
+            if not asked:
                 raise ConnectionError("Redis did not answer a moment ago")
-            asked = True
-            async with asyncio.timeout(_DOOR_S):
-                verdict = await self._shared.reserve(run)
-        except (*RedisAway, TimeoutError) as error:
-            # Our own deadline is no outage (Redis' errors come sooner, and are of other kinds):
-            # else whoever keeps this gateway busy enough would be let past every limit.
-            now, late = time.monotonic(), type(error) is TimeoutError
-            busy = late and now - self._redis_away_at > 2 * _DOOR_S
-            if not busy:
-                self._redis_away_at = now
-            closed = busy or any(bound.limit.without_redis == "closed" for bound in run.bounds)
+            verdict = await self._shared.reserve(run)
+        except RedisAway:
+            closed = any(bound.limit.without_redis == "closed" for bound in run.bounds)
             metrics.unchecked.labels("refused" if closed else "let_through").inc()
             if closed:
                 if asked:  # it may be reserved for, or be so when Redis has read it

@@ -1,16 +1,21 @@
 """The meter in Redis (meter.lua), as a gateway calls it."""
 
+import asyncio
 import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.redis import Redis, Script
-from services.common.script_pipe import ScriptPipe
+from services.common.redis import Redis, RedisAway
+from services.common.script_line import ScriptLine
 from services.gateway.metering.run import Room, Run, Verdict
+
+log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("meter.lua").read_text()
 
-_ALONE = 8
+_TOLD = 64  # in one go: a request at the door waits behind no more
 _MEMORY_S = 3600  # for so long it is known what an ended request was charged
 
 
@@ -20,18 +25,21 @@ def root_of(namespace: str) -> str:
 
 
 class SharedMeter:
-    """Every call may be carried out twice, which is the same as once. Raises one of `RedisAway`."""
+    """Every call may be carried out twice, which is the same as once. Raises one of `RedisAway`, no
+    later than `patience_s`."""
 
-    def __init__(self, redis: Redis, namespace: str, lease_s: float) -> None:
-        self._at_once = Script(redis, SOURCE)
-        self._alone = 0  # calls on connections of their own
-        self._pipe = ScriptPipe(redis, SOURCE)
+    def __init__(self, redis: Redis, namespace: str, lease_s: float, patience_s: float) -> None:
+        self._line = ScriptLine(redis, SOURCE, patience_s)
         self._keys = [root_of(namespace)]
         self._bounds = (round(lease_s * 1e6), _MEMORY_S)
+        self.away = False
+        """Redis did not answer. Nobody asks until upkeep has told it of all that runs here: else
+        what runs on would be let in beside as many others, and each request would find it out
+        anew."""
 
     async def reserve(self, run: Run) -> Verdict:
         """Holds what `run` may use, if every limit has room for it."""
-        told = json.loads(await self._ask("reserve", run.id, json.dumps(run.told())))
+        told = json.loads(await self._call("reserve", run.id, json.dumps(run.told())))
         rooms = zip(run.bounds, told["rules"] or (), strict=True)
         return Verdict(
             tuple(Room(bound, left, reset / 1e6) for bound, (left, reset) in rooms),
@@ -43,6 +51,14 @@ class SharedMeter:
         """Renews its lease, or holds what it may use whether there is room or not; what it used so
         far is what it is charged should nothing be heard of it again."""
         await self._call("hold", run.id, json.dumps(run.told()))
+
+    async def hold_all(self, runs: Sequence[Run]) -> None:
+        """Renews all of their leases."""
+        for first in range(0, len(runs), _TOLD):
+            some = map(self.hold, runs[first : first + _TOLD])
+            for error in await asyncio.gather(*some, return_exceptions=True):
+                if isinstance(error, RedisAway):
+                    raise error
 
     async def settle(self, run: Run) -> None:
         """Charges what it used, and what it held is free."""
@@ -57,16 +73,11 @@ class SharedMeter:
         """Settles requests whose leases have run out; returns how many."""
         return int(await self._call("sweep", most))
 
-    async def _ask(self, op: str, *args: Any) -> Any:
-        """At the door: waits for nobody else's round trip, unless it comes in a burst, in which
-        sharing them is faster."""
-        if self._alone >= _ALONE:
-            return await self._call(op, *args)
-        self._alone += 1
-        try:
-            return await self._at_once(self._keys, [op, *self._bounds, *args])
-        finally:
-            self._alone -= 1
-
     async def _call(self, op: str, *args: Any) -> Any:
-        return await self._pipe(self._keys, [op, *self._bounds, *args])
+        try:
+            return await self._line(self._keys, [op, *self._bounds, *args])
+        except RedisAway as error:
+            if not self.away:
+                log.warning("Redis is away: %s: %s", type(error).__name__, error)
+            self.away = True
+            raise

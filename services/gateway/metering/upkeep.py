@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 from services.common.config import MeteringSettings
 from services.common.redis import RedisAway, RedisError
@@ -17,6 +18,7 @@ from services.gateway.metering.spool import Spool
 log = logging.getLogger(__name__)
 
 _RENEWALS = 5  # in the time of a lease
+_RETRY_S = 1.0  # while Redis is away
 _SWEPT = 100
 _TRIM_EVERY_S = 60.0
 _AT_ONCE = 256
@@ -42,8 +44,9 @@ class Upkeep:
         self._settings = settings
         self._running: dict[str, Running] = {}
         self._unsettled = Spool(settings.unsettled)  # Redis was away
-        self._settling: set[asyncio.Task[None]] = set()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._settling: dict[asyncio.Task[None], Run] = {}
+        self._untold: list[Running] = []  # that were let in without a reservation
+        self._telling: asyncio.Task[None] | None = None
         self._lost: list[Run] = []  # since the last line in the log
         self._trimmed_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -58,15 +61,15 @@ class Upkeep:
         await asyncio.gather(self._task, return_exceptions=True)
         if self._settling:
             await asyncio.wait(self._settling, timeout=_LAST_S)
-        left = [*self._telling, *self._settling]
-        for task in left:
+        if self._telling is not None:
+            self._telling.cancel()
+        for task, run in list(self._settling.items()):
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)  # settlements wait with the others then
-        try:
+            self._wait(run)
+        await asyncio.gather(*self._settling, return_exceptions=True)
+        with suppress(TimeoutError, *RedisAway):
             async with asyncio.timeout(_LAST_S):
                 await self._settle_late()
-        except TimeoutError:
-            pass
         for run in self._unsettled:
             self._lose(run)
         self._say_lost()
@@ -74,10 +77,12 @@ class Upkeep:
     def begin(self, running: Running, *, reserved: bool) -> None:
         """`reserved`: Redis knows of it already."""
         self._running[running.run.id] = running
-        if not reserved:
-            self._in_background(self._telling, self._tell([running]))
+        if not reserved and not self._shared.away:  # else it is told with all that runs
+            self._untold.append(running)
+            if self._telling is None or self._telling.done():
+                self._telling = asyncio.create_task(self._tell_new(), name="metering's news")
 
-    def end(self, running: Running) -> asyncio.Task[None]:
+    def end(self, running: Running) -> asyncio.Future[None]:
         self._running.pop(running.run.id, None)
         return self.settle(running.run)
 
@@ -91,34 +96,26 @@ class Upkeep:
         run.status, run.used = RELEASED, Used()
         self.settle(run)
 
-    def settle(self, run: Run) -> asyncio.Task[None]:
-        """Soon; the task is done once the ledger has it, or it is known that it must wait."""
-        return self._in_background(self._settling, self._settle(run))
-
-    def _in_background(
-        self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]
-    ) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    def settle(self, run: Run) -> asyncio.Future[None]:
+        """Soon; it is done once the ledger has it, or it is known that it must wait."""
+        if self._shared.away:
+            self._wait(run)
+            waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waits.set_result(None)
+            return waits
+        task = asyncio.create_task(self._settle(run))
+        self._settling[task] = run
+        task.add_done_callback(self._settling.pop)
         return task
 
     async def _settle(self, run: Run) -> None:
-        if self._unsettled:  # Redis is away: this one waits for its turn
-            self._wait(run)
-            return
         try:
             await self._end(run)
-        except RedisAway as error:
-            if not self._unsettled:  # the first of an outage
-                log.warning("settlements wait for Redis: %s", type(error).__name__)
+        except RedisAway:
             self._wait(run)
         except RedisError:
             log.exception("request %s could not be settled", run.id)
             self._lose(run)
-        except asyncio.CancelledError:
-            self._wait(run)
-            raise
 
     async def _end(self, run: Run) -> None:
         await (self._shared.release if run.status == RELEASED else self._shared.settle)(run)
@@ -149,35 +146,54 @@ class Upkeep:
             self._lost.clear()
 
     async def _look_after(self) -> None:
+        every_s, turned_at = self._settings.lease_s / _RENEWALS, time.monotonic()
         while True:
-            await asyncio.sleep(self._settings.lease_s / _RENEWALS)
+            await asyncio.sleep(min(every_s, _RETRY_S))
+            due = time.monotonic() - turned_at >= every_s
+            if not (due or self._shared.away):
+                continue
+            turned_at = time.monotonic()
             try:
-                await self._settle_late()
-                await self._tell(list(self._running.values()))
-                metrics.lapsed.inc(await self._shared.sweep(_SWEPT))
-                await self._trim()
+                await self._turn()
             except RedisAway as error:
                 log.warning("leases are not renewed: %s", type(error).__name__)
             except Exception:  # the next turn may fare better, and nobody else takes it
                 log.exception("metering's upkeep failed")
             self._say_lost()
 
+    async def _turn(self) -> None:
+        """Whoever was away has heard of everything before anybody asks it again."""
+        await self._settle_late()
+        await self._tell(list(self._running.values()))
+        metrics.lapsed.inc(await self._shared.sweep(_SWEPT))
+        if self._shared.away:
+            log.info("Redis is back")
+            self._shared.away = False
+        await self._settle_late()  # what ended meanwhile
+        await self._trim()
+
     async def _settle_late(self) -> None:
-        """Those that wait, while Redis takes them."""
+        """Those that wait, while Redis takes them. Raises one of `RedisAway`."""
         while some := self._unsettled.some(_AT_ONCE):
             for run, error in zip(some, await _each(map(self._end, some)), strict=True):
                 if isinstance(error, RedisAway):
-                    return
+                    raise error
                 self._unsettled.take_out(run)
                 if error is not None:
                     self._lose(run)
             metrics.unsettled.set(len(self._unsettled))
 
     async def _tell(self, running: Sequence[Running]) -> None:
-        """Renews leases; what cannot be told now is told at the next turn, or with the end."""
+        """Renews leases. Raises one of `RedisAway`."""
         for one in running:
             one.run.used = one.used
-        await _each(self._shared.hold(one.run) for one in running)
+        await self._shared.hold_all([one.run for one in running])
+
+    async def _tell_new(self) -> None:
+        while self._untold:
+            some, self._untold = self._untold, []
+            with suppress(*RedisAway):  # they are told with all that runs
+                await self._tell([one for one in some if one.run.id in self._running])
 
     async def _trim(self) -> None:
         if time.monotonic() - self._trimmed_at < _TRIM_EVERY_S:

@@ -28,7 +28,7 @@ async def ledger(
     monkeypatch.setenv("PENSTOCK_NAMESPACE", namespace)
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
-    meter = SharedMeter(redis, namespace, 15)
+    meter = SharedMeter(redis, namespace, 15, 5)
     for number, (tenant, model, cost) in enumerate(
         (("a", "m", 1_500_000_001), ("a", "m", 2), ("a", "n", 7), ("b", "m", 30))
     ):

@@ -1,10 +1,11 @@
 """A gateway's end of metering, on a real Redis: side by side, killed, and without Redis."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from services.common.redis import connect
 from services.gateway import metrics
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Principal
-from services.gateway.metering import meter, upkeep
+from services.gateway.metering import upkeep
 from services.gateway.metering.ledger import Entry, Ledger
 from services.gateway.metering.meter import Meter, Metered
 from services.gateway.metering.run import RELEASED, Held, Run, Used, Verdict
@@ -83,6 +84,10 @@ def who(*limits: Limit) -> Principal:
 
 def limit(of: str, most: float, per: str | None = None, **more: Any) -> Limit:
     return Limit(name=f"{of}-{per or 'now'}".lower(), of=of, most=most, per=per, **more)  # type: ignore[arg-type]
+
+
+async def is_back(end: End) -> None:
+    await until(lambda: not end.meter._shared.away, 20, "Redis was asked again")
 
 
 def using(metered: Metered, tokens: int) -> None:
@@ -248,29 +253,64 @@ async def test_without_redis_each_rule_is_open_or_closed_and_nothing_is_lost(mak
     entries = await end.entries(6)
     assert {e.id: e.prompt for e in entries} == {f"r{number}": 10 for number in range(6)}
     assert {e.status for e in entries} == {"ok"}  # and of what was refused nothing
-    end.meter._redis_away_at -= 1.0  # a second later
+    await is_back(end)
     with pytest.raises(PenstockError, match="requests-day"):
         await end.admit("r10", who(open_))  # all of them count
     assert metrics.unsettled._value.get() == 0
 
 
-async def test_a_gateway_that_is_too_busy_to_ask_lets_nobody_past(make, redis_url, monkeypatch):
-    """That it has not asked in time says nothing of Redis, unless that was away just now."""
-    end = make(redis_url)
-    monkeypatch.setattr(meter, "_DOOR_S", 0.05)
+async def test_a_gateway_that_is_too_busy_to_ask_lets_nobody_past(make, redis_url):
+    """That its loop did not turn says nothing of Redis: the answer is there, and is read."""
+    end = make(redis_url, redis_patience_s=0.2)
+    rule = limit("requests", 1, "day")
+    assert await end.admit("r0", who(rule))
+    asking = asyncio.create_task(end.admit("r1", who(rule)))
+    for _ in range(2):
+        await asyncio.sleep(0)  # it has been sent
+    time.sleep(0.5)  # noqa: ASYNC251 - the loop is held up
+    with pytest.raises(PenstockError, match="requests-day"):
+        await asking
+    assert not end.meter._shared.away
 
-    async def never(run: Run) -> Verdict:
-        await asyncio.Event().wait()
-        raise AssertionError
 
-    monkeypatch.setattr(end.meter._shared, "reserve", never)
-    with pytest.raises(PenstockError) as refused:
-        await end.admit("r1", who(limit("requests", 3, "day")))
-    assert refused.value.reason == "limits_unavailable"
-    end.meter._redis_away_at = time.monotonic() - 1.01
-    monkeypatch.setattr(meter, "_DOOR_S", 10.0)
-    monkeypatch.setattr(meter.asyncio, "timeout", lambda _: asyncio.timeouts.timeout(0.05))
-    assert await end.admit("r2", who(limit("requests", 3, "day")))
+@pytest.fixture
+def hanging(own_redis: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
+    """It is to be stopped by its process, as a host that stops answering."""
+    yield own_redis
+    os.kill(own_redis.pid, signal.SIGCONT)
+
+
+async def test_a_redis_that_hangs_costs_one_patience_and_no_task_for_each(make, hanging):
+    end = make(hanging.url, lease_s=2.0, redis_patience_s=0.3)
+    few = limit("concurrent", 2)
+    running = await end.admit("r0", who(few))
+    os.kill(hanging.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    first = await asyncio.gather(*(end.admit(f"a{n}", who(few)) for n in range(50)))
+    assert 0.2 < time.monotonic() - began < 5, "all of them together have waited"
+    before, began = len(asyncio.all_tasks()), time.monotonic()
+    for number in range(500):
+        one = await end.admit(f"b{number}", who(few))
+        using(one, 10)
+        end.meter.end(one)
+        assert await end.admit(f"c{number}", who())
+    assert len(asyncio.all_tasks()) <= before + 3
+    assert time.monotonic() - began < 5, "nobody waits any more"
+    for one in first[10:]:
+        end.meter.end(one)
+    await asyncio.sleep(2.1)  # longer than their leases
+    os.kill(hanging.pid, signal.SIGCONT)
+    await is_back(end)
+    with pytest.raises(PenstockError, match="concurrent-now"):
+        await end.admit("after", who(few))
+    (places,) = await end.redis.keys(f"{end.settings.namespace}:{{meter}}:n:*")
+    assert await end.redis.zcard(places) == 11, (
+        "what runs on has its places again, under its own ids"
+    )
+    end.meter.end(running)
+    entries = await end.entries(541)
+    assert len(entries) == len({e.id for e in entries}) == 541
+    assert {e.prompt for e in entries if e.id.startswith("b")} == {10}
 
 
 async def test_what_does_not_fit_the_spool_is_counted_as_lost(make, own_redis, caplog):
@@ -345,14 +385,14 @@ async def test_refusals_of_an_outage_charge_nothing_and_push_no_charge_out(make,
         await end.meter.settle(one)
     for number in range(40):
         if number < 5:
-            end.meter._redis_away_at = float("-inf")  # it is asked once more
+            end.meter._shared.away = False  # it is asked once more
         with pytest.raises(PenstockError) as refused:
             await within(10, end.admit(f"x{number}", who(*rules), 10))
         assert refused.value.reason == "limits_unavailable"
     own_redis.start()
     assert {e.id for e in await end.entries(3)} == {"r0", "r1", "r2"}
     assert metrics.unledgered._value.get() == lost
-    end.meter._redis_away_at = float("-inf")
+    await is_back(end)
     after = await end.admit("after", who(*rules))
     assert [room.left for room in after.rooms] == [96, 8]
     assert len(await end.ledger()) == 3
