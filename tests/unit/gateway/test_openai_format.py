@@ -1,5 +1,6 @@
 """Answers in OpenAI's shapes, whole and in events, and what is put together of deltas."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, TokenIds, Usage
 from protos.tokenizer_pb2 import Chat, Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
 from services.common.content import said
-from services.gateway.api.rest.logprobs import joined
+from services.gateway.api.rest.logprobs import OfText, joined
 from services.gateway.api.rest.openai_format import (
     Chunks,
     chat_completion,
     event,
     text_completion,
 )
+from services.gateway.api.rest.whole import whole
 from services.gateway.runs import prompt as prompt_module
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
 
@@ -137,16 +139,16 @@ def with_logprobs() -> Answer:
     return made
 
 
-def test_the_choices_of_a_chat_share_their_prompt():
+async def test_the_choices_of_a_chat_share_their_prompt():
     made = [with_logprobs(), answer("other", FINISH_LENGTH, index=1)]
     made[1].choice = 1
-    whole = chat_completion(made)
-    first, second = whole["choices"]
+    found = json.loads(await whole(made, None, chat=True))
+    first, second = found["choices"]
     assert (first["index"], second["index"]) == (0, 1)
     assert (first["finish_reason"], second["finish_reason"]) == ("stop", "length")
-    assert whole["usage"]["prompt_tokens"] == 10, "once"
-    assert whole["usage"]["completion_tokens"] == 6
-    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+    assert found["usage"]["prompt_tokens"] == 10, "once"
+    assert found["usage"]["completion_tokens"] == 6
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
     assert second["logprobs"] is None
     start, end, letter = first["logprobs"]["content"]
     assert (start["token"], start["bytes"], start["logprob"]) == ("\ufffd", [0xE2], -0.5)
@@ -154,8 +156,36 @@ def test_the_choices_of_a_chat_share_their_prompt():
     assert letter == {"token": "b", "bytes": [98], "logprob": -0.75, "top_logprobs": []}
 
 
+@pytest.mark.parametrize("chat", [True, False])
+async def test_logprobs_of_many_tokens_leave_the_loop_to_others(chat: bool) -> None:
+    """Whose turn comes once for so many tokens, however many there are in all."""
+    made = answer("many", used=0)
+    made.wants_logprobs = True
+    made.add([TextDelta(logprobs=PIECES * 400)])
+    made.echo = None if chat else Echo(text="q" * 300, logprobs=[PIECES[2]] * 300)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count())
+    (choice,) = json.loads(await whole([made], None, chat=chat))["choices"]
+    other.cancel()
+    told = choice["logprobs"]
+    tokens = len(told["content"] if chat else told["tokens"])
+    assert tokens == 1200 if chat else 1500
+    assert turns >= tokens // 32
+    if not chat:
+        of_text = OfText()
+        want = joined([of_text.echo(made.echo), of_text.next(made.logprobs)])
+        assert told == json.loads(json.dumps(want))
+
+
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_completion_tells_of_its_prompt_and_of_each_token(streamed):
+async def test_a_completion_tells_of_its_prompt_and_of_each_token(streamed):
     made = with_logprobs()
     unexpected, second = TextLogprob(token=candidate(b"The", 0.0)), thought(b" q", -2.0, offset=3)
     made.echo = Echo(text="The q", logprobs=[unexpected, second])
@@ -168,7 +198,7 @@ def test_a_completion_tells_of_its_prompt_and_of_each_token(streamed):
         text = "".join(piece["text"] for piece in pieces)
         found = joined([piece["logprobs"] for piece in pieces])
     else:
-        (choice,) = text_completion([made])["choices"]
+        (choice,) = json.loads(await whole([made], None, chat=False))["choices"]
         text, found = choice["text"], choice["logprobs"]
     assert text == "The q€b"
     tokens = ["The", " q", *(piece.token.text for piece in PIECES)]

@@ -21,6 +21,7 @@ class Exchange:
         self.endpoint = "POST /x"
         self.headers_out: dict[str, str] = {}
         self.headers = {"authorization": "Bearer k", "traceparent": "t"}
+        self.authorization = "Bearer k"
         self.sent: list[str] = []
         self.writing = self.status = 0
         self.whole: Any = None
@@ -44,8 +45,9 @@ class Exchange:
     async def end_events(self, events: bytes) -> None:
         await self.write(events)
 
-    async def reply_json(self, content: Any) -> None:
-        self.whole = content
+    async def reply(self, body: bytes, content_type: str) -> None:
+        assert content_type == "application/json"
+        self.whole = json.loads(body)
 
 
 def front(exchange: Exchange, *, chat: bool, **body: Any) -> RestFront:

@@ -19,7 +19,8 @@ from services.gateway.api.rest.lasting import (
     last_event,
     resume_query,
 )
-from services.gateway.api.rest.openai_format import Chunks, chat_completion, text_completion
+from services.gateway.api.rest.openai_format import Chunks
+from services.gateway.api.rest.whole import whole
 from services.gateway.api.schema import bad_value, parse, read_aside, validated
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
@@ -150,8 +151,8 @@ class RestFront:
             await self._begin()  # nothing was left to tell before
             await self._exchange.end_events(self._of(events))
         else:
-            whole = chat_completion if self._chat else text_completion
-            await self._exchange.reply_json(whole(answers, cost))
+            body = await whole(answers, cost, chat=self._chat)
+            await self._exchange.reply(body, "application/json")
 
     async def _open(self, answer: Answer) -> Chunks:
         chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)

@@ -1,6 +1,6 @@
 """What the model thought of each token, in the two forms that OpenAI's API has for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from protos.tokenizer_pb2 import Echo, TextLogprob
@@ -28,13 +28,18 @@ class OfText:
 
     def echo(self, echo: Echo) -> dict[str, Any]:
         """The prompt's own, first. Nobody expected its first token: there are none of that."""
-        told = self.next(echo.logprobs)
-        self._before = len(echo.text)
-        for name in ("token_logprobs", "top_logprobs"):
-            told[name][:1] = [None] * len(told[name][:1])
-        return told
+        return joined([*self.of_echo(echo, max(1, len(echo.logprobs)))] or [self.next(())])
 
-    def next(self, logprobs: Sequence[TextLogprob]) -> dict[str, Any]:
+    def of_echo(self, echo: Echo, count: int) -> Iterator[dict[str, list[Any]]]:
+        """The same, so many tokens at a time."""
+        for start in range(0, len(echo.logprobs), count):
+            told = self.next(echo.logprobs[start : start + count])
+            if not start:
+                told["token_logprobs"][0] = told["top_logprobs"][0] = None
+            yield told
+        self._before = len(echo.text)
+
+    def next(self, logprobs: Sequence[TextLogprob]) -> dict[str, list[Any]]:
         return {
             "tokens": [one.token.text for one in logprobs],
             "token_logprobs": [one.token.logprob for one in logprobs],

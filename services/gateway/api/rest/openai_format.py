@@ -95,7 +95,7 @@ def _plan(answer: Answer) -> dict[str, int]:
 
 
 def chat_completion(answers: Sequence[Answer], cost: Cost | None = None) -> dict[str, Any]:
-    """`answers`: the choices of one chat."""
+    """`answers`: the choices of one chat. Without their logprobs (whole.py)."""
     first = answers[0]
     return {
         "id": "chatcmpl-" + first.request_id.removeprefix("req_"),
@@ -123,7 +123,7 @@ def _chat_choice(answer: Answer) -> dict[str, Any]:
     return {
         "index": answer.index,
         "message": message,
-        "logprobs": logprobs.of_chat(answer.logprobs) if answer.wants_logprobs else None,
+        "logprobs": None,
         "finish_reason": finish_reason(answer),
     }
 
@@ -134,11 +134,12 @@ def _call(answer: Answer, index: int, name: str, arguments: str) -> dict[str, An
 
 
 def text_completion(answers: Sequence[Answer], cost: Cost | None = None) -> dict[str, Any]:
+    """Likewise."""
     choices = [
         {
             "index": answer.index,
             "text": (answer.echo.text if answer.echo else "") + answer.text,
-            "logprobs": _text_logprobs(answer) if answer.wants_logprobs else None,
+            "logprobs": None,
             "finish_reason": finish_reason(answer),
         }
         for answer in answers
@@ -156,12 +157,6 @@ def text_completion(answers: Sequence[Answer], cost: Cost | None = None) -> dict
         "usage": usage(answers),
         "penstock": told if len(prompts) > 1 else extension(first, cost),
     }
-
-
-def _text_logprobs(answer: Answer) -> dict[str, Any]:
-    of_text = logprobs.OfText()
-    pieces = [of_text.echo(answer.echo)] if answer.echo else []
-    return logprobs.joined([*pieces, of_text.next(answer.logprobs)])
 
 
 class Chunks:
