@@ -151,7 +151,9 @@ class Both:
             assert all(one >= 0 for one in left)
         if run.id in self.plain.standing:
             self.final.setdefault(run.id, Used())
-        elif run.id not in self.plain.charged:
+        elif charged := self.plain.charged.get(run.id):  # as lost: it stands at its next renewal
+            self.final[run.id] = Used(*(charged[field] for field in FIELDS))
+        else:
             self.final.pop(run.id, None)
         return run.id in self.plain.standing
 
