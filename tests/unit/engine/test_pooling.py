@@ -4,7 +4,7 @@ together, and nobody else's tokens move."""
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from services.worker.engine import FinishReason, Pooling, Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.pooling import Pool
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import (
     Run,
@@ -329,3 +330,12 @@ def test_what_is_not_built_is_refused_by_name(
     with pytest.raises(UnsupportedModel) as caught:
         read_config(tmp_path)
     assert words in str(caught.value)
+
+
+def test_a_long_prompts_mean_loses_nothing_of_its_last_tokens() -> None:
+    pool, head = Pool(Pooling("mean")), cast(Any, None)
+    pool.add(np.array([2.0**24, 0.0], np.float32))
+    for _ in range(4096):
+        pool.add(np.ones(2, np.float32))
+    first, second = np.frombuffer(pool.numbers(head), "<f4")
+    assert second / first == pytest.approx(4096 / (2**24 + 4096), rel=1e-6)
