@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from services.common.policy import Policy, Subject, load_rules
-from services.common.policy.stream import Filter
+from services.common.policy.stream import AnswerRules, Filter
 from services.retrieval.embedding_model import EmbeddingModel
 
 TEXTS = Path(__file__).with_suffix("").with_name("policy_texts.yaml")
@@ -77,6 +77,17 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
     return median(taken), quantiles(taken, n=100)[98]
 
 
+def waits(rules: AnswerRules, portions: Sequence[str]) -> list[int]:
+    """Of each character of a stream, how many steps behind its own it leaves."""
+    stream, out, found = Filter(rules), 0, []
+    came = [step for step, portion in enumerate(portions) for _ in portion + " "]
+    for step, portion in enumerate(portions):
+        left = len(stream.push(portion + " "))
+        found += [step - came[at] for at in range(out, out + left)]
+        out += left
+    return found
+
+
 def main() -> int:
     made = policy()
     print(
@@ -106,6 +117,8 @@ def main() -> int:
         held.append(said - out)
     print(f"a step of a stream: {median(taken):.0f} us, p99 {quantiles(taken, n=100)[98]:.0f} us")
     print(f"held back: {median(held):.0f} characters, at most {max(held)}")
+    steps = waits(made.output, words)
+    print(f"a character waits {median(steps):.0f} steps, p99 {quantiles(steps, n=100)[98]:.0f}")
     return 0
 
 

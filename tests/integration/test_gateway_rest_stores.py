@@ -324,6 +324,7 @@ async def test_a_search(rig):
     mine = await other.store(await other.file("mine.md", "the tide of mine"))
     (one,) = (await other.post(f"/v1/vector_stores/{mine}/search", {"query": "the tide"}))["data"]
     assert one["filename"] == "mine.md", "and of this store alone"
+    assert all(search.judged for search in rig.retrieval.servicer.searches), "by the policy, there"
 
 
 # ---- embeddings ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from services.common.config import (
     RunsSettings,
     Settings,
 )
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis, connect
 from services.common.service import Host, Service
@@ -169,9 +169,13 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
         self.documents: dict[tuple[str, str, str], rpb.IndexRequest] = {}
         self.calls = 0
         self.shown = b""  # the certificate of the last caller of Embed
+        self.policy: str | None = None  # the version that is known; None: any
+        self.searches: list[rpb.SearchRequest] = []
 
-    async def _gate(self) -> None:
+    async def _gate(self, policy: str = "") -> None:
         self.calls += 1
+        if self.policy not in (None, policy):
+            raise unavailable("another policy", stage="retrieval", reason="other_policy")
         await self._service.hold.wait()
         if self._service.failure is not None:
             raise self._service.failure
@@ -179,7 +183,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
     async def Embed(self, request: rpb.EmbedRequest, context: Any) -> rpb.EmbedReply:
         async with serving(self._service.telemetry, context, "embed"):
             (self.shown,) = context.auth_context().get("x509_pem_cert", (b"",))
-            await self._gate()
+            await self._gate(request.policy)
             vectors = [
                 rpb.Vector(values=[b / 255 for b in hashlib.sha256(text.encode()).digest()[:8]])
                 for text in request.texts
@@ -188,7 +192,8 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
 
     async def Search(self, request: rpb.SearchRequest, context: Any) -> rpb.SearchReply:
         async with serving(self._service.telemetry, context, "search"):
-            await self._gate()
+            self.searches.append(request)
+            await self._gate(request.policy)
             words = set(request.query.lower().split())
             found = []
             for (tenant, collection, source), document in self.documents.items():
@@ -208,7 +213,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
 
     async def Index(self, request: rpb.IndexRequest, context: Any) -> rpb.IndexReply:
         async with serving(self._service.telemetry, context, "index"):
-            await self._gate()
+            await self._gate(request.policy)
             # As a replica that does not hear that the call was given up, or hears it too late.
             await asyncio.shield(asyncio.create_task(self._service.hold_index.wait()))
             key = (request.caller.tenant, request.collection, request.source_id)

@@ -100,9 +100,17 @@ async def test_a_flag_lets_it_pass_and_a_route_goes_elsewhere_from_the_start(par
 
 async def test_all_of_many_texts_are_asked_about_and_too_many_refused(parts):
     prompts = [Prompt(PromptRequest(model=MODEL, text=f"p{n}"), param=f"p[{n}]") for n in range(70)]
-    parts.retrieval.verdict = matches(5)
+    judge = parts.retrieval.judge
+
+    async def last(request: Any, *told: Any) -> JudgeReply:
+        parts.retrieval.verdict = matches(
+            *(n for n, t in enumerate(request.texts) if t.text == "p69")
+        )
+        return await judge(request, *told)
+
+    parts.retrieval.judge = last
     error = await refused(parts, Front(*prompts))
-    assert (error.reason, error.param) == ("content_policy", "p[5]")
+    assert (error.reason, error.param) == ("content_policy", "p[69]")
     asked = [[one.text for one in request.texts] for request in parts.retrieval.judged]
     assert [text for texts in asked for text in texts] == [f"p{n}" for n in range(70)]
     assert {request.policy for request in parts.retrieval.judged} == {parts.policy.current.digest}

@@ -15,6 +15,7 @@ from protos.retrieval_pb2 import EmbedRequest, IndexRequest, RemoveRequest, Sear
 from services.common.config import GatewaySettings, RetrievalSettings, Settings
 from services.common.discovery import Registration, Replica, new_replica_id
 from services.common.errors import PenstockError, invalid, unavailable
+from services.common.policy import Policy, load_rules
 from services.common.redis import connect
 from services.common.service import Host
 from services.common.telemetry import Telemetry
@@ -124,6 +125,23 @@ async def test_a_call_waits_for_the_first_replica(rig: Rig, name: str) -> None:
     await rig.replica()
     await call
     assert rig.client.embedding_model == EMBEDDING_MODEL
+
+
+@pytest.mark.parametrize("name", ["search", "chat", "embed", "index"])
+async def test_a_call_waits_for_one_that_knows_its_version_of_the_policy(
+    rig: Rig, name: str
+) -> None:
+    """The first looks at its file while the call waits; which is then done once."""
+    rig.client._policy.current = Policy.of(load_rules(b"rules: []"))
+    first = await rig.replica()
+    servicer = first.service.servicer  # type: ignore[attr-defined]
+    servicer.policy = "older"
+    call = rig.begin(name)
+    await until(lambda: servicer.calls > 1, 5)
+    assert not call.done()
+    assert documents(first) == 0
+    servicer.policy = rig.client._policy.current.digest
+    await call
 
 
 async def test_the_models_name_waits_for_the_first_replica(rig: Rig) -> None:
