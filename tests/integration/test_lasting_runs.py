@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
+from protos import gateway_pb2, gateway_pb2_grpc
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import MeteringSettings, PolicySettings, RunsSettings
 from services.common.link import LinkCall
@@ -224,6 +226,29 @@ async def test_a_gateway_that_leaves_hands_its_runs_over(rig: Rig, story: Story)
         assert answer.status_code == 400, "another body"
         async with new.stream("POST", CHAT, json=STREAM, headers=key) as response:
             assert await Events(response).text() == TEXT
+
+
+async def test_over_grpc_too(rig: Rig, story: Story) -> None:
+    stub = gateway_pb2_grpc.InferenceStub(await rig.channel())
+    request = gateway_pb2.CompleteRequest(model=MODEL, text="Well?")
+    own = [("authorization", f"Bearer {rig.key}"), ("idempotency-key", "k")]
+    story.go(2)
+    call, text, last = stub.Complete(request, metadata=own), "", 0
+    async for event in call:
+        text, last = text + event.text, event.number
+        if text == TEXT[:9]:
+            break
+    call.cancel()
+    story.go()
+    rest = stub.Complete(request, metadata=[*own, ("last-event-id", f"{last}")])
+    events = [event async for event in rest]
+    assert text + "".join(event.text for event in events) == TEXT
+    assert [event.number for event in events] == list(range(last + 1, last + 1 + len(events)))
+    assert (events[-1].usage.completion_tokens, story.resumed) == (len(WORDS), [0])
+    lone = stub.Complete(request, metadata=[own[0], ("last-event-id", "1")])
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await lone.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_tenants_oldest_make_room(rig: Rig, story: Story) -> None:

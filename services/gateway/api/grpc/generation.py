@@ -5,10 +5,12 @@ from collections.abc import Mapping
 
 from protos.gateway_pb2 import ChatRequest, CompleteRequest, GenerateEvent
 from protos.tokenizer_pb2 import TextDelta
+from services.common.errors import invalid
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.grpc.calls import Context, cost_of, endpoint, metadata_of, tell_headers
 from services.gateway.api.grpc.fields import chat_fields, completion_fields
 from services.gateway.api.grpc.inbox import Inbox
+from services.gateway.api.rest.lasting import KEY, LAST, digest, idempotency_key, last_event
 from services.gateway.api.schema import validated
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
@@ -18,7 +20,7 @@ from services.gateway.runs.text_stream import client_too_slow
 
 
 class GrpcFront:
-    """A generation over gRPC (front.Front)."""
+    """A generation over gRPC (front.LastingFront)."""
 
     def __init__(self, gateway: Gateway, inbox: Inbox, context: Context, id: str, route: str):
         metadata = metadata_of(context)
@@ -27,6 +29,9 @@ class GrpcFront:
         self.endpoint = endpoint(route)
         self.authorization = metadata.get("authorization")
         self.traceparent = metadata.get("traceparent")
+        self.key, self.digest, self.told = idempotency_key(metadata), "", "{}"
+        self._after = last_event(metadata)  # events up to this one are known
+        self._number = 0
         self._settings = gateway.settings
         self._inbox = inbox
         self._context = context
@@ -34,7 +39,11 @@ class GrpcFront:
         self._headers: Mapping[str, str] = {}
 
     async def read(self, place: Place) -> list[Prompt]:
+        if self._after is not None and not self.key:
+            raise invalid(f"'{LAST}' needs '{KEY}'.", LAST, stage="gateway")
         message = await self._inbox.take(place, self._context)
+        if self.key:
+            self.digest = digest(self.route, message)
         # In a thread, as a large HTTP body.
         return await asyncio.to_thread(self._understand, message)
 
@@ -48,6 +57,9 @@ class GrpcFront:
             self._inbox.parse(CompleteRequest, message), limits.max_prompt_tokens
         )
         return validated(CompletionRequest, fields, limits).prompts(limits)
+
+    def joins(self, id: str) -> None:
+        self._context.set_trailing_metadata((("x-request-id", id),))
 
     def admitted(self, headers: Mapping[str, str]) -> None:
         self._headers = headers
@@ -86,6 +98,11 @@ class GrpcFront:
         await self._send(ending)
 
     async def _send(self, event: GenerateEvent) -> None:
+        if self.key:
+            self._number += 1
+            event.number = self._number
+            if self._number <= (self._after or 0):
+                return
         try:
             async with asyncio.timeout(self._settings.gateway.write_timeout_s):
                 headers, self._headers = self._headers, {}

@@ -24,6 +24,7 @@ from services.gateway.identity.permissions import admit
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
+from services.gateway.runs.lasting.following import serve_lasting
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.pooling import compute
 from services.gateway.runs.recorded import recorded
@@ -93,7 +94,8 @@ class Inference:
 
     async def _generate(self, route: str, context: Context) -> None:
         async def answer(id: str, metadata: dict[str, str]) -> None:
-            await serve(self._gateway, GrpcFront(self._gateway, self._inbox, context, id, route))
+            front = GrpcFront(self._gateway, self._inbox, context, id, route)
+            await (serve_lasting if front.key else serve)(self._gateway, front)
 
         await answered(route, context, answer)
 

@@ -176,7 +176,7 @@ class RestFront:
 
 async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
     front = RestFront(exchange, gateway.settings, chat=chat)
-    key, last = idempotency_key(exchange), last_event(exchange)
+    key, last = idempotency_key(exchange.headers), last_event(exchange.headers)
     try:
         if key:
             front.lasts(key, last)
@@ -201,7 +201,9 @@ async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: P
     if stored is None or stored.route != "/v1/chat/completions":
         raise not_found("chat completion", id)
     query = validated(Resume, resume_query(exchange))
-    after = query.starting_after if query.starting_after is not None else last_event(exchange)
+    after = (
+        query.starting_after if query.starting_after is not None else last_event(exchange.headers)
+    )
     if after is not None and not query.stream:
         raise bad_value("starting_after", "only allowed when 'stream' is true")
     front = RestFront(exchange, gateway.settings, chat=True)

@@ -1,7 +1,8 @@
-"""What a client says to have its answer outlive its connection: Idempotency-Key, Last-Event-ID."""
+"""What a client says to have its answer outlive its connection, in headers or metadata."""
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from services.common.errors import invalid
@@ -38,9 +39,9 @@ class Resume(Body):
     starting_after: int | None = None
 
 
-def idempotency_key(exchange: Exchange) -> str:
+def idempotency_key(headers: Mapping[str, str]) -> str:
     """Empty without one. Raises INVALID_ARGUMENT."""
-    key = exchange.headers.get(KEY)
+    key = headers.get(KEY.lower())
     if key is None:
         return ""
     if not _KEY.fullmatch(key):
@@ -55,9 +56,9 @@ def refuse_key(exchange: Exchange) -> None:
         raise invalid(message, KEY, stage="gateway", reason="unsupported_parameter")
 
 
-def last_event(exchange: Exchange) -> int | None:
+def last_event(headers: Mapping[str, str]) -> int | None:
     """The number of the last event that the client has. Raises INVALID_ARGUMENT."""
-    last = exchange.headers.get(LAST)
+    last = headers.get(LAST.lower())
     if last is None:
         return None
     if not last.isdecimal() or len(last) > _MOST_DIGITS:

@@ -27,7 +27,7 @@ class RetrieveQuery(Resume):
 
 
 async def create_response(gateway: Gateway, exchange: Exchange) -> None:
-    front = ResponsesFront(gateway, exchange, idempotency_key(exchange))
+    front = ResponsesFront(gateway, exchange, idempotency_key(exchange.headers))
     principal = admit(await gateway.auth.identify(front.authorization), front.endpoint)
     try:
         with gateway.intake.slot(principal.tenant) as place:
@@ -54,7 +54,9 @@ async def get_response(gateway: Gateway, exchange: Exchange, principal: Principa
     query = validated(RetrieveQuery, resume_query(exchange))
     tenant, id = principal.tenant, exchange.path["response"]
     stored, told = await stored_response(gateway, tenant, id)
-    after = query.starting_after if query.starting_after is not None else last_event(exchange)
+    after = (
+        query.starting_after if query.starting_after is not None else last_event(exchange.headers)
+    )
     if not query.stream:
         if after is not None:
             raise bad_value("starting_after", "only allowed when 'stream' is true")

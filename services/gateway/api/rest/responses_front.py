@@ -35,7 +35,7 @@ class ResponsesFront:
         self.request_id = exchange.request_id
         self.route = exchange.route
         self.endpoint = exchange.endpoint
-        self.authorization = exchange.headers.get("authorization")
+        self.authorization = exchange.authorization
         self.traceparent = exchange.headers.get("traceparent")
         self.key, self.digest = key, ""
         self.stream = self.lasts = False
