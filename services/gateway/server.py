@@ -160,10 +160,10 @@ class GatewayService(Service):
         await self.gateway.runs.stop()
         await self.gateway.policy.stop()
         await self.gateway.identity.stop()
+        await self.gateway.stores.stop()
         await self.gateway.meter.stop()
         await self.gateway.records.stop()
         await self.gateway.files.room.stop()
-        await self.gateway.stores.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
         await self.gateway.tokenizers.stop()
@@ -177,15 +177,16 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     retrieval = RetrievalClient(redis, settings, policy)
     files = Files(redis, namespace, own, settings.retrieval.max_document_chars)
     store_files = StoreFiles(redis, namespace)
-    indexing = Indexing(files, store_files, retrieval, telemetry)
     identity = Identity(settings, redis)
     tenants_told = BoundedNames(own.tenants_in_metrics)
+    meter = Meter.of(redis, settings, tenants_told)
+    indexing = Indexing(files, store_files, retrieval, meter, telemetry)
     return Gateway(
         settings=settings,
         telemetry=telemetry,
         auth=identity.auth,
         identity=identity,
-        meter=Meter.of(redis, settings, tenants_told),
+        meter=meter,
         tokenizers=tokenizers,
         models=ModelCatalog(tokenizers),
         retrieval=retrieval,

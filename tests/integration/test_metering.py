@@ -258,3 +258,21 @@ async def test_a_search_is_metered_as_what_it_embeds(rig):
     assert (limited.status_code, limited.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     (entry,) = await entries(rig, 1)
     assert (entry.model, entry.prompt, entry.nanos) == (EMBEDDING_MODEL, 2, 6000)
+
+
+async def test_files_that_are_indexed_are_charged_as_what_they_embed(rig):
+    http = await rig.http()
+    file = (
+        await http.post(
+            "/v1/files",
+            files={"file": ("a.txt", b"the harbour opens at six")},
+            data={"purpose": "assistants"},
+        )
+    ).json()["id"]
+    made = (await http.post("/v1/vector_stores", json={"file_ids": [file]})).json()["id"]
+    (entry,) = await entries(rig, 1)
+    assert (entry.tenant, entry.model, entry.route) == ("acme", EMBEDDING_MODEL, "index")
+    assert (entry.prompt, entry.nanos, entry.status) == (5, 15_000, "ok")
+    assert entry.user == (await rig.keys.list())[0].id
+    told = (await http.get(f"/v1/vector_stores/{made}/files/{file}")).json()
+    assert told["status"] == "completed"

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 from protos.common_pb2 import Caller
-from protos.retrieval_pb2 import IndexRequest, RemoveRequest
+from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis
@@ -13,9 +13,10 @@ from services.gateway.stores.files import FileRecord, Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.store_files import StoreFiles
 from services.gateway.stores.vector_stores import VectorStores
+from tests.support.gateway_parts import SharedMeter, meter, principal
 
-CALLER = Caller(request_id="r", tenant="acme")
-RIVAL = Caller(request_id="r", tenant="rival")
+WHO, THEIRS = principal("acme"), principal("rival")
+CALLER, RIVAL = (who.caller("r") for who in (WHO, THEIRS))
 
 
 class ScriptedRetrieval:
@@ -35,7 +36,10 @@ class ScriptedRetrieval:
         self.indexing = 0
         self.most_at_once = 0
 
-    async def index(self, request: IndexRequest, span: Any) -> None:
+    async def model(self, patience_s: float) -> str:
+        return "tiny-embed"
+
+    async def index(self, request: IndexRequest, span: Any) -> IndexReply:
         self.begun += 1
         self.indexing += 1
         self.most_at_once = max(self.most_at_once, self.indexing)
@@ -45,6 +49,7 @@ class ScriptedRetrieval:
                 raise self.failure
             place = (request.caller.tenant, request.collection, request.source_id)
             self.documents[place] = request
+            return IndexReply(tokens=len(request.text.split()))
         except asyncio.CancelledError:
             self.cancelled += 1
             await self.let_go.wait()
@@ -76,10 +81,12 @@ class StoresRig:
         self.retrieval = retrieval or ScriptedRetrieval()
         self.files = Files(redis, namespace, GatewaySettings(), max_chars=1000)
         self.store_files = StoreFiles(redis, namespace)
+        self.metered = SharedMeter()
         self.indexing = Indexing(
             self.files,
             self.store_files,
             cast(Any, self.retrieval),
+            meter(self.metered),
             Telemetry("gateway", "gateway-1"),
         )
         self.stores = VectorStores(
@@ -94,7 +101,8 @@ class StoresRig:
         return await self.files.create(tenant, "a.txt", text.encode())
 
     async def store(self, *files: FileRecord, caller: Caller = CALLER) -> str:
-        made = await self.stores.create(caller, "s", {}, [file.id for file in files])
+        who = THEIRS if caller is RIVAL else WHO
+        made = await self.stores.create(who, caller, "s", {}, [file.id for file in files])
         return str(made["id"])
 
     async def statuses(self, store: str) -> list[str]:

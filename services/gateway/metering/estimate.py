@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from protos.tokenizer_pb2 import PromptRequest
 from services.gateway.runs.prompt import Prompt
 
 BYTES_PER_TOKEN = 4  # of English; what an estimate misses is settled at the end
@@ -14,7 +15,7 @@ def expected(prompts: Sequence[Prompt], window: int, open_output: int) -> tuple[
     prompt_tokens = output_tokens = 0
     for prompt in prompts:
         request = prompt.request
-        size = len(request.token_ids.ids) or -(-request.ByteSize() // BYTES_PER_TOKEN)
+        size = len(request.token_ids.ids) or of_bytes(_bytes(request))
         own = min(size, window)
         answer = min(request.sampling.max_tokens or open_output, window - own)
         prompt_tokens += own
@@ -24,4 +25,15 @@ def expected(prompts: Sequence[Prompt], window: int, open_output: int) -> tuple[
 
 def of_texts(texts: Sequence[str]) -> int:
     """Tokens of texts to be embedded."""
-    return sum(-(-len(text.encode()) // BYTES_PER_TOKEN) for text in texts)
+    return sum(of_bytes(len(text.encode())) for text in texts)
+
+
+def of_bytes(size: int) -> int:
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def _bytes(request: PromptRequest) -> int:
+    """Of what the prompt is made of, and of no option beside it."""
+    if request.HasField("chat"):
+        return request.chat.ByteSize()
+    return len(request.text.encode())

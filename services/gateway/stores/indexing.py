@@ -12,18 +12,22 @@ from typing import NamedTuple
 
 import grpc
 
-from protos.common_pb2 import Caller
-from protos.retrieval_pb2 import IndexRequest, RemoveRequest
+from protos.common_pb2 import Caller, Usage
+from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.common.telemetry import Telemetry
 from services.common.turns import Turns
+from services.gateway.identity.principal import Principal
+from services.gateway.metering.estimate import of_bytes
+from services.gateway.metering.meter import Meter, Metered
 from services.gateway.stores.files import FileRecord, Files
-from services.gateway.stores.retrieval_client import RetrievalClient
+from services.gateway.stores.retrieval_client import INDEX_TIMEOUT_S, RetrievalClient
 from services.gateway.stores.store_files import AttachedFile, StoreFiles
 
 log = logging.getLogger(__name__)
 
+ROUTE = "index"  # in the ledger
 QUEUEING_S = 1800.0  # a file's indexing begins within this, or has failed
 INDEXING_S = 600.0  # and ends within this
 _AT_ONCE = 2
@@ -45,11 +49,13 @@ class Indexing:
         files: Files,
         store_files: StoreFiles,
         retrieval: RetrievalClient,
+        meter: Meter,
         telemetry: Telemetry,
     ) -> None:
         self._files = files
         self._store_files = store_files
         self._retrieval = retrieval
+        self._meter = meter
         self._telemetry = telemetry
         self._tasks: dict[asyncio.Task[None], _Place] = {}
         self._turns = Turns(_AT_ONCE)
@@ -68,8 +74,11 @@ class Indexing:
                 retry_after_s=5.0,
             )
 
-    async def begin(self, caller: Caller, store: str, file: FileRecord) -> AttachedFile:
-        """Attaches the file and indexes it in the background. Raises as `expect` does."""
+    async def begin(
+        self, who: Principal, caller: Caller, store: str, file: FileRecord
+    ) -> AttachedFile:
+        """Attaches the file and indexes it in the background, at the cost of `who`. Raises as
+        `expect` does."""
         tenant = caller.tenant
         self.expect(tenant, 1)
         await self.give_up(tenant, store, file.id)
@@ -84,7 +93,7 @@ class Indexing:
         await self._files.note_store(tenant, file.id, store, held=True)
         await self._store_files.put(tenant, attached)
         task = asyncio.create_task(
-            self._run(caller, attached.model_copy(), file), name=f"index {file.id}"
+            self._run(who, caller, attached.model_copy(), file), name=f"index {file.id}"
         )
         self._tasks[task] = _Place(tenant, store, file.id)
         task.add_done_callback(self._tasks.pop)
@@ -118,13 +127,20 @@ class Indexing:
             if (place.tenant, place.store) == (tenant, store) and file_id in ("", place.file):
                 yield task
 
-    async def _run(self, caller: Caller, attached: AttachedFile, file: FileRecord) -> None:
+    async def _run(
+        self, who: Principal, caller: Caller, attached: AttachedFile, file: FileRecord
+    ) -> None:
         try:
             async with asyncio.timeout(QUEUEING_S):
-                await self._turns.take(caller.tenant)
+                metered = await self._let_in(who, attached)
             try:
                 async with asyncio.timeout(INDEXING_S):
-                    await self._index(caller, attached, file)
+                    reply = await self._index(caller, attached, file)
+                metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
+                await self._meter.settle(metered)
+            except BaseException as error:
+                self._meter.end(metered, error)
+                raise
             finally:
                 self._turns.give_back()
             attached.state = "completed"
@@ -143,7 +159,26 @@ class Indexing:
             attached.fail("internal error")
         await self._note_outcome(caller, attached, attempts=30)
 
-    async def _index(self, caller: Caller, attached: AttachedFile, file: FileRecord) -> None:
+    async def _let_in(self, who: Principal, attached: AttachedFile) -> Metered:
+        """Takes a turn, with room in all limits; where one has none for now it waits for that
+        without a turn. An attachment is charged once, whoever settles it."""
+        id = f"{attached.id}:{attached.attachment}"
+        most = (of_bytes(attached.bytes), 0)
+        while True:
+            await self._turns.take(who.tenant)
+            try:
+                model = await self._retrieval.model(INDEX_TIMEOUT_S)
+                return await self._meter.admit(who, id, ROUTE, model, most)
+            except PenstockError as error:
+                self._turns.give_back()
+                if error.reason != "rate_limit_exceeded":
+                    raise
+                await asyncio.sleep(error.retry_after_s)
+            except BaseException:
+                self._turns.give_back()
+                raise
+
+    async def _index(self, caller: Caller, attached: AttachedFile, file: FileRecord) -> IndexReply:
         request = IndexRequest(
             caller=caller,
             collection=attached.store,
@@ -152,7 +187,7 @@ class Indexing:
             text=await self._files.content(caller.tenant, file.id),
         )
         with self._telemetry.lone_span("index file", file_id=file.id) as span:
-            await self._retrieval.index(request, span)
+            return await self._retrieval.index(request, span)
 
     async def _note_outcome(self, caller: Caller, attached: AttachedFile, attempts: int) -> None:
         for _ in range(attempts):

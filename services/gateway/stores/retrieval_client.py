@@ -82,11 +82,11 @@ class RetrievalClient:
         for channel in channels.values():
             await channel.close()
 
-    async def model(self) -> str:
+    async def model(self, patience_s: float | None = None) -> str:
         """The embedding model's name; waits for the first replica to tell it. Raises UNAVAILABLE
         ("no_replica")."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._patience_s if patience_s is None else patience_s):
                 while not self.embedding_model:
                     await self._directory.changed()
         if not self.embedding_model:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from protos.common_pb2 import Caller
 from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis, RedisAway, Script
+from services.gateway.identity.principal import Principal
 from services.gateway.ids import STORE, not_found
 from services.gateway.stores.files import Files, too_many
 from services.gateway.stores.indexing import Indexing
@@ -83,9 +84,14 @@ class VectorStores:
     # ---- stores -----------------------------------------------------------------------------
 
     async def create(
-        self, caller: Caller, name: str, metadata: dict[str, str], file_ids: list[str]
+        self,
+        who: Principal,
+        caller: Caller,
+        name: str,
+        metadata: dict[str, str],
+        file_ids: list[str],
     ) -> dict[str, Any]:
-        """With these files on their way into it. Raises RESOURCE_EXHAUSTED
+        """With these files on their way into it, at the cost of `who`. Raises RESOURCE_EXHAUSTED
         ("too_many_vector_stores", "index_queue_full", "storage_full"), and NOT_FOUND for an
         unknown file.
         """
@@ -102,7 +108,7 @@ class VectorStores:
         if not await self._create([self._stores(tenant)], told):
             raise too_many("vector stores", self._max_stores)
         for file in files:
-            await self._indexing.begin(caller, record.id, file)
+            await self._indexing.begin(who, caller, record.id, file)
         return await self.get(tenant, record.id)
 
     async def get(self, tenant: str, id: str) -> dict[str, Any]:
@@ -158,11 +164,11 @@ class VectorStores:
         await self._record(tenant, id)
         return await self._store_files.unready(tenant, [id])
 
-    async def attach(self, caller: Caller, id: str, file_id: str) -> AttachedFile:
+    async def attach(self, who: Principal, caller: Caller, id: str, file_id: str) -> AttachedFile:
         """Begins to index a file; `file` tells how it went."""
         await self.get(caller.tenant, id)
         file = await self._files.get(caller.tenant, file_id, "file_id")
-        return await self._indexing.begin(caller, id, file)
+        return await self._indexing.begin(who, caller, id, file)
 
     async def files(self, tenant: str, id: str) -> list[AttachedFile]:
         return await self._store_files.all(tenant, id)

@@ -15,6 +15,7 @@ from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.store_files import StoreFiles
 from services.gateway.stores.vector_stores import VectorStores
+from tests.support.gateway_parts import meter
 
 KINDS = (FILE, STORE, REQUEST, KEY)
 
@@ -78,7 +79,8 @@ def stores(files: Files) -> VectorStores:
     redis, settings = NoRedis(), Settings()
     telemetry = Telemetry("gateway", "test")
     store_files = StoreFiles(redis, "ns")
-    indexing = Indexing(files, store_files, RetrievalClient(redis, settings), telemetry)
+    retrieval = RetrievalClient(redis, settings)
+    indexing = Indexing(files, store_files, retrieval, meter(), telemetry)
     return VectorStores(redis, "ns", files, store_files, indexing, 9)
 
 

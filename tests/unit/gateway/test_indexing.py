@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,9 +11,11 @@ import pytest
 
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
+from services.gateway.identity.limits import Bound, Limit
+from services.gateway.metering.run import Room, Verdict
 from services.gateway.stores import indexing
 from services.gateway.stores.store_files import AttachedFile
-from tests.support.stores_rig import CALLER, RIVAL, StoresRig
+from tests.support.stores_rig import CALLER, RIVAL, THEIRS, WHO, StoresRig
 from tests.support.waiting import until
 
 
@@ -39,11 +42,11 @@ async def test_files_that_fail_or_are_given_up_give_their_turn_back(rig: StoresR
     rig.retrieval.gate.clear()
     for _ in range(5):
         given_up = await rig.file()
-        await rig.stores.attach(CALLER, store, given_up.id)
+        await rig.stores.attach(WHO, CALLER, store, given_up.id)
         await until(lambda: rig.retrieval.indexing == 1, 5)
         await rig.stores.detach(CALLER, store, given_up.id)
     rig.retrieval.gate.set()
-    await rig.stores.attach(CALLER, store, (await rig.file()).id)
+    await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
     await rig.stores.drain(5)
     assert sorted(await rig.statuses(store)) == ["completed"] + ["failed"] * 5
 
@@ -53,7 +56,7 @@ async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: StoresRig) -
     file = await rig.file()
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    await rig.stores.attach(CALLER, store, file.id)
+    await rig.stores.attach(WHO, CALLER, store, file.id)
     await until(lambda: rig.retrieval.begun == 2, 5)
     rig.retrieval.gate.set()
     await rig.stores.drain(5)
@@ -67,7 +70,7 @@ async def test_what_is_given_up_has_ended_before_anything_comes_after_it(rig: St
     file = await rig.file()
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    again = asyncio.create_task(rig.stores.attach(CALLER, store, file.id))
+    again = asyncio.create_task(rig.stores.attach(WHO, CALLER, store, file.id))
     await until(lambda: rig.retrieval.cancelled == 1, 5)
     done, _ = await asyncio.wait([again], timeout=0.1)
     assert not done
@@ -93,7 +96,7 @@ async def test_two_files_are_indexed_at_once_and_the_others_wait(rig: StoresRig)
     rig.retrieval.gate.clear()
     store = await rig.store(*[await rig.file() for _ in range(5)])
     await until(lambda: rig.retrieval.indexing == 2, 5)
-    await rig.stores.attach(CALLER, store, (await rig.file()).id)
+    await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
     assert await rig.statuses(store) == ["in_progress"] * 6
     rig.retrieval.gate.set()
     await rig.stores.drain(5)
@@ -120,7 +123,7 @@ async def test_however_it_fails_it_is_told(
     assert (told["status"], told["last_error"]) == ("failed", {"code": code, "message": message})
     rig.retrieval.failure = None
     for _ in range(2):  # as many as are indexed at once
-        await rig.stores.attach(CALLER, store, (await rig.file()).id)
+        await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
     await rig.stores.drain(5)
     assert sorted(await rig.statuses(store)) == ["completed"] * 2 + ["failed"]
 
@@ -129,7 +132,7 @@ async def test_a_file_whose_text_is_gone_has_failed(rig: StoresRig) -> None:
     file = await rig.file()
     store = await rig.store()
     await rig.files.delete("acme", file.id)
-    await rig.indexing.begin(CALLER, store, file)
+    await rig.indexing.begin(WHO, CALLER, store, file)
     await rig.stores.drain(5)
     assert (await the_file(rig, store)).status == "failed"
     assert rig.retrieval.begun == 0
@@ -174,7 +177,7 @@ async def test_until_when_it_may_take(rig: StoresRig, monkeypatch: pytest.Monkey
     monkeypatch.setattr(indexing, "QUEUEING_S", 100)
     monkeypatch.setattr(indexing, "INDEXING_S", 20)
     store, before = await rig.store(), time.time()
-    attached = await rig.stores.attach(CALLER, store, (await rig.file()).id)
+    attached = await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
     assert before + 120 <= attached.indexing_until <= time.time() + 120
     assert int(before) <= attached.created_at <= time.time()
 
@@ -187,7 +190,7 @@ async def test_too_many_waiting_files_of_one_tenant(
     store = await rig.store(*[await rig.file() for _ in range(3)])
     fourth = await rig.file()
     with pytest.raises(PenstockError) as refused:
-        await rig.stores.attach(CALLER, store, fourth.id)
+        await rig.stores.attach(WHO, CALLER, store, fourth.id)
     assert (refused.value.code, refused.value.reason, refused.value.retry_after_s) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "index_queue_full",
@@ -198,7 +201,7 @@ async def test_too_many_waiting_files_of_one_tenant(
     await rig.store(await rig.file(tenant="rival"), caller=RIVAL)
     rig.retrieval.gate.set()
     await rig.stores.drain(5)
-    await rig.stores.attach(CALLER, store, fourth.id)
+    await rig.stores.attach(WHO, CALLER, store, fourth.id)
     await rig.stores.drain(5)
     assert await rig.statuses(store) == ["completed"] * 4, "those that are done wait no more"
 
@@ -244,7 +247,7 @@ async def test_what_was_attached_anew_elsewhere_is_left_to_that(rig: StoresRig) 
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
     other = rig.another()
-    await other.stores.attach(CALLER, store, file.id)
+    await other.stores.attach(WHO, CALLER, store, file.id)
     await until(lambda: rig.retrieval.indexing == 2, 5)
     rig.retrieval.gate.set()
     await other.stores.drain(5)
@@ -260,7 +263,7 @@ async def test_taking_a_file_out_of_one_store_leaves_its_way_into_the_others(
     rig.retrieval.gate.clear()
     file, other = await rig.file(), await rig.file()
     first, second = await rig.store(file), await rig.store(file)
-    await rig.stores.attach(CALLER, first, other.id)
+    await rig.stores.attach(WHO, CALLER, first, other.id)
     await until(lambda: rig.retrieval.indexing == 2, 5)
     await rig.stores.detach(CALLER, first, file.id)
     rig.retrieval.gate.set()
@@ -304,3 +307,60 @@ async def test_a_stop_does_not_wait_for_redis(
     async with asyncio.timeout(10):
         await rig.stores.stop()
     assert tried == [file.id]
+
+
+# ---- what it costs ------------------------------------------------------------------------------
+
+TOKENS = Limit(name="tpm", of="tokens", most=100, per="minute")
+
+
+async def test_each_attachment_is_charged_once_to_who_made_it(rig: StoresRig) -> None:
+    file = await rig.file("one two three")
+    store = await rig.store(file)
+    await rig.stores.drain(5)
+    await rig.stores.attach(THEIRS, CALLER, store, file.id)  # another key's request
+    await rig.stores.drain(5)
+    first, second = rig.metered.settled
+    assert (first.who["tenant"], first.who["model"]) == ("acme", "tiny-embed")
+    assert [run.used.prompt for run in (first, second)] == [3, 3]
+    assert [run.id.partition(":")[0] for run in (first, second)] == [file.id] * 2
+    assert first.id != second.id
+    assert second.who["tenant"] == "rival"
+    assert first.held.tokens == 4, "of 13 bytes"
+
+
+async def test_what_was_not_indexed_costs_nothing(rig: StoresRig) -> None:
+    rig.retrieval.failure = unavailable("gone", stage="retrieval", reason="index_lost")
+    await rig.store(await rig.file())
+    await rig.stores.drain(5)
+    rig.retrieval.failure = None
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 5)
+    await rig.stores.detach(CALLER, store, file.id)
+    await until(lambda: len(rig.metered.settled) == 2, 5)
+    told = [(run.status, run.used.prompt) for run in rig.metered.settled]
+    assert told == [("failed", 0), ("cancelled", 0)]
+
+
+async def test_a_limit_without_room_is_waited_for_and_an_empty_budget_is_not(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = Bound("tenant:acme", TOKENS)
+    limited = replace(WHO, limits=(bound,))
+    rig.metered.verdict = Verdict((Room(bound, 0, 1),), bound, 0.01)
+    store = await rig.store()
+    await rig.stores.attach(limited, CALLER, store, (await rig.file()).id)
+    await until(lambda: len(rig.metered.reserved) >= 3, 5)
+    other = await rig.store(await rig.file())  # of who has no limits: no turn is taken meanwhile
+    await until(lambda: rig.retrieval.begun == 1, 5)
+    rig.metered.verdict = Verdict()
+    await rig.stores.drain(5)
+    assert await rig.statuses(store) == await rig.statuses(other) == ["completed"]
+    budget = Bound("tenant:acme", TOKENS.model_copy(update={"per": "day"}))
+    rig.metered.verdict = Verdict((Room(budget, 0, 1),), budget, 900.0)
+    await rig.stores.attach(replace(WHO, limits=(budget,)), CALLER, other, (await rig.file()).id)
+    await rig.stores.drain(5)
+    failed = next(f for f in await rig.stores.files("acme", other) if f.status == "failed")
+    assert "100 tokens per day" in failed.error

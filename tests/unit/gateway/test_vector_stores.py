@@ -12,7 +12,7 @@ from services.common.redis import RedisAway, connect
 from services.gateway.ids import FILE, STORE
 from services.gateway.stores import indexing
 from services.gateway.stores.store_files import Unready
-from tests.support.stores_rig import CALLER, RIVAL, StoresRig
+from tests.support.stores_rig import CALLER, RIVAL, THEIRS, WHO, StoresRig
 
 AWAY = unavailable("retrieval is away", stage="retrieval", reason="no_replica")
 
@@ -48,7 +48,7 @@ async def test_only_what_is_searchable_counts_as_used(rig: StoresRig) -> None:
     store = await rig.store(await rig.file("12345"))
     await rig.stores.drain(5)
     rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
-    await rig.stores.attach(CALLER, store, (await rig.file("123")).id)
+    await rig.stores.attach(WHO, CALLER, store, (await rig.file("123")).id)
     await rig.stores.drain(5)
     told = await rig.stores.get("acme", store)
     assert told["usage_bytes"] == 5
@@ -66,7 +66,7 @@ async def not_found(call: object) -> PenstockError:
 async def test_a_store_is_told_whole(rig: StoresRig) -> None:
     before = int(time.time())
     file = await rig.file("12345")
-    made = await rig.stores.create(CALLER, "guide", {"k": "v"}, [file.id])
+    made = await rig.stores.create(WHO, CALLER, "guide", {"k": "v"}, [file.id])
     assert (made["status"], made["file_counts"]["in_progress"]) == ("in_progress", 1)
     await rig.stores.drain(5)
     told = await rig.stores.get("acme", made["id"])
@@ -93,7 +93,7 @@ async def test_a_store_is_told_whole(rig: StoresRig) -> None:
 async def test_of_a_store_with_an_unknown_file_nothing_is_made(rig: StoresRig) -> None:
     good, rivals = await rig.file(), await rig.file(tenant="rival")
     for missing in (FILE.new(), rivals.id, "odd"):
-        error = await not_found(rig.stores.create(CALLER, "s", {}, [good.id, missing]))
+        error = await not_found(rig.stores.create(WHO, CALLER, "s", {}, [good.id, missing]))
         assert error.param == "file_ids[1]"
     assert await rig.stores.ids("acme") == []
     assert rig.retrieval.begun == 0
@@ -217,8 +217,8 @@ async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig
         rig.stores.delete(RIVAL, store),
         rig.stores.require("rival", [rivals, store]),
         rig.stores.unready("rival", store),
-        rig.stores.attach(RIVAL, store, theirs.id),
-        rig.stores.attach(RIVAL, rivals, file.id),
+        rig.stores.attach(THEIRS, RIVAL, store, theirs.id),
+        rig.stores.attach(THEIRS, RIVAL, rivals, file.id),
         rig.stores.file("rival", store, file.id),
         rig.stores.detach(RIVAL, store, file.id),
         rig.files.get("rival", file.id),
@@ -236,9 +236,10 @@ async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig
 
 async def test_what_is_attached_to_nothing_or_is_nothing_is_named(rig: StoresRig) -> None:
     store, file = await rig.store(), await rig.file()
-    assert (await not_found(rig.stores.attach(CALLER, store, FILE.new()))).param == "file_id"
+    assert (await not_found(rig.stores.attach(WHO, CALLER, store, FILE.new()))).param == "file_id"
     assert (
-        "vector store" in (await not_found(rig.stores.attach(CALLER, STORE.new(), file.id))).message
+        "vector store"
+        in (await not_found(rig.stores.attach(WHO, CALLER, STORE.new(), file.id))).message
     )
     await not_found(rig.stores.unready("acme", STORE.new()))
     assert await rig.stores.unready("acme", store) == Unready([], 0)

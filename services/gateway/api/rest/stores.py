@@ -109,6 +109,7 @@ class CreateStore(Body):
 async def create_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(CreateStore, await exchange.json_body())
     store = await gateway.stores.create(
+        principal,
         principal.caller(exchange.request_id),
         body.name or "",
         body.metadata or {},
@@ -150,7 +151,7 @@ class AttachedList(PageQuery):
 async def attach_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(AttachFile, await exchange.json_body())
     caller = principal.caller(exchange.request_id)
-    attached = await gateway.stores.attach(caller, exchange.path["store"], body.file_id)
+    attached = await gateway.stores.attach(principal, caller, exchange.path["store"], body.file_id)
     await exchange.reply_json(attached.as_json())
 
 
