@@ -140,7 +140,7 @@ def test_draws_are_distributed_as_the_definitions_say(rig: Rig, of: Sampling) ->
     logits = rows_of_logits(ROWS, VOCAB)[row].numpy()
     edits = LogitEdits.of(of, prompt, output, of.stop_token_ids)
     rows = as_rows([of], [len(prompt) + len(output)])
-    pieces = gathered([edits], rows)
+    pieces = gathered([(edits, ())], rows)
     want = probabilities(adjusted(logits, of, prompt, output), of)
     rows, draws = np.repeat(rows, ROWS), 100 * ROWS
     counts = np.zeros(VOCAB, np.int64)

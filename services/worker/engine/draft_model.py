@@ -13,30 +13,32 @@ without communication and drafter-invariant speculative decoding", arXiv 2408.07
 
 import json
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
-from kernels.sampling import SAMPLING
+from services.worker.engine.chunks import Chunk
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.drafted import Drafted
-from services.worker.engine.logits import gathered
 from services.worker.engine.messages import ModelInfo
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.plan import StepPlan, padded_tables
+from services.worker.engine.plan import StepPlan, plan_step, sampling_rows
+from services.worker.engine.prompt_room import PromptRoom
 from services.worker.engine.proposer import Wanted
 from services.worker.engine.runner import Runner, Ticket, make_runner
 from services.worker.engine.sequence import Sequence
 from services.worker.engine.warm_up import warm_up
 
 log = logging.getLogger(__name__)
+
+_NONE = np.zeros(0, np.int32)
 
 
 def with_room(config: EngineConfig) -> EngineConfig:
@@ -86,6 +88,11 @@ class _Row(NamedTuple):
     end: int
     guesses: int
 
+    def chunk(self, depth: int) -> Chunk:
+        """Of the step that makes guess `depth`: 0, with all that comes before it, or a token."""
+        start = self.start if depth == 0 else self.end + depth - 1
+        return Chunk(self.sequence, start, self.end + depth, self.guesses > depth)
+
 
 class DraftProposer:
     """As `Proposer`. Should its model fail, nobody guesses any more; the engine goes on."""
@@ -131,27 +138,36 @@ class DraftProposer:
     def depth_s(self, rows: int, context: int) -> float:
         return self._cost.step_s(StepShape(decodes=rows, decode_context=context))
 
-    def propose(self, wanted: Wanted) -> list[list[int]]:
+    def propose(self, wanted: Wanted, seconds: float) -> list[list[int]]:
         if self._runner is None or not wanted:
             return [[] for _ in wanted]
         try:
-            guesses = self._propose(self._runner, self._rows(wanted))
+            guesses = self._propose(self._runner, self._rows(wanted, seconds))
         except Exception:
             log.exception("the draft model failed: no tokens are guessed from now on")
             self._runner = None
             return [[] for _ in wanted]
         return [guesses.get(sequence.id, []) for sequence, _ in wanted]
 
-    def _rows(self, wanted: Wanted) -> list[_Row]:
-        """What it has not computed of them yet, as much as a step takes: those that are not caught
-        up then do not guess. Rows of one token come first."""
+    def _rows(self, wanted: Wanted, seconds: float) -> list[_Row]:
+        """What it has not computed of them yet: of those that are far behind as much as takes the
+        `seconds`, as of prompts. Who is not caught up then does not guess. Rows of one token come
+        first."""
+        starts = [self._computed(sequence) for sequence, _ in wanted]
+        behind = [
+            len(sequence.tokens) - start
+            for (sequence, _), start in zip(wanted, starts, strict=True)
+        ]
+        near = sum(count for count in behind if count <= self._near)
+        room = PromptRoom(self._cost, self._most - near, seconds)
         rows: list[_Row] = []
-        room = self._most
-        for sequence, guesses in wanted:
-            start = self._computed(sequence)
-            if end := min(len(sequence.tokens), start + room) * (room > 0):
-                room -= end - start
-                rows.append(_Row(sequence, start, end, guesses * (end == len(sequence.tokens))))
+        for (sequence, guesses), start, count in zip(wanted, starts, behind, strict=True):
+            if count > self._near:
+                if not room.left:
+                    continue
+                count = room.take(start, count)
+            end = start + count
+            rows.append(_Row(sequence, start, end, guesses * (end == len(sequence.tokens))))
         return sorted(rows, key=lambda row: row.end - row.start > 1)
 
     def _computed(self, sequence: Sequence) -> int:
@@ -172,18 +188,20 @@ class DraftProposer:
 
     def _propose(self, runner: Runner, rows: list[_Row]) -> dict[str, list[int]]:
         """The steps one behind the other, and then what they sampled."""
+        if not rows:
+            return {}
         began = perf_counter()
-        steps = [(rows, runner.launch(_first_step(rows)))]
-        before = [row for row in rows if row.guesses]
-        plan: StepPlan | None = None
-        for depth in range(1, max((row.guesses for row in before), default=1)):
-            deeper = [row for row in before if row.guesses > depth]
-            if plan is not None and len(deeper) == len(before):
+        chunks = [row.chunk(0) for row in rows]
+        plan = _plan(chunks, {}, self._block_size)
+        steps = [(rows, runner.launch(plan))]
+        for depth in range(1, max((row.guesses for row in rows), default=1)):
+            deeper = [row for row in rows if row.guesses > depth]
+            if depth > 1 and len(deeper) == len(chunks):
                 plan = _one_further(plan)
             else:
-                plan = _next_step(deeper, before, depth)
+                before, chunks = chunks, [row.chunk(depth) for row in deeper]
+                plan = _plan(chunks, sampling_rows(before), self._block_size)
             steps.append((deeper, runner.launch(plan)))
-            before = deeper
         guesses: dict[str, list[int]] = {row.sequence.id: [] for row in rows}
         seconds: list[float] = []
         for depth, (those, ticket) in enumerate(steps):
@@ -230,35 +248,12 @@ class DraftProposer:
             self._cost.learn(shape, step_s + host_s)
 
 
-def _first_step(rows: Seq[_Row]) -> StepPlan:
-    """What is not computed yet, and the first guesses."""
-    counts = [row.end - row.start for row in rows]
-    starts = [0, *accumulate(counts)]
-    guessing = [index for index, row in enumerate(rows) if row.guesses]
-    ids = [row.sequence.tokens[row.start : row.end] for row in rows]
-    return _plan(
-        rows,
-        token_ids=[*chain.from_iterable(ids)],
-        positions=[*chain.from_iterable(range(row.start, row.end) for row in rows)],
-        starts=starts,
-        lengths=[row.end for row in rows],
-        guessing=guessing,
-        awaited=[],
-    )
-
-
-def _next_step(rows: Seq[_Row], before: Seq[_Row], depth: int) -> StepPlan:
-    """A guess more of each, behind what the step before samples for it."""
-    places = {row.sequence.id: place for place, row in enumerate(before)}
-    return _plan(
-        rows,
-        token_ids=[0] * len(rows),
-        positions=[row.end + depth - 1 for row in rows],
-        starts=[*range(len(rows) + 1)],
-        lengths=[row.end + depth for row in rows],
-        guessing=[*range(len(rows))],
-        awaited=[(place, places[row.sequence.id]) for place, row in enumerate(rows)],
-    )
+def _plan(chunks: Seq[Chunk], before: Mapping[str, int], block_size: int) -> StepPlan:
+    """Of guesses: nobody asks for their logprobs, no grammar is asked what they may be, and behind
+    other guesses edits would be others. It is near enough."""
+    plan = plan_step(chunks, block_size, before)
+    plan.samplings["logprobs"] = 0
+    return replace(plan, constrained=_NONE)
 
 
 def _one_further(plan: StepPlan) -> StepPlan:
@@ -273,33 +268,4 @@ def _one_further(plan: StepPlan) -> StepPlan:
         positions=plan.positions + 1,
         lengths=plan.lengths + 1,
         samplings=samplings,
-    )
-
-
-def _plan(
-    rows: Seq[_Row],
-    token_ids: list[int],
-    positions: list[int],
-    starts: list[int],
-    lengths: list[int],
-    guessing: list[int],
-    awaited: list[tuple[int, int]],
-) -> StepPlan:
-    sequences = [rows[index].sequence for index in guessing]
-    samplings = np.frombuffer(bytearray().join(s.sampling_row for s in sequences), SAMPLING)
-    samplings["position"] = [lengths[index] for index in guessing]
-    samplings["logprobs"] = 0
-    return StepPlan(
-        token_ids=np.array(token_ids, np.int32),
-        awaited=np.array(awaited, np.int32).reshape(-1, 2),
-        positions=np.array(positions, np.int32),
-        starts=np.array(starts, np.int32),
-        lengths=np.array(lengths, np.int32),
-        block_tables=padded_tables([row.sequence.blocks for row in rows]),
-        num_decodes=sum(1 for start, end in pairwise(starts) if end - start == 1),
-        sampled=np.array(guessing, np.int32),
-        rows=np.array([starts[index + 1] - 1 for index in guessing], np.int32),
-        samplings=samplings,
-        # Behind guesses they would be others: near enough, for a guess.
-        edits=gathered([sequence.edits for sequence in sequences], samplings),
     )

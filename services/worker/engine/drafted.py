@@ -19,3 +19,7 @@ class Drafted:
             self.computed += 1
         self.fed = []
         return self.computed
+
+    def clip(self, room: int) -> None:
+        """The sequence has blocks for so many tokens only."""
+        del self.fed[max(0, room - self.computed) :]

@@ -246,7 +246,8 @@ class Engine:
         if running.computed_s is not None and not any(result.error for result in results):
             self._meter.add(running.shape, running.computed_s, output.decode_tokens)
             if self.scheduler.speculation:
-                self.scheduler.speculation.settle(output.duration_ns / 1e9 - running.computed_s)
+                host_s = output.duration_ns / 1e9 - running.computed_s
+                self.scheduler.speculation.settle(running.shape, host_s)
         output.kv_events = self.pool.take_events()
         output.pending = self.scheduler.num_pending + len(self.aside.sequences)
         output.load = self.load()

@@ -18,13 +18,12 @@ Logprobs are of the logits as the model gives them, before all this.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sampling import EDIT, NO_EDITS
-from services.worker.engine.messages import Sampling
+from services.worker.engine.messages import MAX_WORD, Sampling
 
 Edits = NDArray[np.void]
 _NEVER = -np.inf
@@ -78,47 +77,60 @@ class LogitEdits:
     @property
     def waits(self) -> bool:
         """What becomes of the next token depends on which one the last was."""
-        s = self._sampling
-        return bool(self._repeats or s.frequency_penalty or s.presence_penalty or self._words)
+        return bool(self._penalizes or self._words)
 
-    def along(self, tokens: Sequence[int]) -> list["LogitEdits"]:
-        """As they are, and as they would be behind each of `tokens`."""
-        found = [self]
-        for token in tokens:
-            if not self.waits:
-                found.append(self)
-                continue
-            behind = copy(found[-1])
-            behind._output, behind._counts = [*behind._output], Counter(behind._counts)
-            behind._edits, behind._places = behind._edits.copy(), dict(behind._places)
-            behind.append(token)
-            found.append(behind)
-        return found
-
-    def at(self, position: int) -> list[Edits]:
-        """Those of the token at `position`, to be put together. They may change when `append` is
-        called."""
-        found = [self._edits[: len(self._places)]]
+    def at(self, position: int, guesses: Sequence[int] = ()) -> list[Edits]:
+        """Those of the token at `position`, to be put together; as they would be with `guesses`
+        behind the output. They may change when `append` is called."""
+        found = self._behind(guesses) if guesses and self.waits else [self._own]
         if position - self._prompt < self._sampling.min_tokens:
             found.append(self._ends)
         if self._words:
-            found.append(_banned({word[-1] for word in self._words if self._completes(word)}))
+            output = [*self._output[-MAX_WORD:], *guesses]
+            found.append(_banned({word[-1] for word in self._words if _completes(output, word)}))
         return found
+
+    @property
+    def _own(self) -> Edits:
+        return self._edits[: len(self._places)]
+
+    def _behind(self, guesses: Sequence[int]) -> list[Edits]:
+        """Its own, those of the guesses in their places: it costs what changes."""
+        if not self._penalizes:
+            return [self._own]
+        changed = {
+            token: self._edit(token, self._counts[token] + more)
+            for token, more in Counter(guesses).items()
+        }
+        places = {self._places[token]: token for token in changed if token in self._places}
+        found: list[Edits] = []
+        end = 0
+        for place in sorted(places):
+            found += [self._own[end:place], np.array([changed.pop(places[place])], EDIT)]
+            end = place + 1
+        return [*found, self._own[end:], np.array([*changed.values()], EDIT)]
 
     @property
     def _repeats(self) -> bool:
         return self._sampling.repetition_penalty != 1
 
+    @property
+    def _penalizes(self) -> bool:
+        s = self._sampling
+        return bool(self._repeats or s.frequency_penalty or s.presence_penalty)
+
     def _count(self, token: int) -> None:
         """One more of it in the output."""
-        s = self._sampling
         self._counts[token] += 1
-        if not (self._repeats or s.frequency_penalty or s.presence_penalty):
-            return
-        place = self._place(token)
-        self._edits["factor"][place] = s.repetition_penalty
-        penalty = s.frequency_penalty * self._counts[token] + s.presence_penalty
-        self._edits["add"][place] = self._bias.get(token, 0.0) - penalty
+        if self._penalizes:
+            place = self._place(token)
+            self._edits[place] = self._edit(token, self._counts[token])
+
+    def _edit(self, token: int, count: int) -> tuple[int, float, float]:
+        """Of a token that is in the output so many times."""
+        s = self._sampling
+        penalty = s.frequency_penalty * count + s.presence_penalty
+        return token, s.repetition_penalty, self._bias.get(token, 0.0) - penalty
 
     def _place(self, token: int) -> int:
         """Of the token's edit, made if there is none."""
@@ -130,18 +142,24 @@ class LogitEdits:
             self._places[token] = place
         return self._places[token]
 
-    def _completes(self, word: Sequence[int]) -> bool:
-        return self._output[1 - len(word) :] == list(word[:-1])
+
+def _completes(output: Sequence[int], word: Sequence[int]) -> bool:
+    """Whether the word is whole with its last token behind the output."""
+    return list(output[1 - len(word) :]) == list(word[:-1])
 
 
-def gathered(rows: Sequence["LogitEdits | None"], samplings: NDArray[np.void]) -> Edits:
+Row = tuple["LogitEdits | None", Sequence[int]]
+"""Of logits: whose edits they have, and behind which guesses."""
+
+
+def gathered(rows: Sequence[Row], samplings: NDArray[np.void]) -> Edits:
     """The edits of a step's rows, each of which is told where its own are."""
     pieces: list[Edits] = []
     first = 0
-    for row, edits in enumerate(rows):
+    for row, (edits, guesses) in enumerate(rows):
         if edits is None or samplings["given"][row]:
             continue
-        own = edits.at(int(samplings["position"][row]))
+        own = edits.at(int(samplings["position"][row]), guesses)
         count = sum(map(len, own))
         samplings["first_edit"][row], samplings["num_edits"][row] = first, count
         pieces += own

@@ -13,12 +13,15 @@ _LOOKS = 8
 _LEAST_FINDS = 1 / 32
 _MOVES = 0.1
 """By so much of the difference each look moves what looks are believed to find."""
+_LEAST_SIZE, _MOST_SIZE = 2**10, 2**18
+"""Of the table of hashes, in entries of 4 bytes."""
 _AT_ONCE = 8192
 """Tokens that a look takes in at most: a long prompt is taken in over several."""
 
 
 class Lookup:
-    """Of a sequence, whose tokens only grow: its runs of `least` tokens, by where they end."""
+    """Of a sequence, whose tokens only grow: its runs of `least` tokens, by where they end. Takes
+    up to 20 bytes a token of the prompt, and 4 of the output."""
 
     def __init__(self, least: int, most: int) -> None:
         """As many tokens must agree at least; a place where `most` do is not bettered."""
@@ -27,9 +30,10 @@ class Lookup:
         self.found: list[int] = []
         """By the last look."""
         self._least, self._most = least, most
-        self._last: dict[tuple[int, ...], int] = {}
+        self._last = array("i")
+        """By a run's hash, of which several runs may have the same: where the last one ended."""
         self._before = array("i", [0] * least)
-        """By the end of a run: where the same run ended before; 0: nowhere."""
+        """By the end of a run: where one of the same hash ended before; 0: nowhere."""
 
     def look(self, tokens: Sequence[int], count: int) -> int:
         """How many tokens are found, `count` at most."""
@@ -43,7 +47,7 @@ class Lookup:
         it is taken to go on in the same way."""
         self._take(tokens)
         end = len(tokens)
-        place, best, found = self._last.get(tuple(tokens[end - self._least :]), 0), 0, 0
+        place, best, found = self._last[self._hash(tokens, end)], 0, 0
         for _ in range(_LOOKS):
             if not place or best >= self._most:
                 break
@@ -60,19 +64,22 @@ class Lookup:
 
     def _take(self, tokens: Sequence[int]) -> None:
         """All runs but the one at the end."""
-        first, least = len(self._before), self._least
+        if not self._last:
+            size = max(_LEAST_SIZE, min(_MOST_SIZE, 2 << len(tokens).bit_length()))
+            self._last = array("i", bytes(4 * size))
+        first = len(self._before)
         for end in range(first, min(len(tokens), first + _AT_ONCE)):
-            run = tuple(tokens[end - least : end])
-            self._before.append(self._last.get(run, 0))
+            run = self._hash(tokens, end)
+            self._before.append(self._last[run])
             self._last[run] = end
 
+    def _hash(self, tokens: Sequence[int], end: int) -> int:
+        """Of the run that ends there."""
+        return hash(tuple(tokens[end - self._least : end])) & (len(self._last) - 1)
+
     def _agreeing(self, tokens: Sequence[int], place: int) -> int:
-        """Tokens before `place` that are those at the end."""
-        end, agree = len(tokens), self._least
-        while (
-            agree < self._most
-            and agree < place
-            and tokens[place - 1 - agree] == tokens[end - 1 - agree]
-        ):
+        """Tokens before `place` that are those at the end; 0, if they are too few."""
+        end, agree, most = len(tokens), 0, min(self._most, place)
+        while agree < most and tokens[place - 1 - agree] == tokens[end - 1 - agree]:
             agree += 1
-        return agree
+        return agree if agree >= self._least else 0

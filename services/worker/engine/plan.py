@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kernels.sampling import NO_EDITS, NONE_LEFT, SAMPLING, Top
 from kernels.sampling import NOT_FINITE as UNSOUND
 from services.worker.engine.chunks import Chunk
-from services.worker.engine.logits import LogitEdits, gathered
+from services.worker.engine.logits import Row, gathered
 from services.worker.engine.messages import LEAST_LOGPROB, Logprobs, RequestError
 
 Ints = NDArray[np.int32]
@@ -184,7 +184,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
     pooled: list[int] = []
     pooled_rows: list[int] = []
     pool_starts = [0]
-    edits: list[LogitEdits | None] = []
+    edits: list[Row] = []
     for row, chunk in enumerate(chunks):
         sequence, known = chunk.sequence, chunk.known
         token_ids += sequence.tokens[chunk.start : known]
@@ -198,10 +198,7 @@ def plan_step(chunks: Seq[Chunk], block_size: int, before: Mapping[str, int]) ->
         count = chunk.rows
         sampled += [row] * count
         rows += range(len(positions) - count, len(positions))
-        if chunk.drafts and sequence.edits is not None:
-            edits += sequence.edits.along(chunk.drafts)
-        else:
-            edits += [sequence.edits] * count
+        edits += [(sequence.edits, chunk.drafts[:guessed]) for guessed in range(count)]
         if sequence.matcher and chunk.samples:
             held += range(len(rows) - 1 - len(chunk.drafts), len(rows))
         if count := chunk.pooled:

@@ -24,22 +24,23 @@ class PromptRoom:
     def __init__(self, cost: CostModel, tokens: int, seconds: float) -> None:
         self._cost = cost
         self._tokens = tokens
-        self._seconds = seconds
+        self.seconds = seconds
+        """That are left."""
 
     @property
     def left(self) -> bool:
-        return self._tokens > 0 and self._seconds > 0
+        return self._tokens > 0 and self.seconds > 0
 
     def take(self, start: int, remaining: int) -> int:
         """How many of a prompt's `remaining` tokens, from `start` on, are computed in this step:
         one at least."""
-        fit = self._cost.chunk_within(self._seconds, start)
+        fit = self._cost.chunk_within(self.seconds, start)
         count = max(1, int(min(fit, remaining, self._tokens)))
         self._tokens -= count
         if fit > remaining:
-            self._seconds -= self._cost.chunk_s(start, count)
+            self.seconds -= self._cost.chunk_s(start, count)
         else:
-            self._seconds = 0.0
+            self.seconds = 0.0
         return count
 
 

@@ -29,9 +29,9 @@ class Proposer(Protocol):
         """Seconds that one token more takes for so many sequences, which look back on so many
         tokens together."""
 
-    def propose(self, wanted: Wanted) -> list[list[int]]:
+    def propose(self, wanted: Wanted, seconds: float) -> list[list[int]]:
         """Of each no more than it offered in this step. All of them have blocks for their
-        guesses, too."""
+        guesses, too. `seconds`: what it may take to begin with some, besides guessing."""
 
 
 class NgramProposer:
@@ -59,5 +59,5 @@ class NgramProposer:
     def depth_s(self, rows: int, context: int) -> float:
         return 0.0
 
-    def propose(self, wanted: Wanted) -> list[list[int]]:
+    def propose(self, wanted: Wanted, seconds: float) -> list[list[int]]:
         return [s.lookup.found[:count] if s.lookup else [] for s, count in wanted]

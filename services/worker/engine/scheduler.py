@@ -153,7 +153,7 @@ class Scheduler:
         decoding = replace(decoding, drafts=sum(wanted.values()))
         room = self._room(decoding)
         prompts = list(self._chunks(self._prompts(begun, step, room), room))
-        ahead = self._guess(decodes, wanted)
+        ahead = self._guess(decodes, wanted, room.seconds)
         step.chunks = sorted(ahead + prompts, key=lambda chunk: chunk.count > 1)
         step.shape = shape_of(step.chunks)
         for chunk in step.chunks:
@@ -275,13 +275,16 @@ class Scheduler:
         room = (self.max_batched_tokens - len(decodes)) // 2
         return self.speculation.wanted(decodes, decoding, room)
 
-    def _guess(self, decodes: list[Sequence], wanted: dict[str, int]) -> list[Chunk]:
-        """Their next tokens, with guesses behind, in blocks that nobody else has taken."""
+    def _guess(
+        self, decodes: list[Sequence], wanted: dict[str, int], seconds: float
+    ) -> list[Chunk]:
+        """Their next tokens, with guesses behind, in blocks that nobody else has taken. `seconds`:
+        that prompts have left of the step, in which a draft model may catch up with some."""
         guesses: dict[str, tuple[int, ...]] = {}
         if self.speculation and wanted:
             asked = [one for one in decodes if one.id in wanted]
             counts = [self.tables.stretch(one, wanted[one.id]) for one in asked]
-            guesses = self.speculation.propose(list(zip(asked, counts, strict=True)))
+            guesses = self.speculation.propose(list(zip(asked, counts, strict=True)), seconds)
             for sequence in asked:
                 if not guesses[sequence.id]:
                     self.tables.trim(sequence)

@@ -137,6 +137,8 @@ class Sequence:
         if spare:
             del self.blocks[-len(spare) :]
             self.room = len(self.blocks) * self._block_size
+            if self.drafted is not None:
+                self.drafted.clip(self.room)
         return spare
 
     @property

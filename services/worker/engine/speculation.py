@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.host_cost import HostCost
 from services.worker.engine.proposer import Proposer, Wanted
 from services.worker.engine.sequence import Sequence
-from services.worker.engine.settling import Settling
 
 _HOPE = 0.9
 """Of a guess, before any was seen: how likely it is right. Too low it would stay so, unseen."""
@@ -64,8 +64,8 @@ class Speculation:
         self._sources = [_Source(proposer) for proposer in proposers]
         self._cost, self._depth, self._rows = cost, depth, rows
         self._tokens = 0
-        self._host = Settling(1e-4)
-        """Besides what its device takes, and guessing, a step."""
+        self._host = HostCost(1e-4)
+        """Besides what its device takes, and finding guesses."""
         self._guessed_s = 0.0
         self._idle = 0
         """Steps since somebody guessed."""
@@ -77,7 +77,7 @@ class Speculation:
         `shape`: of the step without guesses; `room`: tokens that may come to it."""
         self._tokens += len(decodes)
         room = min(room, self._rows)
-        step_s = self._cost.step_s(shape) + self._host.value
+        step_s = self._cost.step_s(shape) + self._host.step_s
         token_s = step_s / len(decodes)
         # Costs that nobody sees may be wrong for ever: they are believed less and less.
         margin = _MARGIN * _FORGETS**self._idle
@@ -85,29 +85,32 @@ class Speculation:
         for source in self._sources:
             source.prior = source.acceptance.expected(self._tokens, _HOPE)
             own_s = source.proposer.depth_s(len(decodes), shape.decode_context) / len(decodes)
-            source.each_s = margin * (self._cost.draft_s + own_s)
+            source.each_s = margin * (self._draft_s + own_s)
         if room < 1 or token_s <= min(source.each_s for source in self._sources):
             return {}
         offers = [self._offer(sequence, token_s) for sequence in decodes]
         self._offers = {offer.sequence.id: offer for offer in offers if offer}
         return self._deepen(shape, step_s, margin, room)
 
-    def propose(self, wanted: Wanted) -> dict[str, tuple[int, ...]]:
+    def propose(self, wanted: Wanted, seconds: float) -> dict[str, tuple[int, ...]]:
         """The guesses of those that should have some, by the sequence's id: as far as they can be
-        of use."""
+        of use. `seconds`: of this step, that it may take to begin to guess."""
         self._idle = 0
         began = perf_counter()
         found: dict[str, tuple[int, ...]] = {}
         for number in (None, *range(len(self._sources))):
             asked = [one for one in wanted if self._offers[one[0].id].source == number]
-            for (sequence, count), guesses in zip(asked, self._ask(number, asked), strict=True):
+            for (sequence, count), guesses in zip(
+                asked, self._ask(number, asked, seconds), strict=True
+            ):
                 found[sequence.id] = _of_use(sequence, guesses[:count])
         self._guessed_s = perf_counter() - began
         return found
 
-    def settle(self, host_s: float) -> None:
+    def settle(self, shape: StepShape, host_s: float) -> None:
         """A step took so long besides what its device did, guessing included."""
-        self._host.add(max(0.0, host_s - self._guessed_s))
+        if shape.decodes and not shape.prompt_tokens:
+            self._host.learn(shape.drafts, host_s - self._guessed_s)
         self._guessed_s = 0.0
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
@@ -117,10 +120,15 @@ class Speculation:
             sequence.acceptances[number].learn(len(sequence.tokens), drafted, accepted)
             self._sources[number].acceptance.learn(self._tokens, drafted, accepted)
 
-    def _ask(self, number: int | None, asked: Wanted) -> Seq[list[int]]:
+    @property
+    def _draft_s(self) -> float:
+        """By how much a guess lengthens a step."""
+        return self._cost.draft_s + self._host.guess_s
+
+    def _ask(self, number: int | None, asked: Wanted, seconds: float) -> Seq[list[int]]:
         if number is None:
             return [sequence.matcher.forced for sequence, _ in asked if sequence.matcher]
-        return self._sources[number].proposer.propose(asked) if asked else []
+        return self._sources[number].proposer.propose(asked, seconds) if asked else []
 
     def _offer(self, sequence: Sequence, token_s: float) -> _Offer | None:
         """The first that may pay: where a guess takes less than is likely won. `token_s`: of a
@@ -149,7 +157,7 @@ class Speculation:
         `seconds`: of the step without."""
         counts: dict[str, int] = {}
         likely = [*self._offers.values()]
-        tokens, each_s = float(shape.decodes), self._cost.draft_s
+        tokens, each_s = float(shape.decodes), self._draft_s
         depth = 0
         while likely:
             depth += 1

@@ -38,7 +38,7 @@ class Oracle:
     def depth_s(self, rows: int, context: int) -> float:
         return 0.0
 
-    def propose(self, wanted: Wanted) -> list[list[int]]:
+    def propose(self, wanted: Wanted, seconds: float) -> list[list[int]]:
         return [self._guess(sequence, count) for sequence, count in wanted]
 
     def _guess(self, sequence: Sequence, count: int) -> list[int]:

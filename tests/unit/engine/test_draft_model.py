@@ -16,6 +16,8 @@ from services.worker.engine import (
     speculation,
 )
 from services.worker.engine import engine as engine_module
+from services.worker.engine.chunks import Chunk
+from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.drafted import Drafted
 from services.worker.engine.engine import Engine
 from services.worker.engine.sequence import Sequence
@@ -163,15 +165,55 @@ def test_it_knows_what_it_has_computed(checkpoint: Checkpoint) -> None:
     proposer: Any = engine.scheduler.speculation._sources[1].proposer
     sequence = Sequence(Request("a", [5] * 40, Sampling(9)), 0, 16, frozenset(), 256, 0)
     sequence.hold([3, 4, 5, 6])
-    assert proposer.propose([(sequence, 2)]) != [[]]
+    assert proposer.propose([(sequence, 2)], 1.0) != [[]]
     assert set(proposer._hashes) == {3, 4}
     other = Sequence(Request("b", [6] * 20, Sampling(9)), 0, 16, frozenset(), 256, 0)
     other.hold([7, 4])
-    proposer.propose([(other, 2)])
+    proposer.propose([(other, 2)], 1.0)
     assert set(proposer._hashes) == {3, 7}
     again = Sequence(Request("c", [5] * 40, Sampling(9)), 0, 16, frozenset(), 256, 0)
     again.hold([3, 4, 8])
     assert proposer._computed(again) == 16
+
+
+def test_guesses_in_blocks_that_are_given_back_are_forgotten() -> None:
+    sequence = Sequence(Request("a", [5] * 6, Sampling(9)), 0, 4, frozenset(), 99, 0)
+    sequence.hold([1, 2, 3])
+    sequence.drafted = Drafted(6)
+    sequence.drafted.fed = [7, 7, 7, 7]
+    assert sequence.let_go() == [3]
+    assert sequence.drafted.fed == [7, 7]
+
+
+def test_catching_up_takes_the_time_that_prompts_leave(checkpoint: Checkpoint) -> None:
+    folder = checkpoint()
+    engine = drafting(folder, folder)
+    scheduler = engine.scheduler
+    assert scheduler.speculation is not None
+    proposer: Any = scheduler.speculation._sources[1].proposer
+    proposer._cost = CostModel()
+    for tokens in (100, 200) * 5:  # 1 ms a token
+        proposer._cost.learn(StepShape(prompt_tokens=tokens), tokens / 1000)
+    far, near = (
+        Sequence(Request(name, [5] * 90, Sampling(9)), 0, 16, frozenset(), 256, 0) for name in "fn"
+    )
+    near.drafted = Drafted(86)
+    rows = proposer._rows([(far, 2), (near, 3)], 0.02)
+    assert [(row.sequence.id, row.guesses) for row in rows] == [("f", 0), ("n", 3)]
+    assert 15 <= rows[0].end - rows[0].start <= 25
+    assert [row.sequence.id for row in proposer._rows([(far, 2), (near, 3)], 0.0)] == ["n"]
+
+
+def test_it_waits_for_no_grammar() -> None:
+    sequence: Any = Sequence(
+        Request("a", [5] * 6, Sampling(9, logprobs=3)), 0, 4, frozenset(), 99, 0
+    )
+    sequence.hold([1, 2])
+    sequence.matcher = object()
+    plan = draft_model._plan([Chunk.of(sequence, 6)], {}, 4)
+    assert len(plan.sampled) == 1
+    assert not len(plan.constrained)
+    assert plan.samplings["logprobs"].tolist() == [0]
 
 
 def test_it_has_its_part_of_the_memory(checkpoint: Checkpoint) -> None:

@@ -81,14 +81,28 @@ def test_edits_are_what_the_definitions_say() -> None:
     assert whole is not None
     for count in range(len(output)):
         later = LogitEdits.of(ALL, prompt, output[:count], ALL.stop_token_ids)
-        for edits in (whole, later):
+        before = LogitEdits.of(ALL, prompt, output[: max(0, count - 4)], ALL.stop_token_ids)
+        assert before is not None
+        kept = before._edits.tolist()
+        told: list[list[Any]] = []
+        for edits, guesses in (
+            (whole, ()),
+            (later, ()),
+            (before, output[max(0, count - 4) : count]),
+        ):
             rows = as_rows([ALL], [len(prompt) + count])
             found = logits.copy()
-            for token, factor, add in gathered([edits], rows).tolist():
+            told.append(gathered([(edits, guesses)], rows).tolist())
+            for token, factor, add in told[-1]:
                 x = found[token]
                 found[token] = (x / factor if x > 0 else x * factor) + add
             want = adjusted(logits, ALL, prompt, output[:count])
             assert found == pytest.approx(want, rel=1e-5, abs=1e-5)
+        assert sorted(told[0]) == sorted(told[2]), "the same numbers, with guesses as without"
+        assert before._edits.tolist() == kept
+        pieces = before.at(len(prompt) + count, output[count : count + 3])
+        copied = sum(len(piece) for piece in pieces if not np.shares_memory(piece, before._edits))
+        assert copied < 12, "guesses cost what they change"
         whole.append(output[count])
 
 

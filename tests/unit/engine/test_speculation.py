@@ -21,9 +21,13 @@ from services.worker.engine import (
     Sampling,
     speculation,
 )
+from services.worker.engine import (
+    lookup as lookup_module,
+)
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.host_cost import HostCost
 from services.worker.engine.lookup import Lookup
 from services.worker.engine.proposer import Wanted
 from services.worker.engine.scheduler import Scheduler
@@ -241,7 +245,7 @@ class Offering:
     def depth_s(self, rows: int, context: int) -> float:
         return self._depth_s
 
-    def propose(self, wanted: Wanted) -> list[list[int]]:
+    def propose(self, wanted: Wanted, seconds: float) -> list[list[int]]:
         return [[1] * count for _, count in wanted]
 
 
@@ -251,10 +255,15 @@ def with_guesses(machine: Machine) -> Machine:
 
 
 def settled(
-    batch: int, right: float, machine: Machine, steps: int = 150, depth_s: float = 0.0
+    batch: int,
+    right: float,
+    machine: Machine,
+    steps: int = 150,
+    depth_s: float = 0.0,
+    host_s: float = 0.0,
 ) -> float:
     """Of a batch whose guesses are right so often: tokens a second in the last steps, as a part of
-    those without guesses."""
+    those without guesses. `host_s`: what each guess takes the host."""
     cost, rng = CostModel(), random.Random(4)
     speculation = Speculation([Offering(depth_s)], cost, depth=5, rows=128)
     machine = with_guesses(machine)
@@ -269,6 +278,7 @@ def settled(
         wanted = speculation.wanted(sequences, alone, 400) if step else {}
         shape = replace(alone, drafts=sum(wanted.values()))
         cost.learn(shape, machine(shape))
+        speculation.settle(shape, 1e-4 + shape.drafts * host_s)
         made = batch
         for sequence in sequences:
             if drafted := wanted.get(sequence.id, 0):
@@ -281,7 +291,8 @@ def settled(
         if step >= steps / 2:
             tokens += made / batch
             seconds += machine(shape) + max(wanted.values(), default=0) * depth_s
-            alone_s += machine(alone)
+            seconds += 1e-4 + shape.drafts * host_s
+            alone_s += machine(alone) + 1e-4
     return tokens / (steps / 2) * alone_s / seconds
 
 
@@ -296,6 +307,24 @@ def test_it_pays_or_it_does_not_happen(batch: int, right: float) -> None:
             assert faster > 1.4
         if batch == 64 and right <= 0.3:
             assert faster < 1.03, "there is nothing to be won"
+
+
+def test_what_guesses_take_the_host_is_theirs() -> None:
+    """Were it any step's, it would argue for more of them."""
+    for batch in (1, 8):
+        assert settled(batch, 0.6, roofline, host_s=5e-3) > 0.97
+        assert settled(batch, 0.9, roofline, host_s=1e-6) > 1.1
+    host = HostCost(1e-4)
+    rng = random.Random(2)
+    for _ in range(200):
+        drafts = rng.randrange(0, 40)
+        late = 10 if rng.random() < 0.05 else 1
+        host.learn(drafts, late * (3e-4 + 2e-5 * drafts) * rng.uniform(0.8, 1.2))
+    assert host.step_s == pytest.approx(3e-4, rel=0.5)
+    assert 1e-5 < host.guess_s < 4e-5
+    for _ in range(200):  # all alike: what is known stays
+        host.learn(8, 4e-4)
+    assert 1e-5 < host.guess_s < 4e-5
 
 
 def test_guesses_are_of_those_that_guess_well() -> None:
@@ -373,6 +402,35 @@ def test_who_guessed_wrong_is_tried_again() -> None:
     assert acceptance.expected(121, 0.6) > 0.85
 
 
+def test_a_step_says_what_time_there_is_to_catch_up() -> None:
+    pool, cost, given = BlockPool(30, 4), CostModel(), []
+    for _ in range(30):
+        cost.learn(StepShape(decodes=1), 1e-3)
+
+    class Catching(Offering):
+        def propose(self, wanted: Wanted, seconds: float) -> list[list[int]]:
+            given.append(seconds)
+            return [[7] for _ in wanted]
+
+    guesses = Speculation([Catching()], cost, depth=1, rows=64)
+    scheduler = Scheduler(pool, cost, 64, 2, target_itl_s=5e-3, speculation=guesses)
+    scheduler.add(Sequence(Request("a", [1, 2], Sampling(30)), 0, 4, frozenset(), 100, 0))
+    for _ in range(2):
+        for chunk in scheduler.schedule().chunks:
+            scheduler.complete(chunk, [7])
+    assert given == [pytest.approx(4e-3, rel=0.3)]
+
+
+def test_finding_guesses_is_counted_once() -> None:
+    """Where they are found, and not as what a step takes the host besides."""
+    cost = CostModel()
+    guesses = Speculation([Offering()], cost, depth=1, rows=9)
+    for _ in range(300):
+        guesses._guessed_s = 5e-3
+        guesses.settle(StepShape(decodes=1), 5e-3 + 2e-4)
+    assert guesses._host.step_s == pytest.approx(2e-4, rel=0.1)
+
+
 @given(
     tokens=st.lists(st.integers(0, 2), min_size=1, max_size=40),
     grows=st.lists(st.integers(1, 9), max_size=4),
@@ -404,6 +462,23 @@ def test_it_finds_what_was_before(
         while len(endless) < length + count:
             endless.append(endless[len(endless) - length + place])
         assert found == endless[length : length + count]
+
+
+def test_runs_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LEAST_SIZE", "_MOST_SIZE"):
+        monkeypatch.setattr(lookup_module, name, 1)
+    assert Lookup(2, 4).following([1, 2, 3, 9, 2, 8, 7, 2], 2) == []
+    assert Lookup(2, 4).following([1, 2, 3, 9, 2, 8, 1, 2], 2) == [3, 9]
+
+
+def test_it_takes_little_memory() -> None:
+    lookup, tokens = Lookup(2, 8), [random.Random(5).randrange(50_000) for _ in range(40_000)]
+    for _ in range(6):
+        lookup.following(tokens, 3)
+    assert len(lookup._before) == len(tokens)
+    held = sum(len(part) * part.itemsize for part in (lookup._last, lookup._before))
+    assert held <= 20 * len(tokens)
+    assert not any(isinstance(part, dict) for part in vars(lookup).values())
 
 
 def test_a_long_prompt_is_taken_in_piece_by_piece() -> None:
