@@ -48,23 +48,30 @@ async def embed(parts: Parts, request: pb.EmbedRequest, span: Span) -> pb.EmbedR
     requests.check_embed(request)
     reader = parts.model.reader
     tenant, policy, given = request.caller.tenant, _policy(parts, request.policy), [*request.texts]
+    for i, one in enumerate(given):
+        if reader.hopeless(one):  # what is refused anyway costs the policy nothing
+            raise _too_long(i, reader.max_tokens)
     if policy.texts.has("input"):
         subjects = [Subject(f"texts[{i}]", "input", t, "user") for i, t in enumerate(given)]
         given = await _checked(parts, policy, tenant, subjects, span)
     texts = await parts.texts.run(tenant, lambda: [reader.text(t) for t in given])
     for i, text in enumerate(texts):
         if text.cut:
-            raise invalid(
-                f"texts[{i}] is longer than the model's window of {reader.max_tokens} tokens",
-                f"texts[{i}]",
-                reason="context_length_exceeded",
-                stage="retrieval",
-            )
+            raise _too_long(i, reader.max_tokens)
     tokens = sum(len(text.ids) for text in texts)
     span.set_attributes({"texts": len(texts), "tokens": tokens})
     vectors = await parts.embedder.embed(tenant, [text.ids for text in texts])
     return pb.EmbedReply(
         model=parts.model.name, vectors=[pb.Vector(values=v) for v in vectors], tokens=tokens
+    )
+
+
+def _too_long(number: int, window: int) -> PenstockError:
+    return invalid(
+        f"texts[{number}] is longer than the model's window of {window} tokens",
+        f"texts[{number}]",
+        reason="context_length_exceeded",
+        stage="retrieval",
     )
 
 

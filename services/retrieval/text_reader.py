@@ -53,9 +53,13 @@ class TextReader:
             return Tokens(titled)
         return self._fit(self._ids("document", text))
 
+    def hopeless(self, text: str) -> bool:
+        """Whether it is longer than the window, as its characters alone tell."""
+        return len(text) > self.max_tokens * _CHARS_PER_TOKEN
+
     def text(self, text: str) -> Tokens:
         """A text of the caller's own, without instruction; may be longer than the window."""
-        if len(text) > self.max_tokens * _CHARS_PER_TOKEN:
+        if self.hopeless(text):
             return Tokens([], cut=len(text) // _CHARS_PER_TOKEN)
         ids = self._tokenizer.encode(text).ids
         return Tokens(ids, cut=max(0, len(ids) - self.max_tokens))

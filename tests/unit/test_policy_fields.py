@@ -67,7 +67,7 @@ NAMES = """
 # Ours: ids, digests, addresses, numbers, frames of other messages, and words about a request that
 # never quote it (Status.message and what becomes of it).
 OURS = """
-    Beside.path Beside.word Hello.host
+    Beside.path Beside.word Hello.host Sampling.unnamed ModelInfo.sampling
     Hello.peer Open.payload Open.traceparent LinkDown.news Item.payload Status.message
     Status.stage Status.param Status.reason Span.service Span.name Span.span_id Span.parent_id
     Span.attributes Decision.stage Decision.subject Decision.choice Decision.reasons

@@ -48,6 +48,14 @@ async def test_what_a_client_gets_is_as_the_policy_lets_it_be(parts: Parts) -> N
         assert (refused.value.reason, refused.value.param) == ("content_policy", param)
 
 
+async def test_what_no_window_holds_is_not_looked_at(parts: Parts) -> None:
+    request = pb.EmbedRequest(caller=ME, texts=["the secret plan", "x" * 901])
+    with pytest.raises(PenstockError) as refused:
+        await parts.run("embed", request)
+    assert (refused.value.reason, refused.value.param) == ("context_length_exceeded", "texts[1]")
+    assert parts.tenants == []
+
+
 REQUESTS = {
     "embed": pb.EmbedRequest(caller=ME, texts=["a"]),
     "search": search("a", judged=True),

@@ -34,7 +34,9 @@ class Parts:
         self.stored: list[tuple[Any, ...]] = []
         self.found: list[Passage] = []
         self.document = CutDocument([], [], 0)
-        reader = SimpleNamespace(text=self._read, query=self._read, max_tokens=9)
+        reader = SimpleNamespace(
+            text=self._read, query=self._read, max_tokens=9, hopeless=lambda text: len(text) > 900
+        )
         self.model = SimpleNamespace(reader=reader, name="small")
         self.questions = self._threads("questions")
         self.texts = self._threads("texts")
