@@ -320,9 +320,13 @@ async def test_trailers_are_no_headers(rig):
 
 
 async def test_one_address_leaves_room_for_others(door):
+    door.tokenizer.script = silent
+    body = json.dumps(chat()).encode()
     async with AsyncExitStack() as stack:
-        for _ in range(4):
-            await stack.enter_async_context(raw(door))
+        for number in range(4):
+            caller = await stack.enter_async_context(raw(door))
+            await caller.send(head(door.key, len(body)) + body)
+            await until(lambda so_far=number: len(door.tokenizer.requests) > so_far, SOON_S)
         fifth = await stack.enter_async_context(raw(door))
         status, code, headers = await fifth.error()
         assert (status, code, headers["retry-after"]) == (429, "too_many_connections", "1")
@@ -340,6 +344,22 @@ async def test_one_address_leaves_room_for_others(door):
             return (await client.answer())[0] == 200
 
     await until(let_in, SOON_S, "the first ones' places have come back")
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\n\r\n"])
+async def test_connections_that_ask_nothing_keep_nobody_out(door, begun):
+    async with AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(raw(door)) for _ in range(4)]
+        for one in idle:
+            await one.send(begun)
+            if begun.endswith(b"\r\n\r\n"):
+                await one.answer()
+        for _ in range(2):
+            late = await stack.enter_async_context(raw(door))
+            await late.send(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert (await late.answer())[0] == 200
+        for one in idle[:2]:
+            await one.closed()
 
 
 # ---- clients that do not read -------------------------------------------------------------------

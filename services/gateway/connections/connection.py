@@ -167,6 +167,10 @@ class Connection(HttpToolsProtocol):
 
     # ---- the end ----------------------------------------------------------------------------
 
+    @property
+    def idle(self) -> bool:
+        return not self._answering() and not self.transport.get_write_buffer_size()
+
     def look(self, now: float) -> None:
         """Ends it if its time is up."""
         if self._unread_since is None and self.transport.is_closing():
@@ -181,6 +185,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(
                 invalid("The request's headers did not arrive in time.", "", reason="head_timeout")
             )
+
+    def give_way(self) -> None:
+        self.transport.abort()
 
     def abort(self) -> None:
         self.transport.abort()

@@ -6,6 +6,7 @@ which Ray's processes run on, reads the client's first bytes before it can be ca
 """
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -25,11 +26,20 @@ class Handshake:
         self._peer = peer
         door.admit(self, peer)
 
+    @property
+    def idle(self) -> bool:
+        return True
+
     def over(self) -> None:
         self._door.leave(self, self._peer)
 
     def look(self, now: float) -> None:
         """The loop ends a handshake when its time is up."""
+
+    def give_way(self) -> None:
+        """The handshake fails of it, and whoever runs it closes what is his."""
+        with contextlib.suppress(OSError):  # its peer is gone
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def abort(self) -> None:
         self._connection.close()

@@ -129,9 +129,58 @@ async def test_so_many_fields_may_a_head_have(fields: int, status: int) -> None:
 # ---- who is let in ------------------------------------------------------------------------------
 
 
+class Caller:
+    """At the door."""
+
+    def __init__(self, idle: bool = False) -> None:
+        self.idle = idle
+        self.ended = 0
+
+    def look(self, now: float) -> None: ...
+
+    def give_way(self) -> None:
+        self.ended += 1
+
+    def abort(self) -> None: ...
+
+
+def test_who_asks_nothing_gives_way_to_a_new_one_of_its_address() -> None:
+    """Behind a proxy all have one address: who keeps connections open keeps nobody out."""
+    door = Door(GatewaySettings(max_connections=8))
+    elsewhere, busy, *idle = Caller(idle=True), Caller(), *(Caller(idle=True) for _ in range(6))
+    door.admit(elsewhere, "q")
+    for one in (busy, *idle):
+        door.admit(one, "p")
+    assert [one.ended for one in idle] == [1, 1, 1, 0, 0, 0]
+    assert (busy.ended, elsewhere.ended, door.connections) == (0, 0, 5)
+    for gone in idle[:3]:
+        door.leave(gone, "p")  # when its end is told
+    assert door.connections == 5
+    for one in idle[3:]:
+        one.idle = False
+    with pytest.raises(PenstockError):
+        door.admit(Caller(), "p")
+    busy.idle = True
+    door.admit(Caller(), "p")
+    assert busy.ended == 1
+
+
+def test_looking_for_who_gives_way_is_bounded_and_comes_round() -> None:
+    door = Door(GatewaySettings(max_connections=80))
+    callers = [Caller() for _ in range(40)]
+    for one in callers:
+        door.admit(one, "p")
+    callers[-1].idle = True
+    for _ in range(2):
+        with pytest.raises(PenstockError):
+            door.admit(Caller(), "p")
+    door.admit(Caller(), "p")
+    assert callers[-1].ended == 1, "16 are looked at each time"
+
+
 def test_only_who_was_let_in_leaves_a_place_free() -> None:
     door = Door(GatewaySettings(max_connections=4))
-    one, two, refused, late, other = (cast(Any, object()) for _ in range(5))
+    one, two, refused, late, other = (Caller() for _ in range(5))
     door.admit(one, "p")
     door.admit(two, "p")
     for _ in range(2):
@@ -169,6 +218,7 @@ class Transport:
     def __init__(self) -> None:
         self.written = b""
         self.closed = self.aborted = False
+        self.unsent = 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.9", 1) if name == "peername" else default
@@ -184,6 +234,9 @@ class Transport:
 
     def is_closing(self) -> bool:
         return self.closed or self.aborted
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def pause_reading(self) -> None: ...
 
@@ -340,6 +393,7 @@ async def test_a_refused_connection_takes_nothing_and_gives_nothing_back() -> No
     held, refused = connection(door), connection(door)
     transports = Transport(), Transport()
     held.connection_made(transports[0])  # type: ignore[arg-type]
+    transports[0].unsent = 1  # of an answer that leaves whole
     refused.connection_made(transports[1])  # type: ignore[arg-type]
     assert transports[1].closed
     assert transports[1].written.startswith(b"HTTP/1.1 429 ")
