@@ -387,7 +387,7 @@ def test_behind_what_ends_a_sequence_nothing_is_guessed() -> None:
         for name, token in (("ends", 1), ("goes on", 3))
     )
     guesses.wanted([ends, goes_on], StepShape(decodes=2, decode_context=18), 9)
-    found = guesses.propose([(ends, 3), (goes_on, 3)])
+    found = guesses.propose([(ends, 3), (goes_on, 3)], 1.0)
     assert found == {"ends": (1,), "goes on": (1, 1, 1)}
 
 
