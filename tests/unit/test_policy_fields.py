@@ -2,25 +2,17 @@
 one that stands on neither list fails here: it may be a way around the policy."""
 
 import json
+from importlib import import_module
+from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from protos import (
-    common_pb2,
-    gateway_pb2,
-    host_pb2,
-    retrieval_pb2,
-    router_pb2,
-    tokenizer_pb2,
-    worker_pb2,
-)
 from protos.common_pb2 import ContentPart, Message, Passage, Tool, ToolCall
 from protos.tokenizer_pb2 import Chat, Pool, PromptRequest
 from services.tokenizer.subjects import subjects
 
-FILES = (
-    common_pb2, gateway_pb2, host_pb2, retrieval_pb2, router_pb2, tokenizer_pb2, worker_pb2
-)  # fmt: skip
+PROTOS = Path(__file__).parents[2] / "protos"
+FILES = [import_module(f"protos.{file.stem}_pb2") for file in sorted(PROTOS.glob("*.proto"))]
 
 # Looked at before they are in a prompt: `subjects` gives them, as the test below sees.
 PROMPT = """
@@ -64,6 +56,11 @@ NAMES = """
     IndexRequest.source_id RemoveRequest.collection RemoveRequest.source_id Passage.source_id
     PublicClassifyReply.labels TextDelta.labels Cost.currency JudgeReply.Match.rule
 """
+# Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
+# looked at anew by whoever goes on; what was told of an answer, behind the policy.
+KEPT = """
+    StoredRun.told StoredPrompt.question StoredPrompt.tags RunEvent.Begun.warnings
+"""
 # Ours: ids, digests, addresses, numbers, frames of other messages, and words about a request that
 # never quote it (Status.message and what becomes of it).
 OURS = """
@@ -78,8 +75,13 @@ OURS = """
     WorkerStatus.role WorkerStatus.state WorkerStatus.breaker WorkRequest.transfer_id
     WorkRequest.checkpoint WorkerAddress.address WorkerAddress.host_id TokenDelta.pooled
     BlockEvents.hashes KvBegin.transfer_id KvBegin.kv_format KvBlocks.inline SharedMemory.name
+    RunEvent.Admitted.headers RunEvent.Begun.model RunEvent.Finished.currency
+    StoredCaller.Bound.limit StoredCaller.Bound.owner StoredCaller.models
+    StoredCaller.permissions StoredCaller.priority StoredCaller.tenant StoredCaller.user
+    StoredPrompt.delivery StoredPrompt.form StoredPrompt.param StoredPrompt.stores
+    StoredRun.digest StoredRun.endpoint StoredRun.request_id StoredRun.route
 """
-KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, OURS)
+KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, KEPT, OURS)
 
 
 def _texts(message: Descriptor) -> list[str]:
