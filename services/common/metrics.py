@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
+from services.common.tally import Tally
 from services.common.versions import version
 
 OTHER = "other"
 
-STAGE_SECONDS = Histogram(
+STAGE_SECONDS = Tally(
     "penstock_stage_seconds",
     "One stage of a request, as its trace has it; `stage` is the span's name",
     ["service", "stage"],

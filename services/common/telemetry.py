@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from prometheus_client import Histogram
-
 from protos import common_pb2
 from services.common.metrics import STAGE_SECONDS
 from services.common.spans import Ended, Remote, Span, current_span
+from services.common.tally import Counts
 
 
 class Collector(Protocol):
@@ -32,7 +31,7 @@ class Telemetry:
 
     def __init__(self, service: str, replica_id: str) -> None:
         self.service = service
-        self._stages: dict[str, Histogram] = {}  # by span name
+        self._stages: dict[str, Counts] = {}  # by span name
         self._collector: Collector | None = None
         if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
             from services.common.collector import OtlpCollector

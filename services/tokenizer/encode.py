@@ -51,6 +51,15 @@ class Encoded:
         return tokens + _tokens_before(self._encodings[piece], character - start)
 
 
+def encoding_of(
+    tokenizer: Tokenizer, text: str | tuple[str, str], *, special_tokens: bool = False
+) -> Encoding:
+    """As the tokenizer's `encode`, which would hold the interpreter all the while: seconds for some
+    MB. A batch of one does not."""
+    [encoding] = tokenizer.encode_batch([text], add_special_tokens=special_tokens)
+    return encoding
+
+
 class PromptEncoder:
     """For one model. Safe to use from several threads."""
 
@@ -76,7 +85,7 @@ class PromptEncoder:
             for special in self._overlapping(text, start, end)
         ]
         if not cuts:
-            return Encoded([text], [self._tokenizer.encode(text, add_special_tokens=False)])
+            return Encoded([text], [encoding_of(self._tokenizer, text)])
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return Encoded(pieces, self._tokenizer.encode_batch(pieces, add_special_tokens=False))
 

@@ -111,6 +111,8 @@ def _forward(delta: TokenDelta, output: Taker, call: LinkCall) -> None:
 
 def _rest(request: GenerateRequest, output: Taker) -> GenerateRequest:
     """The request behind the tokens that have come."""
+    if not output.token_ids:
+        return request
     rest = GenerateRequest()
     rest.CopyFrom(request)
     rest.prompt_token_ids.extend(output.token_ids)

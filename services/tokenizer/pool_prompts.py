@@ -8,6 +8,7 @@ from protos.tokenizer_pb2 import Pool
 from services.common.content import said
 from services.common.errors import PenstockError, invalid
 from services.tokenizer.context import TOO_LONG
+from services.tokenizer.encode import encoding_of
 from services.tokenizer.models import ServedModel
 from services.tokenizer.template import NotRenderableError
 
@@ -107,7 +108,7 @@ def prompt_of(model: ServedModel, pool: Pool, place: Place) -> list[int]:
             raise invalid(what, param)
     else:
         _check_window(model, model.encoder.least(given.text), param)
-        ids = model.tokenizer.encode(given.text, add_special_tokens=True).ids
+        ids = encoding_of(model.tokenizer, given.text, special_tokens=True).ids
     if not ids:
         raise invalid(f"{param}: no token is made of it", param)
     _check_window(model, len(ids), param)
@@ -134,7 +135,8 @@ def _pair(model: ServedModel, pool: Pool, index: int) -> list[int]:
         except NotRenderableError as refused:
             raise invalid(refused.why, param) from None
     else:
-        ids = model.tokenizer.encode(query.text, document.text, add_special_tokens=True).ids
+        pair = (query.text, document.text)
+        ids = encoding_of(model.tokenizer, pair, special_tokens=True).ids
     _check_window(model, len(ids), param)
     return ids
 

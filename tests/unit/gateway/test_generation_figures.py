@@ -177,12 +177,12 @@ async def test_the_gap_between_arrivals_is_shared_by_their_tokens(parts, monkeyp
 
     telling: list[asyncio.Task[None]] = []
     parts.tokenizers.script = lambda opened: telling.append(asyncio.create_task(one_by_one(opened)))
-    before = samples(metrics.itl.labels(MODEL))
+    gaps = metrics.itl.labels(MODEL)
+    summed, count = gaps.sum, sum(gaps.of_buckets)
     await served(parts, front)
     await telling[0]
-    after = samples(metrics.itl.labels(MODEL))
-    assert after["sum"] - before["sum"] == pytest.approx(2.0)
-    assert after["count"] - before["count"] == 1
+    assert gaps.sum - summed == pytest.approx(2.0)
+    assert sum(gaps.of_buckets) - count == 1
 
 
 async def test_prompts_and_answers_are_kept_only_where_that_is_switched_on(parts):

@@ -207,9 +207,9 @@ class Counting:
         self._tokenizer = tokenizer
         self.lengths: list[int] = []
 
-    def encode(self, text: str, **options: bool) -> Encoding:
-        self.lengths.append(len(text))
-        return self._tokenizer.encode(text, **options)
+    def encode_batch(self, texts: list[str], **options: bool) -> list[Encoding]:
+        self.lengths += map(len, texts)
+        return self._tokenizer.encode_batch(texts, **options)
 
 
 def counting(model: ServedModel) -> tuple[ServedModel, list[int]]:

@@ -1,5 +1,9 @@
 """No content forges a control token, and ordinary prompts are tokenized in one piece."""
 
+import threading
+import time
+from collections.abc import Callable
+
 import pytest
 import transformers
 from hypothesis import given, settings
@@ -7,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Encoding
 
 from services.common.content import said
-from services.tokenizer.encode import Encoded, PromptEncoder
+from services.tokenizer.encode import Encoded, PromptEncoder, encoding_of
 from services.tokenizer.template import ChatTemplate, Rendered, Span
 from tests.support import tokenizers as kinds
 
@@ -138,3 +142,30 @@ def test_tokens_are_counted_by_where_they_begin(content: str) -> None:
     for end, count in enumerate(counts[:-9]):
         if BYTES.decode(encoded.ids[:count], skip_special_tokens=False) == prompt.text[:end]:
             assert len(encoded.ids[:count]) == count
+
+
+def test_a_long_text_does_not_hold_the_interpreter() -> None:
+    """Others' tokens go out of the same process meanwhile."""
+    text = "the keeper opens the gate and the river runs to the valley " * 4000
+    turns, over = 0, threading.Event()
+
+    def others() -> None:
+        nonlocal turns
+        while not over.is_set():
+            time.sleep(0.0005)
+            turns += 1
+
+    def turns_while(work: Callable[[], object]) -> int:
+        before = turns
+        work()
+        return turns - before
+
+    beside = threading.Thread(target=others)
+    beside.start()
+    try:
+        held = turns_while(lambda: BYTES.encode(text, add_special_tokens=False))
+        free = turns_while(lambda: encoding_of(BYTES, text))
+    finally:
+        over.set()
+        beside.join()
+    assert free > held + 2

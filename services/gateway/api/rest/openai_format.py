@@ -15,6 +15,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from protos.common_pb2 import FINISH_CONTENT_FILTER, FINISH_LENGTH, FINISH_TOOL_CALLS
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.api.rest import logprobs
@@ -28,7 +30,7 @@ _FINISH = {
     FINISH_CONTENT_FILTER: "content_filter",
 }
 DONE = b"data: [DONE]\n\n"
-_compact = json.JSONEncoder(separators=(",", ":")).encode
+_escaping = json.JSONEncoder(separators=(",", ":")).encode
 
 _PLAN = (
     "window",
@@ -46,7 +48,10 @@ _PLAN = (
 
 def event(content: dict[str, Any]) -> bytes:
     """A server-sent event. ASCII only: some clients also split lines at U+2028 and its like."""
-    return b"data: " + _compact(content).encode() + b"\n\n"
+    told = orjson.dumps(content)  # a tenth of json's time
+    if not told.isascii():
+        told = _escaping(content).encode()
+    return b"data: " + told + b"\n\n"
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:
