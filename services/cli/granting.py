@@ -129,9 +129,18 @@ async def limits_given(texts: Sequence[str], option: str, stores: Stores) -> tup
             path = "".join(f"{part}: " for part in problem["loc"])
             said = problem["msg"].removeprefix("Value error, ")
             raise ValueError(f"{option}: {path}{said}") from None
-    if models := [one.model for one in found if one.model is not None]:
-        await models_given(models, stores)
+    await warn_of_unserved(found, stores)
     return tuple(found)
+
+
+async def warn_of_unserved(limits: Sequence[Limit], stores: Stores) -> None:
+    """Says which of their models are not served now: a limit may be there before its model is."""
+    models = {one.model for one in limits if one.model is not None}
+    served = await _served(stores) if models else set()
+    if served and (unknown := models - served):
+        tell(
+            f"not served now: {', '.join(sorted(unknown))}; these are: {', '.join(sorted(served))}"
+        )
 
 
 async def _served(stores: Stores) -> set[str]:

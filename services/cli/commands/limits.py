@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from services.cli.console import console, folding_table
-from services.cli.granting import Stores, found, models_given, with_stores
+from services.cli.granting import Stores, found, warn_of_unserved, with_stores
 from services.gateway.identity.limits import Limit, Limits
 
 
@@ -17,7 +17,7 @@ def main(arguments: argparse.Namespace) -> int:
 async def _set(stores: Stores, arguments: argparse.Namespace) -> None:
     names = ("name", "of", "most", "per", "model", "without_redis")
     limit = Limit(**{name: getattr(arguments, name) for name in names})
-    await models_given([limit.model] if limit.model is not None else None, stores)
+    await warn_of_unserved([limit], stores)
 
     def with_it(limits: Limits) -> Limits:
         return (*(one for one in limits if one.name != limit.name), limit)

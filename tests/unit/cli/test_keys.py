@@ -147,16 +147,17 @@ def test_a_key_for_a_model_that_is_not_served_is_refused(capsys):
 
 
 @pytest.mark.usefixtures("running")
-def test_a_limit_for_a_model_that_is_not_served_is_refused(capsys):
+def test_of_a_limit_for_a_model_that_is_not_served_it_warns(capsys):
+    """It may be there before its model is."""
     _, id = create(capsys)
     rule = ["--of", "requests", "--most", "1", "--per", "day"]
-    for model, code in (("tinny", 1), ("", 1), ("small", 0)):
+    for model, code, told in (("tinny", 0, True), ("small", 0, False), ("", 1, False)):
         assert main(["limits", "set", "r", "--key", id, *rule, "--model", model]) == code
-    assert "tinny is not served" in capsys.readouterr().err
+        assert (f"not served now: {model}; these are: large" in capsys.readouterr().err) == told
     limit = '{"name": "r", "of": "requests", "most": 1, "per": "day", "model": "tinny"}'
-    for made in (["keys", "create", "--tenant", "b"], ["tenants", "add", "b"]):
-        assert main([*made, "--limit", limit]) == 1
-        assert "tinny is not served" in capsys.readouterr().err
+    for made in (["keys", "create", "--tenant", "b"], ["tenants", "add", "c"]):
+        assert main([*made, "--limit", limit]) == 0
+        assert "not served now: tinny;" in capsys.readouterr().err
 
 
 def test_where_nothing_runs_models_are_not_checked_and_it_says_so(capsys):
