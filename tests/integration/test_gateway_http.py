@@ -19,7 +19,6 @@ from tests.support.gateway_rig import (
     finish,
     gateway_rig,
     plan,
-    say,
     send,
 )
 from tests.support.http_chats import CHAT, MESSAGES, ask, events, raising, silent
@@ -34,13 +33,27 @@ async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
 
 
 async def test_the_bytes_of_a_stream(rig):
-    rig.tokenizer.script = say('a"\n', "\u2028\U0001f600")
+    """The second delta comes once the first was read: of those that come at once one is made."""
+    read = asyncio.Event()
+
+    async def script(call: LinkCall, request: Any) -> None:
+        send(call, 'a"\n', plan=plan(request))
+        await read.wait()
+        send(call, "\u2028\U0001f600")
+        finish(call, 2)
+
+    rig.tokenizer.script = script
     http = await rig.http()
-    answer = await http.post(CHAT, json=ask(stream=True, stream_options={"include_usage": True}))
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["x-request-id"].startswith("req_")
-    assert answer.content.isascii()
-    told = events(answer.text)
+    body, content = ask(stream=True, stream_options={"include_usage": True}), b""
+    async with http.stream("POST", CHAT, json=body) as answer:
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["x-request-id"].startswith("req_")
+        async for piece in answer.aiter_bytes():
+            content += piece
+            if b'"a\\"\\n"' in content:
+                read.set()
+    assert content.isascii()
+    told = events(content.decode())
     assert told.pop() == "[DONE]"
     chunks = [json.loads(chunk) for chunk in told]
     head = {"id", "object", "created", "model", "choices", "usage"}
