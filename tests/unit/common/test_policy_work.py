@@ -98,6 +98,20 @@ def test_what_is_too_much_is_refused_with_its_field() -> None:
     assert next(times) == 5, "it stopped at the first look behind its time"
 
 
+@pytest.mark.parametrize(("looks_take_s", "pauses"), [(0.0001, False), (0.01, True)])
+def test_what_takes_long_lets_the_process_s_streams_go_on(
+    looks_take_s: float, pauses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for Python's lock, which a thread gives up by itself only every 5 ms."""
+    slept: list[float] = []
+    monkeypatch.setattr("services.common.policy.work.time.sleep", slept.append)
+    times = (looks_take_s * n for n in range(1000))
+    made = policy({"name": "c", "pii": ["card"], "action": "redact"})
+    subject = Subject("m", "input", "4444 " * 3000, "user")
+    made.texts.check([subject], Work(ENOUGH, lambda: next(times)))
+    assert bool(slept) is pauses
+
+
 def test_a_service_says_so_to_the_client() -> None:
     file = PolicyFile(None, 1.0, Allowance(bytes=10))
     with pytest.raises(Exception, match="looks at 10 bytes") as refused:
