@@ -29,7 +29,8 @@ from services.common.errors import invalid
 from services.tokenizer.encode import Encoded, encoding_of
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import offered
-from services.tokenizer.template import NotRenderableError, Rendered
+from services.tokenizer.rendered import Rendered
+from services.tokenizer.template import NotRenderableError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # as OpenAI has it

@@ -19,7 +19,7 @@ from itertools import accumulate
 from tokenizers import Encoding, Tokenizer
 
 from services.tokenizer.bound import bytes_per_token
-from services.tokenizer.template import Rendered
+from services.tokenizer.rendered import Rendered
 
 
 class Encoded:

@@ -1,7 +1,7 @@
-"""The checkpoint's chat template, and where in the rendered text each message and passage stands.
+"""The checkpoint's chat template.
 
-Rendering is transformers' own (`apply_chat_template` with `documents` and `add_generation_prompt`).
-Where a template lacks something:
+Rendering is as transformers' own (`apply_chat_template` with `documents` and
+`add_generation_prompt`), but for an end (bounded_jinja.py). Where a template lacks something:
 
 - `documents` not used: the passages go to the end of the leading system message (made if there is
   none; before the last user message if the template takes no system message), in this form:
@@ -22,21 +22,17 @@ Where a template lacks something:
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
 
 from protos.common_pb2 import Message, Passage, Tool, ToolCall
 from services.common.content import said, text_of
+from services.tokenizer.bounded_jinja import BoundedTemplate, TooMuchError
+from services.tokenizer.rendered import MARK, Rendered, locate, mark
 from services.tokenizer.tool_parsers import mistral
 
-# Stand for the contents when the template's own text is looked for: private use, of no meaning to
-# any template, and kept by `trim`.
-_MARK = re.compile("\ue000([0-9]+)\ue001")
-
-_SEARCHES_IN_VAIN = 32  # in one prompt
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _NO_PARAMETERS = '{"type": "object", "properties": {}}'
 # Given by Penstock and by transformers: no option of a client's.
@@ -57,30 +53,6 @@ class NotRenderableError(Exception):
         self.param = param
 
 
-@dataclass(frozen=True)
-class Span:
-    """Characters [start, end) of the rendered text are one message's or passage's own."""
-
-    start: int
-    end: int
-    kind: Literal["message", "passage"]
-    index: int  # in the messages or passages given
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A prompt's text, and which of it is whose.
-
-    `own` is what the template writes itself before each span, and after the last: one more than
-    there are spans. The text there is the same, except where the template changed a content: that
-    content has no span and stands, as it became, somewhere between the neighbours' spans.
-    """
-
-    text: str
-    spans: list[Span]  # in order, apart from each other
-    own: list[str]
-
-
 class ChatTemplate:
     """A tokenizer's template. Safe to use from several threads."""
 
@@ -89,8 +61,10 @@ class ChatTemplate:
 
         Raises ValueError when there are several templates and none is the default.
         """
-        self._tokenizer = tokenizer
-        tree = _parse(tokenizer.get_chat_template())
+        self._given = tokenizer.special_tokens_map
+        source: str = tokenizer.get_chat_template()
+        self._plain = BoundedTemplate(source)
+        tree = self._plain.tree
         variables = meta.find_undeclared_variables(tree)
         constants = [constant.value for constant in tree.find_all(nodes.Const)]
         self._knows_developer = any(
@@ -102,14 +76,16 @@ class ChatTemplate:
         """It is of a cross-encoder: for one message of role query and one of role document."""
         added = tokenizer.added_tokens_decoder.values()
         special = sorted((t.content for t in added if t.special), key=len, reverse=True)
-        self._special = re.compile("|".join([*map(re.escape, special), _MARK.pattern]))
-        source = tokenizer.get_chat_template(tools=[_definition(Tool(name="a"))])
-        self.source: str = source
+        self._special = re.compile("|".join([*map(re.escape, special), MARK.pattern]))
+        self.source: str = tokenizer.get_chat_template(tools=[_definition(Tool(name="a"))])
         """Of the template that is used where there are tools."""
-        self._short_ids = mistral.MARK in source
-        self.takes_tools = "tools" in meta.find_undeclared_variables(_parse(source))
-        variables |= meta.find_undeclared_variables(_parse(source))
-        self._options = variables - _OURS - {*tokenizer.special_tokens_map}
+        other = self.source != source
+        self._with_tools = BoundedTemplate(self.source) if other else self._plain
+        self._short_ids = mistral.MARK in self.source
+        of_tools = meta.find_undeclared_variables(self._with_tools.tree)
+        self.takes_tools = "tools" in of_tools
+        variables |= of_tools
+        self._options = variables - _OURS - {*self._given}
         self._takes_system = self._can_render(["system", "user"])
 
     def render(
@@ -124,13 +100,26 @@ class ChatTemplate:
         offered = self._offer(tools, options or {})
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
-        marks = [f"\ue000{i}\ue001" if field else "" for i, field in enumerate(fields)]
+        marks = [mark(number) if field else "" for number, field in enumerate(fields)]
         try:
             harmless = _harmless(offered, self._special)
             skeleton = self._apply(_harmless(turns, self._special), marks, harmless)
+        except TooMuchError as error:
+            raise _too_much(error) from None
         except TemplateError as error:
-            raise self._blame(turns, marks, offered, str(error)) from None
-        shown = {int(number) for number in _MARK.findall(skeleton)}
+            why = str(error)
+
+            def refuses(count: int) -> bool:
+                try:
+                    self._apply(turns[:count], marks[:count], offered)
+                except TemplateError as error:
+                    return str(error) == why
+                return False
+
+            index = _least(len(turns), refuses) - 1
+            refused = f"the model's chat template refuses: {why}"
+            raise NotRenderableError(index, refused) from None
+        shown = {int(number) for number in MARK.findall(skeleton)}
         for index, message in enumerate(messages):
             # What was said beside calls some templates leave out.
             if fields[index] and index not in shown and not message.tool_calls:
@@ -140,10 +129,12 @@ class ChatTemplate:
                 raise NotRenderableError(index, why)
         try:
             text = self._apply(turns, fields, offered)
+        except TooMuchError as error:
+            raise _too_much(error) from None
         except TemplateError:  # its words may quote the content
             why = "the model's chat template refuses the content of the messages"
             raise NotRenderableError(None, why) from None
-        return _locate(text, skeleton, fields, len(messages))
+        return locate(text, skeleton, fields, len(messages))
 
     def _apply(
         self,
@@ -161,14 +152,9 @@ class ChatTemplate:
         if documents and not self._uses_documents:
             self._put_into_messages(documents, turns)
             documents = []
-        rendered: str = self._tokenizer.apply_chat_template(
-            turns,
-            **offered,
-            documents=documents or None,
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-        return rendered
+        template = self._with_tools if offered["tools"] else self._plain
+        more = {"documents": documents or None, "add_generation_prompt": True}
+        return template.render({**self._given, **offered, **more, "messages": turns})
 
     def _turn(self, index: int, message: Message) -> dict[str, Any]:
         """What the template gets beside the content."""
@@ -176,7 +162,7 @@ class ChatTemplate:
         if message.name:
             turn["name"] = message.name
         if message.reasoning:
-            turn["reasoning_content"] = message.reasoning
+            turn["reasoning_content"] = turn["thinking"] = message.reasoning
         if message.tool_call_id:
             turn["tool_call_id"] = self._call_id(message.tool_call_id)
         if message.tool_calls:
@@ -232,35 +218,21 @@ class ChatTemplate:
             return False
         return True
 
-    def _blame(
-        self,
-        turns: list[dict[str, Any]],
-        marks: list[str],
-        offered: dict[str, Any],
-        why: str,
-    ) -> NotRenderableError:
-        """Finds the message at which the template began to raise `why`."""
-        low, high = 0, len(turns)  # the first `high` messages raise it, the first `low` do not
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._raises(turns[:middle], marks, offered, why):
-                high = middle
-            else:
-                low = middle
-        return NotRenderableError(high - 1, f"the model's chat template refuses: {why}")
 
-    def _raises(
-        self,
-        turns: list[dict[str, Any]],
-        marks: list[str],
-        offered: dict[str, Any],
-        why: str,
-    ) -> bool:
-        try:
-            self._apply(turns, marks[: len(turns)], offered)
-        except TemplateError as error:
-            return str(error) == why
-        return False
+def _too_much(error: TooMuchError) -> NotRenderableError:
+    return NotRenderableError(None, f"the model's chat template is stopped: {error}")
+
+
+def _least(count: int, refuses: Callable[[int], bool]) -> int:
+    """The fewest of `count` messages that are refused, where all of them are."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if refuses(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def _definition(tool: Tool) -> dict[str, Any]:
@@ -291,81 +263,3 @@ def _harmless(value: Any, special: re.Pattern[str]) -> Any:
         case list():
             return [_harmless(one, special) for one in value]
     return value
-
-
-def _parse(source: str) -> nodes.Template:
-    """The template's syntax tree, in the dialect that transformers compiles it with."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    tree: nodes.Template = _compile_jinja_template(source).environment.parse(source)
-    return tree
-
-
-def _locate(text: str, skeleton: str, fields: list[str], messages: int) -> Rendered:
-    """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them.
-
-    Contents that the template trims are found, what it changes otherwise is not; nor is what stands
-    behind many changed ones in a row, as each search in vain reads all of the text.
-    """
-    parts = _MARK.split(skeleton)  # own text, field number, own text, field number, …, own text
-    owns, numbers = parts[0::2], list(map(int, parts[1::2]))
-    spans: list[Span] = []
-    between = [""]  # the template's own text before each span
-    cursor, lost, in_vain = 0, False, 0
-    for number, before, after in zip(numbers, owns, owns[1:], strict=False):
-        between[-1] += before
-        forms = _forms(fields[number])
-        if not lost:
-            found = _find_at(text, cursor, before, forms, after)
-        elif in_vain < _SEARCHES_IN_VAIN:
-            found = _find_behind(text, cursor, before, forms)
-            in_vain += found is None
-        else:
-            found = None
-        if found is None:
-            if not lost and text.startswith(before, cursor):  # what is behind is not in there
-                cursor += len(before)
-            lost = True
-            continue
-        lost = False
-        start, cursor = found
-        if start == cursor:  # white space that was trimmed
-            continue
-        passage = number - messages
-        kind, index = ("message", number) if passage < 0 else ("passage", passage // 2)
-        spans.append(Span(start, cursor, kind, index))  # type: ignore[arg-type]
-        between.append("")
-    between[-1] += owns[-1]
-    return Rendered(text, spans, between)
-
-
-def _forms(field: str) -> list[str]:
-    """As it is, and trimmed; empty only where that leaves nothing."""
-    forms = dict.fromkeys((field, field.strip(), field.rstrip(), field.lstrip()))
-    return [form for form in forms if form or not field.strip()]
-
-
-def _find_at(
-    text: str, cursor: int, before: str, forms: list[str], after: str
-) -> tuple[int, int] | None:
-    """Start and end of a content, if it stands behind `before` at the cursor."""
-    if not text.startswith(before, cursor):
-        return None
-    start = cursor + len(before)
-    ends = [start + len(form) for form in forms if text.startswith(form, start)]
-    if not ends:
-        return None
-    # What was trimmed off may look like the beginning of the template's text behind it.
-    return start, next((end for end in ends if text.startswith(after, end)), ends[0])
-
-
-def _find_behind(text: str, cursor: int, before: str, forms: list[str]) -> tuple[int, int] | None:
-    """Start and end of a content that stands behind `before` somewhere after a changed one."""
-    anchor = before.lstrip()  # the changed one may have lost its end to a trim, with what follows
-    if not anchor:
-        return None
-    for form in filter(None, forms):
-        at = text.find(anchor + form, cursor)
-        if at >= 0:
-            return at + len(anchor), at + len(anchor) + len(form)
-    return None

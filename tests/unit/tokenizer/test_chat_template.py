@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from protos.common_pb2 import Message, Passage
 from services.common.content import said, text_of
-from services.tokenizer.template import ChatTemplate, NotRenderableError, _locate
+from services.tokenizer.rendered import locate
+from services.tokenizer.template import ChatTemplate, NotRenderableError
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS, byte_level
 
 CHATML = """\
@@ -213,7 +214,7 @@ def test_contents_are_found_in_time_linear_in_the_text() -> None:
         fields = [f" {n} " for n in range(messages)] + ["as it was"]
         skeleton = "".join(f"<a>\ue000{n}\ue001" for n in range(messages + 1))
         Text.searched = 0
-        found = _locate(text, skeleton, fields, messages + 1)
+        found = locate(text, skeleton, fields, messages + 1)
         assert [span.index for span in found.spans] == ([messages] if messages < 30 else [])
         return Text.searched / len(text)
 
@@ -226,12 +227,12 @@ def test_in_a_long_talk_each_answer_may_be_changed() -> None:
     text = "".join(f"<u>question {n}<a>short" for n in range(turns))
     skeleton = "".join(f"<u>\ue000{2 * n}\ue001<a>\ue000{2 * n + 1}\ue001" for n in range(turns))
     fields = [f for n in range(turns) for f in (f"question {n}", f"thought {n} short")]
-    found = _locate(text, skeleton, fields, 2 * turns)
+    found = locate(text, skeleton, fields, 2 * turns)
     assert [span.index for span in found.spans] == list(range(0, 2 * turns, 2))
 
 
 def test_a_content_before_a_changed_text_is_found_whole() -> None:
-    found = _locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], 2)
+    found = locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], 2)
     assert [(span.start, span.end) for span in found.spans] == [(3, 6)]
 
 
@@ -240,7 +241,7 @@ def test_a_content_before_a_changed_text_is_found_whole() -> None:
 )
 def test_a_content_may_be_trimmed_on_either_side_or_both(shown: str, end: int) -> None:
     skeleton = "<u>\ue0000\ue001<a>\ue0001\ue001"
-    found = _locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], 2)
+    found = locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], 2)
     assert [(span.start, span.end) for span in found.spans] == [(3, end), (end + 3, end + 6)]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from protos.common_pb2 import Sampling, TokenIds
 from protos.tokenizer_pb2 import Chat, PromptRequest
@@ -22,6 +23,7 @@ from services.tokenizer.context import (
     least_output,
 )
 from services.tokenizer.models import ServedModel
+from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS
 from tests.unit.tokenizer.conftest import MakeModel, messages, passages
 
 
@@ -43,8 +45,10 @@ def refusal(model: ServedModel, request: PromptRequest) -> PenstockError:
 
 def test_the_ids_are_those_of_transformers(model: ServedModel) -> None:
     request = chat([("system", "Be brief."), ("user", "What is it?")], ("It is water.",))
-    assert model.template is not None
-    expected = model.template._tokenizer.apply_chat_template(
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=model.tokenizer, chat_template=CHAT_TEMPLATE, bos_token=BOS, eos_token=EOS
+    )
+    expected = theirs.apply_chat_template(
         [{"role": m.role, "content": text_of(m)} for m in request.chat.messages],
         documents=[{"title": "Title 1", "text": "It is water."}],
         add_generation_prompt=True,

@@ -12,7 +12,8 @@ from tokenizers import Encoding
 
 from services.common.content import said
 from services.tokenizer.encode import Encoded, PromptEncoder, encoding_of
-from services.tokenizer.template import ChatTemplate, Rendered, Span
+from services.tokenizer.rendered import Rendered, Span
+from services.tokenizer.template import ChatTemplate
 from tests.support import tokenizers as kinds
 
 BYTES = kinds.byte_level()

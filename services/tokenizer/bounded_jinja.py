@@ -1,0 +1,175 @@
+"""A chat template as transformers compiles it, with an end: whatever a checkpoint or a client's
+options make it do, it takes so much processor time and makes texts of so many characters.
+
+The sandbox keeps templates from the process, but lets them loop for ever: `range` is bounded, and
+not what is in it. So each pass of a loop and each call of a macro looks at the clock (of the
+thread, so that a busy machine does not count), and what makes long texts of short ones is looked at
+before it does.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from functools import wraps
+from time import thread_time
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+BUDGET_S = 1.0
+"""Of the processor. A chat of a hundred messages takes a millisecond."""
+_CHARACTERS = 32 * 2**20
+_NUMBER = 2**20
+_WIDE = re.compile(r"[0-9]{7,}|%[^a-zA-Z%]*\*|:[^}]*\{")
+"""In a format: a large number, or one that is given beside it."""
+_PADS = ("batch", "center", "format", "indent", "join", "replace", "slice", "wordwrap")
+"""Filters and methods that make texts or lists as long as they are told."""
+_PADDERS = frozenset((*_PADS, "expandtabs", "format_map", "ljust", "rjust", "zfill"))
+
+
+class TooMuchError(TemplateRuntimeError):
+    """Of time, or of text."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    _ends = threading.local()
+
+    def begin(self) -> None:
+        self._ends.at = thread_time() + BUDGET_S
+
+    @property
+    def spent(self) -> None:
+        """Looked at in each pass of a loop and each call of a macro."""
+        if thread_time() > self._ends.at:
+            raise TooMuchError("it takes too long")
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            if hasattr(left, "__len__") and hasattr(right, "__len__"):
+                _check(len(left) + len(right))
+        elif operator == "*":
+            for one, times in ((left, right), (right, left)):
+                if hasattr(one, "__len__") and isinstance(times, int):
+                    _check(len(one) * times)
+                elif isinstance(one, int) and isinstance(times, int):
+                    _check(one.bit_length() + times.bit_length())
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check(left.bit_length() * right)
+        elif operator == "%" and isinstance(left, str):
+            _check_widths(left)
+        return super().call_binop(context, operator, left, right)
+
+    def joined(self, *parts: Any) -> str:
+        """Of `~`."""
+        texts = [str(part) for part in parts]
+        _check(sum(map(len, texts)))
+        return "".join(texts)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        if (wrapped := super().wrap_str_format(value)) is not None:
+            _check_widths(value.__self__)
+        return wrapped
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(__obj, "__name__", "")
+        if name in _PADDERS and isinstance(getattr(__obj, "__self__", None), str):
+            _check_padding(name, __obj.__self__, args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+class _Looks(NodeTransformer):
+    """Puts the looks at the clock, and at `~`, into a template's tree."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        if node.test is not None:  # which may let nothing through
+            look = nodes.Not(nodes.EnvironmentAttribute("spent"), lineno=node.lineno)
+            node.test = nodes.And(look, node.test, lineno=node.lineno)
+        return self._looking(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._looking(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        return self._looking(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        joined = nodes.EnvironmentAttribute("joined")
+        return nodes.Call(joined, node.nodes, [], None, None, lineno=node.lineno)
+
+    def _looking(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        look = nodes.ExprStmt(nodes.EnvironmentAttribute("spent"), lineno=node.lineno)
+        node.body.insert(0, look)
+        return node  # type: ignore[no-any-return]
+
+
+class BoundedTemplate:
+    """Safe to use from several threads."""
+
+    def __init__(self, source: str) -> None:
+        """Raises jinja2's TemplateError for what is no template."""
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        # Not of `source`, whose constants would be computed as it is compiled, without a bound.
+        dialect = _compile_jinja_template("").environment
+        environment = dialect.overlay()
+        environment.__class__ = _Environment
+        environment.filters = dict(dialect.filters)
+        for name in _PADS:
+            if name in environment.filters:
+                environment.filters[name] = _bounded(name, environment.filters[name])
+        self.tree: nodes.Template = environment.parse(source)
+        looking = _Looks().visit(environment.parse(source))
+        code = environment.compile(looking)
+        self._environment = environment
+        self._template = Template.from_code(environment, code, environment.make_globals(None))
+
+    def render(self, given: Mapping[str, Any]) -> str:
+        """Raises TemplateError, TooMuchError among them."""
+        self._environment.begin()
+        try:
+            return self._template.render(given)
+        except TemplateError:
+            raise
+        except Exception as error:  # of its expressions: of any kind
+            raise TemplateRuntimeError(f"{type(error).__name__} in it") from error
+
+
+def _bounded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        values = args[1:] if hasattr(real, "jinja_pass_arg") else args
+        if values:
+            _check_padding(name, values[0], values[1:], kwargs)
+        return real(*args, **kwargs)
+
+    return bounded
+
+
+def _check_padding(name: str, value: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, int) and one > _NUMBER:
+            raise TooMuchError("it pads a text too far")
+    if name in ("format", "format_map") and isinstance(value, str):
+        _check_widths(value)
+    if name == "replace" and len(args) > 1:
+        old, new = str(args[0]), str(args[1])
+        _check(len(value) + (value.count(old) if old else len(value) + 1) * len(new))
+    if name == "join":
+        separator, parts = (value, args[0]) if isinstance(value, str) else (args[:1], value)
+        parts = list(parts)
+        _check(sum(len(str(part)) for part in parts) + len(parts) * len(str(separator)))
+
+
+def _check_widths(form: str) -> None:
+    if _WIDE.search(form):
+        raise TooMuchError("it pads a text too far")
+
+
+def _check(size: int) -> None:
+    if size > _CHARACTERS:
+        raise TooMuchError("it makes too long a text")

@@ -1,0 +1,95 @@
+"""Chat templates that do not end, or fill the memory, cost the request that renders them alone."""
+
+from time import thread_time
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+
+from services.tokenizer import bounded_jinja
+from services.tokenizer.bounded_jinja import BoundedTemplate, TooMuchError
+from services.tokenizer.template import ChatTemplate, NotRenderableError
+from tests.unit.tokenizer.test_chat_template import chat, tokenizer
+
+GROWS = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = GROWN %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        *(
+            GROWS.replace("GROWN", grown)
+            for grown in (
+                "ns.x ~ ns.x",
+                "ns.x + ns.x",
+                "ns.x * 9",
+                "ns.x.replace('ab', ns.x * 9)",
+                "ns.x|replace('a', ns.x)",
+                "[ns.x, ns.x]|join(',')",
+                "ns.x.join([ns.x, ns.x])",
+            )
+        ),
+        "{{ 'x' * 10**10 }}",
+        "{{ 2 ** (10 ** 10) }}",
+        "{{ '%1000000000d' % 5 }}",
+        "{{ '%*d' % (10**9, 5) }}",
+        "{{ '%1000000000d'|format(5) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10**9) }}",
+        "{{ 'a'.center(10**9) }}",
+        "{{ 'a'|center(10**9) }}",
+        "{{ [1]|batch(10**9, 'x')|list }}",
+    ],
+)
+def test_what_does_not_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_jinja, "BUDGET_S", 0.05)
+    template = BoundedTemplate(source)
+    began = thread_time()
+    with pytest.raises(TooMuchError):
+        template.render({})
+    assert thread_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{{ range(10**9)|list }}", "OverflowError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages.nothing.at_all }}", "nothing"),
+    ],
+)
+def test_what_fails_in_it_is_the_templates(source: str, why: str) -> None:
+    with pytest.raises(TemplateError, match=why):
+        BoundedTemplate(source).render({"messages": []})
+
+
+def test_what_is_bounded_does_as_before() -> None:
+    source = (
+        "{% macro two(x) %}{{ x ~ x }}{% endmacro %}{{ two('a') }}{% for i in [1, 2] if i > 1 %}"
+        "{{ i + 1 }}{{ 'b' * i }}{{ '%02d' % i }}{% else %}none{% endfor %}{{ [1, 'c']|join('-') }}"
+        "{{ 'ab'|replace('a', 'd') }}{{ '{:>3}'.format(7) }}{{ 'e'.center(3) }}{{ [1] + [2] }}"
+        "{% for i in [] %}{% else %}empty{% endfor %}{{ 'x\ny'|indent(2) }}{{ 7 % 4 }}{{ 2 ** 3 }}"
+    )
+    text = "aa3bb021-cdb  7 e [1, 2]emptyx\n  y38"
+    assert BoundedTemplate(source).render({}) == text
+
+
+def test_a_client_hears_that_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an option of its own, which the template loops over."""
+    monkeypatch.setattr(bounded_jinja, "BUDGET_S", 0.05)
+    source = "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(tokenizer(source + "{{ messages[0].content }}"))
+
+    def rendered(**options: Any) -> str:
+        return template.render(chat(("user", "Hi")), options=options).text
+
+    assert rendered(n=2) == "Hi"
+    with pytest.raises(NotRenderableError, match="stopped: it takes too long") as stopped:
+        rendered(n=99_999)
+    assert stopped.value.index is None
+    with pytest.raises(NotRenderableError, match="refuses: TypeError"):
+        rendered(n="many")
