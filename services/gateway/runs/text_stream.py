@@ -146,10 +146,12 @@ class TextStream:
         if delta.HasField("usage"):
             begun.draft_tokens = delta.usage.draft_tokens
             begun.accepted_tokens = delta.usage.accepted_tokens
-        begun.token_ids.extend(delta.token_ids)
+        begun.token_ids.MergeFrom(delta.token_ids)
         begun.characters += len(delta.text) + len(delta.reasoning)
-        begun.characters += sum(len(call.arguments) for call in delta.tool_calls)
-        self._so_far.pooled.extend(one.index for one in delta.pooled)
+        if delta.tool_calls:
+            begun.characters += sum(len(call.arguments) for call in delta.tool_calls)
+        if delta.pooled:
+            self._so_far.pooled.extend(one.index for one in delta.pooled)
         if delta.finish:
             begun.finished = True
             self._unfinished -= 1
