@@ -24,7 +24,7 @@ Text = tuple[str, str]
 
 _ROLES = ("user", "system", "developer", "tool")
 _LATEST = 4  # messages of a conversation
-_AT_ONCE = 32  # texts that are asked about
+_AT_ONCE = 16  # texts that are asked about: well within what a judgement may take
 _MOST = 4096  # texts of a request
 
 
