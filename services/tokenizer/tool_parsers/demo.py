@@ -11,8 +11,8 @@ class Demo(Hermes):
     name = "demo"
     between = ""
 
-    @staticmethod
-    def suits(template: str) -> bool:
+    @classmethod
+    def suits(cls, template: str) -> bool:
         return "<tool_call>{" in template
 
     def call(self, tool: str, arguments: str) -> str:

@@ -14,8 +14,7 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 class HermesReader(CallReader):
     def _read(self) -> Reading:
         while True:
-            yield from self._text_until(OPENS)
-            if (yield from self._call((yield from self._solid()))):
+            if (yield from self._call((yield from self._opened(OPENS)))):
                 yield from self._skip_until(CLOSES)
 
 
@@ -24,10 +23,6 @@ class Hermes(Way):
     markers = (OPENS, CLOSES)
     reader = HermesReader
     several = True
-
-    @staticmethod
-    def suits(template: str) -> bool:
-        return OPENS in template
 
     def call(self, tool: str, arguments: str) -> str:
         body = object_rule(tool, arguments)

@@ -22,8 +22,7 @@ class Llama3Reader(CallReader):
     def _answer(self, char: str) -> Reading:
         """One that begins with this character, as far as it is calls."""
         if char != "{":
-            yield from self._text_until(MARK)
-            char = yield from self._solid()
+            char = yield from self._opened(MARK)
         while (yield from self._call(char)):
             char = yield from self._solid()
             if char in ";,":
@@ -37,8 +36,8 @@ class Llama3(Way):
     several = False
     either = "TEXT | calls"
 
-    @staticmethod
-    def suits(template: str) -> bool:
+    @classmethod
+    def suits(cls, template: str) -> bool:
         return MARK in template or '"parameters": ' in template
 
     @property

@@ -13,8 +13,7 @@ MARK, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 class MistralReader(CallReader):
     def _read(self) -> Reading:
         while True:
-            yield from self._text_until(MARK)
-            char = yield from self._solid()
+            char = yield from self._opened(MARK)
             yield from self._list() if char == "[" else self._named(char)
 
     def _list(self) -> Reading:
@@ -47,10 +46,6 @@ class Mistral(Way):
     markers = (MARK, ARGUMENTS, ID)
     reader = MistralReader
     several = True
-
-    @staticmethod
-    def suits(template: str) -> bool:
-        return MARK in template
 
     def call(self, tool: str, arguments: str) -> str:
         if self._by_name:

@@ -25,8 +25,7 @@ class PythonicReader(Llama3Reader):
         if char == "[":
             yield from self._list()
         elif char == OPENS[0]:
-            yield from self._text_until(OPENS)
-            if (yield from self._solid()) == "[" and (yield from self._list()):
+            if (yield from self._opened(OPENS)) == "[" and (yield from self._list()):
                 yield from self._text_until(CLOSES)
                 self._raw = ""
         else:
@@ -89,8 +88,8 @@ class Pythonic(Llama3):
     markers: ClassVar[tuple[str, ...]] = (OPENS, CLOSES)
     reader = PythonicReader
 
-    @staticmethod
-    def suits(template: str) -> bool:
+    @classmethod
+    def suits(cls, template: str) -> bool:
         return OPENS in template or "func_name1(" in template
 
     def text(self) -> str:

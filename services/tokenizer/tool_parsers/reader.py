@@ -104,6 +104,11 @@ class CallReader(ABC):
             pass
         return char
 
+    def _opened(self, marker: str) -> Found:
+        """Text up to the marker, and the first character behind that which is no white space."""
+        yield from self._text_until(marker)
+        return (yield from self._solid())
+
     def _text_until(self, *markers: str) -> Found:
         """Gives text out, up to the first of the markers; white space before it is dropped. Without
         markers, all that comes. What is in `_raw` already is text, too."""

@@ -16,6 +16,7 @@
     pooling.py     numbers in place of tokens: embeddings, scores
     models/        the model families, each said once for all runners
     weights.py     a checkpoint's tensors, checked by their headers; checkpoint.py reads them
+    kv_transfer.py blocks that go to another engine or come from one; kv_payload.py their bytes
     process.py     the engine loop as a process of its own
     client.py      EngineClient, the asyncio end of that process
 

@@ -12,12 +12,12 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.draft_model import DraftProposer, with_room
 from services.worker.engine.grammar.aside import Aside
+from services.worker.engine.kv_transfer import KvTransfer, KvTransferError
 from services.worker.engine.limits import find_error
 from services.worker.engine.load_meter import LoadMeter
 from services.worker.engine.messages import (
     FinishReason,
     KvBlocks,
-    KvData,
     KvReserved,
     Load,
     Logprobs,
@@ -39,13 +39,6 @@ from services.worker.engine.steps import LATE, Running, Steps
 from services.worker.engine.warm_up import warm_up
 
 LONG_STEP_S = 1.0
-
-PIECE_BYTES = 2**20
-"""Of exported KV blocks at most, or one block: whoever takes them steps between two pieces."""
-
-
-class KvTransferError(Exception):
-    """KV data that does not fit the request it came for."""
 
 
 class Engine:
@@ -84,6 +77,7 @@ class Engine:
         self._arrivals = itertools.count()
         self.on_long_step: Callable[[float], None] = lambda expected_s: None
         """Called before a step that is expected to take LONG_STEP_S or more."""
+        self._transfer = KvTransfer(self._runner.cache, self.info)
         self._steps = Steps(self._runner, self.info.block_size)
         self._running: Running | None = None
         """Where steps overlap: the one that was launched behind the last one collected."""
@@ -149,8 +143,7 @@ class Engine:
             kv_payload.discard(blocks.data)
             return
         try:
-            data = kv_payload.take(blocks.data)
-            self._write_kv(sequence, blocks.first_block, blocks.num_blocks, data)
+            self._transfer.write(sequence, blocks)
         except (OSError, ValueError, KvTransferError) as error:
             self._fail(sequence, RequestError("kv_transfer", str(error)))
 
@@ -316,8 +309,10 @@ class Engine:
         if computed:
             sequence.chunks.append(computed)
             if sequence.request.export_kv is not None:
-                self._export(sequence)
-                if sequence.status is Status.FINISHED:
+                try:
+                    self._now.kv_exports.extend(self._transfer.exports(sequence))
+                except OSError as error:
+                    self._fail(sequence, RequestError("kv_transfer", f"shared memory: {error}"))
                     return
         if reason is None and not tokens:
             return
@@ -328,48 +323,6 @@ class Engine:
             output = self._output(sequence, tokens, result.logprobs)
         output.draft_tokens, output.accepted_tokens = drafted, accepted
         self._now.outputs.append(output)
-
-    def _export(self, sequence: Sequence) -> None:
-        """Exports what is complete and was not exported, in pieces: all of the prompt, once it is
-        computed. If there is no room for the data, the sequence fails."""
-        size = self.info.block_size
-        done = sequence.num_computed >= sequence.num_prompt
-        end = -(-sequence.num_prompt // size) if done else sequence.num_computed // size
-        while (first := sequence.export_next) < end:
-            last = min(end, first + max(1, PIECE_BYTES // self.info.kv_bytes_per_block))
-            content = self._runner.cache.read(sequence.blocks[first:last].tolist())
-            shared = sequence.request.export_kv == "shared"
-            try:
-                data: KvData = kv_payload.share(content) if shared else content
-            except OSError as error:
-                self._fail(sequence, RequestError("kv_transfer", f"shared memory: {error}"))
-                return
-            self._now.kv_exports.append(KvBlocks(sequence.id, first, last - first, data))
-            sequence.export_next = last
-
-    def _write_kv(
-        self, sequence: Sequence, first: int, count: int, data: bytes | bytearray | memoryview
-    ) -> None:
-        if sequence.status is not Status.RESERVED:
-            raise KvTransferError("write_kv out of place: the request is not reserved")
-        end = first + count
-        if not 0 <= first <= sequence.num_received or end > sequence.blocks_needed:
-            raise KvTransferError(
-                f"KV blocks [{first}, {end}) came, expected from {sequence.num_received} "
-                f"and to {sequence.blocks_needed} at most"
-            )
-        if len(data) != count * self.info.kv_bytes_per_block:
-            raise KvTransferError(
-                f"{count} KV blocks of this model are {count * self.info.kv_bytes_per_block} "
-                f"bytes, {len(data)} came: do both workers have the same checkpoint, dtype and "
-                "block size?"
-            )
-        # Blocks from the prefix cache may be other sequences' too, and are never written.
-        skip = sequence.num_received - first
-        if skip < count:
-            rest = memoryview(data)[skip * self.info.kv_bytes_per_block :]
-            self._runner.cache.write(sequence.blocks[first + skip : end].tolist(), rest)
-            sequence.num_received = end
 
     def _finish(
         self,

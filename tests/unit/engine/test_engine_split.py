@@ -15,8 +15,8 @@ from services.worker.engine import (
     SharedRef,
     Usage,
     kv_payload,
+    kv_transfer,
 )
-from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
 from tests.unit.engine.driving import Run, drive, greedy, make_engine, make_prompts
 
@@ -135,12 +135,12 @@ def test_exports_leave_in_pieces(
         form,
     )
     size = pair.prefill.info.kv_bytes_per_block
-    monkeypatch.setattr(engine_module, "PIECE_BYTES", 3 * size + 1)
+    monkeypatch.setattr(kv_transfer, "PIECE_BYTES", 3 * size + 1)
     pair.add(request)
     assert pair.run() == whole.tokens
     parts = pair.exported["a"]
     assert [(p.first_block, p.num_blocks) for p in parts] == [(0, 3), (3, 3), (6, 2)]
-    monkeypatch.setattr(engine_module, "PIECE_BYTES", size - 1)  # a block is never cut
+    monkeypatch.setattr(kv_transfer, "PIECE_BYTES", size - 1)  # a block is never cut
     pair.exported.clear()
     pair.add(replace(request, request_id="b", salt=b"other"))
     assert pair.run()["b"] == whole.tokens["a"]

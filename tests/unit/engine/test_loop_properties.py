@@ -22,6 +22,7 @@ from services.worker.engine import (
     Request,
     Sampling,
     StepOutput,
+    kv_transfer,
 )
 from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
@@ -220,7 +221,7 @@ def engine_on_memory(
         mock.patch.object(engine_module, "NgramProposer", return_value=oracle),
         mock.patch.object(engine_module, "make_runner", return_value=runner),
         mock.patch.object(engine_module, "warm_up"),
-        mock.patch.object(engine_module, "PIECE_BYTES", 1),
+        mock.patch.object(kv_transfer, "PIECE_BYTES", 1),
     ):
         config = EngineConfig(
             model="/",
