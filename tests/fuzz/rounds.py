@@ -23,8 +23,8 @@ from services.worker.engine import (
     KvBlocks,
     RequestOutput,
     StepOutput,
+    guess_rules,
     kv_payload,
-    speculation,
 )
 from services.worker.engine.engine import Engine
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
@@ -81,11 +81,11 @@ def play(seed: int, count: int) -> Counter[str]:
     rng, before = Random(seed), {*threading.enumerate()}
     engine = Engine(settings := config(rng))
     faults = Faults(rng, engine, often=rng.choice((0.0, 0.02, 0.1)))
-    margin = rng.choice((speculation._MARGIN, 0.0))  # as far as guesses pay, or always
+    margin = rng.choice((guess_rules.MARGIN, 0.0))  # as far as guesses pay, or always
     try:
         with (
             mock.patch.object(kv_payload, "share", no_room(faults)),
-            mock.patch.object(speculation, "_MARGIN", margin),
+            mock.patch.object(guess_rules, "MARGIN", margin),
         ):
             a_round = _Round(engine, rng, faults, count)
             a_round.run()

@@ -8,11 +8,8 @@ that a look costs the same however long the sequence is.
 from array import array
 from collections.abc import Sequence
 
-_LOOKS = 8
-"""At so many of the last places, for the one that agrees the furthest back."""
-_LEAST_FINDS = 1 / 32
-_MOVES = 0.1
-"""By so much of the difference each look moves what looks are believed to find."""
+from services.worker.engine.guess_rules import FINDS_MOVE, LEAST_FINDS, LOOKS
+
 _LEAST_SIZE, _MOST_SIZE = 2**10, 2**18
 """Of the table of hashes, in entries of 4 bytes."""
 _AT_ONCE = 8192
@@ -38,7 +35,7 @@ class Lookup:
     def look(self, tokens: Sequence[int], count: int) -> int:
         """How many tokens are found, `count` at most."""
         self.found = self.following(tokens, count)
-        self.finds += _MOVES * (max(_LEAST_FINDS, float(bool(self.found))) - self.finds)
+        self.finds += FINDS_MOVE * (max(LEAST_FINDS, float(bool(self.found))) - self.finds)
         return len(self.found)
 
     def following(self, tokens: Sequence[int], count: int) -> list[int]:
@@ -48,7 +45,7 @@ class Lookup:
         self._take(tokens)
         end = len(tokens)
         place, best, found = self._last[self._hash(tokens, end)], 0, 0
-        for _ in range(_LOOKS):
+        for _ in range(LOOKS):
             if not place or best >= self._most:
                 break
             agree = self._agreeing(tokens, place)

@@ -16,22 +16,12 @@ from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import NamedTuple
 
+from services.worker.engine import guess_rules as rules
 from services.worker.engine.acceptance import Acceptance
 from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.host_cost import HostCost
 from services.worker.engine.proposer import Proposer, Wanted
 from services.worker.engine.sequence import Sequence
-
-_HOPE = 0.9
-"""Of a guess, before any was seen: how likely it is right. Too low it would stay so, unseen."""
-_FORCED = 0.95
-"""Of one that a grammar leaves no other for; but it may be put into tokens in another way."""
-_WAGER = 4.0
-"""Times what it takes to begin must have been won by then, had it begun before."""
-_FORGETS = 0.999
-"""By so much less what guesses cost is believed with each step that has none."""
-_MARGIN = 1.15
-"""By so much it must be better, for what the cost model does not see."""
 
 
 class _Source:
@@ -39,9 +29,9 @@ class _Source:
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
-        self.acceptance = Acceptance(fades=0.99, rests=0.999)
+        self.acceptance = Acceptance(rules.ALL_FADE, rules.ALL_REST)
         """Of all sequences."""
-        self.prior = _HOPE
+        self.prior = rules.HOPE
         """How likely a guess is right in a sequence of which nothing is known."""
         self.each_s = 0.0
         """What a guess must win in this step, if all that decode have one."""
@@ -80,10 +70,10 @@ class Speculation:
         step_s = self._cost.step_s(shape) + self._host.step_s
         token_s = step_s / len(decodes)
         # Costs that nobody sees may be wrong for ever: they are believed less and less.
-        margin = _MARGIN * _FORGETS**self._idle
+        margin = rules.MARGIN * rules.FORGETS**self._idle
         self._idle += 1
         for source in self._sources:
-            source.prior = source.acceptance.expected(self._tokens, _HOPE)
+            source.prior = source.acceptance.expected(self._tokens, rules.HOPE)
             own_s = source.proposer.depth_s(len(decodes), shape.decode_context) / len(decodes)
             source.each_s = margin * (self._draft_s + own_s)
         if room < 1 or token_s <= min(source.each_s for source in self._sources):
@@ -137,7 +127,7 @@ class Speculation:
         if most < 1:
             return None
         if sequence.matcher and (forced := sequence.matcher.forced):
-            return _Offer(sequence, None, _FORCED, min(most, len(forced)))
+            return _Offer(sequence, None, 1.0, min(most, len(forced)))  # its mask allows no other
         if not sequence.acceptances:
             sequence.acceptances = [Acceptance() for _ in self._sources]
         made = len(sequence.tokens) - sequence.num_prompt + sequence.request.generated_prefix
@@ -146,8 +136,8 @@ class Speculation:
             right = sequence.acceptances[number].expected(len(sequence.tokens), source.prior)
             # What it takes to begin has to be won back. How much is still to come nobody knows:
             # about as much as has come, by the rule for who rents or buys skis (R. Karp, 1992).
-            costs = source.each_s + _MARGIN * proposer.look_s(sequence)
-            costs += _WAGER * proposer.begin_s(sequence) / max(1, made)
+            costs = source.each_s + rules.MARGIN * proposer.look_s(sequence)
+            costs += rules.WAGER * proposer.begin_s(sequence) / max(1, made)
             if right * token_s > costs and (offered := proposer.offers(sequence, most)):
                 return _Offer(sequence, number, right, offered)
         return None

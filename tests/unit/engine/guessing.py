@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.engine import Request, Sampling, speculation
+from services.worker.engine import Request, Sampling, guess_rules
 from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
 from services.worker.engine.proposer import Wanted
@@ -49,7 +49,7 @@ class Oracle:
 def guess(monkeypatch: pytest.MonkeyPatch, oracle: Oracle) -> None:
     """Engines made from now on that guess take what the oracle offers."""
     monkeypatch.setattr(engine_module, "NgramProposer", lambda *_: oracle)
-    monkeypatch.setattr(speculation, "_MARGIN", 0.0)
+    monkeypatch.setattr(guess_rules, "MARGIN", 0.0)
 
 
 def guessing_engine(

@@ -13,7 +13,7 @@ from services.worker.engine import (
     Request,
     Sampling,
     draft_model,
-    speculation,
+    guess_rules,
 )
 from services.worker.engine import engine as engine_module
 from services.worker.engine.chunks import Chunk
@@ -51,7 +51,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model guesses, alone, and whether it pays or not: so small a model computes faster
     than another."""
     guess(monkeypatch, NOBODY)
-    monkeypatch.setattr(speculation, "_WAGER", 0.0)
+    monkeypatch.setattr(guess_rules, "WAGER", 0.0)
 
 
 @pytest.mark.usefixtures("eager")
@@ -118,7 +118,7 @@ def test_what_was_before_is_taken_before_a_model_is_asked(
     want = drive(make_engine(folder), asked)
     known = {name: tokens[:20] for name, tokens in want.tokens.items()}
     guessing_engine(folder, monkeypatch, known)  # an oracle, as far as it knows
-    monkeypatch.setattr(speculation, "_WAGER", 0.0)
+    monkeypatch.setattr(guess_rules, "WAGER", 0.0)
     engine = drafting(folder, folder)
     found = drive(engine, asked)
     assert told(found) == told(want)

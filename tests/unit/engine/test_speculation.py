@@ -19,7 +19,7 @@ from services.worker.engine import (
     EngineConfig,
     Request,
     Sampling,
-    speculation,
+    guess_rules,
 )
 from services.worker.engine import (
     lookup as lookup_module,
@@ -521,7 +521,7 @@ def test_a_text_that_repeats_takes_fewer_steps(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the look-up itself: a bias makes the model say what it said."""
-    monkeypatch.setattr(speculation, "_MARGIN", 0.0)  # so small a model computes faster than a look
+    monkeypatch.setattr(guess_rules, "MARGIN", 0.0)  # so small a model computes faster than a look
     folder, prompt = checkpoint(), [50, 60, 70, 80] * 4
     asked = Request("a", prompt, greedy(40, logit_bias=tuple((t, 30.0) for t in (50, 60))))
     want = drive(make_engine(folder), [asked])
