@@ -127,7 +127,7 @@ class Worker:
 
     async def _handle(self, call: LinkCall) -> None:
         work = WorkRequest.FromString(call.payload)
-        prompt = list(work.prompt_token_ids)
+        prompt = work.prompt_token_ids  # perhaps hundreds of thousands: not to be made a list of
         told = self._tokenizer.decode(prompt[-_LOOKED_AT:], skip_special_tokens=False)
         tokens = work.sampling.max_tokens
         usage = Usage(prompt_tokens=len(prompt), completion_tokens=tokens)

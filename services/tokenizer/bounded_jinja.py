@@ -125,18 +125,22 @@ class BoundedTemplate:
         self.tree: nodes.Template = environment.parse(source)
         looking = _Looks().visit(environment.parse(source))
         code = environment.compile(looking)
+        self.slowest_s = 0.0  # that it has taken, of the processor
         self._environment = environment
         self._template = Template.from_code(environment, code, environment.make_globals(None))
 
     def render(self, given: Mapping[str, Any]) -> str:
         """Raises TemplateError, TooMuchError among them."""
         self._environment.begin()
+        began = thread_time()
         try:
             return self._template.render(given)
         except TemplateError:
             raise
         except Exception as error:  # of its expressions: of any kind
             raise TemplateRuntimeError(f"{type(error).__name__} in it") from error
+        finally:
+            self.slowest_s = max(self.slowest_s, thread_time() - began)
 
 
 def _bounded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

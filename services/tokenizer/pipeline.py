@@ -117,7 +117,9 @@ async def _assemble(
     pipeline: Pipeline, model: ServedModel, request: PromptRequest, span: Span
 ) -> Prompt:
     tenant, work = request.caller.tenant, partial(assemble, model, request)
-    if _is_short(request):  # a thread, and its word that it is done, would take as long again
+    if _is_short(
+        model, request
+    ):  # a thread, and its word that it is done, would take as long again
         with pipeline.telemetry.span("assemble", span):
             prompt = work()
     else:
@@ -126,11 +128,13 @@ async def _assemble(
     return prompt
 
 
-def _is_short(request: PromptRequest) -> bool:
-    """Some 0.2 ms of work, whatever the client wrote: what else templates get may make them do more
-    than its length tells."""
-    chat = request.chat
-    return not chat.tools and not chat.template_options and request.ByteSize() <= _SHORT_BYTES
+def _is_short(model: ServedModel, request: PromptRequest) -> bool:
+    """Some 0.2 ms of work, as far as is known: what else templates get may make them do more than
+    its length tells, and one that took long once does so again."""
+    chat, template = request.chat, model.template
+    if chat.tools or chat.template_options or (template is not None and not template.is_quick):
+        return False
+    return bool(request.ByteSize() <= _SHORT_BYTES)
 
 
 async def _resume(

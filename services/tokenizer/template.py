@@ -33,6 +33,7 @@ from services.tokenizer.bounded_jinja import BoundedTemplate, TooMuchError
 from services.tokenizer.rendered import MARK, Rendered, locate, mark
 from services.tokenizer.tool_parsers import mistral
 
+_QUICK_S = 0.01
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _NO_PARAMETERS = '{"type": "object", "properties": {}}'
 # Given by Penstock and by transformers: no option of a client's.
@@ -87,6 +88,11 @@ class ChatTemplate:
         variables |= of_tools
         self._options = variables - _OURS - {*self._given}
         self._takes_system = self._can_render(["system", "user"])
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it always was, from when it was read on."""
+        return self._plain.slowest_s < _QUICK_S
 
     def render(
         self,

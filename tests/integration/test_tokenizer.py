@@ -263,6 +263,22 @@ async def test_threads_are_taken_and_time_is_kept_in_the_caller_s_name(
         assert (await b.ask(request)).status.code == 0
         assert tenants == ["acme"] * 2, "for the prompt and for what was begun"
 
+        short = question()
+        model = await b.pipeline.catalog.find(short.model)
+        with_options, with_tools = question(), question()
+        with_options.chat.template_options = '{"a": 1}'
+        with_tools.chat.tools.add(name="look", parameters="{}")
+        for request, slowest_s, taken in (
+            (short, 0.0, 1),
+            (with_options, 0.0, 2),
+            (with_tools, 0.0, 2),
+            (short, 0.5, 2),
+        ):
+            model.template._plain.slowest_s = slowest_s
+            tenants.clear()
+            await b.ask(request)
+            assert len(tenants) == taken, "for the policy, and for a prompt that may take long"
+
 
 async def test_a_fault_of_our_own_is_told_without_its_text(
     tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
@@ -469,8 +485,9 @@ async def test_many_prompts_of_one_tenant_do_not_hold_up_another_tenants(
 
 
 def asked_by(tenant: str) -> PromptRequest:
+    """More than a short prompt."""
     request = question()
-    request.caller.tenant = tenant
+    request.caller.tenant, request.caller.request_id = tenant, "r" * 1024
     return request
 
 

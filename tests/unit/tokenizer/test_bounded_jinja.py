@@ -88,8 +88,10 @@ def test_a_client_hears_that_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> 
         return template.render(chat(("user", "Hi")), options=options).text
 
     assert rendered(n=2) == "Hi"
+    assert template.is_quick
     with pytest.raises(NotRenderableError, match="stopped: it takes too long") as stopped:
         rendered(n=99_999)
     assert stopped.value.index is None
+    assert not template.is_quick, "it may do so again"
     with pytest.raises(NotRenderableError, match="refuses: TypeError"):
         rendered(n="many")
