@@ -159,6 +159,7 @@ class Output:
             finish=self.finish,
             choice=self._choice,
             logprobs=self._logprobs,
+            stop=(self.stop or "") if self.finish else "",
         )
         self._sent = len(self.token_ids)
         self._logprobs.clear()

@@ -18,7 +18,7 @@ from services.common.config import MeteringSettings, PolicySettings, RunsSetting
 from services.common.link import LinkCall
 from services.gateway.server import GatewayService
 from tests.support.another_gateway import another_gateway
-from tests.support.gateway_rig import MODEL, Rig, gateway_rig, plan
+from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.stories import TEXT, WORDS, Story, ledger
 from tests.support.waiting import until
 
@@ -220,12 +220,60 @@ async def test_a_gateway_that_leaves_hands_its_runs_over(rig: Rig, story: Story)
         assert await Events(response).text(1) == "The"
         await rig.host.stop(0)
     await until(lambda: story.resumed == [0, 1], 20, "it is taken over")
+    (run,) = [name for name in await runs_in(rig) if ":run:" in name]
+    assert await rig.redis.hget(run, "taken") == "0", "it was given, not found"
     story.go()
     async with httpx.AsyncClient(base_url=other.replica.facts["url"], headers=http.headers) as new:
         answer = await new.post(CHAT, json=ASK, headers=key)
         assert answer.status_code == 400, "another body"
         async with new.stream("POST", CHAT, json=STREAM, headers=key) as response:
             assert await Events(response).text() == TEXT
+
+
+async def test_what_of_a_run_was_whole_is_not_made_again(rig: Rig) -> None:
+    begun: list[list[tuple[int, bool]]] = []
+
+    async def script(call: LinkCall, request: PromptRequest) -> None:
+        known = [(one.choice, one.finished) for one in request.resume.choices]
+        begun.append(known)
+        for choice in (0, 1) if not known else ():
+            first = {"plan": plan(request), "prompt_digest": b"d", "checkpoint": "c"}
+            send(call, f"{choice}", choice=choice, **first)
+        if not known:
+            finish(call, 1, choice=0)
+            await asyncio.Event().wait()
+        send(call, "!", choice=1)
+        finish(call, 2, choice=1)
+
+    rig.tokenizer.script = script
+    other = await rig.start(GatewayService)
+    assert other.replica is not None
+    http, key = await rig.http(), {"Idempotency-Key": "k"}
+    body = {**STREAM, "n": 2}
+    async with http.stream("POST", CHAT, json=body, headers=key) as response:
+        lines = response.aiter_lines()
+        seen = ""
+        while '"1"' not in seen:
+            seen += await anext(lines)
+        await until(lambda: _is_written(rig))
+        await rig.host.stop(0)
+    await until(lambda: len(begun) == 2, 20, "it is taken over")
+    assert begun == [[], [(0, True), (1, False)]]
+    url = other.replica.facts["url"]
+    async with httpx.AsyncClient(base_url=url, headers=http.headers, timeout=20) as new:
+        answer = await new.get(f"{CHAT}/chatcmpl-{response.headers['x-request-id'][4:]}")
+    told = answer.json()
+    assert [one["message"]["content"] for one in told["choices"]] == ["0", "1!"]
+    assert told["usage"]["completion_tokens"] == 3
+    assert [one["finish_reason"] for one in told["choices"]] == ["stop", "stop"]
+
+
+async def _is_written(rig: Rig) -> bool:
+    """The first choice's end."""
+    (run,) = [name for name in await runs_in(rig) if ":run:" in name]
+    tenant, id = run.split(":")[-2:]
+    page = await rig.gateway.runs.store.read((tenant, id))
+    return any(event.delta.delta.finish for event in page.events)
 
 
 async def test_over_grpc_too(rig: Rig, story: Story) -> None:

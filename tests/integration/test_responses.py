@@ -321,6 +321,12 @@ async def test_only_the_tenants_own(rig: Rig, client: AsyncOpenAI) -> None:
     unkept = await client.responses.create(model=MODEL, input="a", store=False)
     with pytest.raises(NotFoundError):
         await client.responses.retrieve(unkept.id)
+    key = {"Idempotency-Key": "k"}
+    lasts = await client.responses.create(model=MODEL, input="a", store=False, extra_headers=key)
+    again = await client.responses.create(model=MODEL, input="a", store=False, extra_headers=key)
+    assert again.id == lasts.id
+    with pytest.raises(NotFoundError):
+        await client.responses.retrieve(lasts.id)
     with pytest.raises(BadRequestError):
         await client.responses.cancel(told.id)
 

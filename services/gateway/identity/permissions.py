@@ -16,6 +16,7 @@ NEEDS: dict[str, Permission | None] = {
     "DELETE /v1/responses/{response}": Permission.INFERENCE,
     "POST /v1/responses/{response}/cancel": Permission.INFERENCE,
     "GET /v1/responses/{response}/input_items": Permission.INFERENCE,
+    "POST /v1/messages": Permission.INFERENCE,
     "POST /v1/embeddings": Permission.INFERENCE,
     "POST /v1/score": Permission.INFERENCE,
     "POST /v1/rerank": Permission.INFERENCE,

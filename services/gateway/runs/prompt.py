@@ -81,6 +81,7 @@ class Answer:
     wants_logprobs: bool = False
     echo: Echo | None = None  # the prompt, where it is to come back
     finish: FinishReason = FINISH_NONE
+    stop: str = ""  # the stop string that ended it
     usage: Usage = field(default_factory=Usage)  # of the whole answer
     known: Usage = field(default_factory=Usage)  # before that
     plan: PromptPlan = field(default_factory=PromptPlan)
@@ -112,7 +113,7 @@ class Answer:
                 self.echo = delta.echo
             if delta.finish:
                 self.finish = delta.finish
-                self.usage = delta.usage
+                self.usage, self.stop = delta.usage, delta.stop
             elif delta.HasField("usage"):
                 self.known = delta.usage
             for one in delta.redacted:

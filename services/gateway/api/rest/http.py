@@ -101,6 +101,7 @@ class Exchange:
         self.query = QueryParams(scope.get("query_string", b""))
         self.path: Mapping[str, str] = scope.get("path_params", {})
         self.headers_out: dict[str, str] = {}  # beside those of each answer
+        self.error_body = error_body  # how failures are told
         self.status = 0  # as sent
         self.complete = False
         self.client_gone = False
@@ -210,7 +211,7 @@ class Exchange:
     async def fail(self, error: PenstockError, more: Mapping[str, str] = {}) -> None:
         """Tells the client: as the answer, with `more` headers, or as the last event of one that
         has begun."""
-        body = error_body(error)
+        body = self.error_body(error)
         if self.complete:
             return
         if self.status:

@@ -19,6 +19,7 @@ from services.gateway.api.rest.generation import (
 )
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
 from services.gateway.api.rest.lasting import refuse_key
+from services.gateway.api.rest.messages import create_message
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
@@ -75,6 +76,7 @@ def application(gateway: Gateway) -> ASGIApp:
         },
         "/v1/responses/{response}/cancel": {"POST": signed(responses.cancel_response)},
         "/v1/responses/{response}/input_items": {"GET": signed(responses.list_input_items)},
+        "/v1/messages": {"POST": plain(create_message)},
         "/v1/embeddings": {"POST": plain(embeddings)},
         "/v1/score": {"POST": plain(score)},
         "/v1/rerank": {"POST": plain(rerank)},
