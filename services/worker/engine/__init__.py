@@ -1,6 +1,6 @@
 """The engine: it turns prompts into tokens on one device.
 
-    messages.py    what goes in and out: Request, StepOutput, ...
+    messages.py    what goes in: Request, ...; outputs.py: what comes out: StepOutput, ...
     engine.py      Engine, the whole in one object: add, cancel, step
     scheduler.py   decides a step (chunks.py); pure Python, touches no tensor
     waiting.py     who waits, in which order; prompt_room.py: what a step has left for prompts
@@ -55,19 +55,21 @@ from services.worker.engine.client import EngineClient, EngineDied, EngineLoadEr
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import (
     Constraint,
-    FinishReason,
     KvBlocks,
+    Pooling,
+    Request,
+    Sampling,
+    SharedRef,
+)
+from services.worker.engine.outputs import (
+    FinishReason,
     KvEvents,
     KvReserved,
     Load,
     ModelInfo,
-    Pooling,
     PrefillChunk,
-    Request,
     RequestError,
     RequestOutput,
-    Sampling,
-    SharedRef,
     StepOutput,
     Timeline,
     Usage,

@@ -28,7 +28,7 @@ Contracts
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from services.worker.engine.messages import KvEvents
+from services.worker.engine.outputs import KvEvents
 
 
 class IntegrityError(Exception):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from services.worker.engine import kv_payload, wire
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.messages import KvBlocks, ModelInfo, Request, StepOutput
+from services.worker.engine.messages import KvBlocks, Request
+from services.worker.engine.outputs import ModelInfo, StepOutput
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from services.worker.engine.chunks import Chunk
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.drafted import Drafted
-from services.worker.engine.messages import ModelInfo
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.outputs import ModelInfo
 from services.worker.engine.plan import StepPlan, plan_step, sampling_rows
 from services.worker.engine.prompt_room import PromptRoom
 from services.worker.engine.proposer import Wanted

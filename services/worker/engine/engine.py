@@ -15,15 +15,14 @@ from services.worker.engine.grammar.aside import Aside
 from services.worker.engine.kv_transfer import KvTransfer, KvTransferError
 from services.worker.engine.limits import find_error
 from services.worker.engine.load_meter import LoadMeter
-from services.worker.engine.messages import (
+from services.worker.engine.messages import KvBlocks, Request
+from services.worker.engine.outputs import (
     FinishReason,
-    KvBlocks,
     KvReserved,
     Load,
     Logprobs,
     ModelInfo,
     PrefillChunk,
-    Request,
     RequestError,
     RequestOutput,
     StepOutput,

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from services.worker.engine import kv_payload
 from services.worker.engine.kv_cache import KvCache
-from services.worker.engine.messages import KvBlocks, KvData, ModelInfo
+from services.worker.engine.messages import KvBlocks, KvData
+from services.worker.engine.outputs import ModelInfo
 from services.worker.engine.sequence import Sequence, Status
 
 PIECE_BYTES = 2**20

@@ -9,12 +9,11 @@ from services.worker.engine.messages import (
     MAX_POOLED_LOGITS,
     MAX_STOP_IDS,
     MAX_WORD,
-    ModelInfo,
     Pooling,
     Request,
-    RequestError,
     Sampling,
 )
+from services.worker.engine.outputs import ModelInfo, RequestError
 
 MAX_TEMPERATURE = 100
 """Far above which a float32 of a logit, divided by it, tells nothing."""

@@ -13,7 +13,7 @@ from kernels.sampling import NO_EDITS, NONE_LEFT, SAMPLING, Top
 from kernels.sampling import NOT_FINITE as UNSOUND
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.logits import Row, gathered
-from services.worker.engine.messages import LEAST_LOGPROB, Logprobs, RequestError
+from services.worker.engine.outputs import LEAST_LOGPROB, Logprobs, RequestError
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

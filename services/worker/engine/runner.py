@@ -12,9 +12,9 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.host_memory import usable_memory
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
-from services.worker.engine.messages import ModelInfo
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.outputs import ModelInfo
 from services.worker.engine.plan import Collected, StepPlan
 
 log = logging.getLogger(__name__)

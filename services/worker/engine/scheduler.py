@@ -57,7 +57,7 @@ from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.chunks import Chunk, Step, shape_of
 from services.worker.engine.config import SCORED_ROWS
 from services.worker.engine.cost_model import CostModel, StepShape
-from services.worker.engine.messages import FinishReason
+from services.worker.engine.outputs import FinishReason
 from services.worker.engine.preemption import choose_victim
 from services.worker.engine.prompt_room import PromptRoom, is_worth_a_look, time_for_prompts
 from services.worker.engine.sequence import Sequence, Status

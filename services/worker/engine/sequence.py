@@ -12,14 +12,8 @@ from services.worker.engine.drafted import Drafted
 from services.worker.engine.grammar.matcher import Matcher
 from services.worker.engine.logits import LogitEdits
 from services.worker.engine.lookup import Lookup
-from services.worker.engine.messages import (
-    FinishReason,
-    Logprobs,
-    PrefillChunk,
-    Request,
-    Sampling,
-    Usage,
-)
+from services.worker.engine.messages import Request, Sampling
+from services.worker.engine.outputs import FinishReason, Logprobs, PrefillChunk, Usage
 from services.worker.engine.pooling import Pool
 
 

@@ -12,7 +12,7 @@ from services.worker.engine.cost_model import StepShape
 from services.worker.engine.grammar.filler import Filler, Job
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.grammar.matcher import ConstraintError, Late, Matcher
-from services.worker.engine.messages import RequestError
+from services.worker.engine.outputs import RequestError
 from services.worker.engine.plan import NOT_FINITE, Result, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
 from services.worker.engine.sequence import Status

@@ -4,7 +4,7 @@ import pytest
 
 from services.common.block_hash import block_hashes, extend_hash, root_hash
 from services.worker.engine.block_pool import BlockPool, IntegrityError
-from services.worker.engine.messages import KvEvents
+from services.worker.engine.outputs import KvEvents
 
 
 def names(count: int) -> list[bytes]:

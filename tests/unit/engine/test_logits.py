@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from services.worker.engine import Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.logits import LogitEdits, gathered
-from services.worker.engine.messages import Logprobs, RequestOutput
+from services.worker.engine.outputs import Logprobs, RequestOutput
 from services.worker.engine.steps import MAX_FAILED_STEPS
 from tests.support.plain_sampling import adjusted
 from tests.support.samplings import as_rows

@@ -7,7 +7,8 @@ from contextlib import suppress
 from services.worker.engine.grammar.grammars import Grammars
 from services.worker.engine.grammar.matcher import ConstraintError, Matcher, Unavailable
 from services.worker.engine.grammar.so_far import SoFar
-from services.worker.engine.messages import Constraint, ModelInfo, RequestError
+from services.worker.engine.messages import Constraint
+from services.worker.engine.outputs import ModelInfo, RequestError
 from services.worker.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
