@@ -1,4 +1,4 @@
-"""A gateway in a process of its own, which a test may kill."""
+"""Gateways in processes of their own, which a test may kill."""
 
 import asyncio
 import json
@@ -25,38 +25,63 @@ class AnotherGateway:
         await self._process.wait()
 
 
-@asynccontextmanager
-async def another_gateway(rig: Rig) -> AsyncIterator[AnotherGateway]:
-    """Beside the rig's own, with its settings, ready to serve."""
+async def _start(rig: Rig) -> asyncio.subprocess.Process:
+    """With the rig's settings."""
     settings = rig.settings
     told = {
         "REDIS_URL": settings.redis_dsn,
         "PENSTOCK_NAMESPACE": settings.namespace,
+        "PENSTOCK_LOG_LEVEL": settings.log_level,
         "PENSTOCK_LEASE_S": str(settings.lease_s),
         "PENSTOCK_GATEWAY__PORT": "0",
         "PENSTOCK_RUNS__LEASE_S": str(settings.runs.lease_s),
         "PENSTOCK_METERING__PRICES": json.dumps(settings.metering.model_dump()["prices"]),
+        "PENSTOCK_METERING__LEASE_S": str(settings.metering.lease_s),
     }
-    process = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.gateway", env={**os.environ, **told}
     )
+
+
+async def _is_ready(url: str) -> bool:
+    async with httpx.AsyncClient() as http:
+        return (await http.get(f"{url}/readyz")).status_code == 200
+
+
+@asynccontextmanager
+async def another_gateway(rig: Rig) -> AsyncIterator[AnotherGateway]:
+    """Beside the rig's own, ready to serve."""
+    async with gateways(rig, 1) as (processes, urls):
+        yield AnotherGateway(processes[0], urls[0])
+
+
+@asynccontextmanager
+async def gateways(
+    rig: Rig, count: int
+) -> AsyncIterator[tuple[list[asyncio.subprocess.Process], list[str]]]:
+    """So many beside the rig's own, ready to serve: their processes and URLs, in any order."""
+    settings = rig.settings
+    processes = [await _start(rig) for _ in range(count)]
     view = Directory(rig.redis, settings.namespace, "gateway", settings.lease_s)
     await view.start()
     own = rig.host.id
 
-    def url() -> str:
-        return next((r.facts["url"] for id, r in view.replicas.items() if id != own), "")
+    def urls() -> list[str]:
+        return [r.facts["url"] for id, r in view.replicas.items() if id != own]
 
-    async def ready() -> bool:
-        async with httpx.AsyncClient() as http:
-            return (await http.get(f"{gateway.url}/readyz")).status_code == 200
+    async def all_ready() -> bool:
+        return all([await _is_ready(url) for url in urls()])
 
-    gateway = AnotherGateway(process, "")
+    def ended() -> bool:
+        return any(process.returncode is not None for process in processes)
+
     try:
-        await until(lambda: bool(url()) or process.returncode is not None, 30, "it is listed")
-        gateway.url = url()
-        await until(ready, 30, "it is ready")
-        yield gateway
+        await until(lambda: len(urls()) == count or ended(), 60, "they are listed")
+        await until(all_ready, 60, "they are ready")
+        yield processes, urls()
     finally:
-        await gateway.kill()
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
         await view.stop()
