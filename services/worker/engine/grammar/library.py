@@ -123,7 +123,9 @@ class Vocabulary:
         self.library = _load()
         self.num_words = -(-size // 32)
         eos = list(eos_token_ids)
-        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=eos or None)
+        self._tokenizer = LLTokenizer(
+            tokenizer_json, n_vocab=size, eos_token=eos or None, slices=[]
+        )
         words = [self._bytes_of(token) for token in range(size)]
         lengths = np.array([*map(len, words)], np.uint32)
         others = np.array(eos[1:], np.uint32)
