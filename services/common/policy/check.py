@@ -1,7 +1,8 @@
 """Rules on texts that are here whole: of a request, of passages, of uploads.
 
 Each text is looked at by itself; then those of a conversation that a rule is for are looked at one
-behind the other, joined with and without a space, so that what is spread over messages is found.
+behind the other, all of them and each role's, joined with and without a space, so that what is
+spread over messages is found.
 """
 
 import json
@@ -133,18 +134,16 @@ class TextRules:
                         yield _Hit(finder.rule, finder.order, number, finder.label, (piece,))
 
     def _joined(self, views: Sequence["_Views"], work: Work) -> Iterator[_Hit]:
+        told: set[tuple[int, tuple[_Piece, ...]]] = set()
         for roles, looks in self._scopes.items():
-            own = [
-                (number, one)
-                for number, one in enumerate(views)
-                if one.subject.spoken and (roles is None or one.subject.role in roles)
-            ]
-            if len(own) < 2:
-                continue
-            work.param = own[0][1].subject.param
-            for look in looks:
-                for between in (b"", b" "):
-                    yield from _Joined(own, look, between).hits(work)
+            for own in _conversations(views, roles):
+                work.param = own[0][1].subject.param
+                for look in looks:
+                    for between in (b"", b" "):
+                        for hit in _Joined(own, look, between).hits(work):
+                            if (hit.order, hit.pieces) not in told:
+                                told.add((hit.order, hit.pieces))
+                                yield hit
 
     def _otherwise(self, views: Sequence["_Views"], work: Work) -> Iterator[_Hit]:
         for number, one in enumerate(views):
@@ -183,6 +182,26 @@ class _Views:
         if fold not in self._made:
             self._made[fold] = view(self.subject.text, fold=fold, json=self.subject.json)
         return self._made[fold]
+
+
+_Numbered = tuple[int, _Views]
+
+
+def _conversations(
+    views: Sequence[_Views], roles: frozenset[str] | None
+) -> Iterator[list[_Numbered]]:
+    """What is said in these roles, all of it and what each says by itself, as others answer between
+    its messages. Those that say nothing do not part the others."""
+    by_role: dict[str, list[_Numbered]] = {}
+    spoken = []
+    for number, one in enumerate(views):
+        role = one.subject.role
+        if one.subject.spoken and (roles is None or role in roles) and one.view(True).data.strip():
+            spoken.append((number, one))
+            by_role.setdefault(role, []).append((number, one))
+    for own in (spoken, *(by_role.values() if len(by_role) > 1 else ())):
+        if len(own) > 1:
+            yield own
 
 
 def _roles(rule: RuleSpec) -> frozenset[str] | None:

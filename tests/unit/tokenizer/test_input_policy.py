@@ -154,7 +154,22 @@ def test_what_is_spread_over_messages_and_parts_is_found_and_redacted(apart: str
             "".join(p.text for p in m.content) for m in whole.chat.messages if m.role == "user"
         ]
         assert "".join(texts) == "[CARD]"
-    assert refused(policy(CARD), PromptRequest(chat=Chat(messages=between))) is None, "of all roles"
+    assert refused(policy(CARD), PromptRequest(chat=Chat(messages=between))) is not None
+    of_two = policy({**CARD, "roles": ["assistant", "tool"]})
+    assert refused(of_two, PromptRequest(chat=Chat(messages=between))) is None
+
+
+def test_messages_that_say_nothing_part_nothing() -> None:
+    """As those of an assistant that only calls."""
+    made = policy({"name": "s", "pattern": "top secret"})
+    called = Message(role="assistant", tool_calls=[ToolCall(id="c", name="f")])
+    for role, other in (("tool", "tool"), ("tool", "user")):
+        turns = messages((role, "It is top"), (other, "secret, they say"))
+        request = PromptRequest(chat=Chat(messages=[called, turns[0], called, turns[1]]))
+        assert refused(made, request) == ("s", "messages[1].content")
+        assert check(made, request).hits == {("s", "refuse", "input"): 1}, "told once"
+        request.chat.messages[2].content.append(ContentPart(text="\u200b \n"))
+        assert refused(made, request) is not None, "it shows nothing"
 
 
 @pytest.mark.parametrize("apart", ["the top|secret plan", "a top sec|ret", "top |secret"])
