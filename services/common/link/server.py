@@ -240,14 +240,18 @@ class _Attachment:
         self.outbox.mark()
 
     async def _step_aside(self) -> None:
-        """Lets the peer, which is on this host, come to a socket, and goes on there."""
-        async with offered() as (beside, coming):
-            await self._wire.write(LinkDown(beside=beside).SerializeToString())
-            try:
-                async with asyncio.timeout(self._server.client_timeout_s):
-                    self._wire = await coming
-            except TimeoutError:
-                raise LinkLostError("did not come to its socket") from None
+        """Lets the peer, which is on this host, come to a socket, and goes on there; on the stream
+        where there can be none."""
+        try:
+            async with offered() as (beside, coming):
+                await self._wire.write(LinkDown(beside=beside).SerializeToString())
+                try:
+                    async with asyncio.timeout(self._server.client_timeout_s):
+                        self._wire = await coming
+                except TimeoutError:
+                    raise LinkLostError("did not come to its socket") from None
+        except OSError as error:  # no folder, or too long a path to it, or too many open files
+            log.warning("no socket for %s: %s", self.peer, error)
 
     def leave(self) -> None:
         """What was written arrives still."""

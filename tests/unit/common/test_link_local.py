@@ -6,6 +6,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +73,16 @@ async def test_who_cannot_reach_the_socket_stays_on_the_stream(
         assert await taken(Beside(path=beside.path + "-elsewhere", word=beside.word)) is None
 
     monkeypatch.setattr("services.common.link.client.taken", in_vain)
+    async with linked(LinkServer(METHOD, echo)) as link:
+        assert await ask(link) == b"hello"
+        assert link.counters.connects == 1
+
+
+async def test_where_no_socket_can_be_made_links_stay_on_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nowhere = SimpleNamespace(path=Path("/" + "x" * 200))
+    monkeypatch.setattr(local, "_folder", lambda: nowhere)
     async with linked(LinkServer(METHOD, echo)) as link:
         assert await ask(link) == b"hello"
         assert link.counters.connects == 1
