@@ -45,6 +45,8 @@ class Tally(Collector):
         self._labelnames = tuple(labels)
         self._bounds = tuple(map(float, buckets))
         self._counts: dict[tuple[str, ...], Counts] = {}
+        if not labels:
+            self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> Counts:
@@ -55,6 +57,10 @@ class Tally(Collector):
                 raise ValueError(f"{self._name} has the labels {', '.join(self._labelnames)}")
             counts = self._counts[values] = Counts(self._bounds)
         return counts
+
+    def observe(self, value: float) -> None:
+        """Of one without labels."""
+        self._counts[()].observe(value)
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
         yield self._family()

@@ -7,6 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.common.metrics import from_zero
+from services.common.tally import Tally
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -47,9 +48,10 @@ ttft = Histogram(
     "From arrival at the router to the first token",
     buckets=_SECONDS,
 )
-itl = Histogram(
+itl = Tally(
     "penstock_router_inter_token_latency_seconds",
     "Between tokens; a delta of several counts once, by its mean",
+    (),
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.2, 0.5, 1, 5),
 )
 prompt_tokens = Counter("penstock_router_prompt_tokens_total", "Of placed requests")

@@ -19,6 +19,13 @@ def test_it_tells_what_the_clients_own_histogram_tells() -> None:
         for one in (tally, histogram):
             one.labels(model_of(value), "x").observe(value)
 
+    alone = ("steps_seconds", "Of no label", ())
+    for one in (Tally(*alone, BUCKETS, ours), Histogram(*alone, buckets=BUCKETS, registry=theirs)):
+        one.observe(0.3)
+    never = ("never_seconds", "Not yet", ())
+    Tally(*never, BUCKETS, ours)
+    Histogram(*never, buckets=BUCKETS, registry=theirs)
+
     def told(registry: CollectorRegistry) -> list[str]:
         lines = generate_latest(registry).decode().splitlines()
         return sorted(line for line in lines if "_created" not in line)
