@@ -39,8 +39,6 @@ _ENDS_S = 30.0  # for threads
 _STEP_S = 1.0
 """Of the engine's thread, for a step: the most that it computes itself and fills of masks takes a
 third of that. Whatever goes on beside it, on other processors or on this one, does not count."""
-_AGAIN = 0.1
-"""Of the requests, those that are tried again alone."""
 
 
 @dataclass
@@ -75,9 +73,9 @@ def config(rng: Random) -> EngineConfig:
     )
 
 
-def play(seed: int, count: int) -> Counter[str]:
+def play(seed: int, count: int, again: float = 0.1) -> Counter[str]:
     """Gives what was met, and how often: faults by the round. Raises AssertionError for
-    whatever does not hold."""
+    whatever does not hold. `again`: of the requests, those that are tried again alone."""
     rng, before = Random(seed), {*threading.enumerate()}
     engine = Engine(settings := config(rng))
     faults = Faults(rng, engine, often=rng.choice((0.0, 0.02, 0.1)))
@@ -94,7 +92,7 @@ def play(seed: int, count: int) -> Counter[str]:
         raise
     finally:
         engine.close()
-    a_round.replay()
+    a_round.replay(again)
     until = monotonic() + _ENDS_S
     while left := {*threading.enumerate()} - before:
         assert monotonic() < until, f"threads are left: {left}"
@@ -133,7 +131,7 @@ class _Round:
             self._take(self._engine.step(), now)
         self._at_the_end()
 
-    def replay(self) -> None:
+    def replay(self, again: float) -> None:
         """Of those that nothing was wrong with, and whose first token was made here."""
         engine = plain()
         try:
@@ -142,7 +140,7 @@ class _Round:
                 assert last is not None
                 told = last.finish_reason is not FinishReason.ERROR
                 elsewhere = asked.more.get("remote_prefill")
-                if told and not elsewhere and self._rng.random() < _AGAIN:
+                if told and not elsewhere and self._rng.random() < again:
                     compare(engine, asked, one.tokens, last)
                     self.met["replayed"] += 1
         finally:
