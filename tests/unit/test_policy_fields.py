@@ -40,7 +40,7 @@ ANSWER = """
     GenerateEvent.reasoning
 """
 # What the client sent, told to it as the policy left it.
-TOLD_BACK = "Echo.text Redacted.title Redacted.text"
+TOLD_BACK = "Echo.text Redacted.title Redacted.text TextDelta.stop"
 # They say what an answer must or must not be, and are in no prompt; what it becomes is looked at.
 FORM = """
     Constraint.json_schema Constraint.regex Constraint.grammar Constraint.Options.texts
