@@ -280,6 +280,21 @@ def hanging(own_redis: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
     os.kill(own_redis.pid, signal.SIGCONT)
 
 
+async def test_who_was_refused_while_redis_hung_holds_nothing_once_it_goes_on(make, hanging):
+    """It reads then what it was asked."""
+    end = make(hanging.url, redis_patience_s=0.3)
+    one = limit("concurrent", 1, without_redis="closed")
+    await end.meter._shared.sweep(1)  # there is a connection
+    os.kill(hanging.pid, signal.SIGSTOP)
+    with pytest.raises(PenstockError) as refused:
+        await end.admit("r1", who(one))
+    assert refused.value.reason == "limits_unavailable"
+    os.kill(hanging.pid, signal.SIGCONT)
+    await is_back(end)
+    assert await end.admit("r2", who(one))
+    assert await end.ledger() == []
+
+
 async def test_a_redis_that_hangs_costs_one_patience_and_no_task_for_each(make, hanging):
     end = make(hanging.url, lease_s=2.0, redis_patience_s=0.3)
     few = limit("concurrent", 2)
