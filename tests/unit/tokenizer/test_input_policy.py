@@ -167,9 +167,11 @@ def test_messages_that_say_nothing_part_nothing() -> None:
         turns = messages((role, "It is top"), (other, "secret, they say"))
         request = PromptRequest(chat=Chat(messages=[called, turns[0], called, turns[1]]))
         assert refused(made, request) == ("s", "messages[1].content")
-        assert check(made, request).hits == {("s", "refuse", "input"): 1}, "told once"
+        assert check(made, request).hits == {("s", "refuse", "input"): 1}
         request.chat.messages[2].content.append(ContentPart(text="\u200b \n"))
         assert refused(made, request) is not None, "it shows nothing"
+    halves = chat(("user", "4111 1111"), ("user", "1111 1111"), ("assistant", "?"))
+    assert check(policy(CARD), halves).hits == {("card", "refuse", "input"): 1}, "however joined"
 
 
 @pytest.mark.parametrize("apart", ["the top|secret plan", "a top sec|ret", "top |secret"])
