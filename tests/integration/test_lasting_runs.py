@@ -267,6 +267,12 @@ async def test_what_of_a_run_was_whole_is_not_made_again(rig: Rig) -> None:
     assert told["usage"]["completion_tokens"] == 3
     assert [one["finish_reason"] for one in told["choices"]] == ["stop", "stop"]
 
+    async def charged() -> bool:
+        entries = await ledger(rig, 1)
+        return (sum(e.prompt for e in entries), sum(e.output for e in entries)) == (8, 3)
+
+    await until(charged, 10, "all of it is charged, once")
+
 
 async def _is_written(rig: Rig) -> bool:
     """The first choice's end."""

@@ -134,6 +134,7 @@ def test_early_usage_tells_the_cached_tokens_of_a_stop() -> None:
     out.push(TokenDelta(token_ids=ids("a"), usage=Usage(prompt_tokens=9, cached_tokens=8)))
     delta = out.push(TokenDelta(token_ids=ids(" stop")))
     assert delta is not None
+    assert delta.stop == "stop", "the one that ended it is told"
     assert delta.usage.cached_tokens == 8
 
 
