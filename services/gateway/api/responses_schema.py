@@ -1,8 +1,7 @@
 """Bodies of POST /v1/responses: their items as messages of a chat, whose rules are theirs."""
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
@@ -15,78 +14,10 @@ from services.gateway.api.generation_schema import (
     Tag,
     TemplateOptions,
 )
-from services.gateway.api.messages_schema import MAX_PARTS
+from services.gateway.api.responses_chat import Chat, messages_of
+from services.gateway.api.responses_items import Item
 from services.gateway.api.schema import Body, Metadata, at_most, refuse, validated
-from services.gateway.api.structured_schema import ResponseFormat
-from services.gateway.api.tools_schema import MAX_STORES, MAX_TOOLS, CallId, FunctionName, missing
-
-LOGPROBS = "message.output_text.logprobs"
-
-
-class Part(Body):
-    """Of a message, a tool's output or of reasoning."""
-
-    NEUTRAL: ClassVar = {"prompt_cache_breakpoint": ()}
-
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-    text: str
-    annotations: list[Any] | None = Field(None, description="of an earlier answer; no effect")
-    logprobs: list[Any] | None = Field(None, description="of an earlier answer; no effect")
-    parsed: Any = Field(None, description="an earlier answer's, of OpenAI's client; no effect")
-
-
-def _as_parts(value: Any) -> Any:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)]
-
-
-class Item(Body):
-    """A message, a call, its output, or what the model said to itself."""
-
-    NEUTRAL: ClassVar = {
-        "encrypted_content": (),
-        "namespace": (),
-        "caller": (),
-        "async": (),
-        "async_": (),
-        "agent": (),
-    }
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    id: Annotated[str, Field(max_length=128)] | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Parts | None = None
-    phase: Literal["commentary", "final_answer"] | None = Field(None, description="no effect")
-    call_id: CallId | None = None
-    name: FunctionName | None = None
-    arguments: str | None = None
-    parsed_arguments: Any = Field(None, description="of OpenAI's client; no effect")
-    output: Parts | None = None
-    summary: Parts | None = None
-
-    @model_validator(mode="after")
-    def _of_its_type(self) -> "Item":
-        needs: dict[str, tuple[str, ...]] = {
-            "message": ("role", "content"),
-            "function_call": ("call_id", "name", "arguments"),
-            "function_call_output": ("call_id", "output"),
-            "reasoning": (),
-        }
-        for field in needs[self.type]:
-            if getattr(self, field) is None:
-                raise missing(field)
-        may = {*needs[self.type], *({"summary", "content"} if self.type == "reasoning" else ())}
-        for field in ("role", "content", "call_id", "name", "arguments", "output", "summary"):
-            if field not in may and getattr(self, field) is not None:
-                raise refuse(field, f"an item of type {self.type!r} has none")
-        return self
-
-
-def text_of(parts: Sequence[Part] | None) -> str:
-    return "".join(part.text for part in parts or ())
+from services.gateway.api.tools_schema import MAX_STORES, MAX_TOOLS, FunctionName, missing
 
 
 class TextFormat(Body):
@@ -245,10 +176,10 @@ class ResponsesRequest(Body):
     def stores(self) -> bool:
         return self.store is not False
 
-    def chat(self, before: Sequence[Item], limits: GatewaySettings) -> "Chat":
+    def chat(self, before: Sequence[Item], limits: GatewaySettings) -> Chat:
         """`before`: the conversation that this goes on with. Raises INVALID_ARGUMENT in this
         request's own terms."""
-        told = Chat(_messages(self.instructions, before, self.input))
+        told = Chat(messages_of(self.instructions, before, self.input))
         try:
             told.request = validated(ChatCompletionRequest, self._fields(told.messages), limits)
         except PenstockError as error:
@@ -278,104 +209,3 @@ class ResponsesRequest(Body):
         shown = {name: value for name in tags if (value := getattr(self, name)) is not None}
         fields["metadata"] = self.metadata if not shown else {**shown, **(self.metadata or {})}
         return {name: value for name, value in fields.items() if value is not None}
-
-
-class _Said(NamedTuple):
-    message: dict[str, Any]
-    whose: str  # the request's field that it is from
-    calls: list[str]  # the same of each of its calls
-
-
-_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?)?")
-_OF_ITEMS = {".tool_call_id": ".call_id", ".id": ".call_id", ".reasoning_content": ".content"}
-_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
-_RENAMED = (
-    ("messages", "input"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("max_tokens", "max_output_tokens"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("tool_choice.function", "tool_choice"),
-    ("tool_choice.allowed_tools", "tool_choice"),
-)
-
-
-class Chat:
-    """The chat that a request is, and what its fields are called there."""
-
-    request: ChatCompletionRequest
-
-    def __init__(self, said: Sequence[_Said]) -> None:
-        self.messages = [one.message for one in said]
-        self._said = said
-
-    def rename(self, error: PenstockError) -> None:
-        """What is at fault, as it is called in the request."""
-        theirs, ours = error.param, error.param
-        if (found := _MESSAGE.match(theirs)) and int(found[1]) < len(self._said):
-            said = self._said[int(found[1])]
-            ours = said.whose if found[2] is None else said.calls[int(found[2])]
-            if ours.startswith("input["):
-                field = theirs[found.end() :]
-                ours += _OF_ITEMS.get(field, field)
-        else:
-            ours = rename(theirs)
-        if theirs and ours != theirs:
-            error.message = error.message.replace(f"'{theirs}'", f"'{ours}'")
-            error.param = ours
-
-
-def rename(param: str) -> str:
-    param = _FUNCTION.sub(r"\1", param)
-    for theirs, ours in _RENAMED:
-        if param == theirs or param.startswith((theirs + ".", theirs + "[")):
-            return ours + param.removeprefix(theirs)
-    return param
-
-
-def _messages(
-    instructions: str | None, before: Sequence[Item], items: Sequence[Item]
-) -> list[_Said]:
-    """An assistant's reasoning, text and calls that follow each other are one message."""
-    said: list[_Said] = []
-    if instructions:
-        said.append(_Said({"role": "system", "content": instructions}, "instructions", []))
-    told = [(item, "previous_response_id") for item in before]
-    told += [(item, f"input[{index}]") for index, item in enumerate(items)]
-    own: dict[str, Any] | None = None  # the assistant's message that may go on
-    for item, whose in told:
-        if item.type == "message" and item.role != "assistant":
-            own = None
-            content = {"role": item.role, "content": text_of(item.content)}
-            said.append(_Said(content, whose, []))
-            continue
-        if item.type == "function_call_output":
-            own = None
-            result = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
-            said.append(_Said(result, whose, []))
-            continue
-        goes_on = own is not None and (
-            item.type == "function_call"
-            or (item.type == "message" and not {"tool_calls", "said"} & own.keys())
-        )
-        if own is None or not goes_on:
-            own = {"role": "assistant", "content": ""}
-            said.append(_Said(own, whose, []))
-        if item.type == "message":
-            own["content"], own["said"] = text_of(item.content), True
-        elif item.type == "reasoning":
-            own["reasoning_content"] = text_of(item.content) or text_of(item.summary)
-        else:
-            function = {"name": item.name, "arguments": item.arguments}
-            said[-1].calls.append(whose)
-            own.setdefault("tool_calls", []).append(
-                {"id": item.call_id, "type": "function", "function": function}
-            )
-    for one in said:
-        one.message.pop("said", None)
-        if one.message.get("tool_calls") and not one.message["content"]:
-            one.message["content"] = None
-    return said
-
-
-__all__ = ["LOGPROBS", "Chat", "Item", "ResponseFormat", "ResponsesRequest", "rename", "text_of"]

@@ -10,7 +10,8 @@ from protos.runs_pb2 import RunEvent, StoredCaller, StoredRun
 from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError
 from services.gateway import metrics
-from services.gateway.api.responses_schema import Chat, ResponsesRequest, rename
+from services.gateway.api.responses_chat import Chat, rename
+from services.gateway.api.responses_schema import ResponsesRequest
 from services.gateway.api.rest.generation import KEEP_ALIVE
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.lasting import digest

@@ -7,7 +7,7 @@ from typing import Any
 
 from protos.runs_pb2 import StoredRun
 from services.common.errors import PenstockError, invalid
-from services.gateway.api.responses_schema import Item
+from services.gateway.api.responses_items import Item
 from services.gateway.api.rest.responses_format import (
     PREFIX,
     Items,

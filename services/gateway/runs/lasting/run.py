@@ -3,21 +3,19 @@
 import asyncio
 from collections.abc import Mapping
 
-import grpc
-
 from protos.runs_pb2 import RunEvent, RunEvents, StoredRun
 from protos.tokenizer_pb2 import TextDelta
-from services.common.errors import PenstockError, unavailable
+from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.delivery import joined
+from services.gateway.runs.lasting.failures import lost
 from services.gateway.runs.lasting.store import RunStore
 from services.gateway.runs.lasting.stored import begun, finished, text_of, without_tokens
 from services.gateway.runs.prompt import Answer, Prompt
 
 GATHER_S = 0.05  # events that come within this are written at once
-MOVED = "run_moved"
 _RETRY_S = 0.2  # while Redis is away
 _MAX_UNWRITTEN = 4 * 2**20  # bytes of deltas: with more, the answer waits for Redis
 
@@ -188,23 +186,3 @@ class Run:
     def _tell(self) -> None:
         news, self.news = self.news, asyncio.Event()
         news.set()
-
-
-def lost() -> PenstockError:
-    """Another gateway has it."""
-    return unavailable("another gateway goes on with it", stage="gateway", reason=MOVED)
-
-
-def cancelled() -> PenstockError:
-    return PenstockError(
-        grpc.StatusCode.CANCELLED, "the request was cancelled", stage="client", reason="cancelled"
-    )
-
-
-def too_large() -> PenstockError:
-    return PenstockError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "your stored runs have reached their limit; delete some first",
-        stage="gateway",
-        reason="too_many_runs",
-    )

@@ -8,11 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import grpc
-
 from protos.runs_pb2 import RunEvent, RunEvents, StoredRun
 from services.common.config import RunsSettings
-from services.common.errors import PenstockError, invalid, unavailable
+from services.common.errors import PenstockError
 from services.common.redis import Redis, RedisAway, RedisError
 from services.gateway import metrics
 from services.gateway.api.rest.http import internal
@@ -21,7 +19,17 @@ from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.front import LastingFront
-from services.gateway.runs.lasting.run import MOVED, Run, cancelled, lost, too_large
+from services.gateway.runs.lasting.failures import (
+    MAX_KILLED,
+    MOVED,
+    away,
+    cancelled,
+    gave_up,
+    key_reused,
+    lost,
+    too_large,
+)
+from services.gateway.runs.lasting.run import Run
 from services.gateway.runs.lasting.store import RunStore
 from services.gateway.runs.lasting.stored import (
     caller_of,
@@ -41,7 +49,6 @@ _LOOKS = 5  # at its leases, in the time of one
 _FAR_S = 0.1  # between two looks at a run of another gateway
 _PATIENCE_S = 30.0  # with Redis, while somebody follows a run
 _AGAIN_S = 1.0  # before a run that nobody had a place for is offered again
-_MAX_KILLED = 3  # gateways under one run; it may be the run that they die of
 _ELSEWHERE = frozenset({"draining", "too_many_requests"})  # why another gateway is to have it
 _CLAIMED = 8  # at one look
 
@@ -276,33 +283,7 @@ class Runs:
             metrics.runs.labels("taken_over").inc()
             log.warning("run %s is taken over", id)
             run = await taken_over(self.store, stored, keeps_ids=self._keeps_ids)
-            if killed > _MAX_KILLED:
-                await run.fail(_gave_up())
+            if killed > MAX_KILLED:
+                await run.fail(gave_up())
                 continue
             self._run(run, caller_of(stored.caller), elsewhere=True)
-
-
-def away() -> PenstockError:
-    return unavailable(
-        "stored runs cannot be reached now: Redis is away",
-        stage="gateway",
-        reason="runs_unavailable",
-    )
-
-
-def key_reused() -> PenstockError:
-    return invalid(
-        "This Idempotency-Key was used with another request.",
-        "Idempotency-Key",
-        reason="idempotency_key_reused",
-        stage="gateway",
-    )
-
-
-def _gave_up() -> PenstockError:
-    return PenstockError(
-        grpc.StatusCode.UNAVAILABLE,
-        f"{_MAX_KILLED} gateways were lost under this request",
-        stage="gateway",
-        reason="gateways_lost",
-    )

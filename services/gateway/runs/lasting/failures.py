@@ -1,0 +1,54 @@
+"""How runs that outlive their connections are refused, and how they end before their answers do."""
+
+import grpc
+
+from services.common.errors import PenstockError, invalid, unavailable
+
+MOVED = "run_moved"
+MAX_KILLED = 3  # gateways under one run; it may be the run that they die of
+
+
+def away() -> PenstockError:
+    return unavailable(
+        "stored runs cannot be reached now: Redis is away",
+        stage="gateway",
+        reason="runs_unavailable",
+    )
+
+
+def key_reused() -> PenstockError:
+    return invalid(
+        "This Idempotency-Key was used with another request.",
+        "Idempotency-Key",
+        reason="idempotency_key_reused",
+        stage="gateway",
+    )
+
+
+def gave_up() -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.UNAVAILABLE,
+        f"{MAX_KILLED} gateways were lost under this request",
+        stage="gateway",
+        reason="gateways_lost",
+    )
+
+
+def lost() -> PenstockError:
+    """Another gateway has it."""
+    return unavailable("another gateway goes on with it", stage="gateway", reason=MOVED)
+
+
+def cancelled() -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.CANCELLED, "the request was cancelled", stage="client", reason="cancelled"
+    )
+
+
+def too_large() -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "your stored runs have reached their limit; delete some first",
+        stage="gateway",
+        reason="too_many_runs",
+    )
