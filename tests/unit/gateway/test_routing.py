@@ -74,6 +74,7 @@ async def settled(parts: Any, count: int) -> list[Run]:
 async def test_who_answers_is_who_is_paid(parts):
     knows(parts, principal(), limit("asked", MODEL), limit("answers", OTHER))
     before = metrics.cost.labels(OTHER)._value.get()
+    ended = metrics.generations.labels(OTHER, "ok")._value.get()
     front = Front(asks("a secret"))
     told = await served(parts, front)
     assert [run.bounds[0].limit.name for run in parts.shared.reserved] == ["asked", "answers"]
@@ -88,6 +89,7 @@ async def test_who_answers_is_who_is_paid(parts):
     (made,) = [d for d in told["decisions"] if d["subject"] == "model"]
     assert (made["choice"], made["reasons"]) == (OTHER, {"asked": MODEL})
     assert metrics.cost.labels(OTHER)._value.get() == pytest.approx(before + 110e-6)
+    assert metrics.generations.labels(OTHER, "ok")._value.get() == ended + 1
     assert parts.meter._upkeep._running == {}
 
 
