@@ -176,9 +176,6 @@ class Speculation:
 
 
 def _of_use(sequence: Sequence, guesses: Seq[int]) -> tuple[int, ...]:
-    """Not those behind one that ends the sequence, and none if its grammar does not allow the
-    first: of those behind it says so when it is asked what may be sampled there."""
-    if guesses and sequence.matcher and not sequence.matcher.allows(guesses[0]):
-        return ()
+    """Not those behind one that ends the sequence."""
     ends = [index for index, token in enumerate(guesses) if sequence.ends_with(token)]
     return tuple(guesses[: ends[0] + 1] if ends else guesses)

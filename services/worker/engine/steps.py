@@ -109,7 +109,7 @@ class Steps:
         except Exception as error:
             running.failed = error
 
-    def _go_on(self, chunks: Seq[Chunk], results: Seq[Result]) -> None:
+    def _follow(self, chunks: Seq[Chunk], results: Seq[Result]) -> None:
         """Has the grammars take in what was sampled; nothing comes behind what ends one. What goes
         wrong is told when the next token is to be sampled."""
         jobs: list[Job] = []
@@ -118,7 +118,7 @@ class Steps:
             matcher = chunk.sequence.matcher
             if matcher and result.tokens and _counts(chunk):
                 matcher.give(result.tokens)
-                jobs.append(Job(matcher, matcher.go_on))
+                jobs.append(Job(matcher, matcher.follow))
                 taken.append((matcher, result))
         if not jobs:
             return
@@ -131,7 +131,7 @@ class Steps:
         """Waits for the step's end; one result for each chunk. `behind`: what was launched since,
         which is in vain if the step fails. Raises EngineBroken."""
         results = self._results(running, behind)
-        self._go_on(running.chunks, results)
+        self._follow(running.chunks, results)
         self._raise_if_broken(
             [
                 result

@@ -84,8 +84,8 @@ class Allowance:
 
 class Matcher:
     """Of one output. The engine's thread gives it the tokens and reads what is known; it calls
-    nothing of the library. That is for another thread, in jobs (filler.py): `go_on`, `fill_along`,
-    `take`. They take turns: the engine waits for a job, or has not begun one."""
+    nothing of the library. That is for another thread, in jobs (filler.py): `take`, `follow`,
+    `go_on`, `fill_along`. They take turns: the engine waits for a job, or has not begun one."""
 
     def __init__(self, start: State, allowance: Allowance, so_far: Seq[int] = ()) -> None:
         """`start`: at an output's beginning; it stays there. `so_far`: of the output."""
@@ -98,6 +98,8 @@ class Matcher:
         """What may come next, if that is known: bit i % 32 of word i // 32 is token i's."""
         self.error: Exception | None = None
         """Why it cannot go on."""
+        self._followed = False
+        """`forced` is known."""
         self._start = start
         self._state: State | None = None
         """Behind what was taken in."""
@@ -118,7 +120,7 @@ class Matcher:
     def give(self, tokens: Seq[int]) -> None:
         """The output goes on with them."""
         self._given += tokens
-        self.words, self.forced = None, []
+        self.words, self.forced, self._followed = None, [], False
 
     def allows(self, token: int) -> bool:
         """Whether it may come next, as far as is known."""
@@ -149,17 +151,23 @@ class Matcher:
             del self._given[0]
             self.ended = state.stopped
 
-    def go_on(self) -> None:
-        """Takes in what it was given, and finds what may come then. Raises ConstraintError where
-        nothing may, or it takes too long to tell; and Late."""
+    def follow(self) -> None:
+        """Takes in what it was given, and finds what is forced then. Raises ConstraintError where
+        nothing may come, or it takes too long to tell; and Late."""
         self.take(len(self._given))
-        if self.ended or self.words is not None:
-            return
-        state = self._copied()
-        self.forced = self._run(state, state.forced)
-        words = state.no_words()
-        self._run(state, state.fill, words)
-        self.words = words
+        if not (self.ended or self._followed):
+            state = self._copied()
+            self.forced = self._run(state, state.forced)
+            self._followed = True
+
+    def go_on(self) -> None:
+        """Follows, and finds what may come then: `words`. Raises as `follow` does."""
+        self.follow()
+        if not self.ended and self.words is None:
+            state = self._copied()
+            words = state.no_words()
+            self._run(state, state.fill, words)
+            self.words = words
 
     def fill_along(self, words: Words, guesses: Seq[int]) -> None:
         """Goes on, and tells what may come then, and behind each of `guesses`: rows of which
