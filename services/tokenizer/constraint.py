@@ -15,11 +15,12 @@ from protos.common_pb2 import Constraint, ToolChoice
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.errors import invalid
 from services.common.json_schema import closed
+from services.common.lark import literal
 from services.tokenizer.answer_shape import Reasoning, ReasoningMarks, Shape
 from services.tokenizer.context import Prompt
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import callable_tools, offered
-from services.tokenizer.tool_parsers import Way, literal, without
+from services.tokenizer.tool_parsers import Way, without
 
 _WHITE_SPACE = r"( |\n[ \t]{0,16})?"  # between JSON's parts, as the engine bounds it elsewhere
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "additionalProperties": False}

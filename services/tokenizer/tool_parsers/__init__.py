@@ -13,9 +13,9 @@ from services.tokenizer.tool_parsers.llama3 import Llama3
 from services.tokenizer.tool_parsers.mistral import Mistral
 from services.tokenizer.tool_parsers.pythonic import Pythonic
 from services.tokenizer.tool_parsers.reader import CallReader, Said
-from services.tokenizer.tool_parsers.ways import Way, literal, without
+from services.tokenizer.tool_parsers.ways import Way, without
 
-__all__ = ["CallReader", "Said", "Way", "literal", "way_of", "without"]
+__all__ = ["CallReader", "Said", "Way", "way_of", "without"]
 
 _WAYS: tuple[type[Way], ...] = (Demo, Hermes, Mistral, Pythonic, Llama3)
 

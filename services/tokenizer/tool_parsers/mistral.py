@@ -4,8 +4,9 @@
 [TOOL_CALLS]f[ARGS]{"x": 1}
 """
 
+from services.common.lark import literal
 from services.tokenizer.tool_parsers.reader import CallReader, Reading, is_callable
-from services.tokenizer.tool_parsers.ways import Way, literal, object_rule
+from services.tokenizer.tool_parsers.ways import Way, object_rule
 
 MARK, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+from services.common.lark import literal
 from services.tokenizer.tool_parsers.reader import CallReader
 
 
@@ -13,11 +14,6 @@ def object_rule(tool: str, arguments: str, key: str = "arguments") -> str:
     """A call as a JSON object, spaced as `json.dumps` does; `arguments`: a rule's name."""
     head = f'{{"name": {json.dumps(tool)}, "{key}": '
     return f'{literal(head)} {arguments} "}}"'
-
-
-def literal(text: str) -> str:
-    """A text in a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def without(*texts: str) -> str:

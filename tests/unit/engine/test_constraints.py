@@ -164,10 +164,13 @@ def test_whatever_is_sampled_validates(engine: Engine, tokenizer: Tokenizer) -> 
     [
         (Constraint("regex", r"[A-F]{3}-\d{2,4}"), r"[A-F]{3}-\d{2,4}"),
         (Constraint("choice", json.dumps(["yes", 'a "b"\n', "no\\"])), r'yes|a "b"\n|no\\'),
+        (Constraint("choice", json.dumps(["a<|eos|>"])), r"a<\|eos\|>"),
+        (Constraint("choice", json.dumps(["\x7f<|user|>"])), r"\x7f<\|user\|>"),
+        (schema({"const": "<|eos|>"}), r'"<\|eos\|>"'),
         (Constraint("grammar", 'start: "x" tail\ntail: "," "y" | "." tail?'), r"x(,y|\.+(,y)?)"),
         (Constraint("grammar", 'root ::= "x" [0-9]{2} ("!" | "?")'), r"x\d\d[!?]"),
     ],
-    ids=["regex", "choice", "lark", "gbnf"],
+    ids=["regex", "choice", "end", "marker", "json", "lark", "gbnf"],
 )
 def test_other_notations(
     engine: Engine, tokenizer: Tokenizer, constraint: Constraint, pattern: str
@@ -371,6 +374,12 @@ def test_a_language_without_a_text_is_told_as_such(engine: Engine, constraint: C
     error = drive(engine, [Request("a", PROMPT, sampling(constraint))]).last["a"].error
     assert error is not None
     assert "no text matches it" in error.message
+
+
+@pytest.mark.parametrize("text", ["\\", "a\\", "a" + "\\" * 3])
+def test_an_expression_that_is_not_whole_is_refused(text: str) -> None:
+    with pytest.raises(ConstraintError, match="within an escape"):
+        grammar_of(Constraint("regex", text))
 
 
 def test_a_lexer_of_very_many_states_is_refused() -> None:

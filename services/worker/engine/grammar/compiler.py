@@ -5,10 +5,12 @@ microseconds, whatever the vocabulary (docs/decisions/0031-structured-output.md)
 """
 
 import json
+import re
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
+from services.common.lark import literal
 from services.worker.engine.grammar.library import GrammarError, State, Vocabulary
 from services.worker.engine.grammar.matcher import (
     Allowance,
@@ -33,6 +35,7 @@ request's own. Less than it has by itself, so that no request takes more than 60
 that share their beginnings took 600 MB, and 50 ms a step); but more of the last, for objects of
 hundreds of keys. Of time they bound little: 10,000 items are a millisecond, or 2 s where they are
 alike. What passes one fails its request alone."""
+_CUT_OFF = re.compile(r"(?<!\\)(\\\\)*\\\Z")
 _TOLD = 300  # characters of why
 
 
@@ -80,10 +83,12 @@ def grammar_of(constraint: Constraint) -> str:
             case "json_schema":
                 return _json_grammar(text)
             case "regex":
+                if _CUT_OFF.search(text):  # which llguidance leaves out
+                    raise ValueError("the expression ends within an escape")
                 return str(LLMatcher.grammar_from_regex(text))
             case "choice":
-                texts = (json.dumps(one, ensure_ascii=False) for one in json.loads(text))
-                return str(LLMatcher.grammar_from_lark("start: " + " | ".join(texts)))
+                rule = " | ".join(map(literal, json.loads(text)))
+                return str(LLMatcher.grammar_from_lark("start: " + rule))
             case "grammar":
                 return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
     except Exception as error:  # of a grammar's parser many kinds

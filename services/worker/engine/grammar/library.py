@@ -162,10 +162,18 @@ class Vocabulary:
         for first in range(0, len(whole), _PIECE):
             if (state := getattr(_at_work, "state", None)) and state.cancelled:
                 return 0
-            found += self._tokenizer.tokenize_bytes(whole[first : first + _PIECE].encode())
+            found += self._in_tokens(whole[first : first + _PIECE])
         for index, token in enumerate(found[:room]):
             tokens[index] = token
         return len(found)
+
+    def _in_tokens(self, text: str) -> list[int]:
+        """As the model writes it; but text that reads like a special token is none, and is put
+        together from the longest tokens."""
+        found: list[int] = self._tokenizer.tokenize_bytes(text.encode())
+        if any(map(self._tokenizer.is_special_token, found)):
+            found = self._tokenizer.greedy_tokenize(text)
+        return found
 
 
 class State:
