@@ -159,6 +159,7 @@ class Run:
                 self._unsent = None
                 if verdict != "ok":
                     self.stop(verdict)
+                    await asyncio.sleep(0)  # its own task goes no further than this
                     return
                 self._tell()
 
