@@ -198,6 +198,8 @@ class PlainMeter:
 
     def _charge(self, id: str, one: Standing, held: dict[str, int], end: dict[str, Any]) -> None:
         before, used, status = self.charged.get(id), end["used"], end["status"]
+        if before and self.over[id] != "lost" and used["output"] < before["output"]:
+            used = before
         missing = {name: n - (before[name] if before else 0) for name, n in used.items()}
         told = amounts(missing) | ({"requests": 0} if before else {})
         self._use(one, held, told)

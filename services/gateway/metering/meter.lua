@@ -304,7 +304,12 @@ local function remember(id, used, status)
 end
 
 -- Ends a request with what it used, less what it was charged `before`. What it held is back.
+-- An answer only grows: a gateway that tells of less than was settled had been taken for dead, and
+-- another has ended the request since.
 local function close(id, run, held, before, status)
+  if before and before.status ~= 'lost' and run.used.output < before.used.output then
+    run.used = before.used
+  end
   local missing = less(run.used, before and before.used)
   local counted = amounts(missing)
   if before then counted.requests = 0 end

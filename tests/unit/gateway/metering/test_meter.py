@@ -90,8 +90,8 @@ async def is_back(end: End) -> None:
     await until(lambda: not end.meter._shared.away, 20, "Redis was asked again")
 
 
-def using(metered: Metered, tokens: int) -> None:
-    metered.usage = lambda: Usage(prompt_tokens=tokens)
+def using(metered: Metered, prompt: int, completion: int = 0) -> None:
+    metered.usage = lambda: Usage(prompt_tokens=prompt, completion_tokens=completion)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +230,21 @@ async def test_a_gateway_that_was_thought_lost_corrects_what_was_charged(make, r
     entries = [(e.status, e.prompt, e.nanos) for e in await other.ledger()]
     assert entries == [("lost", 40, 40_000), ("correction", 60, 60_000)]
     assert (await other.admit("r2", who(limit("tokens", 1000, "day")))).rooms[0].left == 900
+
+
+async def test_who_wakes_after_another_has_ended_its_request_takes_nothing_back(make, redis_url):
+    """A run was taken over from it: what it tells is older."""
+    frozen, other = make(redis_url), make(redis_url)
+    day = who(limit("tokens", 1000, "day"))
+    one = await frozen.admit("r1", day, 900)
+    using(one, 40, 10)
+    taken_over = await other.admit("r1", day, 900)
+    using(taken_over, 40, 60)
+    await other.meter.settle(taken_over)
+    await frozen.meter.settle(one)
+    entries = [(e.status, e.prompt, e.output) for e in await other.ledger()]
+    assert entries == [("ok", 40, 60)]
+    assert (await other.admit("r2", day)).rooms[0].left == 900
 
 
 # ---- without Redis ------------------------------------------------------------------------------
