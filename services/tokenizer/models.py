@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,10 @@ from services.tokenizer.token_texts import TokenTexts
 from services.tokenizer.tool_parsers import Way, way_of
 
 log = logging.getLogger(__name__)
+
+_IMPORTING = threading.Lock()
+"""transformers puts another module in its place at the end of its import: a thread that waited for
+another's has the first one, in which nothing is."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +132,12 @@ def _tokenizer(spec: ModelSpec, folder: Path) -> Any:
     try:
         if (folder / "tokenizer.json").exists():
             # Not AutoTokenizer where this suffices: that imports torch, seconds and 300 MB.
-            from transformers import PreTrainedTokenizerFast
+            with _IMPORTING:
+                from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        from transformers import AutoTokenizer
+        with _IMPORTING:
+            from transformers import AutoTokenizer
 
         # Not to say False is to be asked, in a terminal, whether its code may run.
         tokenizer = AutoTokenizer.from_pretrained(

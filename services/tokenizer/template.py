@@ -115,15 +115,17 @@ class ChatTemplate:
         except TemplateError as error:
             why = str(error)
 
-            def refuses(count: int) -> bool:
+            def refuses(count: int, offered: dict[str, Any] = offered) -> bool:
                 try:
                     self._apply(turns[:count], marks[:count], offered)
                 except TemplateError as error:
                     return str(error) == why
                 return False
 
-            index = _least(len(turns), refuses) - 1
             refused = f"the model's chat template refuses: {why}"
+            if tools and not refuses(len(turns), {**offered, "tools": None}):
+                raise NotRenderableError(None, refused, "tools") from None
+            index = _least(len(turns), refuses) - 1
             raise NotRenderableError(index, refused) from None
         shown = {int(number) for number in MARK.findall(skeleton)}
         for index, message in enumerate(messages):

@@ -192,6 +192,8 @@ async def test_what_is_wrong_is_named(
     refused = await api.post(path, json={"model": MODEL, **body})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
+    if param not in body and "[" not in param:
+        assert refused.json()["error"]["code"] == "missing_required_parameter"
     assert not rig.tokenizer.requests
 
 

@@ -37,6 +37,7 @@ MAX_STOPS = 4
 MAX_DOCUMENTS = 64
 MAX_OPTIONS = 16  # of a chat template
 MAX_OPTION = 256  # characters of one
+_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")  # written in one way: none hides another
 _NAME = re.compile(r"[a-zA-Z]\w{0,63}", re.ASCII)
 MAX_BIAS = 300  # OpenAI's own bound
 MAX_BAD_WORDS = 64
@@ -60,10 +61,9 @@ def _by_token(value: Any) -> Any:
         return value
     if len(value) > MAX_BIAS:
         raise PydanticCustomError(INVALID, "there may be at most {most}", {"most": MAX_BIAS})
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError:
-        raise PydanticCustomError(INVALID, "its names must be token ids") from None
+    if not all(map(_ID.fullmatch, value)):
+        raise PydanticCustomError(INVALID, "its names must be token ids")
+    return {int(token): bias for token, bias in value.items()}
 
 
 def _few_and_plain(value: Any) -> Any:

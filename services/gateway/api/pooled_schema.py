@@ -9,6 +9,7 @@ from protos.common_pb2 import Pooling, TokenIds
 from protos.tokenizer_pb2 import Pool, PromptRequest
 from services.gateway.api.generation_schema import Name, Tag, as_list, token_ids
 from services.gateway.api.schema import Body, refuse
+from services.gateway.api.tools_schema import missing
 from services.gateway.runs.pooling import Ask
 
 MAX_INPUTS = 2048
@@ -106,7 +107,7 @@ class ScoreRequest(Pooled):
             raise refuse(second, f"{first} and {second} go together")
         for name in (first, second):
             if getattr(self, name) is None:
-                raise refuse(name, "is missing", "missing_required_parameter")
+                raise missing(name)
         queries, documents = (getattr(self, name) for name in (first, second))
         if len(queries) not in (1, len(documents)):
             raise refuse(first, f"must be one text, or as many as there are in {second}")

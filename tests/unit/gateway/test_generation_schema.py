@@ -148,6 +148,8 @@ def test_logprobs_are_asked_for_in_the_form_of_each_endpoint():
         (ChatCompletionRequest, {"frequency_penalty": 2.1}, "frequency_penalty"),
         (ChatCompletionRequest, {"presence_penalty": -2.1}, "presence_penalty"),
         (ChatCompletionRequest, {"logit_bias": {"x": 1}}, "logit_bias"),
+        (ChatCompletionRequest, {"logit_bias": {"7": 1, "07": 2}}, "logit_bias"),
+        (ChatCompletionRequest, {"logit_bias": {"1_0": 1}}, "logit_bias"),
         (ChatCompletionRequest, {"logit_bias": {"7": 101}}, "logit_bias[7]"),
         (ChatCompletionRequest, {"logit_bias": {str(id): 1 for id in range(301)}}, "logit_bias"),
         (ChatCompletionRequest, {"bad_words": ["x"] * 65}, "bad_words"),

@@ -7,7 +7,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.common_pb2 import Message, Passage
+from protos.common_pb2 import Message, Passage, Tool
 from services.common.content import said, text_of
 from services.tokenizer.rendered import locate
 from services.tokenizer.template import ChatTemplate, NotRenderableError
@@ -137,6 +137,15 @@ def test_what_the_template_refuses_is_told_with_its_message(count: int) -> None:
     with pytest.raises(NotRenderableError, match="System role not supported") as refused:
         template.render(chat(("system", "s"), ("user", "u")))
     assert refused.value.index == 0
+
+
+def test_tools_that_the_template_cannot_write_are_told_as_such() -> None:
+    source = "{% for t in tools or [] %}{{ t.function.parameters.properties.items() }}{% endfor %}"
+    template = ChatTemplate(tokenizer(source + CHATML))
+    odd = Tool(name="f", parameters='{"properties": 5}')
+    with pytest.raises(NotRenderableError, match="has no attribute 'items'") as refused:
+        template.render(TALK, tools=[odd])
+    assert (refused.value.index, refused.value.param) == (None, "tools")
 
 
 def test_no_message_is_left_out_silently() -> None:

@@ -1,14 +1,18 @@
 """Checkpoints are read as they are found, and what is missing is said with the model's name."""
 
 import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.common.checkpoint import digest
+from services.common.config import ModelSpec
 from services.common.served_models import Checkpoint
-from services.tokenizer.models import load
+from services.tokenizer.models import _tokenizer, load
 from tests.support.served import checkpoint_of
 from tests.support.tokenizers import byte_level, write_tokenizer
 
@@ -60,6 +64,36 @@ def test_a_checkpoint_without_tokenizer_json_is_converted(tmp_path: Path) -> Non
     model = load(checkpoint_of(tmp_path, "old"))
     text = "The water 東京"
     assert model.tokenizer.encode(text).ids == tokenizer.encode(text).ids
+
+
+def test_models_that_come_at_once_wait_for_one_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers does, and long enough for the second to come to it."""
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import sys, time, types\n"
+        "sys.begun.set()\n"
+        "time.sleep(0.2)\n"
+        "whole = types.ModuleType(__name__)\n"
+        "made = lambda folder, **_: types.SimpleNamespace(is_fast=True)\n"
+        "whole.PreTrainedTokenizerFast = types.SimpleNamespace(from_pretrained=made)\n"
+        "sys.modules[__name__] = whole\n"
+    )
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setitem(sys.modules, "transformers", sys)  # and so put back
+    monkeypatch.delitem(sys.modules, "transformers")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    begun = threading.Event()
+    monkeypatch.setattr(sys, "begun", begun, raising=False)
+    spec = ModelSpec(name="m", path=str(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(_tokenizer, spec, tmp_path)
+        assert begun.wait(20)
+        second = pool.submit(_tokenizer, spec, tmp_path)
+        assert first.result().is_fast
+        assert second.result().is_fast
 
 
 def test_a_checkpoints_own_code_is_not_run_nor_asked_about(
