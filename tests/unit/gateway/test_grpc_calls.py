@@ -405,6 +405,7 @@ async def test_what_a_completion_lacks_is_named(parts, message, param):
         ),
         (ChatRequest(messages=HI, constraint=Constraint(regex="")), "constraint.regex"),
         (ChatRequest(messages=HI, constraint=Constraint()), "constraint"),
+        (ChatRequest(messages=HI, constraint=Constraint(json_object=False)), "constraint"),
         (
             ChatRequest(messages=[*HI, Message(role="assistant", tool_calls=[ToolCall(id="c")])]),
             "messages[1].tool_calls[0].name",

@@ -47,7 +47,7 @@ def call_fields(message: Message) -> dict[str, Any]:
 
 def form_fields(constraint: Constraint) -> dict[str, Any]:
     match constraint.WhichOneof("kind"):
-        case "json_object":
+        case "json_object" if constraint.json_object:
             return {"response_format": {"type": "json_object"}}
         case "json_schema":
             return {"guided_json": constraint.json_schema}
