@@ -150,23 +150,24 @@ class DraftProposer:
         return [guesses.get(sequence.id, []) for sequence, _ in wanted]
 
     def _rows(self, wanted: Wanted, seconds: float) -> list[_Row]:
-        """What it has not computed of them yet: of those that are far behind as much as takes the
-        `seconds`, as of prompts. Who is not caught up then does not guess. Rows of one token come
-        first."""
-        starts = [self._computed(sequence) for sequence, _ in wanted]
-        behind = [
-            len(sequence.tokens) - start
-            for (sequence, _), start in zip(wanted, starts, strict=True)
-        ]
-        near = sum(count for count in behind if count <= self._near)
-        room = PromptRoom(self._cost, self._most - near, seconds)
+        """What it has not computed of them yet, as much as a step has tokens for: of those that are
+        near all, of those that are far behind as much as takes the `seconds`, as of prompts. Who is
+        not caught up then does not guess. Rows of one token come first."""
         rows: list[_Row] = []
-        for (sequence, guesses), start, count in zip(wanted, starts, behind, strict=True):
-            if count > self._near:
-                if not room.left:
-                    continue
-                count = room.take(start, count)
-            end = start + count
+        far: list[tuple[Sequence, int, int]] = []
+        tokens = self._most
+        for sequence, guesses in wanted:
+            start, end = self._computed(sequence), len(sequence.tokens)
+            if end - start > self._near:
+                far.append((sequence, guesses, start))
+            elif end - start <= tokens:
+                tokens -= end - start
+                rows.append(_Row(sequence, start, end, guesses))
+        room = PromptRoom(self._cost, tokens, seconds)
+        for sequence, guesses, start in far:
+            if not room.left:
+                break
+            end = start + room.take(start, len(sequence.tokens) - start)
             rows.append(_Row(sequence, start, end, guesses * (end == len(sequence.tokens))))
         return sorted(rows, key=lambda row: row.end - row.start > 1)
 
