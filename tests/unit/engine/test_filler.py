@@ -12,7 +12,7 @@ import pytest
 
 from services.worker.engine import Constraint, FinishReason, Request, Sampling
 from services.worker.engine.engine import Engine
-from services.worker.engine.grammar import filler, library, matcher
+from services.worker.engine.grammar import filler, grammars, library, matcher
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
 from services.worker.engine.grammar.filler import Filler, Job
 from services.worker.engine.grammar.library import GrammarError, State
@@ -155,6 +155,22 @@ def test_who_is_late_loses_a_step_and_nothing_else(
             FinishReason.STOP,
             len(first),
         )
+
+
+def test_whose_grammar_was_too_slow_may_try_it_again_later(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One output that took long is no verdict on all that come: asking again puts it off no further.
+    """
+    form = Constraint("regex", "[a-d]{9}!")
+    drive(engine, [ask("a", form)])
+    engine.aside._grammars._made[form].allowances[b""].end()
+    began = monotonic()
+    for later_s in (0, 20, grammars._REFUSED_S + 1):
+        monkeypatch.setattr(matcher, "monotonic", lambda later_s=later_s: began + later_s)
+        last = drive(engine, [ask("b", form)]).last["b"]
+        again = later_s > grammars._REFUSED_S
+        assert last.finish_reason is (FinishReason.STOP if again else FinishReason.ERROR)
 
 
 @pytest.mark.parametrize("call", ["consume", "fill"])

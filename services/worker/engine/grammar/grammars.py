@@ -28,7 +28,8 @@ _KEPT = 256
 _AT_ONCE = 2
 """Are made: a slow one holds up nobody but its tenant."""
 _REFUSED_S = 30.0
-"""For so long a reason why there is none is kept: it may have been for want of time."""
+"""For so long a reason why there is none, or why a tenant's outputs ended, is kept: it may have been
+for want of time."""
 _UNAVAILABLE_S = 1.0
 _TENANTS = 1024
 
@@ -101,7 +102,7 @@ class Grammars:
             assert made.error is not None
             raise made.error
         allowance = made.allowances.get(tenant)
-        if allowance is None:
+        if allowance is None or allowance.ended_s > _REFUSED_S:
             allowance = made.allowances[tenant] = Allowance(self._tenants.of(tenant))
         return made.matcher.copy(allowance, so_far)
 

@@ -64,6 +64,7 @@ class Allowance:
     def __init__(self, tenant: Tenant | None = None) -> None:
         self.tenant = tenant or Tenant()
         self._left_s = _SAVED_S
+        self._ended_at: float | None = None
 
     @property
     def over(self) -> bool:
@@ -80,6 +81,12 @@ class Allowance:
     def end(self) -> None:
         """Nobody may go on."""
         self._left_s = -1e9
+        self._ended_at = self._ended_at or monotonic()
+
+    @property
+    def ended_s(self) -> float:
+        """Seconds since it ended; 0: it has not."""
+        return monotonic() - self._ended_at if self._ended_at else 0.0
 
 
 class Matcher:
