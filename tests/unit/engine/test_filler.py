@@ -160,15 +160,15 @@ def test_who_is_late_loses_a_step_and_nothing_else(
 def test_whose_grammar_was_too_slow_may_try_it_again_later(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One output that took long is no verdict on all that come: asking again puts it off no further.
-    """
+    """One output that took long is no verdict on all that come; asking puts it off no further."""
     form = Constraint("regex", "[a-d]{9}!")
-    drive(engine, [ask("a", form)])
-    engine.aside._grammars._made[form].allowances[b""].end()
+    asked = replace(ask("a", form), salt=b"later")
+    drive(engine, [asked])
+    engine.aside._grammars._made[form].allowances[b"later"].end()
     began = monotonic()
     for later_s in (0, 20, grammars._REFUSED_S + 1):
         monkeypatch.setattr(matcher, "monotonic", lambda later_s=later_s: began + later_s)
-        last = drive(engine, [ask("b", form)]).last["b"]
+        last = drive(engine, [asked]).last["a"]
         again = later_s > grammars._REFUSED_S
         assert last.finish_reason is (FinishReason.STOP if again else FinishReason.ERROR)
 
@@ -264,6 +264,22 @@ def test_a_long_answer_is_taken_in_aside(
     last = drive(engine, []).last["long"]
     assert last.finish_reason is FinishReason.LENGTH
     assert ("llg_matcher_consume_token", True) not in called
+
+
+def test_what_breaks_aside_ends_its_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise MemoryError("no more")
+
+    first = drive(engine, [ask("a", LINES)]).tokens["a"][:3]
+    monkeypatch.setattr(State, "consume", breaks)
+    rest = Request("a", PROMPT + first, ask("a", LINES).sampling, generated_prefix=len(first))
+    run = drive(engine, [rest, Request("free", PROMPT, Sampling(9))])
+    error = run.last["a"].error
+    assert error is not None
+    assert (error.code, error.message) == ("internal", "The grammar failed: MemoryError")
+    assert run.last["free"].finish_reason is FinishReason.LENGTH
 
 
 def drive_until(engine: Any, request: Request, name: str) -> set[str]:
@@ -363,6 +379,45 @@ def test_what_does_not_end_is_left_to_itself_but_not_many(
     end = monotonic() + 60
     while isinstance(run([job(good.copy(Allowance()))])[0], Unavailable):
         assert monotonic() < end
+
+
+def test_who_comes_behind_a_slow_one_is_not_taken_for_it(
+    compiler: Compiler, fillers: Callable[[], Filler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is looked at the thread just as the slow one is done and the next has not begun."""
+    monkeypatch.setattr(filler, "TOKEN_S", 0.01)
+    done, told, looked = (threading.Event() for _ in range(3))
+
+    class Lock:
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread().name != "masks":
+                told.wait(60)
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+            if threading.current_thread().name != "masks":
+                looked.set()
+            elif done.is_set() and not told.is_set():
+                told.set()
+                looked.wait(60)
+
+    def slow() -> None:
+        end = thread_time() + 0.03
+        while thread_time() < end:
+            pass
+        done.set()
+
+    one, good = fillers(), compiler.matcher(grammar_of(LINES))
+    one.run([job(good.copy(Allowance()))])
+    assert one._hand is not None
+    one._hand._lock = Lock()  # type: ignore[assignment]
+    jobs = [Job(good.copy(Allowance()), slow), job(good.copy(Allowance()))]
+    assert one.run(jobs) == [None, None]
+    assert looked.is_set()
 
 
 def test_a_step_has_so_much_time_for_all(

@@ -64,7 +64,7 @@ class Aside:
         for sequence in list(self.sequences.values()):
             try:
                 matcher = self._matcher(sequence)
-            except (ConstraintError, Unavailable, RuntimeError) as error:
+            except Exception as error:  # of whatever kind, it is this one's alone
                 self.leave(sequence.id)
                 yield sequence, _told(error)
                 continue
@@ -101,5 +101,8 @@ def _wanted(sequence: Sequence) -> tuple[Constraint, bytes]:
 def _told(error: Exception) -> RequestError:
     if isinstance(error, ConstraintError):
         return RequestError("invalid_request", str(error), "constraint")
-    log.error("a grammar was not made: %s", error)
-    return RequestError("internal", str(error))
+    if isinstance(error, Unavailable):
+        log.error("a grammar was not made: %s", error)
+        return RequestError("internal", str(error))
+    log.error("a grammar was not gone on with", exc_info=error)
+    return RequestError("internal", f"The grammar failed: {type(error).__name__}")

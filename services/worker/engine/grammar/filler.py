@@ -132,8 +132,6 @@ class _Hand:
     def _work(self) -> None:
         while (work := self._todo.get()) is not None:
             for job in work.jobs:
-                with self._lock:
-                    work.job_began_s = thread_time()
                 if work.job_began_s - work.began_s > work.within_s:
                     break
                 error = _tried(job.call)
@@ -141,6 +139,7 @@ class _Hand:
                     if self.left:
                         return
                     work.errors.append(error)
+                    work.job_began_s = thread_time()
             work.over.set()
 
 

@@ -28,8 +28,8 @@ _KEPT = 256
 _AT_ONCE = 2
 """Are made: a slow one holds up nobody but its tenant."""
 _REFUSED_S = 30.0
-"""For so long a reason why there is none, or why a tenant's outputs ended, is kept: it may have been
-for want of time."""
+"""For so long a reason why there is none, or why a tenant's outputs ended, is kept: it may have
+been for want of time."""
 _UNAVAILABLE_S = 1.0
 _TENANTS = 1024
 

@@ -78,6 +78,7 @@ class _Init(c.Structure):
         ("ff_tokens_ok", c.c_bool),
         ("backtrack_ok", c.c_bool),
         ("limits", _Limits),
+        ("later", c.c_char * 256),  # of a newer library, which writes defaults of all it knows
     ]
 
 
