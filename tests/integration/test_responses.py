@@ -179,6 +179,31 @@ async def test_a_conversation_goes_on(rig: Rig, client: AsyncOpenAI) -> None:
     assert [item.type for item in listed.data] == ["function_call_output"]
 
 
+async def test_a_conversation_has_the_bounds_of_a_body(rig: Rig, client: AsyncOpenAI) -> None:
+    """However small the request is that goes on with it: else many such would fill the memory."""
+    own = rig.gateway.settings.gateway
+    said = "a" * 6000
+    first = await client.responses.create(model=MODEL, input=said)
+    most = 0
+
+    async def look(call: LinkCall, request: PromptRequest) -> None:
+        nonlocal most
+        most = rig.gateway.intake.bytes_held
+        send(call, "b", plan=plan(request))
+        finish(call, 1)
+
+    rig.tokenizer.script = look
+    second = await client.responses.create(model=MODEL, input="a", previous_response_id=first.id)
+    assert most > len(said), "what is read for a request is counted as its own"
+    own.body_limit_bytes = 10_000
+    await client.responses.create(model=MODEL, input="a", previous_response_id=second.id)
+    third = await client.responses.create(model=MODEL, input=said, previous_response_id=second.id)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.responses.create(model=MODEL, input="a", previous_response_id=third.id)
+    assert (refused.value.status_code, refused.value.code) == (413, "body_too_large")
+    assert refused.value.param == "previous_response_id"
+
+
 async def test_structured_output(rig: Rig, client: AsyncOpenAI) -> None:
     rig.tokenizer.script = say('{"sky": "blue", ', '"degrees": 20}')
     told = await client.responses.parse(model=MODEL, input="Sky?", text_format=Weather)

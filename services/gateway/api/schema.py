@@ -128,12 +128,12 @@ def bad_value(field: str, message: str) -> PenstockError:
 
 async def parse_body(model: type[M], body: bytes) -> M:
     """As `parse`; a large body does not hold up the other requests' tokens."""
-    return await read_aside(body, lambda: parse(model, body))
+    return await read_aside(len(body), lambda: parse(model, body))
 
 
-async def read_aside(body: bytes, read: Callable[[], T]) -> T:
-    """What `read` makes of the body: in a thread when it is large."""
-    return await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
+async def read_aside(size: int, read: Callable[[], T]) -> T:
+    """What `read` makes of so many bytes: in a thread when they are many."""
+    return await asyncio.to_thread(read) if size > _LARGE_BODY else read()
 
 
 def parse(model: type[M], body: bytes, limits: GatewaySettings | None = None) -> M:

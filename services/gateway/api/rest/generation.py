@@ -61,7 +61,7 @@ class RestFront:
         body = await self._exchange.json_body()
         if self.key:
             self.digest = digest(self.route, body)
-        prompts = await read_aside(body, lambda: self._understand(body))
+        prompts = await read_aside(len(body), lambda: self._understand(body))
         self._exchange.watch_client()
         return prompts
 

@@ -51,7 +51,7 @@ class MessagesFront:
     async def read(self, place: Place) -> list[Prompt]:
         self._exchange.place = place
         body = await self._exchange.json_body()
-        prompt = await read_aside(body, lambda: self._understand(body))
+        prompt = await read_aside(len(body), lambda: self._understand(body))
         self._exchange.watch_client()
         return [prompt]
 

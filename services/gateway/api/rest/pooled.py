@@ -57,7 +57,7 @@ def endpoint(
         async def work(principal: Principal, place: Place, journal: Journal) -> None:
             exchange.place = place
             content = await exchange.json_body()
-            body, ask = await read_aside(content, lambda: _understood(content))
+            body, ask = await read_aside(len(content), lambda: _understood(content))
             exchange.watch_client()
             got = await compute(gateway, asked, principal, journal, ask)
             exchange.headers_out.update(got.headers)

@@ -66,12 +66,12 @@ class ResponsesFront:
             return self._prompts
         self._exchange.place = place
         body = await self._exchange.json_body()
-        self._size = len(body)
         self.digest = digest(self.route, body)
         limits = self._gateway.settings.gateway
-        request = await read_aside(body, lambda: parse(ResponsesRequest, body, limits))
-        before = await conversation(self._gateway, place.tenant, request.previous_response_id)
-        self._chat = await read_aside(body, lambda: request.chat(before, limits))
+        request = await read_aside(len(body), lambda: parse(ResponsesRequest, body, limits))
+        before, size = await conversation(self._gateway, place, request.previous_response_id)
+        self._size = len(body) + size
+        self._chat = await read_aside(self._size, lambda: request.chat(before, limits))
         prompt = self._chat.request.prompt(self._gateway.settings.retrieval.top_k)
         prompt.request.chat.whole = request.truncation != "auto"
         self._prompts = [prompt]
@@ -88,7 +88,7 @@ class ResponsesFront:
 
     @property
     def told(self) -> str:
-        return json.dumps(self._told)
+        return json.dumps(self._told, ensure_ascii=False)
 
     def joins(self, id: str) -> None:
         self._exchange.request_id = self.request_id = id

@@ -3,7 +3,10 @@
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
+
+import orjson
 
 from protos.runs_pb2 import StoredRun
 from services.common.errors import PenstockError, invalid
@@ -15,8 +18,9 @@ from services.gateway.api.rest.responses_format import (
     response,
     status_of,
 )
-from services.gateway.api.schema import validated
+from services.gateway.api.schema import read_aside, validated
 from services.gateway.ids import REQUEST, not_found
+from services.gateway.intake import Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.lasting.stored import answer_of, cost_of
 from services.gateway.runs.prompt import Answer
@@ -39,7 +43,8 @@ async def stored_response(gateway: Gateway, tenant: str, id: str) -> tuple[Store
     """The run, and what its request told. Raises NOT_FOUND."""
     stored = await gateway.runs.find(tenant, run_of(id))
     if stored is not None and stored.route == ROUTE:
-        told = json.loads(stored.told)
+        text = stored.told
+        told = await read_aside(len(text), lambda: json.loads(text))
         if told["response"]["store"]:
             return stored, told
     raise not_found("response", id)
@@ -81,25 +86,38 @@ def input_items(stored: StoredRun, told: dict[str, Any]) -> list[dict[str, Any]]
     ]
 
 
-async def conversation(gateway: Gateway, tenant: str, previous: str | None) -> Sequence[Item]:
-    """All items of the responses that this one follows, first to last. Raises INVALID_ARGUMENT."""
-    parts: list[list[Item]] = []
-    most, count = gateway.settings.gateway.max_messages, 0
-    while previous is not None and count <= most:
+async def conversation(
+    gateway: Gateway, place: Place, previous: str | None
+) -> tuple[Sequence[Item], int]:
+    """All items of the responses that this one follows, first to last, and their bytes, which
+    `place` holds: they are together no more than a body may have. Raises INVALID_ARGUMENT, or
+    RESOURCE_EXHAUSTED for what has no room."""
+    own, parts, count, size = gateway.settings.gateway, list[list[Item]](), 0, 0
+    while previous is not None and count <= own.max_messages:
         try:
-            stored, told = await stored_response(gateway, tenant, previous)
+            stored, told = await stored_response(gateway, place.tenant, previous)
         except PenstockError as error:
             if error.reason != "not_found":
                 raise
             raise _refused(previous, "previous_response_not_found", "not found") from None
-        whole = await snapshot(gateway, tenant, stored, told)
+        whole = await snapshot(gateway, place.tenant, stored, told)
         if whole["status"] not in ("completed", "incomplete"):
             raise _refused(previous, "invalid_value", f"is {whole['status']}")
-        items = [validated(Item, item) for item in (*told["input"], *whole["output"])]
-        parts.append(items)
-        count += len(items)
+        said = (*told["input"], *whole["output"])
+        its_size = len(stored.told.encode()) + len(orjson.dumps(whole["output"]))
+        place.hold(its_size)
+        size += its_size
+        if size > own.body_limit_bytes:
+            why = f"and those before it are more than {own.body_limit_bytes} bytes"
+            raise _refused(previous, "body_too_large", why)
+        parts.append(await read_aside(its_size, partial(_items, said)))
+        count += len(said)
         previous = told["response"]["previous_response_id"]
-    return [item for part in reversed(parts) for item in part]
+    return [item for part in reversed(parts) for item in part], size
+
+
+def _items(said: Sequence[Any]) -> list[Item]:
+    return [validated(Item, item) for item in said]
 
 
 def _refused(id: str, reason: str, why: str) -> PenstockError:
