@@ -27,6 +27,19 @@ class SocketFolder:
         self.close = weakref.finalize(self, _remove, self.path, descriptor)
 
 
+def is_own(folder: Path) -> bool:
+    """Whether it may be such a folder of this user's."""
+    try:
+        found = folder.lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(found.st_mode) and _is_private(found)
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
 def _locked_folder() -> tuple[Path, int]:
     """A new one; locked as long as the descriptor is open."""
     while True:
@@ -52,8 +65,7 @@ def _sweep() -> None:
 
 def _is_dead(descriptor: int) -> bool:
     """Whether the folder is this user's and nobody's; it is locked then."""
-    found = os.fstat(descriptor)
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    if not _is_private(os.fstat(descriptor)):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -394,6 +394,22 @@ async def test_a_stream_is_resumed_after_its_connection_and_its_gateway_were_los
         assert (await again.get_final_response()).output_text == TEXT
 
 
+async def test_a_retry_goes_on_behind_what_its_client_has(rig: Rig, client: AsyncOpenAI) -> None:
+    http, ask = await rig.http(), {"model": MODEL, "input": "a", "stream": True}
+    key = {"Idempotency-Key": "k"}
+    first = await http.post("/v1/responses", json=ask, headers=key)
+    again = await http.post("/v1/responses", json=ask, headers={**key, "Last-Event-ID": "2"})
+    numbers = [
+        [json.loads(line[6:])["sequence_number"] for line in lines if line.startswith("data: ")]
+        for lines in (first.text.splitlines(), again.text.splitlines())
+    ]
+    assert numbers == [list(range(len(numbers[0]))), list(range(3, len(numbers[0])))]
+    for fields, headers in ((ask, {}), ({**ask, "stream": False}, key)):
+        told = {**headers, "Last-Event-ID": "2"}
+        refused = await http.post("/v1/responses", json=fields, headers=told)
+        assert refused.json()["error"]["param"] == "Last-Event-ID", "no header is ignored"
+
+
 async def test_a_stream_that_fails_says_so(rig: Rig, client: AsyncOpenAI) -> None:
     async def breaks(call: LinkCall, request: PromptRequest) -> None:
         send(call, "T", plan=plan(request))

@@ -17,11 +17,12 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Protocol, cast
 
 from protos.common_pb2 import Beside
 from services.common.link.frames import MAX_FRAME_BYTES, LinkLostError
-from services.common.socket_folder import SocketFolder
+from services.common.socket_folder import SocketFolder, is_own
 
 _LENGTH_BYTES = 4
 _WORD_BYTES = 32
@@ -159,8 +160,11 @@ async def offered() -> AsyncIterator[tuple[Beside, "asyncio.Future[LocalWire]"]]
 
 
 async def taken(beside: Beside) -> LocalWire | None:
-    """The calling end of what was offered; None where it cannot be reached from here."""
+    """The calling end of what was offered; None where it cannot be reached from here, or lies where
+    not only this user could have put it: a peer names no other service's socket to speak to."""
     loop = asyncio.get_running_loop()
+    if len(beside.word) != _WORD_BYTES or not is_own(Path(beside.path).parent):
+        return None
     try:
         async with asyncio.timeout(_CONNECT_S):
             _, wire = await loop.create_unix_connection(LocalWire, beside.path)

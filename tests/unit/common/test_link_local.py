@@ -78,6 +78,23 @@ async def test_who_cannot_reach_the_socket_stays_on_the_stream(
         assert link.counters.connects == 1
 
 
+async def test_a_peer_names_no_other_services_socket(tmp_path: Path) -> None:
+    """As a container engine's, to which this process may speak and the peer may not."""
+    loop = asyncio.get_running_loop()
+    path = tmp_path / "engine"
+    server = await loop.create_unix_server(asyncio.Protocol, path)
+    tmp_path.chmod(0o755)
+    try:
+        assert await taken(Beside(path=str(path), word=b"x" * 32)) is None
+        tmp_path.chmod(0o700)
+        assert await taken(Beside(path=str(path), word=b"POST /containers")) is None
+        wire = await taken(Beside(path=str(path), word=b"x" * 32))
+        assert wire is not None, "one of its own"
+        wire.close()
+    finally:
+        server.close()
+
+
 async def test_where_no_socket_can_be_made_links_stay_on_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,8 +134,9 @@ async def test_a_serving_end_that_offers_and_is_not_there_is_tried_without() -> 
 async def test_only_who_says_the_word_is_let_in() -> None:
     async with offered() as (beside, coming):
         for word in (b"\0" * 32, b""):
-            stranger = await taken(Beside(path=beside.path, word=word))
-            assert stranger is not None
+            loop = asyncio.get_running_loop()
+            _, stranger = await loop.create_unix_connection(LocalWire, beside.path)
+            stranger._transport.write(word)
             if word:
                 assert await read(stranger) is None, "it is shown out"
         assert not coming.done()

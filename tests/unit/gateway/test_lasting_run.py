@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from protos.runs_pb2 import StoredCaller, StoredRun
-from protos.tokenizer_pb2 import TextDelta
+from protos.runs_pb2 import RunEvent, RunEvents, StoredCaller, StoredPrompt, StoredRun
+from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import RunsSettings
 from services.common.redis import Redis
 from services.gateway.runs.lasting.failures import too_large
 from services.gateway.runs.lasting.run import Run
 from services.gateway.runs.lasting.store import RunStore
-from services.gateway.runs.lasting.stored import text_of
+from services.gateway.runs.lasting.stored import begun, text_of
+from services.gateway.runs.lasting.takeover import taken_over
 from services.gateway.runs.prompt import Answer
 
-STORED = StoredRun(request_id="req_1", caller=StoredCaller(tenant="acme"))
+PROMPT = StoredPrompt(request=PromptRequest(model="m", text="a"))
+STORED = StoredRun(request_id="req_1", caller=StoredCaller(tenant="acme"), prompts=[PROMPT])
 PLACE = ("acme", "req_1")
 BODY = text_of(STORED)
 
@@ -53,3 +55,22 @@ async def test_an_answer_whose_last_words_were_not_taken_is_not_told_as_whole(
     *_, last = (await one.read(PLACE)).events
     assert last.HasField("failed")
     run.close()
+
+
+@pytest.mark.parametrize(("ids", "anew"), [([7, 8, 9], False), ([7, 8], True), ([], True)])
+async def test_tokens_are_gone_on_behind_only_where_all_are_known(
+    store: Callable[..., RunStore], ids: list[int], anew: bool
+) -> None:
+    """Of three owners the second may have had a policy by which it stored none."""
+    one, answer = store(), Answer("req_1", "m", [])
+    await one.begin(PLACE, BODY, "", "d")
+    for seq, (count, its) in enumerate(((2, ids[:2]), (1, ids[2:])), 1):
+        told = RunEvent.Delta(delta=TextDelta(text="x" * count, token_ids=[0] * count))
+        first = [begun(answer)] if seq == 1 else []
+        events = text_of(RunEvents(events=[*first, RunEvent(delta=told)]))
+        assert await one.add(PLACE, seq, events, {0: its} if its else {}) == "ok"
+    run = await taken_over(one, STORED, keeps_ids=True)
+    (prompt,) = run._prompts
+    assert prompt.so_far is not None
+    assert prompt.so_far.anew is anew
+    assert [id for delta in prompt.so_far.deltas for id in delta.token_ids] == ([] if anew else ids)

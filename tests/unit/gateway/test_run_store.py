@@ -83,6 +83,16 @@ async def test_what_is_left_is_anothers_at_once(store: Callable[..., RunStore]) 
     assert await store("third").claim() is None, "it has ended"
 
 
+async def test_who_finds_its_own_run_was_not_killed(
+    store: Callable[..., RunStore], redis: Redis, namespace: str
+) -> None:
+    """Redis was away for longer than its lease: a few times of that are no reason to give it up."""
+    one = store()
+    await begun(one)
+    await redis.zadd(f"{namespace}:{{runs}}:due", {"acme:req_1": 0})
+    assert await one.claim() == (PLACE, 0)
+
+
 async def test_a_lease_lives_on_by_writes_and_renewals(
     store: Callable[..., RunStore], redis: Redis, namespace: str
 ) -> None:

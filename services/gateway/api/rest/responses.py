@@ -32,6 +32,8 @@ async def create_response(gateway: Gateway, exchange: Exchange) -> None:
     try:
         with gateway.intake.slot(principal.tenant) as place:
             prompts = await front.read(place)
+        if (last := last_event(exchange.headers)) is not None:
+            front.goes_on_behind(last)
         if not front.lasts:
             return await serve(gateway, front, principal)
         run = await gateway.runs.begin(front, principal, prompts)

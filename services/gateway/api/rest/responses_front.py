@@ -14,10 +14,10 @@ from services.gateway.api.responses_chat import Chat, rename
 from services.gateway.api.responses_schema import ResponsesRequest
 from services.gateway.api.rest.generation import KEEP_ALIVE
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.lasting import digest
+from services.gateway.api.rest.lasting import KEY, LAST, digest
 from services.gateway.api.rest.responses_format import Event, Items, response, status_of
 from services.gateway.api.rest.stored_responses import conversation
-from services.gateway.api.schema import parse, read_aside
+from services.gateway.api.schema import bad_value, parse, read_aside
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
@@ -93,6 +93,12 @@ class ResponsesFront:
     def joins(self, id: str) -> None:
         self._exchange.request_id = self.request_id = id
         self._items = Items(id)
+
+    def goes_on_behind(self, last: int) -> None:
+        """A retry whose client has the events up to this one. Raises INVALID_ARGUMENT."""
+        if not (self.key and self.stream):
+            raise bad_value(LAST, f"only of a stream that was asked for with '{KEY}'")
+        self._after = last
 
     def tells_again(self, id: str, told: dict[str, Any], after: int) -> None:
         """A stream of a run that was begun with another request."""

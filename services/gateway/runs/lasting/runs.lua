@@ -180,7 +180,8 @@ function ops.claim(owner)
     local tenant, id = due:match('^(.*):([^:]*)$')
     local run = key('run', tenant, id)
     if call('HGET', run, 'state') == 'runs' then
-      local killed = call('HGET', run, 'owner') ~= ''
+      local before = call('HGET', run, 'owner')
+      local killed = before ~= '' and before ~= owner -- whoever claims its own lives
       call('HSET', run, 'owner', owner)
       lives_on(tenant, id)
       return {tenant, id, whole(call('HINCRBY', run, 'taken', killed and 1 or 0))}

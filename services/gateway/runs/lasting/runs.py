@@ -49,7 +49,8 @@ _LOOKS = 5  # at its leases, in the time of one
 _FAR_S = 0.1  # between two looks at a run of another gateway
 _PATIENCE_S = 30.0  # with Redis, while somebody follows a run
 _AGAIN_S = 1.0  # before a run that nobody had a place for is offered again
-_ELSEWHERE = frozenset({"draining", "too_many_requests"})  # why another gateway is to have it
+_NO_ROOM = frozenset({"too_many_requests", "too_many_bytes"})
+_ELSEWHERE = frozenset({"draining", *_NO_ROOM})  # why another gateway is to have it
 _CLAIMED = 8  # at one look
 
 
@@ -239,8 +240,7 @@ class Runs:
                 return
             taken_in = run.was_admitted or elsewhere
             if run.over == "leaving" or (error.reason in _ELSEWHERE and taken_in):
-                full = error.reason == "too_many_requests"
-                await self.store.release(run.place, _AGAIN_S if full else 0.0)
+                await self.store.release(run.place, _AGAIN_S if error.reason in _NO_ROOM else 0.0)
                 return
             if not run.was_admitted:
                 await self.store.drop(run.place)

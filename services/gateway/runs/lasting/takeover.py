@@ -59,10 +59,15 @@ def _begin(
                 prompt.request.chat.passages.extend(one.passages)
         if own:
             told = [delta for index in own for delta in deltas[index]]
-            anew = not all(ids[index] for index in own)
+            anew = not all(_known(deltas[index], ids[index]) for index in own)
             for delta in told:
                 delta.ClearField("token_ids")
             if not anew:
                 for index in own:
                     deltas[index][0].token_ids.extend(ids[index])
             prompt.so_far = SoFar(told, answers[own[0]].created, anew)
+
+
+def _known(told: Sequence[TextDelta], ids: Sequence[int]) -> bool:
+    """Whether these are all of its tokens: an owner whose policy looked at answers stored none."""
+    return 0 < len(ids) == sum(len(delta.token_ids) for delta in told)
