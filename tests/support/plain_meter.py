@@ -137,6 +137,8 @@ class PlainMeter:
         self.sweep(10)
         self._of_another_model(id, run)
         if id in self.standing or id in self.charged:
+            if id not in self.standing and self.over[id] == "lost":
+                self.hold(id, run | {"used": self.charged[id]})
             return 0, 0.0
         waits = [self.look(rule, run["held"].get(rule["of"], 0))[1] for rule in run["rules"]]
         if NEVER in waits:
@@ -180,6 +182,8 @@ class PlainMeter:
 
     def settle(self, id: str, run: dict[str, Any]) -> None:
         self._of_another_model(id, run)
+        if run["status"] == "lost" and self.over.get(id, "lost") != "lost":
+            return
         if id in self.standing:
             self._close(id, run["used"], run["status"])
         else:

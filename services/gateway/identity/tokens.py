@@ -76,7 +76,9 @@ class Tokens:
         claims = _object(shown.split(".")[1])
         if not (_is_time(claims["exp"]) and _is_time(claims.get("iat", 1)) and claims["sub"]):
             raise Refused("wrong", _WRONG)
-        if claims["exp"] > time.time() + own.oidc_longest_s + own.oidc_skew_s:
+        # From when it was issued: what is left of a longer one may outlive its revocation.
+        began = claims.get("iat", time.time() + own.oidc_skew_s)
+        if claims["exp"] > began + own.oidc_longest_s:
             told = f"This token holds for longer than {own.oidc_longest_s:.0f} seconds."
             raise Refused("too_long", told)
         return claims

@@ -7,7 +7,8 @@
 -- All steps may be carried out twice: a request has one reservation, and what it was charged is
 -- remembered, so that settling it again charges the difference, which is nothing or, after a lease
 -- that ran out under a gateway that lives, what was not told yet. One that was settled as lost and
--- goes on stands again, for the rest. A step for another model than was reserved for gives that
+-- goes on stands again, for the rest, here or at another gateway, to which the first may hand it
+-- over by settling it as lost itself. A step for another model than was reserved for gives that
 -- reservation back first.
 --
 -- Kinds of rules:
@@ -349,12 +350,25 @@ local function told(run, blocking, wait)
   return cjson.encode({granted = not blocking, rule = blocking or 0, wait = wait or 0, rules = rules})
 end
 
+-- Holds what it may use, whether there is room or not; one that was settled as lost is counted.
+local function go_on(id, run, before)
+  if before then run.held.requests = 0 end
+  move(run, run.held, nil)
+  stand(id, run)
+end
+
 function ops.reserve(id, run)
   sweep(SWEPT)
-  local known = standing(id, run)
-  if known then return told(known) end
-  run.rules = located(run.rules)
-  if charged(id) then return told(run) end
+  local known, before = standing(id, run), charged(id)
+  run.rules = located(run.rules) -- they may be others than when it was reserved for
+  if known then return told(run) end
+  if before then
+    if before.status == 'lost' then
+      run.used = before.used
+      go_on(id, run, before)
+    end
+    return told(run)
+  end
   local blocking, longest
   for i, rule in ipairs(run.rules) do
     local _, wait = kind(rule).look(rule, run.held[rule.of] or 0)
@@ -378,14 +392,13 @@ function ops.hold(id, run)
   local before = charged(id)
   if before and before.status ~= 'lost' then return 0 end
   run.rules = located(run.rules)
-  if before then run.held.requests = 0 end
-  move(run, run.held, nil)
-  stand(id, run)
+  go_on(id, run, before)
   return 1
 end
 
 function ops.settle(id, run)
   local known, before = standing(id, run), charged(id)
+  if run.status == 'lost' and before and before.status ~= 'lost' then return 0 end -- told too late
   if known then
     leave(id, known)
     known.used = run.used

@@ -15,7 +15,6 @@ log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("meter.lua").read_text()
 
-_TOLD = 64  # in one go: a request at the door waits behind no more
 _MEMORY_S = 3600  # for so long it is known what an ended request was charged
 
 
@@ -54,11 +53,9 @@ class SharedMeter:
 
     async def hold_all(self, runs: Sequence[Run]) -> None:
         """Renews all of their leases."""
-        for first in range(0, len(runs), _TOLD):
-            some = map(self.hold, runs[first : first + _TOLD])
-            for error in await asyncio.gather(*some, return_exceptions=True):
-                if isinstance(error, RedisAway):
-                    raise error
+        for error in await asyncio.gather(*map(self.hold, runs), return_exceptions=True):
+            if isinstance(error, RedisAway):
+                raise error
 
     async def settle(self, run: Run) -> None:
         """Charges what it used, and what it held is free."""

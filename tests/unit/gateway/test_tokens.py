@@ -271,6 +271,9 @@ async def test_no_token_outlives_its_revocation(redis, namespace, issuer, door):
     now = int(time.time())
     await brief.lets_in(issuer.signed(exp=now + 1000))
     assert "longer than 1000 seconds" in await brief.refuses(issuer.signed(exp=now + 1020))
+    old = issuer.signed(iat=now - 500, exp=now + 600)  # refused before, and no revocation knew it
+    assert "longer than 1000 seconds" in await brief.refuses(old)
+    assert "longer" in await brief.refuses(issuer.signed(iat=None, exp=now + 1020))
     record = await brief.revoked.revoke("acme", user="oidc:u1")
     assert record.until >= record.revoked + 1010, "and the skew of both ends"
     await brief.keys.stop()

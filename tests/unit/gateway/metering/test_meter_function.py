@@ -149,10 +149,8 @@ class Both:
             looks = [self.plain.look(rule, 0)[0] for rule in run.told()["rules"]]
             assert left == pytest.approx(looks, rel=1e-6, abs=0.1)
             assert all(one >= 0 for one in left)
-        if run.id in self.plain.standing:
-            self.final.setdefault(run.id, Used())
-        elif charged := self.plain.charged.get(run.id):  # as lost: it stands at its next renewal
-            self.final[run.id] = Used(*(charged[field] for field in FIELDS))
+        if standing := self.plain.standing.get(run.id):
+            self.final[run.id] = Used(*(standing.used[field] for field in FIELDS))
         else:
             self.final.pop(run.id, None)
         return run.id in self.plain.standing
@@ -334,6 +332,32 @@ def test_what_runs_on_after_it_was_thought_lost_has_its_place_again(lua):
     assert [(id, status, used["prompt"], used["output"]) for id, status, used in lua.ledger()] == [
         ("r1", "lost", 40, 0), ("r2", "", 0, 0), ("r1", "correction", 0, 7)
     ]  # fmt: skip
+
+
+def test_what_was_handed_over_holds_its_place_at_once_and_is_charged_once(lua):
+    """The gateway that leaves settles it as lost; and tells it again, late, when it is over."""
+    rules = [rule("few", "concurrent", 1), rule("rpd", "requests", 9, "day")]
+    lua.at(BEGIN_S + 20)  # of a new day
+    left, taken = run_of("r1", rules), run_of("r1", rules)
+    assert lua.reserve(left)[0] == 0
+    left.used, left.status = Used(prompt=40, output=3), "lost"
+    lua.settle(left)
+    assert lua.reserve(taken) == (0, 0, [0, 8])
+    assert lua.reserve(run_of("r2", rules))[0] == 1
+    taken.used, taken.status = Used(prompt=40, output=9), "ok"
+    lua.settle(taken)
+    assert lua.settle(left) == 0
+    assert [(status, used["prompt"], used["output"]) for _, status, used in lua.ledger()] == [
+        ("lost", 40, 3), ("correction", 0, 6)
+    ]  # fmt: skip
+    assert lua.reserve(run_of("r2", rules))[2] == [0, 7]
+
+
+def test_one_that_stands_is_told_of_the_rules_that_are_asked_for(lua):
+    """They may have changed since another gateway reserved for it."""
+    few, day = rule("few", "concurrent", 1), rule("rpd", "requests", 9, "day")
+    assert lua.reserve(run_of("r1", [few]))[0] == 0
+    assert lua.reserve(run_of("r1", [few, day])) == (0, 0, [0, 9])
 
 
 def test_another_model_is_judged_by_its_own_rules_and_charged(lua):
