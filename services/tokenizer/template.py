@@ -34,6 +34,7 @@ from services.tokenizer.rendered import MARK, Rendered, locate, mark
 from services.tokenizer.tool_parsers import mistral
 
 _QUICK_S = 0.01
+_LITTLE_BYTES = 1024
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _NO_PARAMETERS = '{"type": "object", "properties": {}}'
 # Given by Penstock and by transformers: no option of a client's.
@@ -91,7 +92,7 @@ class ChatTemplate:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it always was, from when it was read on."""
+        """Whether it always was with a short chat, from when it was read on."""
         return self._plain.slowest_s < _QUICK_S
 
     def render(
@@ -107,9 +108,11 @@ class ChatTemplate:
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
         marks = [mark(number) if field else "" for number, field in enumerate(fields)]
+        given = sum(one.ByteSize() for one in (*messages, *passages))
+        little = not tools and given <= _LITTLE_BYTES
         try:
             harmless = _harmless(offered, self._special)
-            skeleton = self._apply(_harmless(turns, self._special), marks, harmless)
+            skeleton = self._apply(_harmless(turns, self._special), marks, harmless, little)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError as error:
@@ -117,7 +120,7 @@ class ChatTemplate:
 
             def refuses(count: int, offered: dict[str, Any] = offered) -> bool:
                 try:
-                    self._apply(turns[:count], marks[:count], offered)
+                    self._apply(turns[:count], marks[:count], offered, little)
                 except TemplateError as error:
                     return str(error) == why
                 return False
@@ -136,7 +139,7 @@ class ChatTemplate:
                 )
                 raise NotRenderableError(index, why)
         try:
-            text = self._apply(turns, fields, offered)
+            text = self._apply(turns, fields, offered, little)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError:  # its words may quote the content
@@ -149,6 +152,7 @@ class ChatTemplate:
         messages: Sequence[dict[str, Any]],
         fields: Sequence[str],
         offered: dict[str, Any],
+        little: bool,
     ) -> str:
         """Renders with `fields` for the contents, then each passage's title and text."""
         count = len(messages)
@@ -162,7 +166,7 @@ class ChatTemplate:
             documents = []
         template = self._with_tools if offered["tools"] else self._plain
         more = {"documents": documents or None, "add_generation_prompt": True}
-        return template.render({**self._given, **offered, **more, "messages": turns})
+        return template.render({**self._given, **offered, **more, "messages": turns}, little)
 
     def _turn(self, index: int, message: Message) -> dict[str, Any]:
         """What the template gets beside the content."""

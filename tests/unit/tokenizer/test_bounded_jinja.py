@@ -95,3 +95,12 @@ def test_a_client_hears_that_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> 
     assert not template.is_quick, "it may do so again"
     with pytest.raises(NotRenderableError, match="refuses: TypeError"):
         rendered(n="many")
+
+
+def test_a_long_chat_says_nothing_of_short_ones() -> None:
+    template = ChatTemplate(tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    template._plain.slowest_s = 0.0
+    template.render(chat(*[("user", "Hello there")] * 5000))
+    assert template._plain.slowest_s == 0.0
+    template.render(chat(("user", "Hi")))
+    assert template._plain.slowest_s > 0.0
