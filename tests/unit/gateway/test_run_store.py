@@ -119,6 +119,30 @@ async def test_names(store: Callable[..., RunStore]) -> None:
     assert await begun(one, "req_4", "key") == ["begun", "req_4"], "a failure is none"
 
 
+async def test_a_failure_takes_no_name_that_is_anothers(
+    store: Callable[..., RunStore], redis: Redis, namespace: str
+) -> None:
+    one = store()
+    await begun(one, "req_1", "key")
+    await redis.set(f"{namespace}:{{runs}}:name:acme:key", "req_12 d")  # as after it expired
+    await begun(one, "req_12")
+    await one.finish(PLACE, 1, said("x"), forget=True)
+    assert await begun(one, "req_3", "key") == ["same", "req_12"]
+
+
+async def test_what_runs_for_long_is_not_dropped_for_its_age(
+    store: Callable[..., RunStore], redis: Redis, namespace: str
+) -> None:
+    one, all = store(), f"{namespace}:{{runs}}:all:acme"
+    for id in ("req_1", "req_2"):
+        await begun(one, id)
+        await redis.zadd(all, {id: 1})
+    await one.finish(("acme", "req_2"), 1, said("x"), forget=False)
+    assert await one.add(PLACE, 1, said("a"), {0: [7]}) == "ok"
+    assert await text(one) == "a"
+    assert await redis.zrange(all, 0, -1) == ["req_1"]
+
+
 async def test_cancelled(store: Callable[..., RunStore]) -> None:
     one, other = store(), store("other")
     assert await other.cancel(PLACE) == "none"

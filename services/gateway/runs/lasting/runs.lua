@@ -34,14 +34,18 @@ local function whole(x) return string.format('%.0f', x) end
 local DUE = key('due')
 local PRUNED = 100 -- old runs at most that one call drops
 
+-- Its name leads to it no more; by then it may be another's.
+local function unname(tenant, id)
+  local name = call('HGET', key('run', tenant, id), 'name')
+  if not name or name == '' then return end
+  local at = key('name', tenant, name)
+  local holds = call('GET', at)
+  if holds and holds:match('^%S+') == id then call('DEL', at) end
+end
+
 local function drop(tenant, id)
   local run = key('run', tenant, id)
-  local name = call('HGET', run, 'name')
-  if name and name ~= '' then
-    local at = key('name', tenant, name)
-    local holds = call('GET', at)
-    if holds and holds:sub(1, #id) == id then call('DEL', at) end
-  end
+  unname(tenant, id)
   for index = 0, tonumber(call('HGET', run, 'answers') or 0) - 1 do
     call('DEL', key('ids', tenant, id, whole(index)))
   end
@@ -62,11 +66,14 @@ end
 -- The oldest that have ended make place for what is new.
 local function make_room(tenant, runs, bytes)
   local all = key('all', tenant)
+  local function is_over(id) return call('HGET', key('run', tenant, id), 'state') ~= 'runs' end
   local old = call('ZRANGEBYSCORE', all, '-inf', whole(now / 1e6 - kept), 'LIMIT', 0, PRUNED)
-  for _, id in ipairs(old) do drop(tenant, id) end
+  for _, id in ipairs(old) do
+    if is_over(id) then drop(tenant, id) end
+  end
   if fits(tenant, runs, bytes) then return true end
   for _, id in ipairs(call('ZRANGE', all, 0, -1)) do
-    if call('HGET', key('run', tenant, id), 'state') ~= 'runs' then
+    if is_over(id) then
       drop(tenant, id)
       if fits(tenant, runs, bytes) then return true end
     end
@@ -150,7 +157,7 @@ function ops.finish(tenant, id, owner, seq, events, forget)
     call('DEL', key('ids', tenant, id, whole(index)))
   end
   if forget == '1' then
-    call('DEL', key('name', tenant, call('HGET', run, 'name')))
+    unname(tenant, id)
     call('HSET', run, 'name', '')
   end
   call('HSET', run, 'state', 'ended', 'seq', seq)

@@ -247,6 +247,7 @@ class State:
             _at_work.state = None
         if found < 0:
             self._raise_if_wrong()
+            raise GrammarError("it cannot be followed any further")
         return found
 
     def _raise_if_wrong(self) -> None:
