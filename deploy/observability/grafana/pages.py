@@ -236,6 +236,7 @@ REQUEST_PATH = Page(
                 Panel("Requests by status", "reqps", "", [(_rate("penstock_gateway_requests_total", "status"), "{{status}}")]),
                 Panel("Duration p95 by route", "s", "", [(_quantile(0.95, "penstock_gateway_request_duration_seconds", "route"), "{{route}}")]),
                 Panel("Under way", "short", "", [("sum by (instance) (penstock_gateway_running_requests)", "{{instance}}")]),
+                Panel("Runs", "reqps", "Answers that outlive their clients, and what was made of them.", [(_rate("penstock_gateway_runs_total", "what"), "{{what}}")]),
                 Panel(
                     "Turned away",
                     "reqps",
