@@ -8,12 +8,13 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from protos.common_pb2 import FINISH_LENGTH, FINISH_TOOL_CALLS
-from protos.tokenizer_pb2 import PromptRequest, ToolCallDelta
+from protos.common_pb2 import FINISH_LENGTH
+from protos.tokenizer_pb2 import PromptRequest
 from services.common.content import text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, send
+from tests.support.stories import calls_a_tool
 
 ASK: list[Any] = [{"role": "user", "content": "Pressure?"}]
 TOOL: Any = {
@@ -35,16 +36,6 @@ async def client(rig: Rig) -> AsyncIterator[AsyncAnthropic]:
         base_url=rig.url, api_key=rig.key, max_retries=0, timeout=20
     ) as client:
         yield client
-
-
-async def calls_a_tool(call: LinkCall, request: PromptRequest) -> None:
-    """Thinks, says something, and calls a tool."""
-    send(call, reasoning="Let me", plan=plan(request))
-    send(call, reasoning=" see.")
-    send(call, "I ask.")
-    send(call, tool_calls=[ToolCallDelta(index=0, name="pressure", arguments='{"pipe"')])
-    send(call, tool_calls=[ToolCallDelta(index=0, arguments=': "main"}')])
-    finish(call, 5, finish=FINISH_TOOL_CALLS)
 
 
 async def test_a_text(rig: Rig, client: AsyncAnthropic) -> None:

@@ -11,15 +11,15 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from protos.common_pb2 import FINISH_LENGTH, FINISH_TOOL_CALLS
-from protos.tokenizer_pb2 import PromptRequest, TextLogprob, ToolCallDelta
+from protos.common_pb2 import FINISH_LENGTH
+from protos.tokenizer_pb2 import PromptRequest, TextLogprob
 from services.common.config import MeteringSettings, RunsSettings
 from services.common.content import text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
 from tests.support.another_gateway import another_gateway
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, say, send
-from tests.support.stories import TEXT, Story, ledger
+from tests.support.stories import TEXT, Story, calls_a_tool, ledger
 from tests.support.waiting import until
 
 TOOL: Any = {
@@ -51,16 +51,6 @@ async def client(rig: Rig) -> AsyncOpenAI:
 def asked(rig: Rig, number: int = -1) -> list[tuple[str, str]]:
     """The messages of a request, as the tokenizer had them."""
     return [(m.role, text_of(m)) for m in rig.tokenizer.requests[number].chat.messages]
-
-
-async def calls_a_tool(call: LinkCall, request: PromptRequest) -> None:
-    """Thinks, says something, and calls a tool."""
-    send(call, reasoning="Let me", plan=plan(request))
-    send(call, reasoning=" see.")
-    send(call, "I ask.")
-    send(call, tool_calls=[ToolCallDelta(index=0, name="pressure", arguments='{"pipe"')])
-    send(call, tool_calls=[ToolCallDelta(index=0, arguments=': "main"}')])
-    finish(call, 5, finish=FINISH_TOOL_CALLS)
 
 
 # ---- one answer ---------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from protos.common_pb2 import FINISH_STOP, Usage
-from protos.tokenizer_pb2 import PromptRequest, TextDelta
+from protos.common_pb2 import FINISH_STOP, FINISH_TOOL_CALLS, Usage
+from protos.tokenizer_pb2 import PromptRequest, TextDelta, ToolCallDelta
 from services.common.link import LinkCall
 from services.gateway.metering.ledger import Entry, Ledger
-from tests.support.gateway_rig import Rig, plan
+from tests.support.gateway_rig import Rig, finish, plan, send
 from tests.support.waiting import until
 
 WORDS = ("The", " water", " rises", " by", " night", ".")
@@ -53,3 +53,13 @@ async def ledger(rig: Rig, count: int) -> list[Entry]:
 
     await until(there, 10, f"{count} entries")
     return found
+
+
+async def calls_a_tool(call: LinkCall, request: PromptRequest) -> None:
+    """Thinks, says something, and calls a tool."""
+    send(call, reasoning="Let me", plan=plan(request))
+    send(call, reasoning=" see.")
+    send(call, "I ask.")
+    send(call, tool_calls=[ToolCallDelta(index=0, name="pressure", arguments='{"pipe"')])
+    send(call, tool_calls=[ToolCallDelta(index=0, arguments=': "main"}')])
+    finish(call, 5, finish=FINISH_TOOL_CALLS)

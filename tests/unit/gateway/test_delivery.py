@@ -15,7 +15,7 @@ from services.common.config import Settings
 from services.common.errors import PenstockError
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.grpc.fields import completion_fields
-from services.gateway.api.rest import generation
+from services.gateway.api.rest import keep_alive
 from services.gateway.api.rest.generation import RestFront
 from services.gateway.api.schema import parse, validated
 from services.gateway.runs.delivery import joined
@@ -183,7 +183,7 @@ async def test_a_silent_stream_is_kept_alive_until_it_ends():
     await front.finish([answer], None)
     assert front._keeping is not None
     with pytest.raises(asyncio.CancelledError):
-        await front._keeping
+        await front._keeping._task
     assert exchange.sent[-1] == "data: [DONE]"
     assert exchange.sent.count("start") == 1
 
@@ -197,12 +197,12 @@ async def test_who_is_spoken_to_hears_no_comments(monkeypatch):
         over.clear()
 
     clock = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
-    monkeypatch.setattr(generation, "asyncio", clock)
+    monkeypatch.setattr(keep_alive, "asyncio", clock)
     exchange = Exchange()
     front = RestFront(exchange, Settings(), chat=False)  # type: ignore[arg-type]
     front._understand(b'{"model": "m", "prompt": "Q"}')
     front.admitted({})
-    assert front._keeping is None, "an answer that is not streamed has no comments"
+    assert front._keeping._task is None, "an answer that is not streamed has no comments"
     front._understand(b'{"model": "m", "prompt": "Q", "stream": true}')
     front.admitted({})
     answer = Answer("req_1", "m", [])

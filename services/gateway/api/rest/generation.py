@@ -9,6 +9,7 @@ from services.common.config import Settings
 from services.common.errors import invalid
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.keep_alive import KeepAlive
 from services.gateway.api.rest.lasting import (
     KEY,
     LAST,
@@ -49,8 +50,7 @@ class RestFront:
         self._stream = False
         self._include_usage = False
         self._chunks: dict[int, Chunks] = {}  # by the answer's index
-        self._spoke = 0  # times
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = KeepAlive(self._settings.gateway.sse_keep_alive_s, self._keep_alive)
         self.key = self.digest = ""
         self._last_event: int | None = None
         self._numbered: Numbered | None = None  # of a run that lasts
@@ -103,25 +103,18 @@ class RestFront:
 
     def admitted(self, headers: Mapping[str, str]) -> None:
         self._exchange.headers_out.update(headers)
-        if self._stream and self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_alive(), name="keep-alive")
+        if self._stream:
+            self._keeping.begin()
 
     def close(self) -> None:
         """Whatever the answer's end is, only that is written from here on."""
-        if self._keeping is not None:
-            self._keeping.cancel()
+        self._keeping.close()
 
     async def _keep_alive(self) -> None:
-        """Comments while nothing else is said, so that nobody on the way takes it for dead. The
-        first one begins the answer: what fails from then on is an event."""
-        every_s = self._settings.gateway.sse_keep_alive_s
-        while True:
-            spoke = self._spoke
-            await asyncio.sleep(every_s)
-            if spoke == self._spoke:
-                async with self._writing:
-                    await self._begin()
-                    await self._exchange.write(KEEP_ALIVE)
+        """The first one begins the answer: what fails from then on is an event."""
+        async with self._writing:
+            await self._begin()
+            await self._exchange.write(KEEP_ALIVE)
 
     @property
     def shown(self) -> bool:
@@ -138,7 +131,7 @@ class RestFront:
             chunks = self._chunks.get(answer.index) or await self._open(answer)
             events = b"".join([chunks.delta(delta) for delta in deltas])
             if events:
-                self._spoke += 1
+                self._keeping.spoke()
                 await self._send(events)
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:

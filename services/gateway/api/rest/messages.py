@@ -17,6 +17,7 @@ from services.gateway.api.rest.anthropic_format import (
     usage,
 )
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.keep_alive import KeepAlive
 from services.gateway.api.schema import parse, read_aside
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
@@ -43,9 +44,9 @@ class MessagesFront:
         self._chat: Chat | None = None
         self._stream = False
         self._content = Content()
-        self._spoke = 0
         self._opened = False
-        self._keeping: asyncio.Task[None] | None = None
+        every_s = gateway.settings.gateway.sse_keep_alive_s
+        self._keeping = KeepAlive(every_s, self._keep_alive)
         self._writing = asyncio.Lock()
 
     async def read(self, place: Place) -> list[Prompt]:
@@ -66,22 +67,16 @@ class MessagesFront:
 
     def admitted(self, headers: Mapping[str, str]) -> None:
         self._exchange.headers_out.update(headers)
-        if self._stream and self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_alive(), name="keep-alive")
+        if self._stream:
+            self._keeping.begin()
 
     def close(self) -> None:
         """Whatever the answer's end is, only that is written from here on."""
-        if self._keeping is not None:
-            self._keeping.cancel()
+        self._keeping.close()
 
     async def _keep_alive(self) -> None:
-        every_s = self._gateway.settings.gateway.sse_keep_alive_s
-        while True:
-            spoke = self._spoke
-            await asyncio.sleep(every_s)
-            if spoke == self._spoke:
-                async with self._writing:
-                    await self._send([_PING])
+        async with self._writing:
+            await self._send([_PING])
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         self.shown = True
@@ -123,7 +118,7 @@ class MessagesFront:
 
     async def _send(self, events: list[Event]) -> None:
         if events:
-            self._spoke += 1
+            self._keeping.spoke()
             await self._begin()
             await self._exchange.write(_sse(events))
 

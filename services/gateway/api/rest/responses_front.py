@@ -14,6 +14,7 @@ from services.gateway.api.responses_chat import Chat, rename
 from services.gateway.api.responses_schema import ResponsesRequest
 from services.gateway.api.rest.generation import KEEP_ALIVE
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.keep_alive import KeepAlive
 from services.gateway.api.rest.lasting import KEY, LAST, digest
 from services.gateway.api.rest.responses_format import Event, Items, response, status_of
 from services.gateway.api.rest.stored_responses import conversation
@@ -52,9 +53,10 @@ class ResponsesFront:
         self._answer: Answer | None = None
         self._deltas: list[TextDelta] = []  # to be stored when all is there
         self._after = -1  # events up to this one are known
-        self._count = self._spoke = 0
+        self._count = 0
         self._opened = False
-        self._keeping: asyncio.Task[None] | None = None
+        every_s = gateway.settings.gateway.sse_keep_alive_s
+        self._keeping = KeepAlive(every_s, self._keep_alive)
         self._writing = asyncio.Lock()
 
     # ---- in -----------------------------------------------------------------------------------
@@ -111,28 +113,23 @@ class ResponsesFront:
 
     def admitted(self, headers: Mapping[str, str]) -> None:
         self._exchange.headers_out.update(headers)
-        if self.stream and self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_alive(), name="keep-alive")
+        if self.stream:
+            self._keeping.begin(self._open if self.background else None)
 
     def close(self) -> None:
         """Whatever the answer's end is, only that is written from here on."""
-        if self._keeping is not None:
-            self._keeping.cancel()
+        self._keeping.close()
 
-    async def _keep_alive(self) -> None:
+    async def _open(self) -> None:
         """What runs in the background has begun for its client at once; what fails from then on is
         an event."""
-        every_s = self._gateway.settings.gateway.sse_keep_alive_s
-        if self.background:
-            async with self._writing:
-                await self._send(self._opening())
-        while True:
-            spoke = self._spoke
-            await asyncio.sleep(every_s)
-            if spoke == self._spoke:
-                async with self._writing:
-                    await self._send(self._opening())
-                    await self._exchange.write(KEEP_ALIVE)
+        async with self._writing:
+            await self._send(self._opening())
+
+    async def _keep_alive(self) -> None:
+        async with self._writing:
+            await self._send(self._opening())
+            await self._exchange.write(KEEP_ALIVE)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         self.shown, self._answer = True, answer
@@ -222,7 +219,7 @@ class ResponsesFront:
         return b"".join(out)
 
     async def _send(self, events: bytes) -> None:
-        self._spoke += 1
+        self._keeping.spoke()
         if not self._exchange.status:
             await self._exchange.start_events()
         if events:
