@@ -167,8 +167,9 @@ async def test_the_only_router_or_tokenizer_lost_is_a_pause_until_it_is_back(
     await cluster.start(workers=["both"])
     async with cluster.api() as api:
         streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
-        for chunks in (20, 60):  # the restarted one too
-            await asyncio.gather(*(stream.reached(chunks) for stream in streams))
+        for _ in range(2):  # the restarted one too
+            # Few: a gateway that gets little of the machine joins many tokens to a chunk.
+            await asyncio.gather(*(stream.reached(stream.chunks + 10) for stream in streams))
             cluster.of(service)[-1].kill()
             await cluster.up(cluster.spawn(service))
         assert [await stream.finished() for stream in streams] == expected

@@ -27,13 +27,19 @@ class Stream:
         self._texts: list[str] = []
         self._error: dict[str, Any] | None = None
         self._moved = asyncio.Condition()
+        self._over = False
         self._last_s = 0.0
         self.longest_pause_s = 0.0  # between two chunks of text
         self.request_id = ""
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] | None = None
         self.plan: dict[str, Any] | None = None
-        self._task = asyncio.create_task(self._read())
+        self._task = asyncio.create_task(self._read_to_its_end())
+
+    @property
+    def chunks(self) -> int:
+        """How many with text have come so far."""
+        return len(self._texts)
 
     @property
     def running(self) -> bool:
@@ -48,7 +54,7 @@ class Stream:
     async def reached(self, chunks: int, timeout_s: float = 30.0) -> None:
         """Returns once so many chunks of text have come; fails if the stream ended before."""
         async with asyncio.timeout(timeout_s), self._moved:
-            await self._moved.wait_for(lambda: len(self._texts) >= chunks or self._task.done())
+            await self._moved.wait_for(lambda: len(self._texts) >= chunks or self._over)
         assert len(self._texts) >= chunks, f"ended after {len(self._texts)} chunks: {self._error}"
 
     async def finished(self, timeout_s: float = 60.0) -> str:
@@ -76,6 +82,14 @@ class Stream:
     def disconnect(self) -> None:
         """Goes away as a client does."""
         self._task.cancel()
+
+    async def _read_to_its_end(self) -> None:
+        try:
+            await self._read()
+        finally:
+            self._over = True
+            async with self._moved:  # whoever waits for more hears that there is none
+                self._moved.notify_all()
 
     async def _read(self) -> None:
         async with self._api.stream("POST", "/v1/completions", json=self._body) as answer:
