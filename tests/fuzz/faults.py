@@ -20,6 +20,8 @@ class Faults:
         self._rng, self._often = rng, often
         self._well = 0
         self.seen: set[str] = set()
+        self.launched: list[Any] = []
+        """Tickets of the steps that have not come back."""
         for wrap in KINDS:
             wrap(self, engine)
 
@@ -38,15 +40,21 @@ class Faults:
 
 
 def _launches(faults: Faults, engine: Engine) -> None:
-    """No memory for what a step needs."""
-    runner, real = engine._runner, engine._runner.launch
+    """No memory for what a step needs, at once or when it is to sample."""
+    runner, real, sample = engine._runner, engine._runner.launch, engine._runner.sample
 
     def launch(plan: Any) -> Any:
         if faults.due("launch"):
             raise MemoryError
-        return real(plan)
+        faults.launched.append(real(plan))
+        return faults.launched[-1]
 
-    runner.launch = launch  # type: ignore[method-assign]
+    def then(ticket: Any, allowed: Any) -> None:
+        if faults.due("sample"):
+            raise MemoryError
+        sample(ticket, allowed)
+
+    runner.launch, runner.sample = launch, then  # type: ignore[method-assign]
 
 
 def _results(faults: Faults, engine: Engine) -> None:
@@ -54,6 +62,8 @@ def _results(faults: Faults, engine: Engine) -> None:
     runner, real = engine._runner, engine._runner.collect
 
     def collect(ticket: Any) -> Any:
+        if ticket is faults.launched[0]:  # else it stays, which is told at the end
+            del faults.launched[0]
         collected = real(ticket)
         if faults.due("collect"):
             raise RuntimeError("device trouble")

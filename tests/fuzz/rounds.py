@@ -211,6 +211,7 @@ class _Round:
         assert all(one.last is not None for one in self._all.values())
         assert not engine.scheduler.sequences
         assert not engine.aside.sequences
+        assert not self._faults.launched
         assert engine.pool.num_free == engine.pool.num_blocks
         engine.check()
         load = engine.load()

@@ -275,7 +275,8 @@ class Engine:
     def close(self) -> None:
         """Ends what runs beside it: for a process that goes on without it."""
         self.aside.close()
-        self._steps.close()
+        self._steps.close(self._running)
+        self._running = None
 
     def _announce(self, shape: StepShape) -> None:
         expected_s = self._cost.step_s(shape)

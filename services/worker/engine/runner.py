@@ -55,7 +55,8 @@ class Runner(Protocol):
 
     def collect(self, ticket: Ticket) -> Collected:
         """Waits for the step. Each ticket is collected once, in the order of launches; how late
-        does not change the step's seconds. Raises what went wrong with the step."""
+        does not change the step's seconds. Of one that was to go on and sample, and did not, what
+        comes means nothing. Raises what went wrong with the step."""
 
 
 def make_runner(config: EngineConfig) -> Runner:

@@ -13,7 +13,7 @@ from services.worker.engine.grammar.filler import Filler, Job
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.grammar.matcher import ConstraintError, Late, Matcher
 from services.worker.engine.outputs import RequestError
-from services.worker.engine.plan import NOT_FINITE, Result, plan_step, sampling_rows
+from services.worker.engine.plan import NOT_FINITE, Collected, Result, plan_step, sampling_rows
 from services.worker.engine.runner import Runner, Ticket
 from services.worker.engine.sequence import Status
 
@@ -39,9 +39,10 @@ class Running:
     chunks: list[Chunk]
     shape: StepShape = field(default_factory=StepShape)
     started_ns: int = 0
-    ticket: Ticket = None
+    ticket: Ticket | None = None
+    """While it may be computed."""
     failed: Exception | None = None
-    """It could not be launched."""
+    """It could not be launched, or not go on and sample."""
     computed_s: float | None = None
     """That the device took; None, if it computed nothing or failed."""
     constrained: int = 0
@@ -62,7 +63,10 @@ class Steps:
         self._filler = Filler()
         self._failed = 0
 
-    def close(self) -> None:
+    def close(self, running: Running | None) -> None:
+        """`running`: which nobody will collect."""
+        if running is not None:
+            self._abandon(running)
         self._filler.close()
 
     def launch(self, running: Running, before: Running | None = None) -> None:
@@ -81,6 +85,13 @@ class Steps:
         tokens before those are known: while the step computes."""
         if running.failed or not running.constrained:
             return
+        try:
+            self._runner.sample(running.ticket, self._allowed(running))
+        except Exception as error:
+            running.failed = error
+
+    def _allowed(self, running: Running) -> Words:
+        """Of its constrained rows: [M, ceil(vocab / 32)]"""
         size = running.constrained, -(-self._runner.info.vocab_size // 32)
         allowed = np.full(size, -1, np.int32)
         jobs: list[Job] = []
@@ -104,10 +115,7 @@ class Steps:
             if error is not None:
                 words[:] = -1
                 running.instead[place] = _instead(error)
-        try:
-            self._runner.sample(running.ticket, allowed)
-        except Exception as error:
-            running.failed = error
+        return allowed
 
     def _follow(self, chunks: Seq[Chunk], results: Seq[Result]) -> None:
         """Has the grammars take in what was sampled; nothing comes behind what ends one. What goes
@@ -146,9 +154,7 @@ class Steps:
         if not chunks:
             return []
         try:
-            if running.failed:
-                raise running.failed
-            collected = self._runner.collect(running.ticket)
+            collected = self._end(running)
             running.computed_s = collected.seconds
             for place, result in running.instead.items():
                 collected.results[place] = result
@@ -172,13 +178,27 @@ class Steps:
         return self._results(running)[0]
 
     def _abandon(self, running: Running) -> None:
-        """Waits until the step writes no more: what failed before it is to be run again."""
+        """What failed before it is to be run again, or nobody waits for it."""
         running.in_vain = True
-        if not running.failed:
+        if running.ticket is not None:
             try:
-                self._runner.collect(running.ticket)
+                self._end(running)
             except Exception:
-                log.info("a step behind one that failed failed, too", exc_info=True)
+                log.info("a step that is in vain failed, too", exc_info=True)
+
+    def _end(self, running: Running) -> Collected:
+        """Waits until the step writes no more, whatever went wrong since its launch: here all
+        tickets come back. Raises what went wrong."""
+        ticket, running.ticket = running.ticket, None
+        collected = None
+        try:
+            if ticket is not None:
+                collected = self._runner.collect(ticket)
+        except Exception as error:
+            running.failed = running.failed or error
+        if running.failed or collected is None:
+            raise running.failed or AssertionError("a step was never launched")
+        return collected
 
     def _raise_if_broken(self, results: Seq[Result]) -> None:
         """A request that fails ends alone, but some errors of a device stay until its process ends.

@@ -1,5 +1,6 @@
 """Structured output: what is sampled matches, whatever the logits, the loop and the way there."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -237,6 +238,48 @@ def handed_over(first: Engine, then: Engine, request: Request) -> list[int]:
     (token,) = run.tokens["p"]
     then.start_decode("d", token)
     return [token, *drive(then, []).tokens["d"]]
+
+
+@pytest.mark.usefixtures("both_loops")
+@pytest.mark.parametrize("at", ["masks", "sample"])
+def test_a_step_that_fails_before_it_samples_comes_back(
+    folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Its layers run, with blocks that are others' soon: nothing is launched before they have come
+    to their end. Those of the step are computed again, singly."""
+    requests = [Request(str(i), PROMPT, sampling(schema(POINT), i)) for i in range(3)]
+    requests += [Request(f"free {i}", PROMPT, sampling(None, i, max_tokens=30)) for i in range(2)]
+    wanted = drive(engine, requests)
+    failing = make_engine(folder)
+    drive(failing, requests[:1])  # its grammar is there
+    runner, launched, calls = failing._runner, [], itertools.count()
+    real_launch, real_collect = runner.launch, runner.collect
+    of, name = (failing._steps, "_allowed") if at == "masks" else (runner, "sample")
+    real = getattr(of, name)
+
+    def fails(*arguments: Any) -> Any:
+        if next(calls) % 7 == 3:
+            raise MemoryError
+        return real(*arguments)
+
+    def launch(plan: Any) -> Any:
+        launched.append(real_launch(plan))
+        return launched[-1]
+
+    def collect(ticket: Any) -> Any:
+        assert ticket is launched.pop(0), "each once, in the order of launches"
+        return real_collect(ticket)
+
+    monkeypatch.setattr(runner, "launch", launch)
+    monkeypatch.setattr(runner, "collect", collect)
+    monkeypatch.setattr(of, name, fails)
+    assert drive(failing, requests).tokens == wanted.tokens
+    assert next(calls) > 20
+    assert not launched
+    failing.add(requests[-1])
+    failing.step()
+    failing.close()
+    assert not launched, "what runs when it is closed is waited for, too"
 
 
 HOSTILE = {

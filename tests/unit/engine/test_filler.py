@@ -210,23 +210,25 @@ def test_a_grammar_that_breaks_on_the_way_fails_its_request_alone(
         assert run.last[name].finish_reason is wanted.last[name].finish_reason
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("where", ["made", "mask", "mask of a thread that is there"])
 def test_an_engine_without_threads_goes_on(
-    folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, known: bool
+    folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Requests that need one fail; there may be one for the next."""
     free = Request("free", PROMPT, Sampling(9))
-    if known:
-        drive(engine, [ask("a", LINES)])  # its grammar is there
-        engine._steps._filler.close()
-    else:
+    if where == "made":
         engine = make_engine(folder)
+    else:
+        drive(engine, [ask("a", LINES)])  # its grammar is there
+    if where == "mask":
+        engine._steps._filler.close()
 
-    def start(thread: threading.Thread) -> None:
+    def fails(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", start)
+        full.setattr(threading.Thread, "start", fails)
+        full.setattr(filler, "clock_gettime", fails)
         run = drive(engine, [ask("a", LINES), free])
     error = run.last["a"].error
     assert error is not None

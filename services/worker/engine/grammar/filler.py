@@ -51,23 +51,30 @@ class Filler:
         while rest and within_s > 0:
             try:
                 hand = self._hand = self._hand or self._new()
-            except (RuntimeError, Unavailable) as why:  # there is no thread to be had
+                done, took_s = hand.run([jobs[place] for place in rest], within_s)
+            except Exception as why:  # there is no thread to be had, or it is not to be reached
                 for place in rest:
-                    found[place] = Unavailable(str(why))
+                    found[place] = Unavailable(f"{type(why).__name__}: {why}")
+                self._leave()
                 break
-            done, took_s = hand.run([jobs[place] for place in rest], within_s)
             for place, error in zip(rest, done, strict=False):
                 found[place] = error
             if not hand.left:
                 break
-            self._hand = None
-            self._left.append(hand)
+            self._leave()
             found[rest[len(done)]] = TooSlow()
             rest, within_s = rest[len(done) + 1 :], within_s - took_s
         for job, error in zip(jobs, found, strict=True):
             if error is not None and not isinstance(error, Late):
                 job.matcher.fail(error)
         return found
+
+    def _leave(self) -> None:
+        """Whatever its thread does, nobody waits for it any more."""
+        if self._hand is not None:
+            self._hand.leave()
+            self._left.append(self._hand)
+            self._hand = None
 
     def close(self) -> None:
         """Ends its thread."""
@@ -125,6 +132,11 @@ class _Hand:
                 if self.left:
                     return work.errors, now_s - work.began_s
         return work.errors, 0.0
+
+    def leave(self) -> None:
+        with self._lock:
+            self.left = True
+        self.close()
 
     def close(self) -> None:
         self._todo.put(None)
