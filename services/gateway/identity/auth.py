@@ -17,9 +17,11 @@ from services.common.redis import RedisAway
 from services.gateway import metrics
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.known import Known
+from services.gateway.identity.news import Heard
 from services.gateway.identity.principal import IssuerAway, Principal, Refused
 
 _MOST_REVOKED = 10_000  # that are remembered; Redis knows all
+_LOOKS = 2  # of one request; the last one began after the news that the one before it met
 _RETRY_REDIS_S = 1.0  # while it is away, requests do not each wait for its timeout
 
 
@@ -58,7 +60,7 @@ class Authenticator:
         # By the hash of what is shown; nothing is in both.
         self._known = Known()
         self._revoked: OrderedDict[str, None] = OrderedDict()  # the latest last
-        self._news = 0  # how often something was told
+        self._heard = Heard()
         self._trusted_since = float("-inf")
         self._redis_away_until = 0.0
 
@@ -71,19 +73,20 @@ class Authenticator:
 
     def told(self, message: str) -> None:
         """One of the news."""
-        self._news += 1
         what, _, whose = message.partition(" ")
+        if what == "tenant":
+            self._heard.note(_tenant(whose))
+            self._known.forget_tenant(whose)
+        elif what in ("key", "revoked"):
+            self._heard.note(_key(whose))
+            self._known.forget(whose)
         if what == "revoked":
             self._end(whose)
-        elif what == "key":
-            self._known.forget(whose)
-        elif what == "tenant":
-            self._known.forget_tenant(whose)
 
     async def recheck(self) -> None:
         """After news may have been missed: those known are verified anew when they come next, and
         keys among them that were revoked are dead at once."""
-        self._news += 1
+        self._heard.note_all()
         self._trusted_since = time.monotonic()
         for hashed in await self._keys.revoked_of(self._known.hashes()):
             self._end(hashed)
@@ -118,7 +121,7 @@ class Authenticator:
         if principal is not None and trusted:
             return principal
         try:
-            principal = await self._verify(verifier, shown, now)
+            principal, current = await self._verify(verifier, shown, hashed, now)
         except (*RedisAway, IssuerAway) as away:
             self._refuse_revoked(hashed)  # told meanwhile
             still = hashed in self._known and now - verified < self._settings.key_stale_s
@@ -138,7 +141,8 @@ class Authenticator:
                 self._end(hashed)
             raise
         self._refuse_revoked(hashed)
-        self._known.keep(hashed, now, principal)
+        if current:
+            self._known.keep(hashed, now, principal)
         return principal
 
     def _end(self, hashed: str) -> None:
@@ -153,22 +157,35 @@ class Authenticator:
         if hashed in self._revoked:
             raise Refused("revoked", "Incorrect API key provided.")
 
-    async def _verify(self, verifier: Verifier, shown: str, now: float) -> Principal:
+    async def _verify(
+        self, verifier: Verifier, shown: str, hashed: str, now: float
+    ) -> tuple[Principal, bool]:
+        """Whoever it stands for, and whether that is the latest: where news of him come without end
+        it is for this request alone, as if that had come before them."""
         if now < self._redis_away_until:
             raise ConnectionError("Redis did not answer a moment ago")
         try:
-            while True:
-                news = self._news
+            for _ in range(_LOOKS):
+                began = self._heard.number
                 try:
                     principal = await verifier.verify(shown)
                 except ValidationError:
                     told = "What is granted here was written by another version of Penstock."
                     raise Refused("unreadable", told) from None
-                if news == self._news:  # else it may be older than what was told
-                    return principal
+                if not self._heard.since(began, _key(hashed), _tenant(principal.tenant)):
+                    return principal, True
+            return principal, False
         except RedisAway:
             self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
             raise
+
+
+def _key(hashed: str) -> str:
+    return f"key {hashed}"
+
+
+def _tenant(name: str) -> str:
+    return f"tenant {name}"
 
 
 def _bearer(authorization: str | None) -> str:

@@ -11,6 +11,7 @@ nobody is trusted for longer than that without asking.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from services.common.redis import Redis, RedisAway, RedisError
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _LOOK_UP_S = 5.0  # how long one read waits; also how often the connection is looked after
+_MOST_HEARD = 10_000  # that are known one by one
 
 
 def channel(namespace: str) -> str:
@@ -74,3 +76,32 @@ class News:
                     self._said = False
                 elif message["type"] == "message":
                     self._told(message["data"])
+
+
+class Heard:
+    """What the latest news were about: so that who looked something up meanwhile knows whether it
+    may have changed under his eyes. What others are told of is nothing to him, however much it is.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """Of the latest."""
+        self._of: OrderedDict[str, int] = OrderedDict()  # the latest last
+        self._of_all = 0  # those up to here may have been about anything
+
+    def note(self, about: str) -> None:
+        self.number += 1
+        self._of[about] = self.number
+        self._of.move_to_end(about)
+        if len(self._of) > _MOST_HEARD:
+            _, self._of_all = self._of.popitem(last=False)
+
+    def note_all(self) -> None:
+        """Whatever it was, some of it may have been missed."""
+        self._of.clear()
+        self.number += 1
+        self._of_all = self.number
+
+    def since(self, number: int, *about: str) -> bool:
+        """Whether any of these may have changed after that one of the news."""
+        return max(self._of_all, *(self._of.get(one, 0) for one in about)) > number

@@ -109,8 +109,7 @@ class TokenRevocations:
         return await until_first(attempt)
 
     async def hold(self, tenant: str | None, user: str, claims: Mapping[str, Any]) -> bool:
-        """Whether a token with these claims is among them. One that does not say when it was issued
-        may have been before."""
+        """Whether a token with these claims, `iat` among them, is revoked."""
         names = [_name(tenant, "user", user)]
         if claims.get("jti"):
             names.append(_name(tenant, "token", str(claims["jti"])))
@@ -121,7 +120,7 @@ class TokenRevocations:
             return False
         # The issuer's clock may be ahead of ours.
         until = RevokedTokens.model_validate_json(of_user).revoked + self._settings.oidc_skew_s
-        return bool(claims.get("iat", 0) <= until)
+        return bool(claims["iat"] <= until)
 
 
 def _name(tenant: str | None, what: str, which: str) -> str:

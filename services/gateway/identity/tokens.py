@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import time
 from typing import Any
 
 import jwt
@@ -21,7 +20,7 @@ _MAX_NAME = 256
 _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", re.ASCII)
 _TYPES = ("jwt", "at+jwt", "application/at+jwt")
 _SAFE_SUBJECT = re.compile(r"[A-Za-z0-9_.@|+-]{1,128}", re.ASCII)
-_NEEDED = ["exp", "iss", "aud", "sub"]
+_NEEDED = ["exp", "iss", "aud", "sub", "iat"]
 _WRONG = "Incorrect token provided."
 
 
@@ -71,14 +70,15 @@ class Tokens:
             raise Refused("expired", "This token has expired.") from None
         except jwt.InvalidAudienceError:
             raise Refused("audience", "This token is for something else.") from None
+        except jwt.MissingRequiredClaimError as missing:
+            raise Refused("claim_missing", f"This token has no '{missing.claim}'.") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise Refused("wrong", _WRONG) from None
         claims = _object(shown.split(".")[1])
-        if not (_is_time(claims["exp"]) and _is_time(claims.get("iat", 1)) and claims["sub"]):
+        if not (_is_time(claims["exp"]) and _is_time(claims["iat"]) and claims["sub"]):
             raise Refused("wrong", _WRONG)
         # From when it was issued: what is left of a longer one may outlive its revocation.
-        began = claims.get("iat", time.time() + own.oidc_skew_s)
-        if claims["exp"] > began + own.oidc_longest_s:
+        if claims["exp"] > claims["iat"] + own.oidc_longest_s:
             told = f"This token holds for longer than {own.oidc_longest_s:.0f} seconds."
             raise Refused("too_long", told)
         return claims

@@ -17,7 +17,7 @@ from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.key_record import KEY_PATTERN, key_hash
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.known import Known
-from services.gateway.identity.news import channel
+from services.gateway.identity.news import Heard, channel
 from services.gateway.identity.principal import Principal
 from services.gateway.identity.tenants import TenantStore
 
@@ -452,6 +452,68 @@ async def test_a_key_looked_up_while_a_recheck_asks_is_looked_up_again(redis, na
     with pytest.raises(PenstockError) as refused:
         await identified
     assert refused.value.reason == "invalid_api_key"
+
+
+class Restless(Away):
+    """News come under each look-up, and `change` under the first."""
+
+    news = ""
+    auth: Authenticator
+
+    async def change_first(self) -> None: ...
+
+    async def find(self, hashed: str):
+        record = await super().find(hashed)
+        if self.asked == 1:
+            await self.change_first()
+        for message in self.news.split(", "):
+            self.auth.told(message)
+        return record
+
+
+@pytest.mark.parametrize(
+    ("news", "looks"),
+    [
+        ("tenant rival, key 0123, revoked 0123, tenant acme2", 1),
+        ("tenant acme", 2),
+        ("key ITS", 2),
+    ],
+)
+async def test_news_without_end_keep_nobody_out(redis, namespace, news, looks):
+    """Others' cost no look-up; of his own a second one at most, and what that saw is not kept."""
+    store = Restless(redis, namespace)
+    key, _ = await store.create("acme")
+    store.auth, store.news = auth(store), news.replace("ITS", key_hash(key))
+    async with asyncio.timeout(10):
+        for times in (1, 2, 3):
+            assert (await store.auth.identify(f"Bearer {key}")).tenant == "acme"
+            assert store.asked == (1 if looks == 1 else times * looks)
+
+
+async def test_what_changes_under_a_look_up_is_seen_by_the_next(redis, namespace):
+    store = Restless(redis, namespace)
+    key, record = await store.create("acme", priority="high")
+    store.auth, store.news = auth(store), f"key {key_hash(key)}"
+
+    async def lower() -> None:
+        await store.change(record.id, "key.change", lambda _: {"priority": "low"})
+
+    store.change_first = lower
+    assert (await store.auth.identify(f"Bearer {key}")).priority == "low"
+
+
+def test_news_beyond_those_that_are_known_one_by_one_may_be_about_anybody(monkeypatch):
+    monkeypatch.setattr("services.gateway.identity.news._MOST_HEARD", 2)
+    heard = Heard()
+    for about in ("a", "b", "a"):
+        heard.note(about)
+    assert [heard.since(n, "a") for n in (2, 3)] == [True, False]
+    assert [heard.since(n, "b", "x") for n in (1, 2)] == [True, False]
+    assert not heard.since(0, "x")
+    heard.note("c")  # b, the second, is no more known by itself
+    assert [heard.since(n, "x") for n in (1, 2)] == [True, False]
+    heard.note_all()
+    assert [heard.since(n, "x") for n in (4, 5)] == [True, False]
 
 
 async def test_a_key_that_is_looked_up_anew_is_the_latest(redis, namespace, monkeypatch):
