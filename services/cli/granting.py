@@ -83,7 +83,7 @@ async def _with_stores(work: Callable[[Stores], Awaitable[None]]) -> int:
             redis,
             settings,
             audit,
-            KeyStore(redis, namespace, audit),
+            KeyStore(redis, namespace, audit, settings.identity.max_keys),
             TenantStore(redis, namespace, audit),
             TokenRevocations(redis, namespace, settings.identity, audit),
             actor(),

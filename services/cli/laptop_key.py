@@ -22,7 +22,7 @@ async def laptop_key(settings: Settings) -> str:
     path = key_file(settings)
     redis = connect(settings.redis_dsn)
     try:
-        store = KeyStore(redis, settings.namespace)
+        store = KeyStore(redis, settings.namespace, most=settings.identity.max_keys)
         if path.exists():
             kept = path.read_text().strip()
             record = await store.find(key_hash(kept))

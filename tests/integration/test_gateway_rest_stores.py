@@ -367,6 +367,22 @@ async def test_a_key_without_the_embedding_model_embeds_nothing(rig):
     assert rig.retrieval.servicer.calls == calls
     unknown = {**body, "model": "nobody"}
     assert (await tenant.refused("/v1/embeddings", unknown))[0] == 403
+    file, store = await tenant.file(), await tenant.store()
+    path = f"/v1/vector_stores/{store}"
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "When is the tide?"}]}
+    with_stores = {**asked, "tools": [{"type": "file_search", "vector_store_ids": [store]}]}
+    for where, what in (
+        (f"{path}/search", {"query": "a"}),
+        (f"{path}/files", {"file_id": file}),
+        ("/v1/vector_stores", {"file_ids": [file]}),
+        ("/v1/chat/completions", with_stores),
+    ):
+        answer = await tenant.http.post(where, json=what)
+        assert answer.status_code == 403, where
+        error = answer.json()["error"]
+        assert (error["code"], EMBEDDING_MODEL in error["message"]) == ("model_not_allowed", True)
+    assert (await tenant.http.post("/v1/chat/completions", json=asked)).status_code == 200
+    assert rig.retrieval.servicer.calls == calls
     every = await Tenant.of(rig)
     missing = await every.refused("/v1/embeddings", unknown)
     assert missing == (404, "model", "model_not_found")

@@ -71,6 +71,9 @@ class Retrieval:
         self.judges = asyncio.Event()
         self.judges.set()
 
+    async def model(self, patience_s: float) -> str:
+        return self.embedding_model
+
     async def judge(self, request: JudgeRequest, span: Any, record: Any) -> JudgeReply:
         self.judged.append(request)
         await self.judges.wait()

@@ -32,12 +32,14 @@ class ScriptedRetrieval:
         self.remove_failures: list[PenstockError] = []  # of the next removals
         self.documents: dict[tuple[str, str, str], IndexRequest] = {}
         self.removed: list[tuple[str, str, str]] = []
+        self.embedding_model = ""
         self.begun = 0
         self.indexing = 0
         self.most_at_once = 0
 
     async def model(self, patience_s: float) -> str:
-        return "tiny-embed"
+        self.embedding_model = "tiny-embed"
+        return self.embedding_model
 
     async def index(self, request: IndexRequest, span: Any) -> IndexReply:
         self.begun += 1

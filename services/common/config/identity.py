@@ -77,6 +77,13 @@ class IdentitySettings(Section):
         400, gt=0, description="lines of the audit log; older ones go with the next change"
     )
 
+    max_keys: int = Field(
+        1000,
+        gt=0,
+        description="API keys of one tenant, and of administrators; revoked and expired ones make "
+        "room for new ones, those that hold do not",
+    )
+
     @model_validator(mode="after")
     def _tokens_are_for_us(self) -> "IdentitySettings":
         if not self.oidc_issuer:

@@ -1,6 +1,7 @@
 """Who changed what: the audit log, and the one way in which what is granted is changed.
 
-    {ns}:{identity}:audit   stream   a change each; its id begins with the Unix time in ms
+    {ns}:{identity}:audit          stream   a change each; its id begins with the Unix time in ms
+    {ns}:{identity}:audit:<what>   stream   the ids of those about that; it goes with the latest
 
 A change and its line are one function: there is neither without the other. Nothing takes a line
 away but its age (`kept_s`), in the function that adds one. Each is also a line of the gateway's log
@@ -22,26 +23,28 @@ T = TypeVar("T")
 
 _TRIES = 5  # of a change that another one came before
 KEPT_S = 400 * 86_400
-_CHUNK = 500  # lines read at once, where some are looked for
 
-# KEYS: the log; then each change's hash. ARGV: all of it as JSON, seconds to keep lines, by Redis'
-# own clock: that of a gateway which is years ahead would leave none. Returns 0 where something is
-# no more as it was taken to be, and does nothing then. The line comes first: where it cannot be
-# written (no memory, no disk), nothing is.
+# KEYS: the log, what it has of this; then each change's hash. ARGV: all of it as JSON, seconds to
+# keep lines, by Redis' own clock: that of a gateway which is years ahead would leave none. Returns
+# 0 where something is no more as it was taken to be, -1 where a hash is full, and does nothing
+# then. The line comes first: where it cannot be written (no memory, no disk), nothing is.
 _CHANGE = """
 local asked = cjson.decode(ARGV[1])
 for i, change in ipairs(asked.changes) do
-  if (redis.call('HGET', KEYS[i + 1], change.field) or '') ~= (change.before or '') then
+  if (redis.call('HGET', KEYS[i + 2], change.field) or '') ~= (change.before or '') then
     return 0
   end
+  if change.most and redis.call('HLEN', KEYS[i + 2]) >= change.most then return -1 end
 end
 local oldest = string.format('%.0f', math.max(0, redis.call('TIME')[1] - ARGV[2]) * 1000)
-redis.call('XADD', KEYS[1], 'MINID', oldest, '*', unpack(asked.line))
+local id = redis.call('XADD', KEYS[1], 'MINID', oldest, '*', unpack(asked.line))
+redis.call('XADD', KEYS[2], 'MINID', oldest, id, 'of', 'log')
+redis.call('EXPIRE', KEYS[2], ARGV[2])
 for i, change in ipairs(asked.changes) do
   if change.after and change.after ~= change.before then
-    redis.call('HSET', KEYS[i + 1], change.field, change.after)
+    redis.call('HSET', KEYS[i + 2], change.field, change.after)
   elseif not change.after then
-    redis.call('HDEL', KEYS[i + 1], change.field)
+    redis.call('HDEL', KEYS[i + 2], change.field)
   end
 end
 for _, message in ipairs(asked.news) do
@@ -78,6 +81,8 @@ class Change(NamedTuple):
     field: str
     before: str | None
     after: str | None
+    most: int | None = None
+    """Of the hash's fields before it; None: however many."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,10 @@ class Conflict(Exception):
     """What was to be changed has changed meanwhile."""
 
 
+class Full(Exception):
+    """A hash has as many fields as it may."""
+
+
 class AuditLog:
     """Raises `RedisAway` when Redis is away."""
 
@@ -110,7 +119,7 @@ class AuditLog:
     async def change(
         self, act: Act, changes: Sequence[Change], channel: str = "", news: Sequence[str] = ()
     ) -> None:
-        """All changes and the line, or nothing. Raises Conflict."""
+        """All changes and the line, or nothing. Raises Conflict, Full."""
         line = {
             "who": act.by.who,
             "source": act.by.source,
@@ -129,10 +138,11 @@ class AuditLog:
             "channel": channel,
             "news": list(news),
         }
-        hashes = [change.hash for change in changes]
-        if not await self._change(
-            [self._stream, *hashes], [json.dumps(asked), round(self._kept_s)]
-        ):
+        keys = [self._stream, self._about(act.what), *(change.hash for change in changes)]
+        done = await self._change(keys, [json.dumps(asked), round(self._kept_s)])
+        if done == -1:
+            raise Full
+        if not done:
             raise Conflict
         log.info("audit: %s %s by %s %s", act.action, act.what, *act.by, extra={"audit": line})
 
@@ -142,20 +152,18 @@ class AuditLog:
 
     async def read(self, limit: int, before: str = "", what: str = "") -> list[Line]:
         """The latest first; those before the line with the id `before`; of `what` alone."""
-        found: list[Line] = []
         newest = f"({before}" if before else "+"
-        while True:
-            some: list[Any] = await self._redis.xrevrange(  # type: ignore[assignment]
-                self._stream, newest, "-", count=_CHUNK
-            )
-            for id, fields in some:
-                if not what or fields["what"] == what:
-                    found.append(_line(id, fields))
-                if len(found) == limit:
-                    return found
-            if len(some) < _CHUNK:
-                return found
-            newest = f"({some[-1][0]}"
+        stream = self._about(what) if what else self._stream
+        found: list[Any] = await self._redis.xrevrange(stream, newest, "-", count=limit)  # type: ignore[assignment]
+        if what:
+            async with self._redis.pipeline(transaction=False) as each:
+                for id, _ in found:
+                    each.xrange(self._stream, id, id)
+                found = [line for lines in await each.execute() for line in lines]
+        return [_line(id, fields) for id, fields in found]
+
+    def _about(self, what: str) -> str:
+        return f"{self._stream}:{what}"
 
 
 async def until_first(attempt: Callable[[], Awaitable[T]]) -> T:

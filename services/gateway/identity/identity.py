@@ -25,7 +25,7 @@ class Identity:
     def __init__(self, settings: Settings, redis: Redis) -> None:
         own, namespace = settings.identity, settings.namespace
         self.audit = AuditLog(redis, namespace, own.audit_kept_days * 86_400)
-        self.keys = KeyStore(redis, namespace, self.audit)
+        self.keys = KeyStore(redis, namespace, self.audit, own.max_keys)
         self.tenants = TenantStore(redis, namespace, self.audit)
         self.revoked_tokens = TokenRevocations(redis, namespace, own, self.audit)
         last_use = LastUse(self.keys)

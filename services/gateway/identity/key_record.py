@@ -71,6 +71,11 @@ class KeyRecord(BaseModel):
     def expired(self) -> bool:
         return self.expires is not None and time.time() >= self.expires
 
+    @property
+    def ended(self) -> int:
+        """When one that holds no more ended, Unix seconds."""
+        return min(at for at in (self.revoked, self.expires) if at is not None)
+
     @classmethod
     def of_stored(cls, stored: str, **apart: int | None) -> "KeyRecord":
         """With what is kept apart. Raises ValidationError."""

@@ -1,22 +1,13 @@
-"""API keys in Redis. Only their hashes are stored.
+"""API keys: how they are made, changed, replaced and ended."""
 
-    {ns}:{identity}:keys      hash   SHA-256 of the key (hex) → the record as JSON
-    {ns}:{identity}:ids       hash   key id → SHA-256 of the key; of those before it, behind spaces
-    {ns}:{identity}:revoked   hash   SHA-256 of the key → Unix time of its revocation
-    {ns}:{identity}:used      hash   key id → Unix time of its last use, a minute late (last_use.py)
-
-SHA-256 without salt or stretching is enough here: a key is 256 random bits, so there is nothing to
-guess from its hash. Looking the hash up instead of comparing keys also leaves no timing to measure.
-"""
-
-import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from pydantic import ValidationError
+import grpc
 
+from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.gateway.identity.audit import (
     DIRECT,
@@ -24,6 +15,8 @@ from services.gateway.identity.audit import (
     Actor,
     AuditLog,
     Change,
+    Conflict,
+    Full,
     differing,
     until_first,
 )
@@ -31,80 +24,28 @@ from services.gateway.identity.key_record import KeyRecord, new_key
 from services.gateway.identity.limits import Limit
 from services.gateway.identity.news import channel
 from services.gateway.identity.principal import Permission, Role
+from services.gateway.identity.stored_keys import StoredKeys
 from services.gateway.identity.tenants import Priority
 from services.gateway.ids import KEY
 
-log = logging.getLogger(__name__)
-
-_AT_ONCE = 100  # records that are read in one turn of the loop
-_ASKED_AT_ONCE = 1000  # of hashes: 64 kB
+_MOST_TEXTS = 10  # of one key that hold, side by side
 
 
-class KeyStore:
+class KeyStore(StoredKeys):
     """All changes of keys, each with its line in the audit log, told to all gateways (news.py).
 
     Methods raise `RedisAway` when Redis is away. Those that change a key are given its id, and
     return None (False) where there is none.
     """
 
-    def __init__(self, redis: Redis, namespace: str, audit: AuditLog | None = None) -> None:
-        self._redis = redis
-        self.namespace = namespace
+    def __init__(
+        self, redis: Redis, namespace: str, audit: AuditLog | None = None, most: int = 1000
+    ) -> None:
+        """`most`: keys of one tenant, and of administrators."""
+        super().__init__(redis, namespace)
         self._audit = audit or AuditLog(redis, namespace)
-        self._records = f"{namespace}:{{identity}}:keys"
-        self._ids = f"{namespace}:{{identity}}:ids"
-        self._revoked = f"{namespace}:{{identity}}:revoked"
-        self._used = f"{namespace}:{{identity}}:used"
-        self._before = f"{namespace}:keys"
+        self._most = most
         self._news = channel(namespace)
-
-    # ---- looking ----------------------------------------------------------------------------
-
-    async def find(self, hashed: str) -> KeyRecord | None:
-        """The record of the key with this hash, revoked ones included."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hget(self._records, hashed)
-            both.hget(self._revoked, hashed)
-            stored, revoked = await both.execute()
-        return KeyRecord.of_stored(stored, revoked=_number(revoked)) if stored else None
-
-    async def is_of_before(self, hashed: str) -> bool:
-        """Whether a Penstock made it that had no tenants' records: it is not taken any more."""
-        return bool(await self._redis.hexists(self._before, hashed))
-
-    async def find_id(self, id: str) -> KeyRecord | None:
-        """The record of the latest key with this id, revoked ones included."""
-        hashes = await self._hashes(id)
-        return await self.find(hashes[0]) if hashes else None
-
-    async def list(self) -> list[KeyRecord]:
-        """All keys ever made, oldest first; of a replaced one the latest."""
-        async with self._redis.pipeline(transaction=True) as all_of_it:
-            for name in (self._records, self._ids, self._revoked, self._used):
-                all_of_it.hgetall(name)
-            stored, ids, revoked, used = await all_of_it.execute()
-        listed = []
-        for number, (id, hashes) in enumerate(ids.items()):
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # a gateway that lists very many has requests to serve
-            try:
-                record = _listed(hashes.split(), stored, revoked)
-            except (KeyError, ValidationError):  # another version's
-                log.warning("the record of %s cannot be read", id)
-                continue
-            listed.append(record.model_copy(update={"used": _number(used.get(id))}))
-        return sorted(listed, key=lambda record: (record.created, record.id))
-
-    async def revoked_of(self, hashes: Sequence[str]) -> set[str]:
-        """Those of the keys with these hashes that are revoked."""
-        found: set[str] = set()
-        for first in range(0, len(hashes), _ASKED_AT_ONCE):  # nobody waits for the answer to all
-            some = hashes[first : first + _ASKED_AT_ONCE]
-            times = await self._redis.hmget(self._revoked, list(some))
-            found |= {hashed for hashed, at in zip(some, times, strict=True) if at is not None}
-        return found
-
-    # ---- changing ---------------------------------------------------------------------------
 
     async def create(
         self,
@@ -120,7 +61,9 @@ class KeyStore:
         expires_in_s: int | None = None,
         by: Actor = DIRECT,
     ) -> tuple[str, KeyRecord]:
-        """Makes a key: the only time that it is seen. Raises ValueError for a bad field."""
+        """Makes a key: the only time that it is seen. Where there are as many as may be, the one
+        that ended first makes room. Raises ValueError for a bad field, RESOURCE_EXHAUSTED
+        ("too_many_keys") where all of them hold."""
         now = int(time.time())
         record = KeyRecord(
             id=KEY.new(),
@@ -139,9 +82,15 @@ class KeyStore:
         changes = [
             Change(self._records, hashed, None, record.as_stored()),
             Change(self._ids, record.id, None, hashed),
+            Change(self._of(tenant), record.id, None, str(now), self._most),
         ]
-        await self._audit.change(Act(by, "key.create", record.id, None, record.as_told()), changes)
-        return key, record
+        act = Act(by, "key.create", record.id, None, record.as_told())
+        while True:
+            try:
+                await self._audit.change(act, changes)
+                return key, record
+            except Full:
+                await self._make_room(tenant, by)
 
     async def change(
         self,
@@ -197,8 +146,11 @@ class KeyStore:
             key, hashed = new_key(record)
             ends = int(time.time()) + overlap_s
             left, changes = [hashed], [Change(self._records, hashed, None, record.as_stored())]
+            ending = {one: KeyRecord.of_stored(of).ending(ends) for one, of in stored.items()}
+            if sum(old.holds for old in ending.values()) >= _MOST_TEXTS:
+                raise ValueError(f"{id} has {_MOST_TEXTS} texts that hold: give a shorter overlap")
             for one, before in stored.items():
-                old = KeyRecord.of_stored(before).ending(ends)
+                old = ending[one]
                 if one == latest or not KeyRecord.of_stored(before).expired:
                     left.append(one)
                 after = old.as_stored() if one in left else None
@@ -242,31 +194,41 @@ class KeyStore:
         mapping: dict[Any, Any] = {**uses}
         await self._redis.hset(self._used, mapping=mapping)
 
-    # ---- inside -----------------------------------------------------------------------------
+    async def _make_room(self, tenant: str | None, by: Actor) -> None:
+        """Forgets the tenant's key that ended before all others. Raises RESOURCE_EXHAUSTED."""
+        ended = [one for one in await self.list() if one.tenant == tenant and not one.holds]
+        if not ended:
+            raise _too_many(tenant, self._most)
+        id = min(ended, key=lambda one: one.ended).id
+        hashes, stored = await self._stored_of(id)
+        with suppress(Conflict):  # another makes room
+            await self._audit.change(
+                Act(by, "key.forget", id),
+                [
+                    await self._gone(self._of(tenant), id),
+                    await self._gone(self._ids, id),
+                    await self._gone(self._used, id),
+                    *(Change(self._records, one, before, None) for one, before in stored.items()),
+                    *[await self._gone(self._revoked, one) for one in hashes],
+                ],
+                self._news,
+                [f"revoked {one}" for one in hashes],  # who trusts it still, trusts it no more
+            )
 
-    async def _hashes(self, id: str) -> Sequence[str]:
-        """Of the keys with this id, the latest first."""
-        hashes = await self._redis.hget(self._ids, id) if KEY.fits(id) else None
-        return str(hashes).split() if hashes else []
+    async def _gone(self, hash: str, field: str) -> Change:
+        before = await self._redis.hget(hash, field)
+        return Change(hash, field, None if before is None else str(before), None)
 
-    async def _stored_of(self, id: str) -> tuple[Sequence[str], dict[str, str]]:
-        """The hashes, and their records."""
-        hashes = await self._hashes(id)
-        stored = await self._redis.hmget(self._records, hashes) if hashes else []
-        return hashes, {h: str(one) for h, one in zip(hashes, stored, strict=True) if one}
+    def _of(self, tenant: str | None) -> str:
+        return f"{self._keys_of}:{tenant or ''}"
 
 
-def _listed(
-    hashes: Sequence[str], stored: Mapping[str, str], revoked: Mapping[str, str]
-) -> KeyRecord:
-    """The latest of the keys with one id, and until when those before it hold."""
-    latest, *old = hashes
-    ends = [KeyRecord.of_stored(stored[one]).expires or 0 for one in old if one in stored]
-    until = max((end for end in ends if end > time.time()), default=None)
-    return KeyRecord.of_stored(
-        stored[latest], revoked=_number(revoked.get(latest)), old_until=until
+def _too_many(tenant: str | None, most: int) -> PenstockError:
+    whose = "A tenant" if tenant is not None else "Administrators"
+    return PenstockError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"{whose} may have {most} API keys that hold; revoke some first.",
+        stage="gateway",
+        param="tenant" if tenant is not None else "admin",
+        reason="too_many_keys",
     )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text else None

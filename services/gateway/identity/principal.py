@@ -135,6 +135,15 @@ class Principal:
                 f"this API key may not use the model '{model}'", "model_not_allowed", param="model"
             )
 
+    def authorize_embedding(self, model: str) -> None:
+        """The same of the model that vector stores are embedded and searched with."""
+        if not self.covers(model):
+            raise _denied(
+                f"this API key may not use the model '{model}', which vector stores are embedded "
+                "and searched with",
+                "model_not_allowed",
+            )
+
     def require(self, permission: Permission) -> None:
         """Raises PERMISSION_DENIED without it."""
         if permission not in self.permissions:

@@ -4,6 +4,7 @@ from protos.common_pb2 import Caller, Passage
 from protos.retrieval_pb2 import SearchRequest
 from services.common.errors import PenstockError
 from services.gateway import metrics
+from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
@@ -11,9 +12,15 @@ from services.gateway.stores.retrieval_client import is_outage
 
 
 async def retrieve(
-    gateway: Gateway, caller: Caller, prompt: Prompt, warnings: list[str], journal: Journal
+    gateway: Gateway,
+    principal: Principal,
+    caller: Caller,
+    prompt: Prompt,
+    warnings: list[str],
+    journal: Journal,
 ) -> None:
-    """Adds passages to the prompt, or says in the warnings why there are none."""
+    """Adds passages to the prompt, or says in the warnings why there are none. Raises
+    PERMISSION_DENIED where he may not use the embedding model."""
     found: list[Passage] = []
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
         request = SearchRequest(
@@ -23,11 +30,10 @@ async def retrieve(
             limit=prompt.max_passages,
         )
         try:
-            found.extend(
-                (
-                    await gateway.retrieval.search_for_chat(request, searching, journal.below)
-                ).passages
-            )
+            model = await gateway.retrieval.model(gateway.settings.retrieval.timeout_s)
+            principal.authorize_embedding(model)
+            reply = await gateway.retrieval.search_for_chat(request, searching, journal.below)
+            found.extend(reply.passages)
         except PenstockError as error:
             if not is_outage(error):
                 raise

@@ -47,7 +47,7 @@ async def generate(
     for prompt, files in zip(prompts, unready, strict=True):
         warnings = [warning] if (warning := files.warning()) else []
         if prompt.stores:
-            await retrieve(gateway, caller, prompt, warnings, journal)
+            await retrieve(gateway, principal, caller, prompt, warnings, journal)
         prompt.request.caller.CopyFrom(caller)
         count = max(1, prompt.request.choices)
         of_prompts.append(

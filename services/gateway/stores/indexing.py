@@ -60,11 +60,14 @@ class Indexing:
         self._tasks: dict[asyncio.Task[None], _Place] = {}
         self._turns = Turns(_AT_ONCE)
 
-    def expect(self, tenant: str, files: int) -> None:
+    def expect(self, who: Principal, files: int) -> None:
         """Raises RESOURCE_EXHAUSTED ("index_queue_full") when so many more of the tenant's files
-        are too many, or "storage_full"."""
+        are too many, or "storage_full"; PERMISSION_DENIED where he may not use the embedding
+        model."""
+        if files and (model := self._retrieval.embedding_model):  # else asked when it is known
+            who.authorize_embedding(model)
         self._files.room.check()
-        waiting = sum(place.tenant == tenant for place in self._tasks.values())
+        waiting = sum(place.tenant == who.tenant for place in self._tasks.values())
         if waiting + files > _QUEUE:
             raise PenstockError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -80,7 +83,7 @@ class Indexing:
         """Attaches the file and indexes it in the background, at the cost of `who`. Raises as
         `expect` does."""
         tenant = caller.tenant
-        self.expect(tenant, 1)
+        self.expect(who, 1)
         await self.give_up(tenant, store, file.id)
         attached = AttachedFile(
             id=file.id,
@@ -168,6 +171,7 @@ class Indexing:
             await self._turns.take(who.tenant)
             try:
                 model = await self._retrieval.model(INDEX_TIMEOUT_S)
+                who.authorize_embedding(model)
                 return await self._meter.admit(who, id, ROUTE, model, most)
             except PenstockError as error:
                 self._turns.give_back()

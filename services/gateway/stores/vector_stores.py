@@ -100,7 +100,7 @@ class VectorStores:
             await self._files.get(tenant, id, f"file_ids[{index}]")
             for index, id in enumerate(file_ids)
         ]
-        self._indexing.expect(tenant, len(files))
+        self._indexing.expect(who, len(files))
         record = StoreRecord(
             id=STORE.new(), name=name, created_at=int(time.time()), metadata=metadata
         )

@@ -64,6 +64,30 @@ async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: StoresRig) -
     assert await rig.statuses(store) == ["completed"]
 
 
+async def test_files_of_who_may_not_use_the_embedding_model_are_not_indexed(
+    rig: StoresRig,
+) -> None:
+    who = replace(WHO, models=frozenset({"tiny"}))
+    store, file = await rig.store(), await rig.file()
+    await rig.stores.attach(who, CALLER, store, file.id)  # no retrieval was ever seen
+    await rig.stores.drain(5)
+    attached = await the_file(rig, store)
+    assert attached.status == "failed"
+    assert "'tiny-embed'" in str(attached.error)
+    for ask in (
+        rig.stores.attach(who, CALLER, store, (await rig.file()).id),
+        rig.stores.create(who, CALLER, "s", {}, [file.id]),
+    ):
+        with pytest.raises(PenstockError, match="'tiny-embed'") as refused:
+            await ask
+        assert refused.value.reason == "model_not_allowed"
+    assert await rig.stores.create(who, CALLER, "empty", {}, [])
+    assert (rig.retrieval.begun, len(await rig.stores.files("acme", store))) == (0, 1)
+    await rig.stores.attach(replace(who, models=frozenset({"tiny-embed"})), CALLER, store, file.id)
+    await rig.stores.drain(5)
+    assert rig.retrieval.begun == 1
+
+
 async def test_what_is_given_up_has_ended_before_anything_comes_after_it(rig: StoresRig) -> None:
     rig.retrieval.gate.clear()
     rig.retrieval.let_go.clear()

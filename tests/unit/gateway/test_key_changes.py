@@ -44,7 +44,7 @@ def audit(redis, namespace) -> AuditLog:
 def clock(monkeypatch) -> SimpleNamespace:
     now = SimpleNamespace(now=10_000.0)
     times = SimpleNamespace(time=lambda: now.now, monotonic=lambda: now.now)
-    for module in ("auth", "keys", "key_record", "principal"):
+    for module in ("auth", "keys", "stored_keys", "key_record", "principal"):
         monkeypatch.setattr(f"services.gateway.identity.{module}.time", times)
     return now
 
@@ -301,6 +301,83 @@ async def test_uses_that_redis_did_not_take_are_written_later(keys, monkeypatch)
     assert set(await keys._redis.hkeys(keys._used)) == {"key_1", "key_2"}
 
 
+# ---- how many -----------------------------------------------------------------------------------
+
+
+async def test_a_tenants_keys_are_bounded_and_what_ended_first_makes_room(
+    tenants, redis, namespace, clock
+):
+    keys = KeyStore(redis, namespace, most=3)
+    auth = Authenticator([KeyVerifier(keys, tenants)], keys, GatewaySettings(key_cache_s=3600))
+    made = [await keys.create("acme") for _ in range(2)]
+    made.append(await keys.create("acme", expires_in_s=100))
+    assert await lets_in(auth, made[1][0]) == [True]
+    with pytest.raises(PenstockError, match="A tenant may have 3 API keys") as refused:
+        await keys.create("acme")
+    assert (refused.value.reason, refused.value.param) == ("too_many_keys", "tenant")
+    await keys.create("rival")
+    await keys.create(None, role=Role.ADMIN)  # administrators' are counted by themselves
+    clock.now += 200
+    await keys.revoke(made[1][1].id)  # after the third had expired
+    new = [(await keys.create("acme"))[1].id]
+    assert await keys.find_id(made[2][1].id) is None
+    assert await keys.find_id(made[1][1].id) is not None
+    new.append((await keys.create("acme", by=ANN))[1].id)
+    with pytest.raises(PenstockError, match="revoke some"):
+        await keys.create("acme")
+    assert {one.id for one in await keys.list() if one.tenant == "acme"} == {made[0][1].id, *new}
+    assert await lets_in(auth, made[0][0]) == [True]
+    assert await redis.hlen(keys._revoked) == 0, "nothing is left of what is forgotten"
+    assert await redis.hlen(keys._records) == await redis.hlen(keys._ids) == 5
+    last = await keys._audit.read(2)
+    assert [(line.action, line.who) for line in last] == [
+        ("key.create", "ann"),
+        ("key.forget", "ann"),
+    ]
+    assert last[1].what == made[1][1].id
+
+
+async def test_what_is_forgotten_lets_nobody_in(tenants, redis, namespace):
+    """A gateway that missed the revocation is told when the key is forgotten."""
+    keys = KeyStore(redis, namespace, most=1)
+    auth = Authenticator([KeyVerifier(keys, tenants)], keys, GatewaySettings(key_cache_s=3600))
+    key, record = await keys.create("acme")
+    await keys.revoke(record.id)
+    deaf = Authenticator([KeyVerifier(keys, tenants)], keys, GatewaySettings(key_cache_s=3600))
+    async with redis.pubsub() as news:
+        await news.subscribe(channel(namespace))
+        await keys.create("acme")
+        heard = []
+        while not heard:
+            message = await news.get_message(timeout=5)
+            assert message is not None
+            heard += [message["data"]] if message["type"] == "message" else []
+    assert heard == [f"revoked {key_hash(key)}"]
+    assert await lets_in(auth, key) == await lets_in(deaf, key) == [False]
+
+
+async def test_keys_made_side_by_side_do_not_pass_the_bound(redis, namespace):
+    stores = [KeyStore(redis, namespace, most=5) for _ in range(4)]
+    made = await asyncio.gather(
+        *(stores[n % 4].create("acme") for n in range(12)), return_exceptions=True
+    )
+    refused = [one for one in made if isinstance(one, PenstockError)]
+    assert (len(refused), len(await stores[0].list())) == (7, 5)
+
+
+async def test_a_key_has_ten_texts_that_hold_at_most(keys, auth):
+    first, record = await keys.create("acme")
+    texts = [first]
+    for _ in range(9):
+        texts.append((await keys.rotate(record.id, 3600))[0])
+    assert all(await lets_in(auth, *texts))
+    with pytest.raises(ValueError, match="10 texts"):
+        await keys.rotate(record.id, 3600)
+    last, _ = await keys.rotate(record.id, 0)
+    assert await lets_in(auth, *texts, last) == [False] * 10 + [True]
+    await keys.rotate(record.id, 3600)
+
+
 # ---- the audit log ------------------------------------------------------------------------------
 
 
@@ -333,14 +410,36 @@ async def test_each_change_has_its_line_and_none_says_a_key(keys, tenants, audit
         assert secret.removeprefix("psk-") not in written
 
 
-async def test_the_log_is_read_in_pages_and_of_one_thing(keys, audit, monkeypatch):
-    monkeypatch.setattr("services.gateway.identity.audit._CHUNK", 2)
+async def test_the_log_is_read_in_pages_and_of_one_thing(keys, audit):
     made = [(await keys.create("acme"))[1].id for _ in range(5)]
     first = await audit.read(3)
     rest = await audit.read(3, before=first[-1].id)
     assert [line.what for line in (*first, *rest)] == made[::-1]
     assert [line.what for line in await audit.read(3, what=made[1])] == [made[1]]
     assert await audit.read(3, what="key_x") == []
+    for n in range(3):
+        await keys.change(made[1], "key.change", lambda _, n=n: {"name": str(n)})
+        await keys.change(made[2], "key.change", lambda _, n=n: {"name": str(n)})
+    latest = await audit.read(2, what=made[1])
+    older = await audit.read(9, latest[-1].id, made[1])
+    assert [line.after["name"] for line in (*latest, *older)] == ["2", "1", "0", ""]
+    assert {line.what for line in (*latest, *older)} == {made[1]}
+
+
+async def test_who_asks_about_one_thing_has_the_rest_of_the_log_not_read(keys, audit, redis):
+    asked = (await keys.create("acme"))[1].id
+    for _ in range(30):
+        await keys.create("rival")
+    stats = "cmdstat_xrange", "cmdstat_xrevrange"
+    await redis.config_resetstat()
+    assert [line.what for line in await audit.read(9, what=asked)] == [asked]
+    calls = await redis.info("commandstats")
+    assert [calls[one]["calls"] for one in stats] == [1, 1]
+    assert await redis.xlen(audit._about(asked)) == 1
+
+
+def lines_id(at: int) -> str:
+    return f"{at * 1000}-0"
 
 
 async def test_a_line_goes_by_its_age_alone(redis, namespace):
@@ -350,11 +449,16 @@ async def test_a_line_goes_by_its_age_alone(redis, namespace):
     names = ("who", "source", "action", "what", "before", "after")
     for age in (7200, 3700, 3500):
         line = {**dict.fromkeys(names, "null"), "what": str(age)}
-        await redis.xadd(kept._stream, line, id=f"{(seconds - age) * 1000}-0")
+        await redis.xadd(kept._stream, line, id=lines_id(seconds - age))
+    await redis.xadd(kept._about("3500"), {"of": "log"}, id=lines_id(seconds - 3500))
+    await redis.xadd(kept._about("7200"), {"of": "log"}, id=lines_id(seconds - 7200))
     for _ in range(20):
-        await keys.create("acme")
+        _, record = await keys.create("acme")
     lines = await kept.read(100)
     assert (len(lines), lines[-1].what) == (21, "3500")
+    assert [line.what for line in await kept.read(9, what="3500")] == ["3500"]
+    assert await kept.read(9, what="7200") == []
+    assert 0 < await redis.ttl(kept._about(record.id)) <= 3600, "nothing is left of it then"
 
 
 async def test_where_the_line_cannot_be_written_nothing_is_changed(keys, audit, redis):

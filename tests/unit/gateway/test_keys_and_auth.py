@@ -45,7 +45,7 @@ async def test_only_the_hash_is_stored(store, redis, namespace):
     assert KEY_PATTERN.fullmatch(key)
     assert await store.find(key_hash(key)) == record
     names = await redis.keys(f"{namespace}*")
-    assert len(names) == 3, "records, ids, and the audit log"
+    assert len(names) == 5, "records, ids, which are the tenant's; the audit log, and which of it"
     for name in names:
         assert key[4:] not in str(await redis.dump(name))
 
@@ -295,7 +295,7 @@ async def test_a_key_ends_at_its_time_known_or_not_and_while_redis_is_away(
 ):
     clock = SimpleNamespace(now=1000.5)
     times = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
-    for module in ("auth", "keys", "key_record", "principal"):
+    for module in ("auth", "keys", "stored_keys", "key_record", "principal"):
         monkeypatch.setattr(f"services.gateway.identity.{module}.time", times)
     store = Away(redis, namespace)
     key, record = await store.create("acme", expires_in_s=100)
@@ -388,7 +388,7 @@ async def test_a_revocation_asks_once_however_often_the_key_was_rotated(store, m
 
 
 async def test_very_many_are_asked_for_some_at_a_time(store, monkeypatch):
-    monkeypatch.setattr("services.gateway.identity.keys._ASKED_AT_ONCE", 2)
+    monkeypatch.setattr("services.gateway.identity.stored_keys._ASKED_AT_ONCE", 2)
     keys = [await store.create("acme") for _ in range(5)]
     for _, record in keys[1:4]:
         await store.revoke(record.id)

@@ -211,6 +211,7 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
         judged=True,
     )
     asked, model = body.query[0], await gateway.retrieval.model()
+    principal.authorize_embedding(model)
     with gateway.telemetry.lone_span("search", request_id=exchange.request_id) as span:
         async with gateway.meter.run(
             principal, exchange.request_id, exchange.route, model, (of_texts([asked]), 0)
