@@ -16,6 +16,7 @@ from protos import gateway_pb2, gateway_pb2_grpc
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import MeteringSettings, PolicySettings, RunsSettings
 from services.common.link import LinkCall
+from services.gateway.identity.limits import Limit
 from services.gateway.server import GatewayService
 from tests.support.another_gateway import another_gateway
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, send
@@ -228,6 +229,60 @@ async def test_a_gateway_that_leaves_hands_its_runs_over(rig: Rig, story: Story)
         assert answer.status_code == 400, "another body"
         async with new.stream("POST", CHAT, json=STREAM, headers=key) as response:
             assert await Events(response).text() == TEXT
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        (Limit(name="few", of="concurrent", most=1),),
+        (Limit(name="tph", of="tokens", most=400, per="hour"),),
+        (),
+    ],
+    ids=["place", "tokens", "none"],
+)
+async def test_limits_hold_over_a_rolling_restart(
+    rig: Rig, story: Story, limits: tuple[Limit, ...]
+) -> None:
+    """One gateway after the other: its run has its place and its reservation all the time, and is
+    one entry. Of who has no limits as well."""
+    key, _ = await rig.keys.create("acme", limits=limits)
+    ask = {**STREAM, "max_tokens": 300}
+    headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": "k"}
+    meter = f"{rig.settings.namespace}:{{meter}}"
+    hosts = [rig.host]
+
+    async def told() -> list[str]:
+        """The meter's word on another request, by whichever gateway serves."""
+        url = hosts[-1].replica.facts["url"]  # type: ignore[union-attr]
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            plain = {**ask, "stream": False}
+            answer = await http.post(CHAT, json=plain, headers={"Authorization": f"Bearer {key}"})
+            return [answer.json().get("error", {}).get("code"), answer.text]
+
+    async with httpx.AsyncClient(timeout=20) as http:
+        story.go(1)
+        async with http.stream("POST", rig.url + CHAT, json=ask, headers=headers) as response:
+            assert await Events(response).text(1) == "The"
+            run = response.headers["x-request-id"]
+        for _ in range(2):
+            hosts.append(await rig.start(GatewayService))
+            leaving = asyncio.create_task(hosts[-2].stop(0))
+            while limits and (not leaving.done() or len(story.resumed) < len(hosts)):
+                code, why = await told()
+                assert code == "rate_limit_exceeded", why
+            await leaving
+            await until(lambda: len(story.resumed) == len(hosts), 20, "it is taken over")
+            assert await rig.redis.hkeys(f"{meter}:open") == [run]
+            story.go(1)
+        story.go()
+        (entry,) = await ledger(rig, 1)
+        assert (entry.id, entry.status) == (run, "ok")
+        assert (entry.prompt, entry.output) == (8, len(WORDS))
+        assert entry.nanos == 1000 * (2 * 8 + 10 * len(WORDS))
+        assert await rig.redis.hlen(f"{meter}:open") == 0
+        if limits:
+            story.go()
+            assert (await told())[0] is None
 
 
 async def test_what_of_a_run_was_whole_is_not_made_again(rig: Rig) -> None:

@@ -60,6 +60,7 @@ class PlainMeter:
     standing: dict[str, Standing] = field(default_factory=dict)
     charged: dict[str, dict[str, int]] = field(default_factory=dict)
     over: dict[str, str] = field(default_factory=dict)  # as what
+    released: dict[str, str] = field(default_factory=dict)  # the attempt that was last
     ledger: list[tuple[str, str, dict[str, int]]] = field(default_factory=list)
     now: float = 0.0
 
@@ -136,9 +137,12 @@ class PlainMeter:
         """Which rule stands in the way, from 1 (0: none), and for how long."""
         self.sweep(10)
         self._of_another_model(id, run)
-        if id in self.standing or id in self.charged:
-            if id not in self.standing and self.over[id] == "lost":
-                self.hold(id, run | {"used": self.charged[id]})
+        if id in self.standing:
+            self.standing[id].until = self.now + self.lease_s
+            return 0, 0.0
+        if self.over.get(id) == "lost":
+            self.hold(id, run)
+        if id in self.charged or self._is_gone(id, run):
             return 0, 0.0
         waits = [self.look(rule, run["held"].get(rule["of"], 0))[1] for rule in run["rules"]]
         if NEVER in waits:
@@ -172,29 +176,32 @@ class PlainMeter:
     def hold(self, id: str, run: dict[str, Any]) -> None:
         self._of_another_model(id, run)
         if id not in self.standing:
-            if self.over.get(id, "lost") != "lost":
+            if self.over.get(id, "lost") != "lost" or self._is_gone(id, run):
                 return
             if id in self.over:
                 run["held"]["requests"] = 0
             self._stand(id, run)
-        self.standing[id].until = self.now + self.lease_s
-        self.standing[id].used = run["used"]
+        one = self.standing[id]
+        one.until = self.now + self.lease_s
+        for before in (one.used, self.charged.get(id, {})):  # it only grows
+            one.used = {name: max(n, before.get(name, 0)) for name, n in run["used"].items()}
+            run["used"] = one.used
 
     def settle(self, id: str, run: dict[str, Any]) -> None:
         self._of_another_model(id, run)
-        if run["status"] == "lost" and self.over.get(id, "lost") != "lost":
-            return
         if id in self.standing:
             self._close(id, run["used"], run["status"])
         else:
             self._charge(id, Standing(run, self._dates(run), 0.0, {}, {}), {}, run)
 
-    def release(self, id: str) -> None:
-        if id in self.standing:
+    def _is_gone(self, id: str, run: dict[str, Any]) -> bool:
+        return self.released.get(id) == run["attempt"]
+
+    def release(self, id: str, attempt: str) -> None:
+        if id in self.standing and self.standing[id].run["attempt"] == attempt:
             self._give_back(id)
         if id not in self.charged:
-            self.charged[id] = dict.fromkeys(("prompt", "cached", "output", "cost"), 0)
-            self.over[id] = "released"
+            self.released[id] = attempt
 
     def _close(self, id: str, used: dict[str, int], status: str) -> None:
         one = self.standing.pop(id)

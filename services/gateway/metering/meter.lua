@@ -6,10 +6,11 @@
 -- lease runs out (the gateway was killed) the request is settled with what was told last, as "lost".
 -- All steps may be carried out twice: a request has one reservation, and what it was charged is
 -- remembered, so that settling it again charges the difference, which is nothing or, after a lease
--- that ran out under a gateway that lives, what was not told yet. One that was settled as lost and
--- goes on stands again, for the rest, here or at another gateway, to which the first may hand it
--- over by settling it as lost itself. A step for another model than was reserved for gives that
--- reservation back first.
+-- that ran out under a gateway that lives, what was not told yet. A gateway that hands a request
+-- over renews its lease, and the next one reserves for it: what stands is its reservation. One that
+-- was settled as lost and goes on stands again, for the rest. A step for another model than was
+-- reserved for gives that reservation back first. Each gateway's way past the limits is an attempt:
+-- one that is released takes back what it reserved itself, and nothing that another has.
 --
 -- Kinds of rules:
 --   per minute or hour   GCRA (a leaky bucket as one time): `most` at once, and `most` again in each
@@ -32,10 +33,11 @@
 --   reserve  id, run     -> JSON: see `told`
 --   hold     id, run     nothing is refused: a lease is renewed, or made anew
 --   settle   id, run     -> 1 if something was charged
---   release  id          nothing is charged: what was reserved, or will be by a call that is late
+--   release  id, run     nothing is charged: what this attempt reserved, or will by a late call
 --   sweep    most        -> how many leases had run out
 -- run, JSON: who: {field: text, ...} as the ledger has it; rules: [{key, of, per, most}, ...];
--- held: {requests, tokens, cost}; used: {prompt, cached, output, cost}; status, when it is settled.
+-- held: {requests, tokens, cost}; used: {prompt, cached, output, cost}; status, when it is settled;
+-- attempt.
 -- Costs are in billionths of the currency.
 
 local root = KEYS[1]
@@ -226,7 +228,13 @@ end
 
 local function unpacked(stored) return stored and cmsgpack.unpack(stored) or nil end
 local function find(id) return unpacked(call('HGET', OPEN, id)) end
-local function charged(id) return unpacked(call('GET', key('done', id))) end
+
+-- Of a request that another attempt was released from, nothing.
+local function charged(id, run)
+  local known = unpacked(call('GET', key('done', id)))
+  if known and known.status == 'released' and known.attempt ~= run.attempt then return nil end
+  return known
+end
 
 local function stand(id, run)
   call('HSET', OPEN, id, cmsgpack.pack(run))
@@ -300,8 +308,9 @@ local function enter(id, run, used, status)
   call('XADD', LEDGER, '*', unpack(entry))
 end
 
-local function remember(id, used, status)
-  call('SET', key('done', id), cmsgpack.pack({used = used, status = status}), 'EX', memory)
+local function remember(id, used, status, attempt)
+  local known = {used = used, status = status, attempt = attempt}
+  call('SET', key('done', id), cmsgpack.pack(known), 'EX', memory)
 end
 
 -- Ends a request with what it used, less what it was charged `before`. What it held is back.
@@ -327,7 +336,7 @@ local function sweep(most)
     local run = find(id)
     if run then
       leave(id, run)
-      close(id, run, run.held, charged(id), 'lost')
+      close(id, run, run.held, charged(id, run), 'lost')
     else
       call('ZREM', DUE, id)
     end
@@ -350,23 +359,32 @@ local function told(run, blocking, wait)
   return cjson.encode({granted = not blocking, rule = blocking or 0, wait = wait or 0, rules = rules})
 end
 
+-- As what it used is told by several gateways, and by some late.
+local function most_of(used, before)
+  for name, amount in pairs(before) do used[name] = math.max(used[name], amount) end
+  return used
+end
+
 -- Holds what it may use, whether there is room or not; one that was settled as lost is counted.
 local function go_on(id, run, before)
-  if before then run.held.requests = 0 end
+  if before then
+    run.held.requests = 0
+    run.used = most_of(run.used, before.used)
+  end
   move(run, run.held, nil)
   stand(id, run)
 end
 
 function ops.reserve(id, run)
   sweep(SWEPT)
-  local known, before = standing(id, run), charged(id)
+  local known, before = standing(id, run), charged(id, run)
   run.rules = located(run.rules) -- they may be others than when it was reserved for
-  if known then return told(run) end
+  if known then
+    stand(id, known)
+    return told(run)
+  end
   if before then
-    if before.status == 'lost' then
-      run.used = before.used
-      go_on(id, run, before)
-    end
+    if before.status == 'lost' then go_on(id, run, before) end
     return told(run)
   end
   local blocking, longest
@@ -385,11 +403,11 @@ end
 function ops.hold(id, run)
   local known = standing(id, run)
   if known then
-    known.used = run.used
+    known.used = most_of(run.used, known.used)
     stand(id, known)
     return 1
   end
-  local before = charged(id)
+  local before = charged(id, run)
   if before and before.status ~= 'lost' then return 0 end
   run.rules = located(run.rules)
   go_on(id, run, before)
@@ -397,8 +415,7 @@ function ops.hold(id, run)
 end
 
 function ops.settle(id, run)
-  local known, before = standing(id, run), charged(id)
-  if run.status == 'lost' and before and before.status ~= 'lost' then return 0 end -- told too late
+  local known, before = standing(id, run), charged(id, run)
   if known then
     leave(id, known)
     known.used = run.used
@@ -408,10 +425,12 @@ function ops.settle(id, run)
   return close(id, run, {}, before, run.status)
 end
 
-function ops.release(id)
+function ops.release(id, run)
   local known = find(id)
-  if known then give_back(id, known) end
-  if not charged(id) then remember(id, {prompt = 0, cached = 0, output = 0, cost = 0}, 'released') end
+  if known and known.attempt == run.attempt then give_back(id, known) end
+  if not charged(id, run) then
+    remember(id, {prompt = 0, cached = 0, output = 0, cost = 0}, 'released', run.attempt)
+  end
   return 1
 end
 

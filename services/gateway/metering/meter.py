@@ -47,6 +47,12 @@ class Metered:
         who = self.run.who
         return self._prices.used(who["model"], who["tier"], self.usage())
 
+    def close(self) -> None:
+        """From here on it has used what it used, and it holds no answer any more."""
+        self.run.used = self.used
+        self.ended = True
+        self.usage, self.shown = Usage, lambda: False
+
     @property
     def cost(self) -> Cost | None:
         """None: its model has no price."""
@@ -105,7 +111,9 @@ class Meter:
         """Another model answers than was let in: from here on its limits hold, and its price.
         Raises as `admit`; then the request has ended, and nothing of it counts."""
         before = metered.run.who
+        attempt = metered.run.attempt
         metered.run = self._run_of(who, metered.run.id, before["route"], model, expected)
+        metered.run.attempt = attempt
         try:
             reserved = await self._reserve(metered)
         except BaseException:
@@ -145,15 +153,21 @@ class Meter:
             return None
         run = metered.run
         run.status = status_of(error)
-        run.used = metered.used
-        metered.ended = True
-        if run.status == "failed" and not metered.shown():
+        shown = metered.shown()
+        metered.close()
+        if run.status == "failed" and not shown:
             run.used = Used()
-        metered.usage, metered.shown = Usage, lambda: False  # and holds no answer any more
         amount = run.used.cost / NANO
         metrics.cost.labels(run.who["model"]).inc(amount)
         metrics.tenant_cost.labels(self._tenants_told.of(run.who["tenant"])).inc(amount)
         return self._upkeep.end(metered)
+
+    def hand_over(self, metered: Metered) -> None:
+        """Another gateway goes on with it, admits it under the same id, and ends it: until then its
+        place and its reservation stay as they are."""
+        if not metered.ended:
+            metered.close()
+            self._upkeep.hand_over(metered)
 
     def _run_of(
         self, who: Principal, id: str, route: str, model: str, expected: tuple[int, int]

@@ -1,5 +1,6 @@
 """What is metered: one request, what it may use and what it used."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -8,6 +9,10 @@ from services.gateway.identity.limits import Bound
 
 RELEASED = "released"
 """The status of a request that was refused at the door: what may be held for it is to be free."""
+HANDED_OVER = "handed over"
+"""Of one with which another gateway goes on: what is held for it is to stay."""
+UNCHARGED = frozenset({RELEASED, HANDED_OVER})
+"""Their leases do the rest, if Redis is not told."""
 
 
 class Used(NamedTuple):
@@ -36,6 +41,8 @@ class Run:
     held: Held
     used: Used = field(default_factory=Used)
     status: str = ""  # how it ended
+    attempt: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Of a gateway to take it past its limits; the next gateway's is another."""
 
     def told(self) -> dict[str, Any]:
         """For meter.lua."""
@@ -53,6 +60,7 @@ class Run:
             "held": {"requests": 1, **self.held._asdict()},
             "used": self.used._asdict(),
             "status": self.status,
+            "attempt": self.attempt,
         }
 
 

@@ -62,9 +62,9 @@ class SharedMeter:
         await self._call("settle", run.id, json.dumps(run.told()))
 
     async def release(self, run: Run) -> None:
-        """What is held for it is free, and nothing charged. A `reserve` that comes later holds
-        nothing."""
-        await self._call("release", run.id)
+        """What its attempt reserved is free, and nothing charged. If its `reserve` comes later,
+        that holds nothing."""
+        await self._call("release", run.id, json.dumps({"attempt": run.attempt}))
 
     async def sweep(self, most: int) -> int:
         """Settles requests whose leases have run out; returns how many."""

@@ -4,11 +4,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from services.gateway.metering.run import RELEASED, Run
+from services.gateway.metering.run import UNCHARGED, Run
 
 
 class Spool:
-    """Of more than `most` those go first that charge nothing: what was only held, which ends with
+    """Of more than `most` those go first that charge nothing: what is only held, which ends with
     its lease, then what used nothing; of charges the oldest."""
 
     def __init__(self, most: int) -> None:
@@ -39,6 +39,6 @@ class Spool:
 
 
 def _worth(run: Run) -> int:
-    if run.status == RELEASED:
+    if run.status in UNCHARGED:
         return 0
     return 2 if any(run.used) else 1

@@ -11,7 +11,7 @@ from services.common.config import MeteringSettings
 from services.common.redis import RedisAway, RedisError
 from services.gateway import metrics
 from services.gateway.metering.ledger import Ledger
-from services.gateway.metering.run import RELEASED, Run, Used
+from services.gateway.metering.run import HANDED_OVER, RELEASED, UNCHARGED, Run, Used
 from services.gateway.metering.shared_meter import SharedMeter
 from services.gateway.metering.spool import Spool
 
@@ -92,6 +92,11 @@ class Upkeep:
         self._running.pop(running.run.id, None)
         self.release(running.run)
 
+    def hand_over(self, running: Running) -> None:
+        """What is held for it stays, for a lease from now."""
+        running.run.status = HANDED_OVER
+        self.end(running)
+
     def release(self, run: Run) -> None:
         """Whatever may be reserved for it is free soon, and nothing charged."""
         run.status, run.used = RELEASED, Used()
@@ -119,7 +124,12 @@ class Upkeep:
             self._lose(run)
 
     async def _end(self, run: Run) -> None:
-        await (self._shared.release if run.status == RELEASED else self._shared.settle)(run)
+        if run.status == RELEASED:
+            await self._shared.release(run)
+        elif run.status == HANDED_OVER:
+            await self._shared.hold(run)
+        else:
+            await self._shared.settle(run)
 
     def _wait(self, run: Run) -> None:
         if (lost := self._unsettled.put(run)) is not None:
@@ -127,7 +137,7 @@ class Upkeep:
         metrics.unsettled.set(len(self._unsettled))
 
     def _lose(self, run: Run) -> None:
-        if run.status == RELEASED:  # what is held for it ends with its lease
+        if run.status in UNCHARGED:
             return
         metrics.unledgered.inc()
         metrics.unledgered_cost.inc(run.used.cost / 1e9)

@@ -13,7 +13,7 @@ from services.gateway.api.rest.http import internal
 from services.gateway.identity.permissions import admit
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
-from services.gateway.metering.meter import status_of
+from services.gateway.metering.meter import Metered, status_of
 from services.gateway.parts import Gateway
 from services.gateway.runs.front import Asked
 from services.gateway.runs.records import Journal, client_context
@@ -22,16 +22,19 @@ log = logging.getLogger(__name__)
 
 _LAST_WORD_S = 1.0  # after the deadline, for the downstream's own account of it
 
+Settle = Callable[[Metered, PenstockError | None], object]
+
 
 async def recorded(
     gateway: Gateway,
     asked: Asked,
     work: Callable[[Principal, Place, Journal], Awaitable[None]],
     principal: Principal | None = None,
+    settle: Settle | None = None,
 ) -> None:
     """Who asks (`principal`, where that is known), and whether there is a place; then runs `work`
     within its bounds and keeps its record, however it ends. Of a stranger's or a refused request
-    nothing is kept.
+    nothing is kept. `settle`: the meter's last word, where that is not `end`.
 
     Raises PenstockError; and CancelledError when the client has gone, after cancelling downstream.
     """
@@ -74,7 +77,7 @@ async def recorded(
         raise
     finally:
         if (metered := journal.metered) is not None:
-            gateway.meter.end(metered, journal.error)
+            (settle or gateway.meter.end)(metered, journal.error)
             journal.metered, journal.cost = None, metered.cost
         if root is not None:
             journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))

@@ -17,6 +17,7 @@ from services.gateway.api.rest.http import internal
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
+from services.gateway.metering.meter import Metered
 from services.gateway.parts import Gateway
 from services.gateway.runs.front import LastingFront
 from services.gateway.runs.lasting.failures import (
@@ -212,9 +213,15 @@ class Runs:
         async def work(principal: Principal, place: Place, journal: Journal) -> None:
             await generate(gateway, run, principal, place, journal)
 
+        def settle(metered: Metered, error: PenstockError | None) -> None:
+            if error is not None and (_is_anothers(run, error) or _leaves(run, error, elsewhere)):
+                gateway.meter.hand_over(metered)
+            else:
+                gateway.meter.end(metered, error)
+
         error: PenstockError | None = None
         try:
-            await recorded(gateway, run, work, principal)
+            await recorded(gateway, run, work, principal, settle)
         except PenstockError as failed:
             error = failed
         except asyncio.CancelledError:
@@ -236,10 +243,9 @@ class Runs:
 
     async def _ended(self, run: Run, error: PenstockError, elsewhere: bool) -> None:
         with suppress(*RedisAway):
-            if run.over == "lost" or error.reason == MOVED:
+            if _is_anothers(run, error):
                 return
-            taken_in = run.was_admitted or elsewhere
-            if run.over == "leaving" or (error.reason in _ELSEWHERE and taken_in):
+            if _leaves(run, error, elsewhere):
                 await self.store.release(run.place, _AGAIN_S if error.reason in _NO_ROOM else 0.0)
                 return
             if not run.was_admitted:
@@ -287,3 +293,14 @@ class Runs:
                 await run.fail(gave_up())
                 continue
             self._run(run, caller_of(stored.caller), elsewhere=True)
+
+
+def _is_anothers(run: Run, error: PenstockError) -> bool:
+    """Another gateway has it already."""
+    return run.over == "lost" or error.reason == MOVED
+
+
+def _leaves(run: Run, error: PenstockError, elsewhere: bool) -> bool:
+    """It ends here so that another gateway goes on with it."""
+    taken_in = run.was_admitted or elsewhere
+    return run.over == "leaving" or (error.reason in _ELSEWHERE and taken_in)
