@@ -473,8 +473,23 @@ def test_many_texts_of_one_grammar_have_one_allowance(
     guesses = library.np.tile(words, (5, 1))
     run([Job(other, lambda: other.fill_along(guesses, [5, 6, 7, 8]))])
     assert other.allowance.tenant.left_s < left_s
-    tenant.add(0.9999)
+    tenant.add(0.19999)
     for one in again:
         one.give([])
     monkeypatch.setattr(matcher, "_SHARE", 1e9)
     assert run([job(one) for one in again]) == [None] * 4
+
+
+def test_what_a_tenant_owes_has_an_end(
+    compiler: Compiler, fillers: Callable[[], Filler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that could not be broken off took long, whose thread was left to it: his other outputs
+    wait some seconds, not a twentyfold of that."""
+    now_s = 0.0
+    monkeypatch.setattr(matcher, "monotonic", lambda: now_s)
+    tenant, run = Tenant(), fillers().run
+    good = compiler.matcher(grammar_of(LINES)).copy(Allowance(tenant))
+    Allowance(tenant).spend(20.0)
+    for now_s, late in ((0.0, True), (3.0, True), (5.0, False)):  # noqa: B007
+        (error,) = run([job(good)])
+        assert isinstance(error, Late) is late

@@ -11,6 +11,8 @@ TOKEN_S = 0.05
 """Processor time that a job may take: of a token to take in, and of the mask behind it. An ordinary
 one takes 40 µs, the first of a large schema 3 ms."""
 _SAVED_S = 0.2
+_OWED_S = 0.2
+"""By a tenant, at most: he waits four seconds for it. A job is broken off long before."""
 _EARNED_S = 0.0005
 _SHARE = 0.05
 """Of the time: what a tenant has back of what it used."""
@@ -40,7 +42,8 @@ class TooSlow(ConstraintError):
 
 class Tenant:
     """Processor time that all outputs of a tenant may take together. Who has none left waits, and
-    has some again: for each token, and by the time that passes."""
+    has some again: for each token, and by the time that passes. Who is below waits the longer, as
+    far as a job takes him before it is broken off; what one takes that heeds nothing is its own."""
 
     def __init__(self) -> None:
         self._left_s, self._at = _SAVED_S, monotonic()
@@ -53,7 +56,7 @@ class Tenant:
         return self._left_s
 
     def add(self, seconds: float) -> None:
-        self._left_s = min(_SAVED_S, self._left_s + seconds)
+        self._left_s = max(-_OWED_S, min(_SAVED_S, self._left_s + seconds))
 
 
 class Allowance:
