@@ -16,13 +16,15 @@ split), it steps once a second to show that it lives.
 """
 
 import logging
+import os
 import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 from services.worker.engine import kv_payload, wire
 from services.worker.engine.config import EngineConfig
@@ -166,6 +168,7 @@ def main() -> int:
     # Ctrl-C reaches the whole process group; the parent decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel, transfers = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:])
+    engine: Engine | None = None
     try:
         config: EngineConfig = channel.receive()
         kv_payload.sweep()
@@ -181,11 +184,24 @@ def main() -> int:
             return 1
     except Closed:
         return 0
+    finally:
+        if engine is not None:
+            engine.close()
     return 0
+
+
+def end(status: int) -> NoReturn:
+    """Threads that are left are in the grammar library, which nothing ends: an interpreter that
+    comes to its end would end them there, and that the process with a signal."""
+    if threading.active_count() > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    sys.exit(main())
+    end(main())

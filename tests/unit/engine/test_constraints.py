@@ -2,9 +2,14 @@
 
 import itertools
 import json
+import os
 import re
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import jsonschema
@@ -17,6 +22,7 @@ from kernels.sampling import Top
 from services.worker.engine import FinishReason, KvBlocks, Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
+from services.worker.engine.grammar.grammars import Grammars
 from services.worker.engine.grammar.matcher import ConstraintError, Matcher
 from services.worker.engine.grammar.trial import _walk
 from services.worker.engine.grammar.turns import Turns
@@ -379,6 +385,57 @@ def test_the_trial_that_cannot_be_had_is_the_engines_fault(
     assert error is not None
     assert (error.code, error.param) == ("internal", "")
     assert drive(engine, [request]).last["a"].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("at", ["start", "trial", "library"])
+def test_closing_waits_for_nobody_long(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Neither for a process that does not start or tries for long, which ends then, nor for a
+    thread that the library does not let go: it tells nobody when it is done."""
+    inside, may_end = threading.Event(), threading.Event()
+    constraint = HOSTILE["memory"] if at == "trial" else Constraint("choice", '["x"]')
+    if at == "start":
+        starts = tmp_path / "starts"
+        starts.write_text("#!/bin/sh\nexec sleep 600\n")
+        starts.chmod(0o755)
+        monkeypatch.setattr("sys.executable", str(starts))
+    if at == "library":
+        monkeypatch.setattr(Compiler, "matcher", lambda *_: inside.set() or may_end.wait(600))
+    made = Grammars(str(folder), VOCAB, [EOS])
+    made.want(constraint, b"")
+    trial = made._makes._trial
+    if at == "library":
+        assert inside.wait(60)
+    while trial._process is None or (at == "trial" and not children(trial._process.pid)):
+        sleep(0.01)
+    for child in children(trial._process.pid):
+        os.kill(child, signal.SIGSTOP)
+    began = monotonic()
+    made.close(began + 0.1)
+    while children(trial._process.pid) and monotonic() < began + 20:
+        sleep(0.01)
+    assert monotonic() - began < 20
+    assert trial._process.returncode is not None
+    next_one = os.eventfd(0, os.EFD_NONBLOCK)
+    assert next_one == made.news, "the same number, for something else"
+    may_end.set()
+    for thread in made._threads:
+        thread.join()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(next_one)
+    os.close(next_one)
+
+
+def children(group: int) -> list[int]:
+    """Processes of the group but its first."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, its_group = one.read_text().rsplit(")", 1)[1].split()[:3]
+            if its_group == str(group) and one.parent.name != its_group and state != "Z":
+                found.append(int(one.parent.name))
+    return found
 
 
 class PanicException(BaseException):

@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from services.common.children import dying_with_parent
 from services.worker.engine import (
+    Constraint,
     EngineClient,
     EngineConfig,
     EngineDied,
@@ -24,11 +25,13 @@ from services.worker.engine import (
     KvBlocks,
     Request,
     RequestOutput,
+    Sampling,
     SharedRef,
     StepOutput,
     kv_payload,
 )
 from services.worker.engine.clock import now_ns
+from tests.support.checkpoint import write_checkpoint
 from tests.unit.engine.driving import SMALL, drive, greedy, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]
@@ -313,3 +316,46 @@ async def test_an_interrupt_of_the_terminal_is_the_parents_to_decide(
     client.add(Request("after", PROMPT, greedy(4)))
     await listener.until(lambda: "after" in listener.last)
     assert len(listener.tokens["after"]) == 4
+
+
+IN_THE_LIBRARY = """
+import runpy, sys, threading, time
+from services.worker.engine.grammar.library import Vocabulary
+
+real = Vocabulary._in_tokens
+
+def tokens(self, text):
+    while threading.current_thread().name == "masks":
+        time.sleep(0)
+    return real(self, text)
+
+Vocabulary._in_tokens = tokens
+sys.argv[1:] = sys.argv[-2:]
+runpy.run_module("services.worker.engine.process", run_name="__main__")
+"""
+
+
+@pytest.mark.asyncio
+async def test_it_ends_in_order_with_a_thread_in_the_grammar_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which it asked for tokens, and does not break off. Ended there by the interpreter's end, the
+    thread would end the process with a signal."""
+    folder = write_checkpoint(tmp_path / "checkpoint")
+    python = tmp_path / "python"
+    (tmp_path / "code.py").write_text(IN_THE_LIBRARY)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "code.py"} "$@"\n')
+    python.chmod(0o755)
+    listener = Listener()
+    client = EngineClient(EngineConfig(model=str(folder), **SMALL), listener)
+    with monkeypatch.context() as started:
+        started.setattr(sys, "executable", str(python))
+        await client.start()
+    form = Constraint("choice", '["a text that can only be this"]')
+    client.add(Request("a", PROMPT, Sampling(9, constraint=form)))
+    await listener.until(lambda: listener.last)
+    assert listener.last["a"].error
+    assert "too long to tell" in listener.last["a"].error.message
+    await client.stop(timeout_s=60)
+    assert client._process
+    assert client._process.returncode == 0

@@ -57,14 +57,14 @@ def test_grammars_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made.wait(60)
     with pytest.raises(BlockingIOError):
         os.eventfd_read(made.news)
-    made.close()
+    made.close(0.0)
 
 
 def test_grammars_leave_no_file_open_that_are_closed_or_forgotten() -> None:
     closed, forgotten = Grammars("/", 100, []), Grammars("/", 100, [])
     files = [closed.news, forgotten.news]
     for _ in range(2):
-        closed.close()
+        closed.close(0.0)
         assert not os.path.exists(f"/proc/self/fd/{files[0]}")
     del forgotten
     assert not os.path.exists(f"/proc/self/fd/{files[1]}")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from time import monotonic
 
 from services.worker.engine.grammar.grammars import Grammars
 from services.worker.engine.grammar.matcher import ConstraintError, Matcher, Unavailable
@@ -14,6 +15,7 @@ from services.worker.engine.sequence import Sequence
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
+_ENDS_S = 2.0
 
 
 class Aside:
@@ -36,8 +38,10 @@ class Aside:
         self._grammars.hear()
 
     def close(self) -> None:
-        self._so_far.close()
-        self._grammars.close()
+        """Ends its threads, whatever they are at: those that take long are not waited for."""
+        until = monotonic() + _ENDS_S
+        self._so_far.close(until)
+        self._grammars.close(until)
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence

@@ -136,10 +136,12 @@ class _Hand:
     def leave(self) -> None:
         with self._lock:
             self.left = True
-        self.close()
+        self._todo.put(None)
 
     def close(self) -> None:
+        """It is at nothing, unless it was left."""
         self._todo.put(None)
+        self._thread.join()
 
     def _work(self) -> None:
         while (work := self._todo.get()) is not None:

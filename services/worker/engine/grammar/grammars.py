@@ -66,11 +66,11 @@ class Grammars:
 
     def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
         """Costs nothing before the first is wanted."""
-        self._of = folder, vocab_size, tuple(eos_token_ids)
         self._made: OrderedDict[Constraint, _Made] = OrderedDict()
         self._wanted = Turns()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
+        self._makes = _Work((folder, vocab_size, tuple(eos_token_ids)))
         self._tenants = Tenants()
         self._closed = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -120,47 +120,47 @@ class Grammars:
 
     def tell(self) -> None:
         """There is something to find."""
-        os.eventfd_write(self.news, 1)
+        with self._changed:
+            if not self._closed:
+                os.eventfd_write(self.news, 1)
 
     def hear(self) -> None:
         """To call before `find`, by whoever polls `news`."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.news)
 
-    def close(self) -> None:
-        """Ends its threads and their process."""
+    def close(self, until: float) -> None:
+        """Ends its threads and their process. Who is in the library then is waited for until so
+        many monotonic seconds, and ends with what it makes."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._makes.close()
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - monotonic()))
         self._end_news()
 
     def _start(self) -> None:
         if self._threads:
             return
-        work = _Work(self._of)
         try:
             for _ in range(_AT_ONCE):
-                thread = threading.Thread(
-                    target=self._work, args=(work,), name="grammars", daemon=True
-                )
+                thread = threading.Thread(target=self._work, name="grammars", daemon=True)
                 thread.start()
                 self._threads.append(thread)
         except RuntimeError as error:
             if not self._threads:
                 raise Unavailable(str(error)) from error
 
-    def _work(self, work: "_Work") -> None:
+    def _work(self) -> None:
         while (constraint := self._next()) is not None:
             began, matcher, error = monotonic(), None, None
             try:
-                matcher = work.make(constraint)
+                matcher = self._makes.make(constraint)
             except (ConstraintError, Unavailable) as why:
                 error = why
             self._keep(constraint, matcher, error, monotonic() - began)
             self.tell()
-        work.close()
 
     def _next(self) -> Constraint | None:
         """What to make, once there is something; None at the end."""

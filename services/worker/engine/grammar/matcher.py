@@ -42,8 +42,8 @@ class TooSlow(ConstraintError):
 
 class Tenant:
     """Processor time that all outputs of a tenant may take together. Who has none left waits, and
-    has some again: for each token, and by the time that passes. Who is below waits the longer, as
-    far as a job takes him before it is broken off; what one takes that heeds nothing is its own."""
+    has some again: for each token, and by the time that passes. What one job takes that cannot be
+    broken off keeps the others waiting no longer than what can be."""
 
     def __init__(self) -> None:
         self._left_s, self._at = _SAVED_S, monotonic()

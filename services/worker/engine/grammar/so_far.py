@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 
 from services.worker.engine.grammar.filler import Filler, Job
 from services.worker.engine.grammar.matcher import Late, Matcher
@@ -45,12 +46,13 @@ class SoFar:
             if matcher in self._todo:
                 self._todo.remove(matcher)
 
-    def close(self) -> None:
+    def close(self, until: float) -> None:
+        """Ends its thread; waits for that until so many monotonic seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(max(0.0, until - monotonic()))
 
     def _work(self) -> None:
         filler = Filler()

@@ -45,16 +45,16 @@ class Trial:
         self._starting = threading.Lock()
         self._server: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     def close(self) -> None:
-        """Ends the process, if it runs."""
+        """Ends the process and its children, wherever they are, so that nobody waits for them."""
+        self._closed = True
+        self._kill()
         with self._starting:
             if self._server is not None:
                 self._server.close()
                 self._server = None
-            if self._process is not None:
-                self._process.wait()
-                self._process = None
 
     def grammar(self, constraint: Constraint) -> str:
         """Blocking. Raises ConstraintError, and Unavailable if it could not be tried."""
@@ -78,6 +78,8 @@ class Trial:
 
     def _hand_over(self, end: socket.socket) -> None:
         with self._starting:
+            if self._closed:
+                raise Unavailable("the engine ends")
             try:
                 if self._server is None:
                     self._server = self._start()
@@ -93,7 +95,10 @@ class Trial:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), *self._arguments],
                 pass_fds=[theirs.fileno()],
+                process_group=0,
             )
+        if self._closed:  # since it was looked at, by one who saw no process
+            self._kill()
         ours.settimeout(_STARTS_S)
         ready = _line(ours)
         if ready is None:
@@ -101,6 +106,12 @@ class Trial:
         if ready:
             raise ConstraintError(ready)
         return ours
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _ask(connection: socket.socket, question: Any) -> Any:
