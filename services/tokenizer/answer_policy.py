@@ -47,6 +47,11 @@ class AnswerPolicy:
                     found[rule, action, one.place] += times
         return found
 
+    @property
+    def hides_stop(self) -> bool:
+        """Whether the stop string that ended the text is a part of what a rule found."""
+        return self._text is not None and self._text.reached_cut
+
     def push(self, said: Said, raw: str) -> Said:
         """What of it may leave now; `raw` is what it is made of."""
         if self.blocked is not None:
@@ -70,15 +75,15 @@ class AnswerPolicy:
             out.calls += self._called(call)
         return out
 
-    def flush(self) -> Said:
-        """What was held back, at the end."""
+    def flush(self, cut: str = "") -> Said:
+        """What was held back, at the end; `cut`: the stop string that the text ended with."""
         out = Said()
         if self._raw is not None:
             self._raw.flush()
         if self.blocked is None:
             out.reasoning = self._ended(self._reasoning) if self._reasons else ""
         if self.blocked is None:
-            out.text = self._ended(self._text)
+            out.text = self._ended(self._text, cut)
         out.calls += self._last_call()
         return out
 
@@ -119,10 +124,10 @@ class AnswerPolicy:
         self.blocked = self.blocked or one.blocked
         return passed
 
-    def _ended(self, one: Filter | None) -> str:
+    def _ended(self, one: Filter | None, cut: str = "") -> str:
         if one is None:
             return ""
-        passed = one.flush()
+        passed = one.flush(cut)
         self.blocked = self.blocked or one.blocked
         return passed
 

@@ -82,6 +82,12 @@ class Output:
         return self._stops.hit
 
     @property
+    def _told_stop(self) -> str:
+        """The same, as far as that may be told."""
+        hidden = self._policy is not None and self._policy.hides_stop
+        return "" if hidden or not self.finish else self.stop or ""
+
+    @property
     def blocked(self) -> RuleSpec | None:
         """The rule of the policy that ended the output."""
         return None if self._policy is None else self._policy.blocked
@@ -159,7 +165,7 @@ class Output:
             finish=self.finish,
             choice=self._choice,
             logprobs=self._logprobs,
-            stop=(self.stop or "") if self.finish else "",
+            stop=self._told_stop,
         )
         self._sent = len(self.token_ids)
         self._logprobs.clear()
@@ -200,7 +206,7 @@ class Output:
         said.text += held
         if self._policy is not None:
             said = self._policy.push(said, held if self._shape is None else "")
-            said.add(self._policy.flush())
+            said.add(self._policy.flush(self.stop or ""))
         return said
 
     def _allowed(self, text: str) -> Said:

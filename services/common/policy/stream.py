@@ -123,10 +123,16 @@ class Filter:
         self._flagging.push(text, False)
         return self._holding.push(text, False)
 
-    def flush(self) -> str:
-        """The rest, at the end."""
-        self._flagging.push("", True)
-        return self._holding.push("", True)
+    def flush(self, cut: str = "") -> str:
+        """The rest, at the end. `cut`: what the text went on with, which is not told: a match that
+        goes on in it is one."""
+        self._flagging.push("", True, cut)
+        return self._holding.push("", True, cut)
+
+    @property
+    def reached_cut(self) -> bool:
+        """Whether a match went on in what was cut: to tell that would tell of the match."""
+        return self._holding.reached_cut
 
     @property
     def decided(self) -> int:
@@ -153,17 +159,20 @@ class _Passage:
         self.left = 0  # where `_text` begins
         self.hidden: list[tuple[int, int]] = []  # apart, in order
         self.redactions = 0
+        self.reached_cut = False
         self.blocked: RuleSpec | None = None
         self.redacted: RuleSpec | None = None  # the first that did
         self.hits: Counter[tuple[str, str]] = Counter()
 
-    def push(self, text: str, ended: bool) -> str:
+    def push(self, text: str, ended: bool, cut: str = "") -> str:
         if self.blocked is not None:
             return ""
         if not self._seen:
             self.left += len(text)
             return text
         self._text += text
+        told = len(self._text)
+        self._text += cut
         limit = len(self._text)
         views = []
         for seen in self._seen:
@@ -176,7 +185,10 @@ class _Passage:
             )
             views.append(found)
             limit = min(limit, found.whole, self._look(seen, found, ended))
-        out = self._release(limit, ended)
+        limit, end = min(limit, told), self.left + told
+        if cut:
+            self.reached_cut = any(one.start < end < one.end for one in self._matches)
+        out = self._release(limit, ended and not cut)
         if self.blocked is not None:
             return out
         for seen, seen_as in zip(self._seen, views, strict=True):

@@ -104,6 +104,40 @@ def test_stop_strings_come_first_and_the_end_settles_the_rest() -> None:
     assert text_of(deltas) == "no. [CARD]"
 
 
+@pytest.mark.parametrize("portion", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("said", "stop", "told", "finish", "named"),
+    [
+        (f"It is {CARD}, yes", "11,", "It is [CARD]", FINISH_STOP, ""),
+        ("It is 5555 5555 5555 4444.", "4444", "It is [CARD]", FINISH_STOP, ""),
+        ("It is 5555 5555 5555 4444.", "4444.", "It is [CARD]", FINISH_STOP, ""),
+        (f"It is {CARD}.", ".", "It is [CARD]", FINISH_STOP, "."),
+        ("The secret plan is", "plan", "The ", FINISH_CONTENT_FILTER, ""),
+        ("The secret plan is", "cret", "The se", FINISH_STOP, "cret"),
+        ("The secret place", "place", "The secret ", FINISH_STOP, "place"),
+        ("A lake. secret plan", ". secret plan", "A lake", FINISH_STOP, ". secret plan"),
+    ],
+)
+def test_a_stop_string_cuts_no_match_in_two(
+    portion: int, said: str, stop: str, told: str, finish: int, named: str
+) -> None:
+    """A client who guesses how it ends would have the rest of it, and from `stop` the end."""
+    token_ids, out = ids(said), output(stop)
+    parts = [token_ids[at : at + portion] for at in range(0, len(token_ids), portion)]
+    deltas = portions(out, parts)
+    assert (text_of(deltas), deltas[-1].finish, deltas[-1].stop) == (told, finish, named)
+
+
+def test_of_a_match_that_a_stop_string_ends_no_logprobs_leave() -> None:
+    out = output("4444", logprobs=True)
+    said = "It is 5555 5555 5555 4444."
+    told = [TokenDelta(token_ids=[id], logprobs=[TokenLogprobs()]) for id in ids(said)]
+    told[-1].finish = FINISH_LENGTH
+    deltas = [delta for one in told if not out.finish and (delta := out.push(one)) is not None]
+    shown = "".join(one.token.text for delta in deltas for one in delta.logprobs)
+    assert (text_of(deltas), shown) == ("It is [CARD]", "It is ")
+
+
 WORDS = [
     "The water ",
     f"{CARD} ",
