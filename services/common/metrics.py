@@ -26,11 +26,11 @@ def tell_build(service: str) -> None:
     BUILD.labels(service, version()).set(1)
 
 
-def from_zero(counter: Counter, values: Iterable[str]) -> Counter:
-    """`counter`, of one label, with these values shown from the start: the first event of one that
-    appears with it would look like no change at all."""
+def from_zero(counter: Counter, values: Iterable[str | tuple[str, ...]]) -> Counter:
+    """`counter` with these values of its label, or labels, shown from the start: the first event of
+    one that appears with it would look like no change at all."""
     for value in values:
-        counter.labels(value)
+        counter.labels(*((value,) if isinstance(value, str) else value))
     return counter
 
 

@@ -1,6 +1,8 @@
 """What the gateway counts. Labels are few and bounded: models that are served, tenants up to a
 number (`PENSTOCK_GATEWAY__TENANTS_IN_METRICS`), no request id, no raw path."""
 
+from itertools import product
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.common.metrics import from_zero
@@ -35,6 +37,32 @@ runs = Counter(
     ["what"],
 )
 from_zero(runs, ("begun", "retried", "taken_over", "kept"))
+jobs = Gauge(
+    "penstock_gateway_jobs",
+    "Durable jobs of all gateways, by kind: lines of batches, batches (their beginnings and ends), "
+    "files to be indexed; waiting or running. Every gateway tells it",
+    ["kind", "state"],
+)
+jobs_ended = Counter(
+    "penstock_gateway_jobs_ended_total",
+    "Jobs that this gateway had, by what became of them: done; retried, to be done later; released "
+    "for another gateway; dead, tried for the last time",
+    ["kind", "outcome"],
+)
+from_zero(
+    jobs_ended,
+    product(("line", "batch", "index"), ("done", "retried", "released", "dead", "failed")),
+)
+jobs_dead = Gauge(
+    "penstock_gateway_jobs_dead", "Jobs that nobody will try again; every gateway tells it"
+)
+jobs_window = Gauge(
+    "penstock_gateway_jobs_window", "How many lines of batches this gateway has under way at most"
+)
+batches = Counter(
+    "penstock_gateway_batches_total", "Batches that ended here, by their states", ["state"]
+)
+from_zero(batches, ("completed", "failed", "expired", "cancelled"))
 ttft = Histogram(
     "penstock_gateway_time_to_first_token_seconds",
     "From a generation's start to its first text",

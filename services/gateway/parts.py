@@ -12,6 +12,7 @@ from services.common.telemetry import Telemetry
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.identity import Identity
 from services.gateway.intake import Intake
+from services.gateway.jobs.jobs import Jobs
 from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.runs.records import Records
@@ -20,6 +21,7 @@ from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.vector_stores import VectorStores
 
 if TYPE_CHECKING:  # which run what is of these parts
+    from services.gateway.batches.batches import Batches
     from services.gateway.runs.lasting.runs import Runs
 
 
@@ -38,6 +40,8 @@ class Gateway:
     stores: VectorStores
     records: Records
     runs: "Runs"
+    jobs: Jobs
+    batches: "Batches"
     intake: Intake
     threads: FairThreads  # for what may take seconds
     tenants_told: BoundedNames  # in metrics

@@ -22,9 +22,12 @@ from services.common.transport import host_port
 from services.gateway.api.admin.routes import admin_application, admin_settings
 from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.api.rest.routes import application
+from services.gateway.batches.batches import Batches, Control
+from services.gateway.batches.lines import Lines
 from services.gateway.connections.http_server import HttpServer
 from services.gateway.identity.identity import Identity
 from services.gateway.intake import Intake
+from services.gateway.jobs.jobs import Jobs
 from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
@@ -66,6 +69,7 @@ class GatewayService(Service):
         # garbage after every 700 new ones, which makes most of that parse's time.
         gc.set_threshold(*_GC_THRESHOLDS)
         map_large_pieces()
+        intake = self.gateway.intake
         await self.gateway.policy.start()
         self.gateway.identity.start()
         self.gateway.records.start()
@@ -74,6 +78,8 @@ class GatewayService(Service):
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
+        kinds = (Control(self.gateway), Lines(self.gateway))
+        self.gateway.jobs.start(kinds, lambda: intake.leaving or intake.draining)
         own = self.settings.gateway
         certificates = _certificates(own)
         rest = application(self.gateway)
@@ -136,7 +142,11 @@ class GatewayService(Service):
                 self._grpc.close_door(grace_s + _LAST_WORDS_S)
             closing = asyncio.create_task(self._close_door_beside_another(grace_s), name="door")
         try:
-            await asyncio.gather(intake.drain(grace_s), self.gateway.stores.drain(grace_s))
+            await asyncio.gather(
+                intake.drain(grace_s),
+                self.gateway.stores.drain(grace_s),
+                self.gateway.jobs.drain(grace_s),
+            )
         finally:
             if closing is not None:
                 closing.cancel()
@@ -157,6 +167,7 @@ class GatewayService(Service):
         await asyncio.gather(
             *(s.stop() for s in (self._http, self._admin, self._grpc) if s is not None)
         )
+        await self.gateway.jobs.stop()
         await self.gateway.runs.stop()
         await self.gateway.policy.stop()
         await self.gateway.identity.stop()
@@ -180,6 +191,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     identity = Identity(settings, redis)
     tenants_told = BoundedNames(own.tenants_in_metrics)
     meter = Meter.of(redis, settings, tenants_told)
+    jobs = Jobs(redis, namespace, id, settings.jobs)
     indexing = Indexing(files, store_files, retrieval, meter, telemetry)
     return Gateway(
         settings=settings,
@@ -194,6 +206,8 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         files=files,
         stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
         runs=Runs(redis, namespace, id, settings.runs),
+        jobs=jobs,
+        batches=Batches(redis, namespace, settings.jobs, jobs, files),
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),

@@ -89,7 +89,7 @@ class Tenant:
         ({"data": {"purpose": "assistants", "file": "x"}}, 415, "unsupported_media_type", None),
         ({"files": {"file": ("a.txt", b"x")}}, 400, "unsupported_parameter", "purpose"),
         (
-            {"files": {"file": ("a.txt", b"x")}, "data": {"purpose": "batch"}},
+            {"files": {"file": ("a.txt", b"x")}, "data": {"purpose": "vision"}},
             400,
             "unsupported_parameter",
             "purpose",

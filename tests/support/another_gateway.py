@@ -35,6 +35,7 @@ async def _start(rig: Rig) -> asyncio.subprocess.Process:
         "PENSTOCK_LEASE_S": str(settings.lease_s),
         "PENSTOCK_GATEWAY__PORT": "0",
         "PENSTOCK_RUNS__LEASE_S": str(settings.runs.lease_s),
+        "PENSTOCK_JOBS__LEASE_S": str(settings.jobs.lease_s),
         "PENSTOCK_METERING__PRICES": json.dumps(settings.metering.model_dump()["prices"]),
         "PENSTOCK_METERING__LEASE_S": str(settings.metering.lease_s),
     }

@@ -213,6 +213,8 @@ def gateway_parts(
         files=cast(Any, None),
         stores=cast(Any, Stores()),
         runs=cast(Any, None),
+        jobs=cast(Any, None),
+        batches=cast(Any, None),
         records=Records(10),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=threads,

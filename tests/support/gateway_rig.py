@@ -21,6 +21,7 @@ from protos.tokenizer_pb2 import Pool, Pooled, PromptPlan, PromptRequest, TextDe
 from services.common.config import (
     GatewaySettings,
     IdentitySettings,
+    JobsSettings,
     MeteringSettings,
     PolicySettings,
     RetrievalSettings,
@@ -304,6 +305,7 @@ async def gateway_rig(
     identity: IdentitySettings | None = None,
     metering: MeteringSettings | None = None,
     runs: RunsSettings | None = None,
+    jobs: JobsSettings | None = None,
     policy: PolicySettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Rig]:
@@ -318,6 +320,7 @@ async def gateway_rig(
         gateway=GatewaySettings(**{"port": 0, "retrieval_patience_s": 1.0, **gateway}),
         metering=metering or MeteringSettings(),
         runs=runs or RunsSettings(),
+        jobs=jobs or JobsSettings(),
         policy=policy or PolicySettings(),
         retrieval=RetrievalSettings(
             timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars

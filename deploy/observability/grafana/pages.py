@@ -250,6 +250,23 @@ REQUEST_PATH = Page(
             ],
         ),
         (
+            "Jobs",
+            [
+                Panel("Jobs", "short", "Lines of batches, their batches, files to be indexed: of all gateways.", [("max by (kind, state) (penstock_gateway_jobs)", "{{kind}} {{state}}")]),
+                Panel(
+                    "What became of them",
+                    "ops",
+                    "",
+                    [
+                        (_rate("penstock_gateway_jobs_ended_total", "kind, outcome"), "{{kind}} {{outcome}}"),
+                        (_rate("penstock_gateway_batches_total", "state"), "batches {{state}}"),
+                    ],
+                ),
+                Panel("Lines under way at most", "short", "Grows while there is capacity that nobody else uses.", [("penstock_gateway_jobs_window", "{{instance}}")]),
+                Panel("Dead jobs", "short", "Nobody will try them again: penstock jobs.", [("max(penstock_gateway_jobs_dead)", "dead")]),
+            ],
+        ),
+        (
             "Retrieval",
             [
                 Panel("Calls", "reqps", "", [(_rate("penstock_retrieval_requests_total", "method, code"), "{{method}} {{code}}")]),

@@ -7,6 +7,7 @@ here. Unknown values of a known name are refused at start. Lists and models are 
 from services.common.config.base import AUTO, RayOptions, Section, ServiceSettings, is_loopback
 from services.common.config.gateway import GatewaySettings
 from services.common.config.identity import IdentitySettings
+from services.common.config.jobs import JobsSettings
 from services.common.config.metering import MeteringSettings, ModelPrice, Price
 from services.common.config.models import ModelSpec, Pool
 from services.common.config.policy import PolicySettings
@@ -21,6 +22,7 @@ __all__ = [
     "AUTO",
     "GatewaySettings",
     "IdentitySettings",
+    "JobsSettings",
     "MeteringSettings",
     "ModelPrice",
     "ModelSpec",

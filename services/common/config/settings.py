@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.common.config.base import AUTO, Replicated, ServiceSettings, is_loopback
 from services.common.config.gateway import GatewaySettings
 from services.common.config.identity import IdentitySettings
+from services.common.config.jobs import JobsSettings
 from services.common.config.metering import MeteringSettings
 from services.common.config.models import ModelSpec
 from services.common.config.policy import PolicySettings
@@ -56,6 +57,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
 
     gateway: GatewaySettings = GatewaySettings()
     identity: IdentitySettings = IdentitySettings()
+    jobs: JobsSettings = JobsSettings()
     metering: MeteringSettings = MeteringSettings()
     policy: PolicySettings = PolicySettings()
     retrieval: RetrievalSettings = RetrievalSettings()

@@ -25,10 +25,10 @@ class KeyVerifier:
             raise Refused("revoked", "Incorrect API key provided.")
         # Keys may be made without a tenant's record.
         tenant = await self._tenants.find(record.tenant) or TenantRecord(name=record.tenant)
-        return _principal(record, tenant)
+        return principal_of(record, tenant)
 
 
-def _principal(record: KeyRecord, tenant: TenantRecord) -> Principal:
+def principal_of(record: KeyRecord, tenant: TenantRecord) -> Principal:
     return granted(
         tenant,
         record.id,

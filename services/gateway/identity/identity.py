@@ -11,6 +11,7 @@ from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.last_use import LastUse
 from services.gateway.identity.news import News, channel
 from services.gateway.identity.revoked_tokens import TokenRevocations
+from services.gateway.identity.standing import Standing
 from services.gateway.identity.tenants import TenantStore
 
 
@@ -28,6 +29,7 @@ class Identity:
         self.keys = KeyStore(redis, namespace, self.audit, own.max_keys)
         self.tenants = TenantStore(redis, namespace, self.audit)
         self.revoked_tokens = TokenRevocations(redis, namespace, own, self.audit)
+        self.standing = Standing(self.keys, self.tenants, self.revoked_tokens)
         last_use = LastUse(self.keys)
         parts: list[Part] = [last_use]
         verifiers: list[Verifier] = [KeyVerifier(self.keys, self.tenants)]

@@ -113,7 +113,10 @@ async def all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 def _measure(journal: Journal, answer: Answer, deltas: list[TextDelta]) -> None:
     tokens, gap_s = answer.add(deltas)
-    if journal.arrived(tokens):
+    first = journal.arrived(tokens)
+    if not journal.is_watched:
+        return
+    if first:
         metrics.ttft.labels(journal.served).observe(journal.first_text_s)
     if tokens and gap_s:
         metrics.itl.labels(journal.served).observe(gap_s / tokens)

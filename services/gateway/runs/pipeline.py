@@ -101,10 +101,14 @@ async def generate(
         await front.finish(answers, metered.cost)
 
 
-async def serve(gateway: Gateway, front: Front, principal: Principal | None = None) -> None:
-    """`generate`, recorded. `principal`: who asks, where that is known."""
+async def serve(
+    gateway: Gateway, front: Front, principal: Principal | None = None, *, watched: bool = True
+) -> None:
+    """`generate`, recorded. `principal`: who asks, where that is known. `watched`:
+    somebody waits for its first words."""
 
     async def work(principal: Principal, place: Place, journal: Journal) -> None:
+        journal.is_watched = watched
         await generate(gateway, front, principal, place, journal)
 
     await recorded(gateway, front, work, principal)

@@ -26,6 +26,9 @@ _STORED = (
 )  # fmt: skip
 
 
+_ADMISSION = ("admit", "admit again")  # as the router has them
+
+
 class Journal:
     """What is noted of one request: figures and decisions, none of its text."""
 
@@ -43,6 +46,7 @@ class Journal:
         self.error: PenstockError | None = None
         self.decisions: list[common_pb2.Decision] = []
         self.below = common_pb2.Record()  # what the other services told
+        self.is_watched = True  # somebody waits for its first text: times of others tell nothing
         self._record = b""  # all of it, once the request has ended
         self.first_text_s = 0.0  # since the start; 0: none yet
         self.duration_s = 0.0
@@ -71,6 +75,12 @@ class Journal:
         self.duration_s = time.monotonic() - self._began
         self._record = record.SerializeToString()
         self.below, self.decisions = common_pb2.Record(), []
+
+    @property
+    def admission_s(self) -> float:
+        """Of a closed one: how long it waited for a place, wherever there was none."""
+        spans = common_pb2.Record.FromString(self._record).spans
+        return sum(span.duration_ns for span in spans if span.name in _ADMISSION) / 1e9
 
     def as_stored(self) -> str:
         """All of a closed one, for another gateway to tell."""

@@ -1,4 +1,4 @@
-"""Uploaded text files, in Redis, each its tenant's.
+"""Text files, in Redis, each its tenant's: uploaded, or what batches answered (batches.lua).
 
     {ns}:{files}:bytes                       string the bytes of all tenants' files
     {ns}:{files}:<tenant>:index              hash   file id → JSON of FileRecord
@@ -11,7 +11,7 @@ and one function checks both. The braces keep what it needs in one slot of a Red
 """
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from pydantic import BaseModel
@@ -23,8 +23,10 @@ from services.gateway import metrics
 from services.gateway.ids import FILE, not_found
 from services.gateway.stores.storage_room import StorageRoom, storage_full
 
-SUFFIXES = (".txt", ".md")
-PURPOSE = "assistants"
+Purpose = Literal["assistants", "batch", "batch_output"]
+_SUFFIXES = {"assistants": (".txt", ".md"), "batch": (".jsonl",)}
+PURPOSES = tuple(_SUFFIXES)
+"""Of what may be uploaded."""
 _NAME_CHARS = 255
 
 # Count, bytes and file together: uploads at the same time must not pass a limit side by side.
@@ -59,6 +61,7 @@ class FileRecord(BaseModel):
     filename: str
     bytes: int
     created_at: int
+    purpose: Purpose = "assistants"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -67,7 +70,7 @@ class FileRecord(BaseModel):
             "bytes": self.bytes,
             "created_at": self.created_at,
             "filename": self.filename,
-            "purpose": PURPOSE,
+            "purpose": self.purpose,
             "status": "processed",
         }
 
@@ -100,20 +103,23 @@ class Files:
         self._create = Script(redis, _CREATE)
         self._delete = Script(redis, _DELETE)
 
-    async def create(self, tenant: str, filename: str, content: bytes) -> FileRecord:
+    async def create(
+        self, tenant: str, filename: str, content: bytes, purpose: Purpose = "assistants"
+    ) -> FileRecord:
         """Keeps a text file.
 
         Raises INVALID_ARGUMENT for anything that is not text or is too long, RESOURCE_EXHAUSTED
         when the tenant has its share ("too_many_files", "too_many_bytes_of_files"), or when all
         tenants together have theirs ("storage_full").
         """
-        text = _text(filename, content, self._max_chars)
+        text = _text(filename, content, purpose, self._max_chars)
         self.room.check()
         record = FileRecord(
             id=FILE.new(),
             filename=filename,
             bytes=len(content),
             created_at=int(time.time()),
+            purpose=purpose,
         )
         reached = await self._create(
             [
@@ -147,6 +153,16 @@ class Files:
             raise not_found("file", id)
         return str(text)
 
+    async def piece(self, tenant: str, id: str, at: int, size: int) -> str:
+        """Some bytes of a file, which are whole characters; empty when it was deleted."""
+        return str(await self._redis.getrange(self._one(tenant, id), at, at + size - 1))
+
+    async def has_room(self, tenant: str) -> bool:
+        """Whether the tenant and all together have not reached what their files may be."""
+        own, all = await self._redis.mget(self._sum(tenant), self.room.file_bytes_key)
+        fits = int(own or 0) < self._limits["bytes of files"]
+        return fits and int(all or 0) < self._limits["all"] and not self.room.full
+
     async def delete(self, tenant: str, id: str) -> None:
         """To call after the vector stores gave it up (VectorStores.forget_file)."""
         own = self._one(tenant, id)
@@ -176,14 +192,15 @@ class Files:
         return f"{self._prefix}{tenant}:file:{FILE.checked(id)}"
 
 
-def _text(filename: str, content: bytes, max_chars: int) -> str:
+def _text(filename: str, content: bytes, purpose: Purpose, max_chars: int) -> str:
     if len(filename) > _NAME_CHARS:
         raise invalid(
             f"The file's name is longer than {_NAME_CHARS} characters.", "file", stage="gateway"
         )
-    if not filename.lower().endswith(SUFFIXES):
+    suffixes = _SUFFIXES[purpose]
+    if not filename.lower().endswith(suffixes):
         raise invalid(
-            f"Only text files are taken ({', '.join(SUFFIXES)}).",
+            f"Only text files are taken ({', '.join(suffixes)}).",
             "file",
             reason="unsupported_file",
             stage="gateway",
@@ -199,7 +216,7 @@ def _text(filename: str, content: bytes, max_chars: int) -> str:
         ) from None
     if not text.strip():
         raise invalid("The file is empty.", "file", reason="invalid_file", stage="gateway")
-    if len(text) > max_chars:
+    if purpose == "assistants" and len(text) > max_chars:  # retrieval takes no more
         raise invalid(
             f"The file has {len(text):,} characters; at most {max_chars:,} are taken.",
             "file",

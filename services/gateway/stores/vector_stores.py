@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from protos.common_pb2 import Caller
-from services.common.errors import PenstockError, unavailable
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import Redis, RedisAway, Script
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import STORE, not_found
-from services.gateway.stores.files import Files, too_many
+from services.gateway.stores.files import FileRecord, Files, too_many
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.store_files import AttachedFile, StoreFiles, Unready, tenant_key
 
@@ -97,7 +97,7 @@ class VectorStores:
         """
         tenant = caller.tenant
         files = [
-            await self._files.get(tenant, id, f"file_ids[{index}]")
+            await self._to_index(tenant, id, f"file_ids[{index}]")
             for index, id in enumerate(file_ids)
         ]
         self._indexing.expect(who, len(files))
@@ -167,7 +167,7 @@ class VectorStores:
     async def attach(self, who: Principal, caller: Caller, id: str, file_id: str) -> AttachedFile:
         """Begins to index a file; `file` tells how it went."""
         await self.get(caller.tenant, id)
-        file = await self._files.get(caller.tenant, file_id, "file_id")
+        file = await self._to_index(caller.tenant, file_id, "file_id")
         return await self._indexing.begin(who, caller, id, file)
 
     async def files(self, tenant: str, id: str) -> list[AttachedFile]:
@@ -195,6 +195,13 @@ class VectorStores:
     async def stop(self) -> None:
         """Files whose indexing has not finished are marked as failed."""
         await self._indexing.stop()
+
+    async def _to_index(self, tenant: str, id: str, param: str) -> FileRecord:
+        file = await self._files.get(tenant, id, param)
+        if file.purpose != "assistants":
+            message = f"The file '{id}' is of purpose '{file.purpose}', not 'assistants'."
+            raise invalid(message, param, stage="gateway", reason="wrong_purpose")
+        return file
 
     async def _record(self, tenant: str, id: str) -> StoreRecord:
         stored = await self._redis.hget(self._stores(tenant), STORE.checked(id))

@@ -177,7 +177,7 @@ async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
         elif last is not None:
             raise invalid(f"'{LAST}' needs '{KEY}'.", LAST, stage="gateway")
         else:
-            await serve(gateway, front)
+            await serve(gateway, front, exchange.principal, watched=exchange.principal is None)
     finally:
         front.close()
 

@@ -19,6 +19,7 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.api.rest.body import ClientGoneError, RequestBody
+from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.metering.refusals import LimitError
@@ -87,6 +88,8 @@ class Exchange:
     """One request and its answer."""
 
     place: Place  # the tenant's, once its key is known
+    principal: Principal | None = None
+    """Whose durable job it is; None: it came from a client."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, route: str, settings: GatewaySettings

@@ -70,7 +70,7 @@ def endpoint(
             body = parse(model, content, gateway.settings.gateway)
             return body, body.ask()
 
-        await recorded(gateway, asked, work)
+        await recorded(gateway, asked, work, exchange.principal)
 
     return serve
 

@@ -28,14 +28,16 @@ class RetrieveQuery(Resume):
 
 async def create_response(gateway: Gateway, exchange: Exchange) -> None:
     front = ResponsesFront(gateway, exchange, idempotency_key(exchange.headers))
-    principal = admit(await gateway.auth.identify(front.authorization), front.endpoint)
+    principal = exchange.principal
+    if principal is None:
+        principal = admit(await gateway.auth.identify(front.authorization), front.endpoint)
     try:
         with gateway.intake.slot(principal.tenant) as place:
             prompts = await front.read(place)
         if (last := last_event(exchange.headers)) is not None:
             front.goes_on_behind(last)
         if not front.lasts:
-            return await serve(gateway, front, principal)
+            return await serve(gateway, front, principal, watched=exchange.principal is None)
         run = await gateway.runs.begin(front, principal, prompts)
         front.joins(run)
         if front.background and not front.stream:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
-from services.gateway.api.rest import responses, stores
+from services.gateway.api.rest import batches, responses, stores
 from services.gateway.api.rest.generation import (
     chat_completions,
     completions,
@@ -108,6 +108,9 @@ def application(gateway: Gateway) -> ASGIApp:
             "GET": signed(stores.get_attached),
             "DELETE": signed(stores.detach_file),
         },
+        "/v1/batches": {"GET": signed(batches.list_batches), "POST": signed(batches.create_batch)},
+        "/v1/batches/{batch}": {"GET": signed(batches.get_batch)},
+        "/v1/batches/{batch}/cancel": {"POST": signed(batches.cancel_batch)},
         "/healthz": {"GET": plain(healthz)},
         "/readyz": {"GET": plain(readyz)},
         "/health": {"GET": plain(readyz)},  # what other servers call it

@@ -1,6 +1,6 @@
 """/v1/files and /v1/vector_stores, as OpenAI has them, in simple form."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 from python_multipart.exceptions import FormParserError
@@ -20,7 +20,7 @@ from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
 from services.gateway.parts import Gateway
 from services.gateway.runs.citations import filename
-from services.gateway.stores.files import PURPOSE
+from services.gateway.stores.files import PURPOSES, Purpose
 
 _AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}
 _UTF_8 = (b"utf-8", b"utf8")
@@ -34,16 +34,16 @@ class FileList(PageQuery):
 
 
 async def create_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    name, content = await _upload(exchange)
-    record = await gateway.files.create(principal.tenant, name, content)
+    name, content, purpose = await _upload(exchange)
+    record = await gateway.files.create(principal.tenant, name, content, purpose)
     await exchange.reply_json(record.as_json())
 
 
 async def list_files(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(exchange.query, FileList)
     records = await gateway.files.all(principal.tenant)
-    shown = records if query.purpose in (None, PURPOSE) else []
-    await exchange.reply_json(page((record.as_json() for record in shown), query))
+    shown = (one.as_json() for one in records if query.purpose in (None, one.purpose))
+    await exchange.reply_json(page(shown, query))
 
 
 async def get_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -61,12 +61,13 @@ async def get_content(gateway: Gateway, exchange: Exchange, principal: Principal
 async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     id = exchange.path["file"]
     await gateway.files.get(principal.tenant, id)
+    await gateway.batches.require_unused(principal.tenant, id)
     await gateway.stores.forget_file(principal.caller(exchange.request_id), id)
     await gateway.files.delete(principal.tenant, id)
     await exchange.reply_json({"id": id, "object": "file", "deleted": True})
 
 
-async def _upload(exchange: Exchange) -> tuple[str, bytes]:
+async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
     """The file of a multipart form, and nothing else in it but its purpose."""
     kind = exchange.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
@@ -88,9 +89,10 @@ async def _upload(exchange: Exchange) -> tuple[str, bytes]:
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
             raise invalid("Missing required parameter: 'file'.", "file")
-        if purpose != PURPOSE:
-            raise invalid(f"Only '{PURPOSE}' is supported.", "purpose", reason=UNSUPPORTED)
-        return file.filename or "", await file.read()
+        if purpose not in PURPOSES:
+            told = " or ".join(f"'{one}'" for one in PURPOSES)
+            raise invalid(f"Only {told} is supported.", "purpose", reason=UNSUPPORTED)
+        return file.filename or "", await file.read(), cast(Purpose, purpose)
     finally:
         await form.close()
 

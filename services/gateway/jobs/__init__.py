@@ -1,0 +1,1 @@
+"""Durable jobs: what outlives its gateway and waits for capacity (decision 0047)."""

@@ -1,0 +1,137 @@
+"""Queues of durable jobs in Redis (queue.lua), as a gateway calls them."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from services.common.redis import Redis
+from services.common.script_pipe import ScriptPipe
+
+SOURCE = Path(__file__).with_name("queue.lua").read_text()
+DEAD_KEPT = 10_000
+_AT_ONCE = 500  # jobs in one call
+
+
+class Queue(NamedTuple):
+    """`kind`: what is to be done with its jobs. No part of its name has a colon."""
+
+    kind: str
+    tenant: str
+    name: str
+
+
+class Claimed(NamedTuple):
+    """One job that this gateway has. `claims`: how often somebody has had it and not said what
+    became of it, this time included."""
+
+    queue: Queue
+    id: str
+    body: str
+    claims: int
+
+
+class Dead(NamedTuple):
+    """A job that nobody will try again, and why."""
+
+    id: str  # its time in milliseconds since 1970, a dash, a number
+    queue: Queue
+    body: str
+    why: str
+
+
+class Queues:
+    """Every call may be carried out twice; of `add` there are two jobs then. Raises one of
+    `RedisAway`."""
+
+    def __init__(self, redis: Redis, namespace: str, owner: str, lease_s: float) -> None:
+        self._redis = redis
+        self._pipe = ScriptPipe(redis, SOURCE)
+        self._root = f"{namespace}:{{jobs}}"
+        self._owner = owner
+        self._lease_ms = round(lease_s * 1000)
+
+    async def fill(self, queue: Queue, jobs: Sequence[str]) -> None:
+        """All jobs of a queue that nobody claims from yet; to do it again changes nothing."""
+        for first in range(0, len(jobs), _AT_ONCE):
+            await self._call("fill", *queue, first + 1, *jobs[first : first + _AT_ONCE])
+
+    async def open(self, queue: Queue) -> None:
+        """From here on it is claimed from."""
+        await self._call("open", *queue)
+
+    async def add(self, queue: Queue, job: str, delay_s: float = 0.0) -> None:
+        await self._call("add", *queue, _micros(delay_s), job)
+
+    async def claim(self, kind: str) -> Claimed | None:
+        told = await self._call("claim", kind, self._owner, self._lease_ms)
+        if not told:
+            return None
+        tenant, name, id, body, claims = told
+        return Claimed(Queue(kind, tenant, name), id, body, int(claims))
+
+    async def renew(self, job: Claimed) -> bool:
+        """Whether it is still this gateway's."""
+        return bool(await self._call("renew", *job.queue, job.id, self._owner) == "ok")
+
+    async def done(self, job: Claimed) -> None:
+        await self._call("done", *job.queue, job.id)
+
+    async def later(self, job: Claimed, body: str, delay_s: float) -> None:
+        """It is to be done after a while, as `body` says."""
+        await self._call("later", *job.queue, job.id, self._owner, body, _micros(delay_s))
+
+    async def release(self, job: Claimed) -> None:
+        """Another gateway may have it at once, as if this one had not had it."""
+        await self._call("release", *job.queue, job.id, self._owner)
+
+    async def pause(self, queue: Queue, for_s: float) -> None:
+        await self._call("pause", *queue, _micros(for_s))
+
+    async def bury(self, job: Claimed, why: str) -> None:
+        await self._call("bury", *job.queue, job.id, self._owner, job.body, why, DEAD_KEPT)
+
+    async def close(self, queue: Queue) -> int:
+        """Nobody claims from it any more; how many are under way."""
+        return int(await self._call("close", *queue, self._lease_ms))
+
+    async def drop(self, queue: Queue) -> None:
+        await self._call("drop", *queue)
+
+    async def counts(self, kind: str) -> tuple[int, int]:
+        """Waiting, under way."""
+        waiting, running = await self._call("counts", kind)
+        return int(waiting), int(running)
+
+    async def rest(self, queue: Queue) -> AsyncIterator[list[str]]:
+        """What is left in it, some at a time."""
+        at = "-"
+        while True:
+            found: Any = await self._redis.xrange(self._key("todo", *queue), at, count=_AT_ONCE)
+            if not found:
+                break
+            yield [fields["j"] for _, fields in found]
+            at = f"({found[-1][0]}"
+        if due := await self._redis.zrange(self._key("later", *queue), 0, -1):
+            yield [str(job) for job in due]
+
+    async def dead(self, most: int, before: str = "") -> list[Dead]:
+        """The latest first; `before`: the id of the last of the page before."""
+        end = f"({before}" if before else "+"
+        found: Any = await self._redis.xrevrange(self._key("dead"), end, "-", count=most)
+        return [
+            Dead(id, Queue(of["kind"], of["tenant"], of["queue"]), of["job"], of["why"])
+            for id, of in found
+        ]
+
+    async def count_dead(self) -> int:
+        return int(await self._redis.xlen(self._key("dead")))
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((self._root, *parts))
+
+    async def _call(self, op: str, *args: Any) -> Any:
+        return await self._pipe([self._root], [op, *args])
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
