@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from protos.common_pb2 import ContentPart, Message
+from protos.common_pb2 import Constraint, ContentPart, Message
 from protos.tokenizer_pb2 import Pool, PromptRequest
 from services.common.content import text_of
 from services.common.policy import Subject
@@ -29,6 +29,10 @@ def edit(request: PromptRequest, edits: Mapping[int, str]) -> None:
 
 
 def _all(request: PromptRequest, decode: Callable[[Ids], str]) -> list[tuple[Subject, _Put]]:
+    return [*_of_input(request, decode), *_of_constraint(request.sampling.constraint)]
+
+
+def _of_input(request: PromptRequest, decode: Callable[[Ids], str]) -> list[tuple[Subject, _Put]]:
     match request.WhichOneof("input"):
         case "chat":
             return _of_chat(request)
@@ -45,6 +49,18 @@ def _all(request: PromptRequest, decode: Callable[[Ids], str]) -> list[tuple[Sub
                 *_of_pool("inputs", request.pool.inputs, of_documents, decode),
             ]
     return []
+
+
+def _of_constraint(wanted: Constraint) -> Iterator[tuple[Subject, _Put]]:
+    """What an answer is to look like: the model does not read it, but says what it holds."""
+    kind = wanted.WhichOneof("kind")
+    is_json = kind == "json_schema"
+    texts = wanted.choice.texts if kind == "choice" else []
+    if kind in ("json_schema", "regex", "grammar"):
+        texts = [getattr(wanted, kind)]
+    at = "response_format" if is_json else "structured_outputs"
+    for text in texts:
+        yield Subject(at, "input", text, "system", fixed=True, json=is_json), _never
 
 
 def _of_pool(

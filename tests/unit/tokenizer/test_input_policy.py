@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.common_pb2 import ContentPart, Message, Passage, TokenIds, Tool, ToolCall
+from protos.common_pb2 import (
+    Constraint,
+    ContentPart,
+    Message,
+    Passage,
+    Sampling,
+    TokenIds,
+    Tool,
+    ToolCall,
+)
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.policy import Policy, PolicyFile, Verdict, load_rules, read_policy
 from services.common.policy.metrics import FILE_GOOD
@@ -81,6 +90,29 @@ def test_rules_hold_for_their_places_and_roles_in_any_case() -> None:
     found.chat.passages.extend(passages("a", "Top secret"))
     assert refused(made, found) == ("secret", "documents[1]")
     assert refused(policy(CARD), PromptRequest(chat=Chat(passages=passages(NUMBER)))) is None
+
+
+@pytest.mark.parametrize(
+    ("constraint", "param"),
+    [
+        (Constraint(json_schema='{"properties": {"top secret": {}}}'), "response_format"),
+        (Constraint(json_schema='{"enum": ["t\\u006fp secret"]}'), "response_format"),
+        (Constraint(regex="a top secret b"), "structured_outputs"),
+        (Constraint(choice=Constraint.Options(texts=["a", "top secret"])), "structured_outputs"),
+        (Constraint(grammar='start: "top secret"'), "structured_outputs"),
+    ],
+)
+def test_what_an_answer_is_to_look_like_is_read_too(constraint: Constraint, param: str) -> None:
+    made = policy({"name": "s", "pattern": "top.secret", "action": "redact"})
+    sampling = Sampling(constraint=constraint)
+    for request in (
+        PromptRequest(chat=Chat(messages=messages(("user", "hi"))), sampling=sampling),
+        PromptRequest(text="hi", sampling=sampling),
+        PromptRequest(token_ids=TokenIds(ids=[1]), sampling=sampling),
+    ):
+        assert refused(made, request) == ("s", param), "another form would be another answer"
+    harmless = Sampling(constraint=Constraint(json_object=True))
+    assert refused(made, PromptRequest(text="hi", sampling=harmless)) is None
 
 
 def test_title_and_text_of_a_passage_are_two_texts() -> None:
