@@ -78,7 +78,7 @@ class GatewayService(Service):
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
-        kinds = (Control(self.gateway), Lines(self.gateway))
+        kinds = (Control(self.gateway), Lines(self.gateway), self.gateway.stores.indexing)
         self.gateway.jobs.start(kinds, lambda: intake.leaving or intake.draining)
         own = self.settings.gateway
         certificates = _certificates(own)
@@ -144,7 +144,6 @@ class GatewayService(Service):
         try:
             await asyncio.gather(
                 intake.drain(grace_s),
-                self.gateway.stores.drain(grace_s),
                 self.gateway.jobs.drain(grace_s),
             )
         finally:
@@ -171,7 +170,6 @@ class GatewayService(Service):
         await self.gateway.runs.stop()
         await self.gateway.policy.stop()
         await self.gateway.identity.stop()
-        await self.gateway.stores.stop()
         await self.gateway.meter.stop()
         await self.gateway.records.stop()
         await self.gateway.files.room.stop()
@@ -192,7 +190,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     tenants_told = BoundedNames(own.tenants_in_metrics)
     meter = Meter.of(redis, settings, tenants_told)
     jobs = Jobs(redis, namespace, id, settings.jobs)
-    indexing = Indexing(files, store_files, retrieval, meter, telemetry)
+    indexing = Indexing(files, store_files, retrieval, meter, telemetry, jobs, identity.standing)
     return Gateway(
         settings=settings,
         telemetry=telemetry,

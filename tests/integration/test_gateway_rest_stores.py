@@ -5,7 +5,6 @@ One gateway for all; each test is a tenant of its own.
 
 import asyncio
 import gc
-import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -249,27 +248,6 @@ async def test_the_files_of_a_store(rig):
     assert (await tenant.refused(nobodys + "/files", {"file_id": files[1]}))[0] == 404
 
 
-async def test_an_indexing_that_was_interrupted_is_listed_as_failed(rig):
-    tenant = await Tenant.of(rig)
-    file = await tenant.file()
-    store = await tenant.store()
-    path = f"/v1/vector_stores/{store}"
-    rig.retrieval.hold_index.clear()
-    try:
-        await tenant.post(f"{path}/files", {"file_id": file})
-        store_files, name = rig.gateway.stores._store_files, tenant.name
-        on_its_way = await store_files.get(name, store, file)
-        late = on_its_way.model_copy(update={"indexing_until": time.time() - 1})
-        await store_files.put(name, late)
-        for state, shown in (("failed", [file]), ("in_progress", []), ("completed", [])):
-            told = await tenant.get(f"{path}/files?filter={state}")
-            assert [one["id"] for one in told["data"]] == shown
-        told = await tenant.get(path)
-        assert (told["status"], told["file_counts"]["failed"]) == ("completed", 1)
-    finally:
-        rig.retrieval.hold_index.set()
-
-
 def ranked(**options: Any) -> dict[str, Any]:
     return {"ranking_options": options}
 
@@ -402,7 +380,7 @@ async def test_nothing_is_kept_of_requests_that_failed(rig):
         ):
             answer = await tenant.http.post(path, json=body)
             assert answer.status_code == status
-        await rig.gateway.stores.drain(10)
+        await until(lambda: not rig.gateway.stores.indexing._running, 10)
         removal = await tenant.http.delete(f"/v1/vector_stores/{store}/files/{file}")
         assert removal.status_code == 400
         for _ in range(20):

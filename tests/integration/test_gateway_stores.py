@@ -9,9 +9,12 @@ import pytest
 
 from protos import gateway_pb2_grpc
 from protos.gateway_pb2 import ChatRequest
+from services.common.config import JobsSettings
 from services.common.content import said
 from services.common.errors import PenstockError, invalid, unavailable
+from services.gateway.metering.ledger import Ledger
 from services.gateway.server import GatewayService
+from tests.support.another_gateway import another_gateway
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig
 from tests.support.waiting import until
 
@@ -20,7 +23,8 @@ QUESTION = [{"role": "user", "content": "When does the harbour open?"}]
 
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
-    async with gateway_rig(redis_url, namespace, max_document_chars=1000) as rig:
+    jobs = JobsSettings(lease_s=1.0)
+    async with gateway_rig(redis_url, namespace, max_document_chars=1000, jobs=jobs) as rig:
         yield rig
 
 
@@ -191,8 +195,7 @@ async def test_of_a_file_taken_out_while_it_is_indexed_nothing_stays(
     else:
         await client.vector_stores.delete(shelf.id)
     rig.retrieval.hold_index.set()
-    indexing = rig.gateway.stores._indexing
-    await until(lambda: not indexing._tasks, 10)
+    await until(lambda: not rig.gateway.stores.indexing._running, 10)
     assert shelf.kept == set()
 
 
@@ -203,11 +206,30 @@ async def test_a_file_attached_again_while_it_is_indexed_is_indexed_once_more(ri
     await until(lambda: rig.retrieval.servicer.calls == 1, 5)
     await shelf.client.vector_stores.files.create(shelf.id, file_id=file)
     await until(lambda: rig.retrieval.servicer.calls == 2, 5)
-    assert len(rig.gateway.stores._indexing._tasks) == 1
+    assert len(rig.gateway.stores.indexing._running) == 1
     rig.retrieval.hold_index.set()
     told = await shelf.client.vector_stores.files.poll(file, vector_store_id=shelf.id)
     assert told.status == "completed"
     assert shelf.kept == {file}
+
+
+async def test_what_a_killed_gateway_had_is_indexed_by_another(rig: Rig) -> None:
+    shelf = await Shelf.of(rig)
+    rig.retrieval.hold_index.clear()
+    async with another_gateway(rig) as other:
+        theirs = shelf.client.with_options(base_url=f"{other.url}/v1")
+        rig.gateway.jobs._stopping = True  # it begins none
+        file = await theirs.files.create(file=("a.md", b"The harbour opens."), purpose="assistants")
+        await theirs.vector_stores.files.create(shelf.id, file_id=file.id)
+        await until(lambda: rig.retrieval.servicer.calls == 1, 10)
+        await other.kill()
+    rig.gateway.jobs._stopping = False
+    rig.retrieval.hold_index.set()
+    told = await shelf.client.vector_stores.files.poll(file.id, vector_store_id=shelf.id)
+    assert told.status == "completed"
+    assert shelf.kept == {file.id}
+    entries = [e async for e in Ledger(rig.redis, rig.settings.namespace).entries()]
+    assert sum(entry.prompt for entry in entries if entry.route == "index") == 3
 
 
 async def test_a_list_of_stores_counts_the_files_of_those_shown_alone(

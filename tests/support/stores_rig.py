@@ -1,19 +1,25 @@
 """Files and vector stores on a real Redis, with a retrieval that does as a test says."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from protos.common_pb2 import Caller
 from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest
-from services.common.config import GatewaySettings
+from services.common.config import GatewaySettings, JobsSettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.common.telemetry import Telemetry
+from services.gateway.identity.principal import Principal, Refused
+from services.gateway.identity.standing import Grantee
+from services.gateway.jobs.jobs import Jobs
 from services.gateway.stores.files import FileRecord, Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.store_files import StoreFiles
 from services.gateway.stores.vector_stores import VectorStores
 from tests.support.gateway_parts import SharedMeter, meter, principal
+from tests.support.waiting import until
 
 WHO, THEIRS = principal("acme"), principal("rival")
 CALLER, RIVAL = (who.caller("r") for who in (WHO, THEIRS))
@@ -69,6 +75,18 @@ class ScriptedRetrieval:
                 del self.documents[place]
 
 
+class Standings:
+    """standing.Standing, of principals that a test has."""
+
+    def __init__(self, who: dict[str, Principal]) -> None:
+        self._who = who
+
+    async def of(self, who: Grantee) -> Principal:
+        if who.tenant not in self._who:
+            raise Refused("revoked", "The API key was revoked.")
+        return self._who[who.tenant]
+
+
 class StoresRig:
     """What of one gateway holds files; several on one Redis and one retrieval are several gateways.
 
@@ -76,7 +94,11 @@ class StoresRig:
     """
 
     def __init__(
-        self, redis: Redis, namespace: str, retrieval: ScriptedRetrieval | None = None
+        self,
+        redis: Redis,
+        namespace: str,
+        retrieval: ScriptedRetrieval | None = None,
+        name: str = "gateway-1",
     ) -> None:
         self.redis = redis
         self.namespace = namespace
@@ -84,20 +106,43 @@ class StoresRig:
         self.files = Files(redis, namespace, GatewaySettings(), max_chars=1000)
         self.store_files = StoreFiles(redis, namespace)
         self.metered = SharedMeter()
+        self.jobs = Jobs(redis, namespace, name, JobsSettings(lease_s=60))
+        self.who = {one.tenant: one for one in (WHO, THEIRS)}  # as they stand
         self.indexing = Indexing(
             self.files,
             self.store_files,
             cast(Any, self.retrieval),
             meter(self.metered),
-            Telemetry("gateway", "gateway-1"),
+            Telemetry("gateway", name),
+            self.jobs,
+            cast(Any, Standings(self.who)),
         )
         self.stores = VectorStores(
             redis, namespace, self.files, self.store_files, self.indexing, max_stores=10
         )
 
-    def another(self) -> "StoresRig":
+    @asynccontextmanager
+    async def another(self) -> AsyncIterator["StoresRig"]:
         """Another gateway."""
-        return StoresRig(self.redis, self.namespace, self.retrieval)
+        other = StoresRig(self.redis, self.namespace, self.retrieval, "gateway-2")
+        async with other.running():
+            yield other
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["StoresRig"]:
+        self.jobs.start([self.indexing], lambda: False)
+        try:
+            yield self
+        finally:
+            await self.jobs.stop()
+
+    async def arrived(self) -> None:
+        """All files, wherever they were to go."""
+
+        async def all_have() -> bool:
+            return await self.jobs.queues.counts("index") == (0, 0)
+
+        await until(all_have, 10, "all are indexed")
 
     async def file(self, text: str = "text", tenant: str = "acme") -> FileRecord:
         return await self.files.create(tenant, "a.txt", text.encode())
@@ -108,4 +153,4 @@ class StoresRig:
         return str(made["id"])
 
     async def statuses(self, store: str) -> list[str]:
-        return [file.status for file in await self.stores.files("acme", store)]
+        return [file.state for file in await self.stores.files("acme", store)]

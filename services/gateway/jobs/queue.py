@@ -97,6 +97,13 @@ class Queues:
     async def drop(self, queue: Queue) -> None:
         await self._call("drop", *queue)
 
+    async def size(self, queue: Queue) -> int:
+        """How many jobs are in it, those under way included."""
+        async with self._redis.pipeline(transaction=True) as both:
+            both.xlen(self._key("todo", *queue))
+            both.zcard(self._key("later", *queue))
+            return int(sum(await both.execute()))
+
     async def counts(self, kind: str) -> tuple[int, int]:
         """Waiting, under way."""
         waiting, running = await self._call("counts", kind)

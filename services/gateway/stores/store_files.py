@@ -5,7 +5,6 @@
 """
 
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -58,17 +57,10 @@ class AttachedFile(BaseModel):
     filename: str
     created_at: int
     bytes: int
-    indexing_until: float  # Unix time; an indexing that is not done by then was interrupted
     attachment: str = Field(default_factory=lambda: secrets.token_hex(8))
     state: Literal["in_progress", "completed", "failed"] = "in_progress"
     error: str = ""
     error_code: ErrorCode = "server_error"
-
-    @property
-    def status(self) -> str:
-        if self.state == "in_progress" and time.time() > self.indexing_until:
-            return "failed"
-        return self.state
 
     def fail(self, error: PenstockError | str) -> None:
         """INVALID_ARGUMENT is the file's own fault, anything else the service's."""
@@ -81,7 +73,7 @@ class AttachedFile(BaseModel):
             self.error = error
 
     def as_json(self) -> dict[str, Any]:
-        status = self.status
+        status = self.state
         return {
             "id": self.id,
             "object": "vector_store.file",
@@ -89,7 +81,7 @@ class AttachedFile(BaseModel):
             "vector_store_id": self.store,
             "status": status,
             "usage_bytes": self.bytes if status == "completed" else 0,
-            "last_error": {"code": self.error_code, "message": self._failure()}
+            "last_error": {"code": self.error_code, "message": self.error}
             if status == "failed"
             else None,
             "attributes": {},
@@ -98,12 +90,9 @@ class AttachedFile(BaseModel):
     def why_unready(self) -> str:
         name = self.filename
         name = name if len(name) <= _SHOWN_CHARS else name[: _SHOWN_CHARS - 1] + "…"
-        if self.status == "failed":
-            return f"{name} ({self.id}) failed: {self._failure()[:_ERROR_CHARS]}"
+        if self.state == "failed":
+            return f"{name} ({self.id}) failed: {self.error[:_ERROR_CHARS]}"
         return f"{name} ({self.id}) is still being indexed"
-
-    def _failure(self) -> str:
-        return self.error or "indexing was interrupted"
 
 
 class Unready(NamedTuple):
@@ -114,7 +103,7 @@ class Unready(NamedTuple):
 
     def warning(self) -> str:
         """For the answer; empty when there is none."""
-        told = [file.why_unready() for file in self.files if file.status != "completed"]
+        told = [file.why_unready() for file in self.files if file.state != "completed"]
         more = self.total - len(told)
         if more > 0:
             told.append(f"and {more} more")

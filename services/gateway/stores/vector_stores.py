@@ -41,7 +41,7 @@ class StoreRecord(BaseModel):
 
 
 def _store_json(record: StoreRecord, files: list[AttachedFile]) -> dict[str, Any]:
-    statuses = [file.status for file in files]
+    statuses: list[str] = [file.state for file in files]
     counts = {
         status: statuses.count(status)
         for status in ("in_progress", "completed", "failed", "cancelled")
@@ -55,7 +55,7 @@ def _store_json(record: StoreRecord, files: list[AttachedFile]) -> dict[str, Any
         "metadata": record.metadata,
         "status": "in_progress" if counts["in_progress"] else "completed",
         "file_counts": {**counts, "total": len(files)},
-        "usage_bytes": sum(file.bytes for file in files if file.status == "completed"),
+        "usage_bytes": sum(file.bytes for file in files if file.state == "completed"),
         "expires_after": None,
         "expires_at": None,
     }
@@ -77,7 +77,7 @@ class VectorStores:
         self._namespace = namespace
         self._files = files
         self._store_files = store_files
-        self._indexing = indexing
+        self.indexing = indexing
         self._max_stores = max_stores
         self._create = Script(redis, _CREATE)
 
@@ -100,7 +100,7 @@ class VectorStores:
             await self._to_index(tenant, id, f"file_ids[{index}]")
             for index, id in enumerate(file_ids)
         ]
-        self._indexing.expect(who, len(files))
+        await self.indexing.expect(who, len(files))
         record = StoreRecord(
             id=STORE.new(), name=name, created_at=int(time.time()), metadata=metadata
         )
@@ -108,7 +108,7 @@ class VectorStores:
         if not await self._create([self._stores(tenant)], told):
             raise too_many("vector stores", self._max_stores)
         for file in files:
-            await self._indexing.begin(who, caller, record.id, file)
+            await self.indexing.begin(who, caller, record.id, file)
         return await self.get(tenant, record.id)
 
     async def get(self, tenant: str, id: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class VectorStores:
         tenant = caller.tenant
         await self.get(tenant, id)
         attached = await self.files(tenant, id)
-        await self._indexing.remove(caller, id)
+        await self.indexing.remove(caller, id)
         for file in attached:
             await self._files.note_store(tenant, file.id, id, held=False)
         await self._store_files.drop_all(tenant, id)
@@ -168,7 +168,7 @@ class VectorStores:
         """Begins to index a file; `file` tells how it went."""
         await self.get(caller.tenant, id)
         file = await self._to_index(caller.tenant, file_id, "file_id")
-        return await self._indexing.begin(who, caller, id, file)
+        return await self.indexing.begin(who, caller, id, file)
 
     async def files(self, tenant: str, id: str) -> list[AttachedFile]:
         return await self._store_files.all(tenant, id)
@@ -178,23 +178,15 @@ class VectorStores:
 
     async def detach(self, caller: Caller, id: str, file_id: str) -> None:
         await self.file(caller.tenant, id, file_id)
-        await self._indexing.remove(caller, id, file_id)
+        await self.indexing.remove(caller, id, file_id)
         await self._store_files.drop(caller.tenant, id, file_id)
         await self._files.note_store(caller.tenant, file_id, id, held=False)
 
     async def forget_file(self, caller: Caller, file_id: str) -> None:
         """Takes a file out of every store, before it is deleted."""
         for store in await self._files.stores_of(caller.tenant, file_id):
-            await self._indexing.remove(caller, store, file_id)
+            await self.indexing.remove(caller, store, file_id)
             await self._store_files.drop(caller.tenant, store, file_id)
-
-    async def drain(self, grace_s: float) -> None:
-        """Lets indexing under way finish for `grace_s`."""
-        await self._indexing.drain(grace_s)
-
-    async def stop(self) -> None:
-        """Files whose indexing has not finished are marked as failed."""
-        await self._indexing.stop()
 
     async def _to_index(self, tenant: str, id: str, param: str) -> FileRecord:
         file = await self._files.get(tenant, id, param)

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import pytest
@@ -15,16 +14,15 @@ from services.gateway.identity.limits import Bound, Limit
 from services.gateway.metering.run import Room, Verdict
 from services.gateway.stores import indexing
 from services.gateway.stores.store_files import AttachedFile
-from tests.support.stores_rig import CALLER, RIVAL, THEIRS, WHO, StoresRig
+from tests.support.stores_rig import CALLER, RIVAL, WHO, StoresRig
 from tests.support.waiting import until
 
 
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[StoresRig]:
     redis = connect(redis_url)
-    rig = StoresRig(redis, namespace)
-    yield rig
-    await rig.stores.stop()
+    async with StoresRig(redis, namespace).running() as rig:
+        yield rig
     await redis.aclose()
 
 
@@ -36,7 +34,7 @@ async def the_file(rig: StoresRig, store: str) -> AttachedFile:
 async def test_files_that_fail_or_are_given_up_give_their_turn_back(rig: StoresRig) -> None:
     rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
     store = await rig.store(*[await rig.file() for _ in range(5)])
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert await rig.statuses(store) == ["failed"] * 5
     rig.retrieval.failure = None
     rig.retrieval.gate.clear()
@@ -47,7 +45,7 @@ async def test_files_that_fail_or_are_given_up_give_their_turn_back(rig: StoresR
         await rig.stores.detach(CALLER, store, given_up.id)
     rig.retrieval.gate.set()
     await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert sorted(await rig.statuses(store)) == ["completed"] + ["failed"] * 5
 
 
@@ -59,7 +57,7 @@ async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: StoresRig) -
     await rig.stores.attach(WHO, CALLER, store, file.id)
     await until(lambda: rig.retrieval.begun == 2, 5)
     rig.retrieval.gate.set()
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert rig.retrieval.most_at_once == 1
     assert await rig.statuses(store) == ["completed"]
 
@@ -67,12 +65,12 @@ async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: StoresRig) -
 async def test_files_of_who_may_not_use_the_embedding_model_are_not_indexed(
     rig: StoresRig,
 ) -> None:
-    who = replace(WHO, models=frozenset({"tiny"}))
+    who = rig.who["acme"] = replace(WHO, models=frozenset({"tiny"}))
     store, file = await rig.store(), await rig.file()
     await rig.stores.attach(who, CALLER, store, file.id)  # no retrieval was ever seen
-    await rig.stores.drain(5)
+    await rig.arrived()
     attached = await the_file(rig, store)
-    assert attached.status == "failed"
+    assert attached.state == "failed"
     assert "'tiny-embed'" in str(attached.error)
     for ask in (
         rig.stores.attach(who, CALLER, store, (await rig.file()).id),
@@ -83,8 +81,9 @@ async def test_files_of_who_may_not_use_the_embedding_model_are_not_indexed(
         assert refused.value.reason == "model_not_allowed"
     assert await rig.stores.create(who, CALLER, "empty", {}, [])
     assert (rig.retrieval.begun, len(await rig.stores.files("acme", store))) == (0, 1)
-    await rig.stores.attach(replace(who, models=frozenset({"tiny-embed"})), CALLER, store, file.id)
-    await rig.stores.drain(5)
+    who = rig.who["acme"] = replace(who, models=frozenset({"tiny-embed"}))
+    await rig.stores.attach(who, CALLER, store, file.id)
+    await rig.arrived()
     assert rig.retrieval.begun == 1
 
 
@@ -101,14 +100,14 @@ async def test_what_is_given_up_has_ended_before_anything_comes_after_it(rig: St
     rig.retrieval.let_go.set()
     await again
     rig.retrieval.gate.set()
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert rig.retrieval.most_at_once == 1
 
 
 async def test_what_retrieval_is_given(rig: StoresRig) -> None:
     file = await rig.files.create("acme", "guide.md", "\ufeffgrüße".encode())
     store = await rig.store(file)
-    await rig.stores.drain(5)
+    await rig.arrived()
     (request,) = rig.retrieval.documents.values()
     assert (request.caller, request.collection, request.source_id) == (CALLER, store, file.id)
     assert (request.title, request.text) == ("guide.md", "grüße")
@@ -123,7 +122,7 @@ async def test_two_files_are_indexed_at_once_and_the_others_wait(rig: StoresRig)
     await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
     assert await rig.statuses(store) == ["in_progress"] * 6
     rig.retrieval.gate.set()
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert rig.retrieval.most_at_once == 2
     assert await rig.statuses(store) == ["completed"] * 6
 
@@ -133,7 +132,6 @@ async def test_two_files_are_indexed_at_once_and_the_others_wait(rig: StoresRig)
     [
         (invalid("too many chunks", "text"), "invalid_file", "too many chunks"),
         (unavailable("lost", stage="retrieval", reason="index_lost"), "server_error", "lost"),
-        (ConnectionError("6379"), "server_error", "the file could not be read"),
         (ValueError("of the inside"), "server_error", "internal error"),
     ],
 )
@@ -142,13 +140,13 @@ async def test_however_it_fails_it_is_told(
 ) -> None:
     rig.retrieval.failure = failure
     store = await rig.store(await rig.file())
-    await rig.stores.drain(5)
+    await rig.arrived()
     told = (await the_file(rig, store)).as_json()
     assert (told["status"], told["last_error"]) == ("failed", {"code": code, "message": message})
     rig.retrieval.failure = None
     for _ in range(2):  # as many as are indexed at once
         await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert sorted(await rig.statuses(store)) == ["completed"] * 2 + ["failed"]
 
 
@@ -157,8 +155,8 @@ async def test_a_file_whose_text_is_gone_has_failed(rig: StoresRig) -> None:
     store = await rig.store()
     await rig.files.delete("acme", file.id)
     await rig.indexing.begin(WHO, CALLER, store, file)
-    await rig.stores.drain(5)
-    assert (await the_file(rig, store)).status == "failed"
+    await rig.arrived()
+    assert (await the_file(rig, store)).state == "failed"
     assert rig.retrieval.begun == 0
 
 
@@ -168,42 +166,10 @@ async def test_indexing_that_takes_too_long_ends_and_gives_its_turn_back(
     rig.retrieval.gate.clear()
     monkeypatch.setattr(indexing, "INDEXING_S", 0.05)
     store = await rig.store(*[await rig.file() for _ in range(3)])
-    await rig.stores.drain(20)
-    assert [(f.status, f.error) for f in await rig.stores.files("acme", store)] == [
+    await rig.arrived()
+    assert [(f.state, f.error) for f in await rig.stores.files("acme", store)] == [
         ("failed", "indexing took too long")
     ] * 3, "the third had its turn too"
-
-
-async def test_a_file_that_waits_too_long_has_failed(
-    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig.retrieval.gate.clear()
-    await rig.store(*[await rig.file() for _ in range(2)])
-    await until(lambda: rig.retrieval.indexing == 2, 5)
-    monkeypatch.setattr(indexing, "QUEUEING_S", 0.05)
-    late = await rig.store(await rig.file())
-
-    async def failed() -> bool:
-        return await rig.statuses(late) == ["failed"]
-
-    await until(failed, 5)
-    assert (await the_file(rig, late)).error == "indexing took too long"
-    assert rig.retrieval.begun == 2
-    rig.retrieval.gate.set()
-    await rig.stores.drain(5)
-    monkeypatch.setattr(indexing, "QUEUEING_S", 60)
-    store = await rig.store(*[await rig.file() for _ in range(3)])
-    await rig.stores.drain(5)
-    assert await rig.statuses(store) == ["completed"] * 3, "no turn was lost"
-
-
-async def test_until_when_it_may_take(rig: StoresRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "QUEUEING_S", 100)
-    monkeypatch.setattr(indexing, "INDEXING_S", 20)
-    store, before = await rig.store(), time.time()
-    attached = await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
-    assert before + 120 <= attached.indexing_until <= time.time() + 120
-    assert int(before) <= attached.created_at <= time.time()
 
 
 async def test_too_many_waiting_files_of_one_tenant(
@@ -224,9 +190,9 @@ async def test_too_many_waiting_files_of_one_tenant(
     assert await rig.files.stores_of("acme", fourth.id) == set()
     await rig.store(await rig.file(tenant="rival"), caller=RIVAL)
     rig.retrieval.gate.set()
-    await rig.stores.drain(5)
+    await rig.arrived()
     await rig.stores.attach(WHO, CALLER, store, fourth.id)
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert await rig.statuses(store) == ["completed"] * 4, "those that are done wait no more"
 
 
@@ -243,7 +209,7 @@ async def test_an_outcome_that_redis_does_not_take_is_noted_later(
 
     monkeypatch.setattr(rig.store_files, "settle", away)
     store = await rig.store(await rig.file())
-    await rig.stores.drain(20)
+    await rig.arrived()
     assert await rig.statuses(store) == ["completed"]
 
 
@@ -255,11 +221,12 @@ async def test_what_was_taken_out_elsewhere_is_removed_again_until_it_is(
     file = await rig.file()
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    await rig.another().stores.detach(CALLER, store, file.id)
+    async with rig.another() as other:
+        await other.stores.detach(CALLER, store, file.id)
     away = unavailable("away", stage="retrieval", reason="no_replica")
     rig.retrieval.remove_failures = [away, away]
     rig.retrieval.gate.set()
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert rig.retrieval.documents == {}
     assert rig.retrieval.remove_failures == []
     assert await rig.stores.files("acme", store) == []
@@ -270,12 +237,11 @@ async def test_what_was_attached_anew_elsewhere_is_left_to_that(rig: StoresRig) 
     file = await rig.file()
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    other = rig.another()
-    await other.stores.attach(WHO, CALLER, store, file.id)
-    await until(lambda: rig.retrieval.indexing == 2, 5)
-    rig.retrieval.gate.set()
-    await other.stores.drain(5)
-    await rig.stores.drain(5)
+    async with rig.another() as other:
+        await other.stores.attach(WHO, CALLER, store, file.id)
+        await until(lambda: rig.retrieval.indexing == 2, 5)
+        rig.retrieval.gate.set()
+        await rig.arrived()
     assert set(rig.retrieval.documents) == {("acme", store, file.id)}
     assert rig.retrieval.removed == []
     assert await rig.statuses(store) == ["completed"]
@@ -291,46 +257,45 @@ async def test_taking_a_file_out_of_one_store_leaves_its_way_into_the_others(
     await until(lambda: rig.retrieval.indexing == 2, 5)
     await rig.stores.detach(CALLER, first, file.id)
     rig.retrieval.gate.set()
-    await rig.stores.drain(5)
+    await rig.arrived()
     assert set(rig.retrieval.documents) == {("acme", first, other.id), ("acme", second, file.id)}
     assert await rig.statuses(first) == await rig.statuses(second) == ["completed"]
 
 
-async def test_a_drain_waits_as_long_as_it_may_and_a_stop_tells_what_was_not_done(
-    rig: StoresRig,
-) -> None:
-    await rig.stores.drain(60)
+async def test_what_a_gateway_had_when_it_ended_is_anothers(rig: StoresRig) -> None:
     rig.retrieval.gate.clear()
     store = await rig.store(*[await rig.file() for _ in range(3)])
     await until(lambda: rig.retrieval.indexing == 2, 5)
-    await rig.stores.drain(0.01)
-    assert await rig.statuses(store) == ["in_progress"] * 3
-    async with asyncio.timeout(10):
-        await rig.stores.stop()
-    assert [(f.status, f.error) for f in await rig.stores.files("acme", store)] == [
-        ("failed", "the gateway was shut down")
-    ] * 3
+    await rig.jobs.stop()
     assert rig.retrieval.indexing == 0
+    assert await rig.statuses(store) == ["in_progress"] * 3
+    rig.retrieval.gate.set()
+    async with rig.another():
+        await rig.arrived()
+    assert await rig.statuses(store) == ["completed"] * 3
 
 
-async def test_a_stop_does_not_wait_for_redis(
-    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+async def test_of_what_was_taken_out_under_a_killed_gateway_nothing_stays(
+    rig: StoresRig,
 ) -> None:
-    tried = []
-
-    async def away(tenant: str, file: AttachedFile) -> Any:
-        tried.append(file.id)
-        raise ConnectionError
-
-    monkeypatch.setattr(indexing, "_RETRY_S", 0)
-    monkeypatch.setattr(rig.store_files, "settle", away)
-    rig.retrieval.gate.clear()
     file = await rig.file()
-    await rig.store(file)
+    rig.retrieval.gate.clear()
+    store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    async with asyncio.timeout(10):
-        await rig.stores.stop()
-    assert tried == [file.id]
+    (job,) = rig.jobs._own.values()
+    await rig.store_files.drop("acme", store, file.id)
+    await rig.indexing.run(job._replace(claims=2))
+    assert rig.retrieval.removed == [("acme", store, file.id)]
+    rig.retrieval.gate.set()
+
+
+async def test_who_may_no_longer_has_nothing_indexed(rig: StoresRig) -> None:
+    del rig.who["acme"]
+    store = await rig.store(await rig.file())
+    await rig.arrived()
+    attached = await the_file(rig, store)
+    assert (attached.state, attached.error) == ("failed", "The API key was revoked.")
+    assert rig.retrieval.begun == 0
 
 
 # ---- what it costs ------------------------------------------------------------------------------
@@ -341,22 +306,23 @@ TOKENS = Limit(name="tpm", of="tokens", most=100, per="minute")
 async def test_each_attachment_is_charged_once_to_who_made_it(rig: StoresRig) -> None:
     file = await rig.file("one two three")
     store = await rig.store(file)
-    await rig.stores.drain(5)
-    await rig.stores.attach(THEIRS, CALLER, store, file.id)  # another key's request
-    await rig.stores.drain(5)
+    await rig.arrived()
+    rig.who["acme"] = replace(WHO, user="key_2")
+    await rig.stores.attach(rig.who["acme"], CALLER, store, file.id)
+    await rig.arrived()
     first, second = rig.metered.settled
     assert (first.who["tenant"], first.who["model"]) == ("acme", "tiny-embed")
     assert [run.used.prompt for run in (first, second)] == [3, 3]
     assert [run.id.partition(":")[0] for run in (first, second)] == [file.id] * 2
     assert first.id != second.id
-    assert second.who["tenant"] == "rival"
+    assert (first.who["user"], second.who["user"]) == ("key_1", "key_2")
     assert first.held.tokens == 4, "of 13 bytes"
 
 
 async def test_what_was_not_indexed_costs_nothing(rig: StoresRig) -> None:
     rig.retrieval.failure = unavailable("gone", stage="retrieval", reason="index_lost")
     await rig.store(await rig.file())
-    await rig.stores.drain(5)
+    await rig.arrived()
     rig.retrieval.failure = None
     rig.retrieval.gate.clear()
     file = await rig.file()
@@ -372,19 +338,21 @@ async def test_a_limit_without_room_is_waited_for_and_an_empty_budget_is_not(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = Bound("tenant:acme", TOKENS)
-    limited = replace(WHO, limits=(bound,))
+    limited = rig.who["acme"] = replace(WHO, limits=(bound,))
     rig.metered.verdict = Verdict((Room(bound, 0, 1),), bound, 0.01)
     store = await rig.store()
     await rig.stores.attach(limited, CALLER, store, (await rig.file()).id)
     await until(lambda: len(rig.metered.reserved) >= 3, 5)
-    other = await rig.store(await rig.file())  # of who has no limits: no turn is taken meanwhile
+    file = await rig.file(tenant="rival")  # of who has no limits: no turn is taken meanwhile
+    await rig.store(file, caller=RIVAL)
     await until(lambda: rig.retrieval.begun == 1, 5)
     rig.metered.verdict = Verdict()
-    await rig.stores.drain(5)
-    assert await rig.statuses(store) == await rig.statuses(other) == ["completed"]
+    await rig.arrived()
+    assert await rig.statuses(store) == ["completed"]
     budget = Bound("tenant:acme", TOKENS.model_copy(update={"per": "day"}))
     rig.metered.verdict = Verdict((Room(budget, 0, 1),), budget, 900.0)
-    await rig.stores.attach(replace(WHO, limits=(budget,)), CALLER, other, (await rig.file()).id)
-    await rig.stores.drain(5)
-    failed = next(f for f in await rig.stores.files("acme", other) if f.status == "failed")
+    rig.who["acme"] = replace(WHO, limits=(budget,))
+    await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
+    await rig.arrived()
+    failed = next(f for f in await rig.stores.files("acme", store) if f.state == "failed")
     assert "100 tokens per day" in failed.error

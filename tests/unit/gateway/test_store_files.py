@@ -22,7 +22,7 @@ async def files(redis_url: str, namespace: str) -> AsyncIterator[StoreFiles]:
 
 def attached(store: str, name: str = "guide.md", **more: Any) -> AttachedFile:
     now = time.time()
-    told = {"id": FILE.new(), "created_at": int(now), "bytes": 10, "indexing_until": now + 60}
+    told = {"id": FILE.new(), "created_at": int(now), "bytes": 10}
     return AttachedFile(store=store, filename=name, **{**told, **more})
 
 
@@ -34,10 +34,10 @@ async def test_an_outcome_is_noted_for_its_own_attachment_only(files: StoreFiles
     await files.put("t", again)
     first.fail("too late")
     assert await files.settle("t", first) == "replaced"
-    assert (await files.get("t", store, first.id)).status == "in_progress"
+    assert (await files.get("t", store, first.id)).state == "in_progress"
     again.state = "completed"
     assert await files.settle("t", again) == "kept"
-    assert (await files.get("t", store, first.id)).status == "completed"
+    assert (await files.get("t", store, first.id)).state == "completed"
     await files.drop("t", store, first.id)
     assert await files.settle("t", again) == "gone"
     assert await files.all("t", store) == []
@@ -99,15 +99,6 @@ def test_whose_fault_a_failure_is() -> None:
     assert (file.as_json()["usage_bytes"], file.as_json()["last_error"]) == (10, None)
 
 
-def test_an_indexing_that_was_interrupted_has_failed() -> None:
-    file = attached(STORE.new(), indexing_until=time.time() - 1)
-    assert file.as_json()["status"] == "failed"
-    assert "interrupted" in file.as_json()["last_error"]["message"]
-    assert Unready([file], 1).warning() == (
-        f"not searched: guide.md ({file.id}) failed: indexing was interrupted"
-    )
-
-
 async def test_a_tenants_and_a_stores_files_are_its_own(files: StoreFiles) -> None:
     store, other = STORE.new(), STORE.new()
     mine = attached(store)
@@ -125,7 +116,7 @@ async def test_a_tenants_and_a_stores_files_are_its_own(files: StoreFiles) -> No
         await files.drop(tenant, where, mine.id)
         await files.drop_all(tenant, where)
     assert await files.settle("rival", mine) == "gone"
-    assert [file.status for file in await files.all("t", store)] == ["in_progress"]
+    assert [file.state for file in await files.all("t", store)] == ["in_progress"]
     assert (await files.unready("t", [store])).total == 1
 
 
@@ -150,15 +141,7 @@ async def test_attaching_anew_takes_the_failure_back(files: StoreFiles) -> None:
     assert again.attachment != first.attachment
     await files.put("t", again)
     told = await files.get("t", store, first.id)
-    assert (told.status, told.as_json()["last_error"]) == ("in_progress", None)
-
-
-def test_what_was_completed_stays_so() -> None:
-    """However long ago its indexing would have been given up."""
-    file = attached(STORE.new(), state="completed", indexing_until=time.time() - 1)
-    assert file.status == "completed"
-    assert Unready([file], 1).warning() == "not searched: and 1 more"
-    assert Unready([file], 0).warning() == ""
+    assert (told.state, told.as_json()["last_error"]) == ("in_progress", None)
 
 
 def test_a_file_in_a_store_is_told_whole() -> None:

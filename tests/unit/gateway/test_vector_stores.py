@@ -20,9 +20,8 @@ AWAY = unavailable("retrieval is away", stage="retrieval", reason="no_replica")
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[StoresRig]:
     redis = connect(redis_url)
-    rig = StoresRig(redis, namespace)
-    yield rig
-    await rig.stores.stop()
+    async with StoresRig(redis, namespace).running() as rig:
+        yield rig
     await redis.aclose()
 
 
@@ -37,7 +36,7 @@ async def test_a_deleted_store_is_forgotten_by_its_files(rig: StoresRig) -> None
 async def test_a_deleted_file_leaves_no_key(rig: StoresRig) -> None:
     file = await rig.file()
     await rig.store(file)
-    await rig.stores.drain(5)
+    await rig.arrived()
     await rig.stores.forget_file(CALLER, file.id)
     await rig.files.delete("acme", file.id)
     assert await rig.files.stores_of("acme", file.id) == set()
@@ -46,10 +45,10 @@ async def test_a_deleted_file_leaves_no_key(rig: StoresRig) -> None:
 
 async def test_only_what_is_searchable_counts_as_used(rig: StoresRig) -> None:
     store = await rig.store(await rig.file("12345"))
-    await rig.stores.drain(5)
+    await rig.arrived()
     rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
     await rig.stores.attach(WHO, CALLER, store, (await rig.file("123")).id)
-    await rig.stores.drain(5)
+    await rig.arrived()
     told = await rig.stores.get("acme", store)
     assert told["usage_bytes"] == 5
     assert (told["file_counts"]["completed"], told["file_counts"]["failed"]) == (1, 1)
@@ -68,7 +67,7 @@ async def test_a_store_is_told_whole(rig: StoresRig) -> None:
     file = await rig.file("12345")
     made = await rig.stores.create(WHO, CALLER, "guide", {"k": "v"}, [file.id])
     assert (made["status"], made["file_counts"]["in_progress"]) == ("in_progress", 1)
-    await rig.stores.drain(5)
+    await rig.arrived()
     told = await rig.stores.get("acme", made["id"])
     assert before <= told.pop("created_at") == told.pop("last_active_at") <= time.time()
     assert told == {
@@ -142,7 +141,7 @@ async def test_a_store_deleted_while_they_are_listed_is_left_out(rig: StoresRig)
 async def test_a_deleted_store_leaves_nothing(rig: StoresRig) -> None:
     files = [await rig.file(), await rig.file()]
     gone, kept = await rig.store(*files), await rig.store(*files)
-    await rig.stores.drain(5)
+    await rig.arrived()
     await rig.stores.delete(CALLER, gone)
     assert rig.retrieval.removed == [("acme", gone, "")]
     assert {store for _, store, _ in rig.retrieval.documents} == {kept}
@@ -159,7 +158,7 @@ async def test_what_retrieval_did_not_take_out_stays_and_can_be_taken_out_again(
 ) -> None:
     file = await rig.file()
     store = await rig.store(file)
-    await rig.stores.drain(5)
+    await rig.arrived()
 
     async def take_out() -> None:
         if what == "delete":
@@ -184,7 +183,7 @@ async def test_what_retrieval_did_not_take_out_stays_and_can_be_taken_out_again(
 async def test_a_file_taken_out_of_one_store_stays_in_the_other(rig: StoresRig) -> None:
     file, other = await rig.file(), await rig.file()
     first, second = await rig.store(file, other), await rig.store(file)
-    await rig.stores.drain(5)
+    await rig.arrived()
     await rig.stores.detach(CALLER, first, file.id)
     assert set(rig.retrieval.documents) == {
         ("acme", first, other.id),
@@ -194,13 +193,13 @@ async def test_a_file_taken_out_of_one_store_stays_in_the_other(rig: StoresRig) 
     assert await rig.files.stores_of("acme", file.id) == {second}
     await not_found(rig.stores.file("acme", first, file.id))
     await not_found(rig.stores.detach(CALLER, first, file.id))
-    assert (await rig.stores.file("acme", second, file.id)).status == "completed"
+    assert (await rig.stores.file("acme", second, file.id)).state == "completed"
 
 
 async def test_a_deleted_file_is_taken_out_of_every_store_and_no_other_is(rig: StoresRig) -> None:
     file, other = await rig.file(), await rig.file()
     stores = [await rig.store(file, other) for _ in range(3)]
-    await rig.stores.drain(5)
+    await rig.arrived()
     await rig.stores.forget_file(CALLER, file.id)
     assert set(rig.retrieval.documents) == {("acme", store, other.id) for store in stores}
     for store in stores:
@@ -210,7 +209,7 @@ async def test_a_deleted_file_is_taken_out_of_every_store_and_no_other_is(rig: S
 async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig) -> None:
     file, theirs = await rig.file(), await rig.file(tenant="rival")
     store, rivals = await rig.store(file), await rig.store(theirs, caller=RIVAL)
-    await rig.stores.drain(5)
+    await rig.arrived()
     documents = dict(rig.retrieval.documents)
     for call in (
         rig.stores.get("rival", store),

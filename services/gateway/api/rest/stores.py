@@ -162,7 +162,7 @@ async def list_attached(gateway: Gateway, exchange: Exchange, principal: Princip
     store = exchange.path["store"]
     await gateway.stores.get(principal.tenant, store)
     files = await gateway.stores.files(principal.tenant, store)
-    shown = (f.as_json() for f in files if query.filter in (None, f.status))
+    shown = (f.as_json() for f in files if query.filter in (None, f.state))
     await exchange.reply_json(page(shown, query))
 
 
