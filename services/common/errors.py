@@ -4,6 +4,8 @@ It travels as `common_pb2.Status` at the end of a request on a link, as trailing
 calls, and leaves the gateway in OpenAI's error shape.
 """
 
+from typing import Self
+
 import grpc
 
 from protos import common_pb2
@@ -49,7 +51,7 @@ class PenstockError(Exception):
         )
 
     @classmethod
-    def from_status(cls, status: common_pb2.Status) -> "PenstockError":
+    def from_status(cls, status: common_pb2.Status) -> Self:
         return cls(
             _BY_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN),
             status.message,

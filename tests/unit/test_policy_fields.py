@@ -75,11 +75,12 @@ OURS = """
     WorkerStatus.role WorkerStatus.state WorkerStatus.breaker WorkRequest.transfer_id
     WorkRequest.checkpoint WorkerAddress.address WorkerAddress.host_id TokenDelta.pooled
     BlockEvents.hashes KvBegin.transfer_id KvBegin.kv_format KvBlocks.inline SharedMemory.name
-    RunEvent.Admitted.headers RunEvent.Begun.model RunEvent.Finished.currency
+    RunEvent.Admitted.headers RunEvent.Begun.model RunEvent.Failed.headers
+    RunEvent.Finished.currency
     StoredCaller.Bound.limit StoredCaller.Bound.owner StoredCaller.models
     StoredCaller.permissions StoredCaller.priority StoredCaller.tenant StoredCaller.user
     StoredPrompt.delivery StoredPrompt.form StoredPrompt.param StoredPrompt.stores
-    StoredRun.digest StoredRun.endpoint StoredRun.request_id StoredRun.route
+    StoredRun.digest StoredRun.endpoint StoredRun.model StoredRun.request_id StoredRun.route
 """
 KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, KEPT, OURS)
 

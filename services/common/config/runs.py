@@ -13,6 +13,9 @@ class RunsSettings(Section):
     max_bytes_per_tenant: int = Field(
         32 * 2**20, gt=0, description="of all of its together, prompts and answers, in Redis"
     )
+    max_followers: int = Field(
+        2000, gt=0, description="streams of runs at one gateway; no tenant gets all of them"
+    )
     lease_s: float = Field(
         5.0, ge=0.5, description="a killed gateway's runs are taken over after this"
     )

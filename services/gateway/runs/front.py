@@ -1,9 +1,10 @@
 """A request as the protocol has it that it came by: what the runs know of REST and gRPC."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from protos.tokenizer_pb2 import TextDelta
+from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.prompt import Answer, Prompt
@@ -45,8 +46,8 @@ class Teller(Protocol):
 class Front(Asked, Teller, Protocol):
     """A generation as its protocol has it: where it comes from, and where its answer goes."""
 
-    async def read(self, place: Place) -> list[Prompt]:
-        """Takes the request in, at its tenant's `place`, and validates it: one prompt, or several
+    async def read(self, principal: Principal, place: Place) -> list[Prompt]:
+        """Takes the caller's request in, at `place`, and validates it: one prompt, or several
         of a completion. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room.
         """
 
@@ -56,7 +57,16 @@ class Front(Asked, Teller, Protocol):
 
 
 class LastingFront(Front, Protocol):
-    """Of a run that goes on without its client. All but `joins` is known once it was read."""
+    """Of a request whose answer may go on without its client. What it asks for is known once it was
+    read."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it does."""
+
+    @property
+    def says_begun(self) -> Callable[[Principal], Awaitable[None]] | None:
+        """Tells a client that does not wait for the answer that it has begun; None: it waits."""
 
     @property
     def key(self) -> str:

@@ -26,7 +26,7 @@ async def generate(
     caller = principal.caller(front.request_id)
 
     with span("validate"):
-        prompts = await front.read(place)
+        prompts = await front.read(principal, place)
         model = journal.model = prompts[0].request.model
         journal.tags = prompts[0].tags
         principal.authorize(model)

@@ -81,7 +81,7 @@ async def recorded(
             journal.metered, journal.cost = None, metered.cost
         if root is not None:
             journal.close(gateway.telemetry.record(root, journal.decisions, journal.below))
-            if place is not None:
+            if place is not None and not journal.goes_on:
                 gateway.records.keep(journal)
                 with Within(root):  # which has ended: for the line in the log
                     _account(gateway, journal)

@@ -44,6 +44,7 @@ class Journal:
         self.metered: Metered | None = None  # past its limits and not ended yet
         self.cost: Cost | None = None  # None: nobody set a price
         self.error: PenstockError | None = None
+        self.goes_on = False  # as a run, which has a record of its own
         self.decisions: list[common_pb2.Decision] = []
         self.below = common_pb2.Record()  # what the other services told
         self.is_watched = True  # somebody waits for its first text: times of others tell nothing

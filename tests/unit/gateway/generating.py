@@ -18,6 +18,7 @@ from protos.common_pb2 import (
 from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
 from services.common.errors import PenstockError
 from services.common.link import End
+from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.pipeline import serve
@@ -42,7 +43,7 @@ class Front:
         self.texts: dict[int, str] = {}
         self.finished: list[Answer] = []
 
-    async def read(self, place: Place) -> list[Prompt]:
+    async def read(self, principal: Principal, place: Place) -> list[Prompt]:
         self.places.append(place)
         place.hold(10)
         if self.refuses is not None:

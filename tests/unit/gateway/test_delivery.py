@@ -169,7 +169,7 @@ async def test_a_silent_stream_is_kept_alive_until_it_ends():
     exchange, settings = Exchange(), Settings()
     settings.gateway.sse_keep_alive_s = 0.01
     front = RestFront(exchange, settings, chat=True)  # type: ignore[arg-type]
-    front._understand(
+    front._prompts(
         b'{"model": "m", "messages": [{"role": "user", "content": "Q"}], "stream": true}'
     )
     front.admitted({})
@@ -200,10 +200,10 @@ async def test_who_is_spoken_to_hears_no_comments(monkeypatch):
     monkeypatch.setattr(keep_alive, "asyncio", clock)
     exchange = Exchange()
     front = RestFront(exchange, Settings(), chat=False)  # type: ignore[arg-type]
-    front._understand(b'{"model": "m", "prompt": "Q"}')
+    front._prompts(b'{"model": "m", "prompt": "Q"}')
     front.admitted({})
     assert front._keeping._task is None, "an answer that is not streamed has no comments"
-    front._understand(b'{"model": "m", "prompt": "Q", "stream": true}')
+    front._prompts(b'{"model": "m", "prompt": "Q", "stream": true}')
     front.admitted({})
     answer = Answer("req_1", "m", [])
     for spoken in (True, True, False):

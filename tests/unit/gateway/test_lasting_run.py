@@ -10,16 +10,17 @@ from protos.runs_pb2 import RunEvent, RunEvents, StoredCaller, StoredPrompt, Sto
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import RunsSettings
 from services.common.redis import Redis
-from services.gateway.runs.lasting.failures import too_large
+from services.gateway.runs.lasting.failures import cancelled, too_large
 from services.gateway.runs.lasting.run import Run
-from services.gateway.runs.lasting.store import RunStore
-from services.gateway.runs.lasting.stored import begun, text_of
+from services.gateway.runs.lasting.store import Hold, RunStore
+from services.gateway.runs.lasting.stored import begun, failed, text_of
 from services.gateway.runs.lasting.takeover import taken_over
 from services.gateway.runs.prompt import Answer
 
 PROMPT = StoredPrompt(request=PromptRequest(model="m", text="a"))
 STORED = StoredRun(request_id="req_1", caller=StoredCaller(tenant="acme"), prompts=[PROMPT])
 PLACE = ("acme", "req_1")
+OURS = Hold(*PLACE)
 BODY = text_of(STORED)
 
 
@@ -37,9 +38,9 @@ async def test_an_answer_whose_last_words_were_not_taken_is_not_told_as_whole(
 ) -> None:
     one = store(max_bytes_per_tenant=len(BODY) + (100 if why == "full" else 10_000))
     await one.begin(PLACE, BODY, "name", "d")
+    run = Run(one, OURS, STORED, [], keeps_ids=False)
     if why == "cancelled":
-        await one.cancel(PLACE)
-    run = Run(one, STORED, [], keeps_ids=False)
+        await one.cancel(PLACE, text_of(RunEvents(events=[failed(cancelled())])))
 
     async def answers() -> None:
         answer = Answer("req_1", "m", [])
@@ -50,7 +51,6 @@ async def test_an_answer_whose_last_words_were_not_taken_is_not_told_as_whole(
     with pytest.raises(asyncio.CancelledError):
         await run.task
     assert run.over == why
-    assert await one.renew(PLACE) in ("ok", "cancelled"), "it has not ended"
     await run.fail(too_large())
     *_, last = (await one.read(PLACE)).events
     assert last.HasField("failed")
@@ -68,8 +68,8 @@ async def test_tokens_are_gone_on_behind_only_where_all_are_known(
         told = RunEvent.Delta(delta=TextDelta(text="x" * count, token_ids=[0] * count))
         first = [begun(answer)] if seq == 1 else []
         events = text_of(RunEvents(events=[*first, RunEvent(delta=told)]))
-        assert await one.add(PLACE, seq, events, {0: its} if its else {}) == "ok"
-    run = await taken_over(one, STORED, keeps_ids=True)
+        assert await one.add(OURS, seq, events, {0: its} if its else {}) == "ok"
+    run = await taken_over(one, OURS, STORED, keeps_ids=True)
     (prompt,) = run._prompts
     assert prompt.so_far is not None
     assert prompt.so_far.anew is anew

@@ -53,7 +53,7 @@ class Exchange:
 def front(exchange: Exchange, *, chat: bool, **body: Any) -> RestFront:
     made = RestFront(exchange, Settings(), chat=chat)  # type: ignore[arg-type]
     asked = {"messages": [{"role": "user", "content": "Q"}]} if chat else {"prompt": ["a", "b"]}
-    made._understand(json.dumps({"model": "m", **asked, **body}).encode())
+    made._prompts(json.dumps({"model": "m", **asked, **body}).encode())
     return made
 
 

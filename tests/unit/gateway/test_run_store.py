@@ -9,10 +9,11 @@ from protos.runs_pb2 import RunEvent, RunEvents, StoredCaller, StoredRun
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import RunsSettings
 from services.common.redis import Redis
-from services.gateway.runs.lasting.store import RunStore
+from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import text_of
 
 PLACE = ("acme", "req_1")
+OURS = Hold("acme", "req_1")
 BODY = text_of(StoredRun(request_id="req_1", caller=StoredCaller(tenant="acme")))
 
 
@@ -41,17 +42,22 @@ async def test_a_write_that_is_made_twice_counts_once(store: Callable[..., RunSt
     one = store()
     assert await begun(one) == await begun(one) == ["begun", "req_1"]
     for _ in range(2):
-        assert await one.add(PLACE, 1, said("a"), {0: [7, 8]}) == "ok"
-    assert await one.add(PLACE, 2, said("b"), {0: [9]}) == "ok"
+        assert await one.add(OURS, 1, said("a"), {0: [7, 8]}) == "ok"
+    assert await one.add(OURS, 2, said("b"), {0: [9]}) == "ok"
     assert await text(one) == "ab"
     assert await one.progress(PLACE, 1) == (2, [[7, 8, 9]])
     for _ in range(2):
-        assert await one.finish(PLACE, 3, said("c"), forget=False) == "ok"
+        assert await one.finish(OURS, 3, said("c")) == "ok"
     assert await text(one) == "abc"
     assert await one.progress(PLACE, 1) == (3, [[]]), "tokens go with the run's end"
     for _ in range(2):
         assert await one.keep(("acme", "req_2"), BODY, said("whole")) == "ok"
     assert await text(one, ("acme", "req_2")) == "whole"
+
+
+def due(redis: Redis, namespace: str, id: str = "req_1") -> Any:
+    """As after its lease."""
+    return redis.zadd(f"{namespace}:{{runs}}:due", {f"acme:{id}": 0})
 
 
 async def test_who_was_taken_for_dead_writes_nothing_more(
@@ -60,27 +66,66 @@ async def test_who_was_taken_for_dead_writes_nothing_more(
     """A gateway that froze, and another that goes on."""
     slow, other = store("slow"), store("other")
     await begun(slow)
-    assert await slow.add(PLACE, 1, said("a"), {}) == "ok"
+    assert await slow.add(OURS, 1, said("a"), {}) == "ok"
     assert await other.claim() is None, "its lease has not run out"
-    await redis.zadd(f"{namespace}:{{runs}}:due", {"acme:req_1": 0})  # as after its lease
-    assert await other.claim() == (PLACE, 1)
-    assert await slow.add(PLACE, 2, said("late"), {}) == "lost"
-    assert await slow.renew(PLACE) == "lost"
-    assert await slow.finish(PLACE, 2, said("late"), forget=False) == "lost"
-    await slow.release(PLACE)
+    await due(redis, namespace)
+    theirs = Hold(*PLACE, 2)
+    assert await other.claim() == (theirs, 1)
+    assert await slow.add(OURS, 2, said("late"), {}) == "lost"
+    assert await slow.renew(OURS) == "lost"
+    assert await slow.finish(OURS, 2, said("late")) == "lost"
+    assert await slow.fail(OURS, said("late")) == "lost"
+    await slow.release(OURS)
     assert await other.claim() is None, "it is not the slow one's to give"
-    assert await other.add(PLACE, 2, said("b"), {}) == "ok"
+    assert await other.add(theirs, 2, said("b"), {}) == "ok"
     assert await text(other) == "ab"
+
+
+async def test_who_slept_while_another_had_it_does_not_go_on_where_it_was(
+    store: Callable[..., RunStore], redis: Redis, namespace: str
+) -> None:
+    """Also where the run is this gateway's again: what it has of it is not what was told."""
+    slow, other = store("slow"), store("other")
+    await begun(slow)
+    assert await slow.add(OURS, 1, said("a"), {}) == "ok"
+    await due(redis, namespace)
+    claimed = await other.claim()
+    assert claimed is not None
+    assert await other.add(claimed[0], 2, said("b"), {}) == "ok"
+    await other.release(claimed[0])
+    again = await slow.claim()
+    assert again is not None
+    for seq in (2, 3):
+        assert await slow.add(OURS, seq, said("late"), {}) == "lost"
+    assert await slow.add(again[0], 3, said("c"), {}) == "ok"
+    assert await text(slow) == "abc"
 
 
 async def test_what_is_left_is_anothers_at_once(store: Callable[..., RunStore]) -> None:
     one, other = store("one"), store("other")
     await begun(one)
-    await one.release(PLACE)
-    assert await other.claim() == (PLACE, 0), "nobody was killed"
+    await one.add(OURS, 1, said("a"), {})
+    await one.release(OURS)
+    assert await one.add(OURS, 2, said("late"), {}) == "lost"
+    claimed = await other.claim()
+    assert claimed is not None
+    assert claimed[1] == 0, "nobody was killed"
     assert await one.claim() is None
-    await other.finish(PLACE, 1, said("x"), forget=False)
+    assert await other.finish(claimed[0], 2, said("x")) == "ok"
     assert await store("third").claim() is None, "it has ended"
+
+
+async def test_what_nobody_was_told_of_is_not_run(
+    store: Callable[..., RunStore], redis: Redis, namespace: str
+) -> None:
+    """Redis took it and its gateway did not hear that: nobody would ever look at it."""
+    one, other = store("one"), store("other")
+    await begun(one, name="key")
+    await due(redis, namespace)
+    assert await other.claim() is None
+    assert await other.find(PLACE) is None
+    assert await one.add(OURS, 1, said("a"), {}) == "lost"
+    assert await begun(other, "req_2", "key") == ["begun", "req_2"], "and has no name any more"
 
 
 async def test_who_finds_its_own_run_was_not_killed(
@@ -89,19 +134,21 @@ async def test_who_finds_its_own_run_was_not_killed(
     """Redis was away for longer than its lease: a few times of that are no reason to give it up."""
     one = store()
     await begun(one)
-    await redis.zadd(f"{namespace}:{{runs}}:due", {"acme:req_1": 0})
-    assert await one.claim() == (PLACE, 0)
+    await one.add(OURS, 1, said("a"), {})
+    await due(redis, namespace)
+    assert await one.claim() == (OURS, 0)
+    assert await one.add(OURS, 2, said("b"), {}) == "ok"
 
 
 async def test_a_lease_lives_on_by_writes_and_renewals(
     store: Callable[..., RunStore], redis: Redis, namespace: str
 ) -> None:
-    one, due = store(), f"{namespace}:{{runs}}:due"
+    one, leases = store(), f"{namespace}:{{runs}}:due"
     await begun(one)
-    for step in (lambda: one.renew(PLACE), lambda: one.add(PLACE, 1, said("a"), {})):
-        await redis.zadd(due, {"acme:req_1": 1})
+    for step in (lambda: one.renew(OURS), lambda: one.add(OURS, 1, said("a"), {})):
+        await redis.zadd(leases, {"acme:req_1": 1})
         assert await step() == "ok"
-        assert float(await redis.zscore(due, "acme:req_1") or 0) > 1e15
+        assert float(await redis.zscore(leases, "acme:req_1") or 0) > 1e15
         assert await store("other").claim() is None
 
 
@@ -111,11 +158,11 @@ async def test_names(store: Callable[..., RunStore]) -> None:
     assert await begun(one, "req_2", "key") == ["same", "req_1"]
     assert await begun(one, "req_2", "key", "other") == ["other"]
     assert await one.begin(("else", "req_2"), BODY, "key", "other") == ["begun", "req_2"]
-    await one.finish(PLACE, 1, said("x"), forget=False)
+    await one.finish(OURS, 1, said("x"))
     assert await begun(one, "req_3", "key") == ["same", "req_1"], "an answer is kept"
     await one.drop(PLACE)
     assert await begun(one, "req_3", "key", "other") == ["begun", "req_3"]
-    await one.finish(("acme", "req_3"), 1, said("x"), forget=True)
+    await one.fail(Hold("acme", "req_3"), said("x"))
     assert await begun(one, "req_4", "key") == ["begun", "req_4"], "a failure is none"
 
 
@@ -126,7 +173,7 @@ async def test_a_failure_takes_no_name_that_is_anothers(
     await begun(one, "req_1", "key")
     await redis.set(f"{namespace}:{{runs}}:name:acme:key", "req_12 d")  # as after it expired
     await begun(one, "req_12")
-    await one.finish(PLACE, 1, said("x"), forget=True)
+    await one.fail(OURS, said("x"))
     assert await begun(one, "req_3", "key") == ["same", "req_12"]
 
 
@@ -137,20 +184,52 @@ async def test_what_runs_for_long_is_not_dropped_for_its_age(
     for id in ("req_1", "req_2"):
         await begun(one, id)
         await redis.zadd(all, {id: 1})
-    await one.finish(("acme", "req_2"), 1, said("x"), forget=False)
-    assert await one.add(PLACE, 1, said("a"), {0: [7]}) == "ok"
+    await one.finish(Hold("acme", "req_2"), 1, said("x"))
+    assert await one.add(OURS, 1, said("a"), {0: [7]}) == "ok"
     assert await text(one) == "a"
     assert await redis.zrange(all, 0, -1) == ["req_1"]
 
 
-async def test_cancelled(store: Callable[..., RunStore]) -> None:
+async def test_what_is_cancelled_has_ended(
+    store: Callable[..., RunStore], redis: Redis, namespace: str
+) -> None:
+    """At once, whether its owner lives or not."""
     one, other = store(), store("other")
-    assert await other.cancel(PLACE) == "none"
-    await begun(one)
-    assert await other.cancel(PLACE) == "cancelled"
-    assert await one.renew(PLACE) == await one.add(PLACE, 1, said("a"), {}) == "cancelled"
-    assert await one.finish(PLACE, 1, said("end"), forget=True) == "ok"
-    assert await other.cancel(PLACE) == "ended"
+    assert await other.cancel(PLACE, said("end")) == "none"
+    await begun(one, name="key")
+    assert await one.add(OURS, 1, said("a"), {0: [7]}) == "ok"
+    for told in ("cancelled", "ended"):
+        assert await other.cancel(PLACE, said("end")) == told
+    assert await text(one) == "aend"
+    assert await one.renew(OURS) == await one.add(OURS, 2, said("a"), {}) == "cancelled"
+    assert await one.finish(OURS, 2, said("whole")) == "cancelled", "it is no answer"
+    assert await text(one) == "aend"
+    await due(redis, namespace)
+    assert await other.claim() is None
+    assert await one.progress(PLACE, 1) == (2, [[]])
+    assert await begun(one, "req_2", "key") == ["begun", "req_2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "heard"), [("k", "no", "no"), ("k", "", ""), ("", "no", "")]
+)
+async def test_what_is_refused_is_heard_by_who_waits_for_it_and_leaves_nothing(
+    store: Callable[..., RunStore], redis: Redis, namespace: str, name: str, why: str, heard: str
+) -> None:
+    one = store()
+    await begun(one, name=name)
+    for _ in range(2):
+        await one.refuse(OURS, why and said(why))
+    assert await text(one) == heard
+    assert await one.find(PLACE) is None
+    assert await begun(one, "req_2", name) == ["begun", "req_2"]
+    root = f"{namespace}:{{runs}}"
+    left = [key async for key in redis.scan_iter(f"{root}:*:req_1")]
+    assert len(left) == (2 if heard else 0)
+    for key in left:
+        assert 0 < await redis.ttl(key) <= 60
+    assert await redis.zrange(f"{root}:all:acme", 0, -1) == ["req_2"]
+    assert int(await redis.get(f"{root}:bytes:acme")) == len(BODY)
 
 
 async def test_bounds(store: Callable[..., RunStore], redis: Redis, namespace: str) -> None:
@@ -158,10 +237,10 @@ async def test_bounds(store: Callable[..., RunStore], redis: Redis, namespace: s
     for number in range(3):
         assert (await begun(one, f"req_{number}"))[0] == "begun"
     assert await begun(one, "req_3") == ["full"], "all of them run"
-    await one.finish(("acme", "req_1"), 1, said("x"), forget=False)
+    await one.finish(Hold("acme", "req_1"), 1, said("x"))
     assert (await begun(one, "req_3"))[0] == "begun"
     assert await one.find(("acme", "req_1")) is None
-    assert await one.add(("acme", "req_0"), 1, said("x" * 400), {}) == "full"
+    assert await one.add(Hold("acme", "req_0"), 1, said("x" * 400), {}) == "full"
     assert (await one.begin(("else", "req_9"), BODY, "", "d"))[0] == "begun"
 
     root = f"{namespace}:{{runs}}"

@@ -12,6 +12,7 @@ from services.gateway.api.grpc.fields import chat_fields, completion_fields
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.rest.lasting import KEY, LAST, digest, idempotency_key, last_event
 from services.gateway.api.schema import validated
+from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
@@ -22,6 +23,8 @@ from services.gateway.runs.text_stream import client_too_slow
 class GrpcFront:
     """A generation over gRPC (front.LastingFront)."""
 
+    says_begun = None
+
     def __init__(self, gateway: Gateway, inbox: Inbox, context: Context, id: str, route: str):
         metadata = metadata_of(context)
         self.request_id = id
@@ -30,6 +33,7 @@ class GrpcFront:
         self.authorization = metadata.get("authorization")
         self.traceparent = metadata.get("traceparent")
         self.key, self.digest, self.told = idempotency_key(metadata), "", "{}"
+        self.lasts = bool(self.key)
         self._after = last_event(metadata)  # events up to this one are known
         self._number = 0
         self._settings = gateway.settings
@@ -38,7 +42,7 @@ class GrpcFront:
         self._began = False
         self._headers: Mapping[str, str] = {}
 
-    async def read(self, place: Place) -> list[Prompt]:
+    async def read(self, principal: Principal, place: Place) -> list[Prompt]:
         if self._after is not None and not self.key:
             raise invalid(f"'{LAST}' needs '{KEY}'.", LAST, stage="gateway")
         message = await self._inbox.take(place, self._context)

@@ -1,15 +1,13 @@
 """POST /v1/chat/completions and /v1/completions, streamed or whole."""
 
-import asyncio
 import json
-from collections.abc import Mapping
 
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
 from services.common.errors import invalid
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.keep_alive import KeepAlive
 from services.gateway.api.rest.lasting import (
     KEY,
     LAST,
@@ -35,40 +33,49 @@ from services.gateway.runs.prompt import Answer, Prompt
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class RestFront:
-    """A generation over HTTP (front.LastingFront)."""
+class RestFront(HttpFront):
+    """A chat's or a completion's (front.LastingFront)."""
+
+    says_begun = None
 
     def __init__(self, exchange: Exchange, settings: Settings, *, chat: bool) -> None:
-        self.request_id = exchange.request_id
-        self.route = exchange.route
-        self.endpoint = exchange.endpoint
-        self.authorization = exchange.authorization
-        self.traceparent = exchange.headers.get("traceparent")
-        self._exchange = exchange
-        self._settings = settings
+        super().__init__(exchange, settings)
+        self.key = self.digest = ""
         self._chat = chat
-        self._stream = False
         self._include_usage = False
         self._chunks: dict[int, Chunks] = {}  # by the answer's index
-        self._keeping = KeepAlive(self._settings.gateway.sse_keep_alive_s, self._keep_alive)
-        self.key = self.digest = ""
         self._last_event: int | None = None
         self._numbered: Numbered | None = None  # of a run that lasts
-        self._writing = asyncio.Lock()  # answers come side by side, events one after the other
 
-    async def read(self, place: Place) -> list[Prompt]:
-        self._exchange.place = place
-        body = await self._exchange.json_body()
+    async def _understand(self, body: bytes, principal: Principal, place: Place) -> list[Prompt]:
         if self.key:
             self.digest = digest(self.route, body)
-        prompts = await read_aside(len(body), lambda: self._understand(body))
-        self._exchange.watch_client()
+        return await read_aside(len(body), lambda: self._prompts(body))
+
+    def _prompts(self, body: bytes) -> list[Prompt]:
+        request: ChatCompletionRequest | CompletionRequest
+        if self._chat:
+            request = parse(ChatCompletionRequest, body, self._settings.gateway)
+            prompts = [request.prompt(self._settings.retrieval.top_k)]
+        else:
+            request = parse(CompletionRequest, body, self._settings.gateway)
+            prompts = request.prompts(self._settings.gateway)
+        self.stream = bool(request.stream)
+        self._include_usage = request.include_usage
+        if self._last_event is not None and not self.stream:
+            raise bad_value(LAST, "only events of a stream have ids")
+        if self.key and self.stream:
+            self._numbered = Numbered(self._last_event or 0)
         return prompts
 
     # ---- a run that lasts -----------------------------------------------------------------------
 
-    def lasts(self, key: str, last_event: int | None) -> None:
+    def outlives(self, key: str, last_event: int | None) -> None:
         self.key, self._last_event = key, last_event
+
+    @property
+    def lasts(self) -> bool:
+        return bool(self.key)
 
     @property
     def told(self) -> str:
@@ -80,38 +87,12 @@ class RestFront:
     def tells_again(self, told: str, *, stream: bool, after: int) -> None:
         """Of a run that was begun with another request."""
         self._include_usage = json.loads(told)["include_usage"]
-        self._stream = stream
+        self.stream = stream
         self._numbered = Numbered(after) if stream else None
 
     # ---- out ------------------------------------------------------------------------------------
 
-    def _understand(self, body: bytes) -> list[Prompt]:
-        request: ChatCompletionRequest | CompletionRequest
-        if self._chat:
-            request = parse(ChatCompletionRequest, body, self._settings.gateway)
-            prompts = [request.prompt(self._settings.retrieval.top_k)]
-        else:
-            request = parse(CompletionRequest, body, self._settings.gateway)
-            prompts = request.prompts(self._settings.gateway)
-        self._stream = bool(request.stream)
-        self._include_usage = request.include_usage
-        if self._last_event is not None and not self._stream:
-            raise bad_value(LAST, "only events of a stream have ids")
-        if self.key and self._stream:
-            self._numbered = Numbered(self._last_event or 0)
-        return prompts
-
-    def admitted(self, headers: Mapping[str, str]) -> None:
-        self._exchange.headers_out.update(headers)
-        if self._stream:
-            self._keeping.begin()
-
-    def close(self) -> None:
-        """Whatever the answer's end is, only that is written from here on."""
-        self._keeping.close()
-
     async def _keep_alive(self) -> None:
-        """The first one begins the answer: what fails from then on is an event."""
         async with self._writing:
             await self._begin()
             await self._exchange.write(KEEP_ALIVE)
@@ -125,7 +106,7 @@ class RestFront:
 
         The answer begins with the first delta, so what fails before it has its own HTTP status.
         """
-        if not self._stream:
+        if not self.stream:
             return
         async with self._writing:
             chunks = self._chunks.get(answer.index) or await self._open(answer)
@@ -136,7 +117,7 @@ class RestFront:
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()
-        if self._stream:
+        if self.stream:
             chunks = [self._chunks.get(a.index) or await self._open(a) for a in answers]
             *others, last = chunks
             events = b"".join([of_one.closing() for of_one in others]) + last.closing(cost)
@@ -162,17 +143,13 @@ class RestFront:
     def _of(self, events: bytes) -> bytes:
         return events if self._numbered is None else self._numbered.of(events)
 
-    async def _begin(self) -> None:
-        if not self._exchange.status:
-            await self._exchange.start_events()
-
 
 async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
     front = RestFront(exchange, gateway.settings, chat=chat)
     key, last = idempotency_key(exchange.headers), last_event(exchange.headers)
     try:
         if key:
-            front.lasts(key, last)
+            front.outlives(key, last)
             await serve_lasting(gateway, front)
         elif last is not None:
             raise invalid(f"'{LAST}' needs '{KEY}'.", LAST, stage="gateway")
@@ -190,7 +167,7 @@ async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: P
     """The answer of a run that was begun with an idempotency key, once more."""
     id = exchange.path["completion"]
     run = REQUEST.prefix + id.removeprefix("chatcmpl-")
-    stored = await gateway.runs.find(principal.tenant, run)
+    stored = await gateway.runs.find(principal, run)
     if stored is None or stored.route != "/v1/chat/completions":
         raise not_found("chat completion", id)
     query = validated(Resume, resume_query(exchange))
@@ -205,7 +182,7 @@ async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: P
     try:
         await exchange.body.skim()
         exchange.watch_client()
-        await follow(gateway, principal.tenant, run, front)
+        await follow(gateway, principal, run, front)
     finally:
         front.close()
 

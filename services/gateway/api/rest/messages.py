@@ -1,10 +1,9 @@
 """POST /v1/messages, Anthropic's, streamed or whole."""
 
-import asyncio
 import json
-from collections.abc import Mapping
 
 from protos.tokenizer_pb2 import TextDelta
+from services.common.config import Settings
 from services.common.errors import PenstockError
 from services.gateway.api.anthropic_schema import Chat, MessagesRequest
 from services.gateway.api.rest.anthropic_format import (
@@ -16,9 +15,10 @@ from services.gateway.api.rest.anthropic_format import (
     stop_reason,
     usage,
 )
+from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.keep_alive import KeepAlive
 from services.gateway.api.schema import parse, read_aside
+from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
@@ -28,51 +28,29 @@ from services.gateway.runs.prompt import Answer, Prompt
 _PING: Event = {"type": "ping"}
 
 
-class MessagesFront:
+class MessagesFront(HttpFront):
     """front.Front."""
 
-    def __init__(self, gateway: Gateway, exchange: Exchange) -> None:
-        self.request_id = exchange.request_id
-        self.route = exchange.route
-        self.endpoint = exchange.endpoint
-        key = exchange.headers.get("x-api-key")  # as Anthropic's clients send it
-        self.authorization = exchange.authorization or (f"Bearer {key}" if key else None)
-        self.traceparent = exchange.headers.get("traceparent")
+    def __init__(self, exchange: Exchange, settings: Settings) -> None:
+        super().__init__(exchange, settings)
+        if self.authorization is None and (key := exchange.headers.get("x-api-key")):
+            self.authorization = f"Bearer {key}"  # as Anthropic's clients send it
         self.shown = False
-        self._gateway = gateway
-        self._exchange = exchange
         self._chat: Chat | None = None
-        self._stream = False
         self._content = Content()
         self._opened = False
-        every_s = gateway.settings.gateway.sse_keep_alive_s
-        self._keeping = KeepAlive(every_s, self._keep_alive)
-        self._writing = asyncio.Lock()
 
-    async def read(self, place: Place) -> list[Prompt]:
-        self._exchange.place = place
-        body = await self._exchange.json_body()
-        prompt = await read_aside(len(body), lambda: self._understand(body))
-        self._exchange.watch_client()
-        return [prompt]
+    async def _understand(self, body: bytes, principal: Principal, place: Place) -> list[Prompt]:
+        return [await read_aside(len(body), lambda: self._prompt(body))]
 
-    def _understand(self, body: bytes) -> Prompt:
-        limits = self._gateway.settings.gateway
+    def _prompt(self, body: bytes) -> Prompt:
+        limits = self._settings.gateway
         request = parse(MessagesRequest, body, limits)
-        self._stream = bool(request.stream)
+        self.stream = bool(request.stream)
         self._chat = request.chat(limits)
-        prompt = self._chat.request.prompt(self._gateway.settings.retrieval.top_k)
+        prompt = self._chat.request.prompt(self._settings.retrieval.top_k)
         prompt.request.chat.whole = True  # as there: what does not fit is refused
         return prompt
-
-    def admitted(self, headers: Mapping[str, str]) -> None:
-        self._exchange.headers_out.update(headers)
-        if self._stream:
-            self._keeping.begin()
-
-    def close(self) -> None:
-        """Whatever the answer's end is, only that is written from here on."""
-        self._keeping.close()
 
     async def _keep_alive(self) -> None:
         async with self._writing:
@@ -81,7 +59,7 @@ class MessagesFront:
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         self.shown = True
         events = [event for delta in deltas for event in self._content.push(answer, delta)]
-        if self._stream:
+        if self.stream:
             async with self._writing:
                 await self._send([*self._opening(answer), *events])
 
@@ -90,7 +68,7 @@ class MessagesFront:
         (answer,) = answers
         events = [*self._opening(answer), *self._content.close()]
         whole = message(answer, self._content, cost)
-        if not self._stream:
+        if not self.stream:
             return await self._exchange.reply_json(whole)
         reason, stop = stop_reason(answer)
         ended = {"stop_reason": reason, "stop_sequence": stop}
@@ -122,10 +100,6 @@ class MessagesFront:
             await self._begin()
             await self._exchange.write(_sse(events))
 
-    async def _begin(self) -> None:
-        if not self._exchange.status:
-            await self._exchange.start_events()
-
 
 def _sse(events: list[Event]) -> bytes:
     return "".join(
@@ -135,7 +109,7 @@ def _sse(events: list[Event]) -> bytes:
 
 async def create_message(gateway: Gateway, exchange: Exchange) -> None:
     exchange.error_body = error_body
-    front = MessagesFront(gateway, exchange)
+    front = MessagesFront(exchange, gateway.settings)
     try:
         await serve(gateway, front)
     except PenstockError as error:

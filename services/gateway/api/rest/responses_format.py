@@ -96,6 +96,16 @@ class Items:
         ended = {"type": "response.output_item.done", "output_index": index, "item": dict(item)}
         return [*events, ended]
 
+    def show(self) -> None:
+        """The item that is open tells what has come of it."""
+        if self._open is None:
+            return
+        text = "".join(self._pieces)
+        if self._open["type"] == "function_call":
+            self._open["arguments"] = text
+        else:
+            self._open["content"][0]["text"] = text
+
     def _opened(self, answer: Answer, kind: str) -> list[Event]:
         """Before text of this kind: its item, if that is not open."""
         if self._open is not None and self._open["type"] == kind:

@@ -1,9 +1,8 @@
 """A generation by way of POST /v1/responses, streamed or whole."""
 
-import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from protos.runs_pb2 import RunEvent, StoredCaller, StoredRun
@@ -12,13 +11,21 @@ from services.common.errors import PenstockError
 from services.gateway import metrics
 from services.gateway.api.responses_chat import Chat, rename
 from services.gateway.api.responses_schema import ResponsesRequest
+from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.generation import KEEP_ALIVE
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.keep_alive import KeepAlive
 from services.gateway.api.rest.lasting import KEY, LAST, digest
-from services.gateway.api.rest.responses_format import Event, Items, response, status_of
-from services.gateway.api.rest.stored_responses import conversation
+from services.gateway.api.rest.responses_format import (
+    PREFIX,
+    Event,
+    Items,
+    response,
+    status_of,
+)
+from services.gateway.api.rest.stored_responses import conversation, snapshot, stored_response
 from services.gateway.api.schema import bad_value, parse, read_aside
+from services.gateway.identity.principal import Principal
+from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
@@ -30,24 +37,19 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode
 _NOT_KEPT = "this answer could not be stored"
 
 
-class ResponsesFront:
+class ResponsesFront(HttpFront):
     """front.LastingFront."""
 
-    def __init__(self, gateway: Gateway, exchange: Exchange, key: str = "") -> None:
-        self.request_id = exchange.request_id
-        self.route = exchange.route
-        self.endpoint = exchange.endpoint
-        self.authorization = exchange.authorization
-        self.traceparent = exchange.headers.get("traceparent")
-        self.key, self.digest = key, ""
-        self.stream = self.lasts = False
+    def __init__(self, gateway: Gateway, exchange: Exchange) -> None:
+        super().__init__(exchange, gateway.settings)
+        self.key = self.digest = ""
+        self.lasts = False
         self.background = False
         self.shown = False
         self._gateway = gateway
-        self._exchange = exchange
+        self._last_event: int | None = None
         self._chat: Chat | None = None
         self._prompts: list[Prompt] | None = None
-        self._size = 0
         self._told: dict[str, Any] = {}
         self._items = Items(self.request_id)
         self._answer: Answer | None = None
@@ -55,28 +57,28 @@ class ResponsesFront:
         self._after = -1  # events up to this one are known
         self._count = 0
         self._opened = False
-        every_s = gateway.settings.gateway.sse_keep_alive_s
-        self._keeping = KeepAlive(every_s, self._keep_alive)
-        self._writing = asyncio.Lock()
 
     # ---- in -----------------------------------------------------------------------------------
 
-    async def read(self, place: Place) -> list[Prompt]:
-        """Once from the client; what was read then from there on."""
-        if self._prompts is not None:
-            place.hold(self._size)
-            return self._prompts
-        self._exchange.place = place
-        body = await self._exchange.json_body()
+    def outlives(self, key: str, last_event: int | None) -> None:
+        self.key, self._last_event = key, last_event
+
+    async def read(self, principal: Principal, place: Place) -> list[Prompt]:
+        """Once: it is known then whether the answer lasts."""
+        if self._prompts is None:
+            self._prompts = await super().read(principal, place)
+        return self._prompts
+
+    async def _understand(self, body: bytes, principal: Principal, place: Place) -> list[Prompt]:
         self.digest = digest(self.route, body)
-        limits = self._gateway.settings.gateway
+        limits = self._settings.gateway
         request = await read_aside(len(body), lambda: parse(ResponsesRequest, body, limits))
-        before, size = await conversation(self._gateway, place, request.previous_response_id)
-        self._size = len(body) + size
-        self._chat = await read_aside(self._size, lambda: request.chat(before, limits))
-        prompt = self._chat.request.prompt(self._gateway.settings.retrieval.top_k)
+        before, size = await conversation(
+            self._gateway, principal, place, request.previous_response_id
+        )
+        self._chat = await read_aside(len(body) + size, lambda: request.chat(before, limits))
+        prompt = self._chat.request.prompt(self._settings.retrieval.top_k)
         prompt.request.chat.whole = request.truncation != "auto"
-        self._prompts = [prompt]
         self.stream, self.background = bool(request.stream), bool(request.background)
         self.lasts = self.background or bool(self.key)
         self._told = {
@@ -85,8 +87,11 @@ class ResponsesFront:
             "lasts": self.lasts,
         }
         self._tenant = place.tenant
-        self._exchange.watch_client()
-        return self._prompts
+        if self._last_event is not None:
+            if not (self.key and self.stream):
+                raise bad_value(LAST, f"only of a stream that was asked for with '{KEY}'")
+            self._after = self._last_event  # a retry whose client has the events up to this one
+        return [prompt]
 
     @property
     def told(self) -> str:
@@ -95,12 +100,6 @@ class ResponsesFront:
     def joins(self, id: str) -> None:
         self._exchange.request_id = self.request_id = id
         self._items = Items(id)
-
-    def goes_on_behind(self, last: int) -> None:
-        """A retry whose client has the events up to this one. Raises INVALID_ARGUMENT."""
-        if not (self.key and self.stream):
-            raise bad_value(LAST, f"only of a stream that was asked for with '{KEY}'")
-        self._after = last
 
     def tells_again(self, id: str, told: dict[str, Any], after: int) -> None:
         """A stream of a run that was begun with another request."""
@@ -111,18 +110,23 @@ class ResponsesFront:
 
     # ---- out ----------------------------------------------------------------------------------
 
-    def admitted(self, headers: Mapping[str, str]) -> None:
-        self._exchange.headers_out.update(headers)
-        if self.stream:
-            self._keeping.begin(self._open if self.background else None)
+    @property
+    def says_begun(self) -> Callable[[Principal], Awaitable[None]] | None:
+        return self._say_begun if self.background and not self.stream else None
 
-    def close(self) -> None:
-        """Whatever the answer's end is, only that is written from here on."""
-        self._keeping.close()
+    async def _say_begun(self, principal: Principal) -> None:
+        """A retry's run may be older than its request, and be told of as that one asked."""
+        id = PREFIX + self.request_id.removeprefix(REQUEST.prefix)
+        stored, told = await stored_response(self._gateway, principal, id)
+        whole = await snapshot(self._gateway, principal, stored, told)
+        await self._exchange.reply_json(whole)
+
+    def _at_once(self) -> Callable[[], Awaitable[None]] | None:
+        """What runs in the background has begun for its client; what fails from then on is an
+        event."""
+        return self._open if self.background else None
 
     async def _open(self) -> None:
-        """What runs in the background has begun for its client at once; what fails from then on is
-        an event."""
         async with self._writing:
             await self._send(self._opening())
 
@@ -182,6 +186,7 @@ class ResponsesFront:
             caller=StoredCaller(tenant=self._tenant),
             told=self.told,
             digest=self.digest,
+            model=self._told["response"]["model"],
         )
         deltas = [
             RunEvent(delta=RunEvent.Delta(index=answer.index, delta=without_tokens(delta)))
@@ -220,14 +225,12 @@ class ResponsesFront:
 
     async def _send(self, events: bytes) -> None:
         self._keeping.spoke()
-        if not self._exchange.status:
-            await self._exchange.start_events()
+        await self._begin()
         if events:
             await self._exchange.write(events)
 
     async def _end(self, events: bytes) -> None:
-        if not self._exchange.status:
-            await self._exchange.start_events()
+        await self._begin()
         await self._exchange.end_events(events)
 
 

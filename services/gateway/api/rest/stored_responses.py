@@ -19,10 +19,11 @@ from services.gateway.api.rest.responses_format import (
     status_of,
 )
 from services.gateway.api.schema import read_aside, validated
+from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.runs.lasting.stored import answer_of, cost_of
+from services.gateway.runs.lasting.stored import answer_of, cost_of, error_of
 from services.gateway.runs.prompt import Answer
 
 ROUTE = "/v1/responses"
@@ -39,9 +40,10 @@ def run_of(id: str) -> str:
     return REQUEST.prefix + id.removeprefix(PREFIX) if id.startswith(PREFIX) else ""
 
 
-async def stored_response(gateway: Gateway, tenant: str, id: str) -> tuple[StoredRun, Any]:
-    """The run, and what its request told. Raises NOT_FOUND."""
-    stored = await gateway.runs.find(tenant, run_of(id))
+async def stored_response(gateway: Gateway, principal: Principal, id: str) -> tuple[StoredRun, Any]:
+    """The run, and what its request told. Raises NOT_FOUND; PERMISSION_DENIED to who may not use
+    its model."""
+    stored = await gateway.runs.find(principal, run_of(id))
     if stored is not None and stored.route == ROUTE:
         text = stored.told
         told = await read_aside(len(text), lambda: json.loads(text))
@@ -51,14 +53,13 @@ async def stored_response(gateway: Gateway, tenant: str, id: str) -> tuple[Store
 
 
 async def snapshot(
-    gateway: Gateway, tenant: str, stored: StoredRun, told: dict[str, Any]
+    gateway: Gateway, principal: Principal, stored: StoredRun, told: dict[str, Any]
 ) -> dict[str, Any]:
     """A response as far as it is."""
     status, cost, error = "queued", None, None
     answer: Answer | None = None
     items = Items(stored.request_id)
-    events = gateway.runs.events(tenant, stored.request_id, wait=False)
-    async with aclosing(events):
+    async with aclosing(gateway.runs.so_far(principal, stored.request_id)) as events:
         async for event in events:
             if event.HasField("begun"):
                 answer, status = answer_of(stored.request_id, event.begun), "in_progress"
@@ -69,10 +70,11 @@ async def snapshot(
                 status, cost = status_of(answer), cost_of(event.finished)
                 items.close(answer, status)
             elif event.HasField("failed"):
-                error = PenstockError.from_status(event.failed)
+                error = error_of(event.failed)
                 status = "cancelled" if error.reason == "cancelled" else "failed"
                 if answer is not None:
                     items.close(answer, "incomplete")
+    items.show()
     return response(
         stored.request_id, told["response"], status, items, answer, cost=cost, error=error
     )
@@ -87,7 +89,7 @@ def input_items(stored: StoredRun, told: dict[str, Any]) -> list[dict[str, Any]]
 
 
 async def conversation(
-    gateway: Gateway, place: Place, previous: str | None
+    gateway: Gateway, principal: Principal, place: Place, previous: str | None
 ) -> tuple[Sequence[Item], int]:
     """All items of the responses that this one follows, first to last, and their bytes, which
     `place` holds: they are together no more than a body may have. Raises INVALID_ARGUMENT, or
@@ -95,12 +97,12 @@ async def conversation(
     own, parts, count, size = gateway.settings.gateway, list[list[Item]](), 0, 0
     while previous is not None and count <= own.max_messages:
         try:
-            stored, told = await stored_response(gateway, place.tenant, previous)
+            stored, told = await stored_response(gateway, principal, previous)
         except PenstockError as error:
             if error.reason != "not_found":
                 raise
             raise _refused(previous, "previous_response_not_found", "not found") from None
-        whole = await snapshot(gateway, place.tenant, stored, told)
+        whole = await snapshot(gateway, principal, stored, told)
         if whole["status"] not in ("completed", "incomplete"):
             raise _refused(previous, "invalid_value", f"is {whole['status']}")
         said = (*told["input"], *whole["output"])

@@ -35,8 +35,8 @@ def gave_up() -> PenstockError:
 
 
 def lost() -> PenstockError:
-    """Another gateway has it."""
-    return unavailable("another gateway goes on with it", stage="gateway", reason=MOVED)
+    """Another gateway has it, or it was deleted."""
+    return unavailable("this gateway has the run no more", stage="gateway", reason=MOVED)
 
 
 def cancelled() -> PenstockError:

@@ -1,23 +1,32 @@
 """One run: a generation whose answer goes to Redis, and from there to whoever follows it."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 
 from protos.runs_pb2 import RunEvent, RunEvents, StoredRun
 from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
+from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.delivery import joined
-from services.gateway.runs.lasting.failures import lost
-from services.gateway.runs.lasting.store import RunStore
-from services.gateway.runs.lasting.stored import begun, finished, text_of, without_tokens
+from services.gateway.runs.lasting.failures import away, cancelled, lost
+from services.gateway.runs.lasting.store import Hold, RunStore, Verdict
+from services.gateway.runs.lasting.stored import (
+    begun,
+    failed,
+    finished,
+    text_of,
+    without_tokens,
+)
 from services.gateway.runs.prompt import Answer, Prompt
 
 GATHER_S = 0.05  # events that come within this are written at once
 _RETRY_S = 0.2  # while Redis is away
 _MAX_UNWRITTEN = 4 * 2**20  # bytes of deltas: with more, the answer waits for Redis
+_PATIENCE_S = 10.0  # with Redis, for the first write: until then nobody is told of it
 
 
 class Run:
@@ -28,28 +37,36 @@ class Run:
     """
 
     authorization = None
-    traceparent = None
 
     def __init__(
-        self, store: RunStore, stored: StoredRun, prompts: list[Prompt], *, keeps_ids: bool
+        self,
+        store: RunStore,
+        hold: Hold,
+        stored: StoredRun,
+        prompts: list[Prompt],
+        *,
+        keeps_ids: bool,
+        traceparent: str | None = None,
     ) -> None:
         """`keeps_ids`: the answer's tokens are stored while it runs."""
+        self.hold = hold
+        self.traceparent = traceparent
         self.request_id = stored.request_id
         self.route = stored.route
         self.endpoint = stored.endpoint
-        self.place = (stored.caller.tenant, stored.request_id)
-        self.news = asyncio.Event()  # set, and another one taken, when something was written
-        self.admitted_or_over = asyncio.Event()
         self.was_admitted = False
+        self.let_in: asyncio.Future[PenstockError | None]
+        """Once it is let in and that is written; or why it will not be."""
+        self.let_in = asyncio.get_running_loop().create_future()
         self.finishing = False  # what is written now is its end
-        self.over: str | None = None  # why it was stopped: cancelled, lost, leaving, full
+        self.over: str | None = None  # why: cancelled, lost, leaving, full, away, failed
         self.task: asyncio.Task[None] | None = None
         self._was_anothers = False
         self._store = store
         self._prompts = prompts
         self._size = stored.ByteSize()
         self._keeps_ids = keeps_ids
-        self._begun: set[int] = set()
+        self._told: set[int] = set()  # answers, by their index
         self._seq = 0
         self._events: list[RunEvent] = []  # not written yet
         self._deltas: list[tuple[int, TextDelta]] = []  # likewise, behind them
@@ -59,34 +76,42 @@ class Run:
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
 
-    def goes_on(self, seq: int, answers: list[Answer], *, admitted: bool) -> None:
+    def goes_on(self, seq: int, answers: list[Answer]) -> None:
         """It was another gateway's, which has made `seq` writes."""
         self._seq = seq
-        self._begun = {answer.index for answer in answers}
-        self.was_admitted = self._was_anothers = admitted
+        self._told = {answer.index for answer in answers}
+        self._was_anothers = True
+        self.let_in.set_result(None)
+
+    @property
+    def is_let_in(self) -> bool:
+        return self.let_in.done() and self.let_in.result() is None
+
+    def not_let_in(self, error: PenstockError) -> None:
+        if not self.let_in.done():
+            self.let_in.set_result(error)
 
     # ---- front.Front --------------------------------------------------------------------------
 
-    async def read(self, place: Place) -> list[Prompt]:
+    async def read(self, principal: Principal, place: Place) -> list[Prompt]:
         place.hold(self._size)
         return self._prompts
 
     def admitted(self, headers: Mapping[str, str]) -> None:
+        self.was_admitted = True
         if not self._was_anothers:
             self._events.append(RunEvent(admitted=RunEvent.Admitted(headers=headers)))
             self._some.set()
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_on(), name=f"run {self.request_id}")
-        self.was_admitted = True
-        self.admitted_or_over.set()
 
     @property
     def shown(self) -> bool:
-        return bool(self._begun)
+        return bool(self._told)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
-        if answer.index not in self._begun:
-            self._begun.add(answer.index)
+        if answer.index not in self._told:
+            self._told.add(answer.index)
             self._gathered()
             self._events.append(begun(answer))
         self._deltas += [(answer.index, delta) for delta in deltas]
@@ -97,9 +122,17 @@ class Run:
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         for answer in answers:  # one that said nothing was not written yet
-            if answer.index not in self._begun:
+            if answer.index not in self._told:
                 await self.write(answer, [])
-        await self._end(finished(cost), forget=False)
+        await self._write()
+        self.finishing = True
+        self._seq += 1
+        events = _packed(finished(cost))
+        verdict = await _until_taken(lambda: self._store.finish(self.hold, self._seq, events))
+        if verdict == "cancelled":
+            raise cancelled()
+        if verdict != "ok":
+            raise lost()
 
     # ---- its end ------------------------------------------------------------------------------
 
@@ -110,29 +143,23 @@ class Run:
 
     async def fail(self, error: PenstockError) -> None:
         """Tells who follows it, and a retry is a new run."""
-        await self._end(RunEvent(failed=error.to_status()), forget=True)
-
-    async def _end(self, last: RunEvent, *, forget: bool) -> None:
+        self.over = self.over or "failed"
         await self._write()
         self.finishing = True
-        self._seq += 1
-        events = text_of(RunEvents(events=[last]))
-        while True:
-            try:
-                verdict = await self._store.finish(self.place, self._seq, events, forget=forget)
-                break
-            except RedisAway:
-                await asyncio.sleep(_RETRY_S)
-        self._tell()
-        if verdict == "lost":
-            raise lost()
+        events = _packed(failed(error))
+        await _until_taken(lambda: self._store.fail(self.hold, events))
+
+    async def refuse(self, error: PenstockError | None) -> None:
+        """It was not let in, and those who wait for it under its key hear that; without an `error`
+        it was never there, and one of them begins it anew."""
+        self.finishing = True
+        events = "" if error is None else _packed(failed(error))
+        await _until_taken(lambda: self._store.refuse(self.hold, events))
 
     def close(self) -> None:
         """It is nobody's here any more."""
         if self._writer is not None:
             self._writer.cancel()
-        self.admitted_or_over.set()
-        self._tell()
 
     # ---- writing ------------------------------------------------------------------------------
 
@@ -144,24 +171,31 @@ class Run:
             await asyncio.sleep(GATHER_S)
 
     async def _write(self) -> None:
-        """All that has come; when it is there, those who follow it are told."""
+        """All that has come; once the first of it is there, its client may be told of it."""
         async with self._writing:
+            since = time.monotonic()
             while self._unsent is not None or self._events or self._deltas:
                 if self._unsent is None:
-                    self._unsent = self._packed()
+                    self._unsent = self._gather()
                     self._seq += 1
                 events, ids = self._unsent
                 try:
-                    verdict = await self._store.add(self.place, self._seq, events, ids)
+                    verdict = await self._store.add(self.hold, self._seq, events, ids)
                 except RedisAway:
+                    if not self.let_in.done() and time.monotonic() - since > _PATIENCE_S:
+                        self.not_let_in(away())
+                        return await self._give_way("away")
                     await asyncio.sleep(_RETRY_S)
                     continue
                 self._unsent = None
                 if verdict != "ok":
-                    self.stop(verdict)
-                    await asyncio.sleep(0)  # its own task goes no further than this
-                    return
-                self._tell()
+                    return await self._give_way(verdict)
+                if not self.let_in.done():
+                    self.let_in.set_result(None)
+
+    async def _give_way(self, why: str) -> None:
+        self.stop(why)
+        await asyncio.sleep(0)  # its own task goes no further than this
 
     def _gathered(self) -> None:
         """Deltas that wait become events: of each answer, those of a kind as one."""
@@ -173,7 +207,7 @@ class Run:
             for delta in joined(some):
                 self._events.append(RunEvent(delta=RunEvent.Delta(index=index, delta=delta)))
 
-    def _packed(self) -> tuple[str, dict[int, list[int]]]:
+    def _gather(self) -> tuple[str, dict[int, list[int]]]:
         self._gathered()
         events, self._events = self._events, []
         ids: dict[int, list[int]] = {}
@@ -184,6 +218,15 @@ class Run:
                 without_tokens(event.delta.delta)
         return text_of(RunEvents(events=events)), ids
 
-    def _tell(self) -> None:
-        news, self.news = self.news, asyncio.Event()
-        news.set()
+
+def _packed(event: RunEvent) -> str:
+    return text_of(RunEvents(events=[event]))
+
+
+async def _until_taken(write: Callable[[], Awaitable[Verdict | None]]) -> Verdict | None:
+    """However long Redis is away."""
+    while True:
+        try:
+            return await write()
+        except RedisAway:
+            await asyncio.sleep(_RETRY_S)

@@ -1,25 +1,32 @@
 -- Runs that outlive their connections. One call is one atomic step; each may be carried out twice.
 --
+-- A run has one owner at a time, by an epoch: whoever takes it over has it by the next one, and what
+-- is written by an epoch before is not taken. Until its first write nobody has been told of it, so
+-- one that nobody owns then is dropped and not run.
+--
 -- Keys, all below KEYS[1] (one hash slot). Ids, numbers and hashes have no colon, so that no tenant's
 -- name can make another's key:
 --   :due                        zset    "tenant:id" -> when its owner is taken for dead, µs
---   :run:<tenant>:<id>          hash    state (runs, ended), owner, body, name, seq, taken, cancel
---   :events:<tenant>:<id>       stream  e: events; one entry for each time that something was written
+--   :run:<tenant>:<id>          hash    state (runs, ended), owner, epoch, body, name, seq, taken, cancelled
+--   :events:<tenant>:<id>       stream  <seq>-0 -> e: events; one entry for each write
 --   :ids:<tenant>:<id>:<index>  string  the tokens of an answer; only while it runs
 --   :all:<tenant>               zset    id -> when it began, s
 --   :sizes:<tenant>             hash    id -> bytes
 --   :bytes:<tenant>             string  their sum
 --   :name:<tenant>:<name>       string  an idempotency key's id and digest
+--   :told:<tenant>:<id>         channel "seq events" of each write; "" when the run is gone
 --
 -- ARGV: op, kept (s), most (runs of a tenant), room (bytes of a tenant), lease (µs), then
---   begin    tenant, id, owner, body, name, digest  -> begun | same <id> | other | full
---   add      tenant, id, owner, seq, events, (index, ids)*  -> ok | lost | cancelled | full
---   finish   tenant, id, owner, seq, events, forget (1: its name is free again)  -> ok | lost
---   renew    tenant, id, owner  -> ok | lost | cancelled
---   release  tenant, id, owner, after (µs)  -> whoever claims it then has it
---   claim    owner  -> tenant, id, how often it was taken over; or nothing
+--   begin    tenant, id, owner, body, name, digest  -> begun (epoch 1) | same <id> | other | full
+--   add      tenant, id, epoch, seq, events, (index, ids)*  -> ok | lost | cancelled | full
+--   finish   tenant, id, epoch, seq, events  -> ok | lost | cancelled
+--   fail     tenant, id, epoch, events  -> ok | lost | cancelled: its last write; its name is free
+--   refuse   tenant, id, epoch, events  -> it was not let in: whoever waits under its name hears why
+--   renew    tenant, id, epoch  -> ok | lost | cancelled
+--   release  tenant, id, epoch, after (µs)  -> whoever claims it then has it
+--   claim    owner  -> tenant, id, epoch, how many owners it has killed; or nothing
 --   keep     tenant, id, body, events  -> ok | full: a run that is whole already
---   cancel   tenant, id  -> none | ended | cancelled
+--   cancel   tenant, id, events  -> none | ended | cancelled: these are its last words
 --   drop     tenant, id  -> how many there were
 
 local root = KEYS[1]
@@ -33,6 +40,7 @@ local function key(...) return table.concat({root, ...}, ':') end
 local function whole(x) return string.format('%.0f', x) end
 local DUE = key('due')
 local PRUNED = 100 -- old runs at most that one call drops
+local HEARD = 60 -- s for which a refusal waits for those who retried meanwhile
 
 -- Its name leads to it no more; by then it may be another's.
 local function unname(tenant, id)
@@ -43,19 +51,28 @@ local function unname(tenant, id)
   if holds and holds:match('^%S+') == id then call('DEL', at) end
 end
 
-local function drop(tenant, id)
-  local run = key('run', tenant, id)
-  unname(tenant, id)
-  for index = 0, tonumber(call('HGET', run, 'answers') or 0) - 1 do
+local function forget_tokens(tenant, id)
+  for index = 0, tonumber(call('HGET', key('run', tenant, id), 'answers') or 0) - 1 do
     call('DEL', key('ids', tenant, id, whole(index)))
   end
+end
+
+-- It is in nobody's account any more.
+local function unaccount(tenant, id)
   local size = tonumber(call('HGET', key('sizes', tenant), id) or 0)
   if size > 0 then call('DECRBY', key('bytes', tenant), whole(size)) end
   call('HDEL', key('sizes', tenant), id)
   call('ZREM', key('all', tenant), id)
   call('ZREM', DUE, tenant .. ':' .. id)
+end
+
+local function drop(tenant, id)
+  unname(tenant, id)
+  forget_tokens(tenant, id)
+  unaccount(tenant, id)
   call('DEL', key('events', tenant, id))
-  return call('DEL', run)
+  call('PUBLISH', key('told', tenant, id), '')
+  return call('DEL', key('run', tenant, id))
 end
 
 local function fits(tenant, runs, bytes)
@@ -88,17 +105,44 @@ local function grow(tenant, id, bytes)
   call('EXPIRE', key('run', tenant, id), kept)
 end
 
-local function write(tenant, id, events)
-  if events == '' then return end
-  local at = key('events', tenant, id)
-  call('XADD', at, '*', 'e', events)
-  call('EXPIRE', at, kept)
+local function tell(tenant, id, seq, events)
+  call('XADD', key('events', tenant, id), seq .. '-0', 'e', events)
+  call('HSET', key('run', tenant, id), 'seq', seq)
+  call('PUBLISH', key('told', tenant, id), seq .. ' ' .. events)
+end
+
+local function write(tenant, id, seq, events)
+  tell(tenant, id, seq, events)
+  call('EXPIRE', key('events', tenant, id), kept)
   grow(tenant, id, #events)
 end
 
-local function is_owners(tenant, id, owner)
-  local state, holds = unpack(call('HMGET', key('run', tenant, id), 'state', 'owner'))
-  return state == 'runs' and holds == owner
+-- What whoever has it by this epoch may do with it.
+local function standing(tenant, id, epoch)
+  local state, holds, cancelled = unpack(
+    call('HMGET', key('run', tenant, id), 'state', 'epoch', 'cancelled'))
+  if cancelled then return 'cancelled' end
+  return state == 'runs' and holds == epoch and 'ok' or 'lost'
+end
+
+local function next_epoch(tenant, id) return call('HINCRBY', key('run', tenant, id), 'epoch', 1) end
+
+local function last_seq(tenant, id) return tonumber(call('HGET', key('run', tenant, id), 'seq')) end
+
+-- Its last write.
+local function close(tenant, id, seq, events)
+  write(tenant, id, seq, events)
+  forget_tokens(tenant, id)
+  local run = key('run', tenant, id)
+  call('HSET', run, 'state', 'ended')
+  call('HDEL', run, 'owner', 'answers')
+  call('ZREM', DUE, tenant .. ':' .. id)
+end
+
+-- The same of one that is no answer: a retry is a new run.
+local function close_failed(tenant, id, events)
+  unname(tenant, id)
+  close(tenant, id, whole(last_seq(tenant, id) + 1), events)
 end
 
 local function lives_on(tenant, id)
@@ -120,7 +164,8 @@ function ops.begin(tenant, id, owner, body, name, digest)
     end
   end
   if not make_room(tenant, 1, #body) then return {'full'} end
-  call('HSET', run, 'state', 'runs', 'owner', owner, 'body', body, 'name', name, 'seq', 0)
+  call('HSET', run, 'state', 'runs', 'owner', owner, 'epoch', 1, 'body', body, 'name', name,
+    'seq', 0)
   call('ZADD', key('all', tenant), whole(now / 1e6), id)
   grow(tenant, id, #body)
   if name ~= '' then call('SET', at, id .. ' ' .. digest, 'EX', kept) end
@@ -128,16 +173,14 @@ function ops.begin(tenant, id, owner, body, name, digest)
   return {'begun', id}
 end
 
-function ops.add(tenant, id, owner, seq, events, ...)
-  local run = key('run', tenant, id)
-  if not is_owners(tenant, id, owner) then return 'lost' end
-  if call('HEXISTS', run, 'cancel') == 1 then return 'cancelled' end
+function ops.add(tenant, id, epoch, seq, events, ...)
+  local verdict = standing(tenant, id, epoch)
+  if verdict ~= 'ok' then return verdict end
   lives_on(tenant, id)
-  if tonumber(seq) <= tonumber(call('HGET', run, 'seq')) then return 'ok' end
+  if tonumber(seq) <= last_seq(tenant, id) then return 'ok' end
   if not make_room(tenant, 0, #events) then return 'full' end
-  call('HSET', run, 'seq', seq)
-  write(tenant, id, events)
-  local tokens = {...}
+  write(tenant, id, seq, events)
+  local run, tokens = key('run', tenant, id), {...}
   for i = 1, #tokens, 2 do
     local at = key('ids', tenant, id, tokens[i])
     call('APPEND', at, tokens[i + 1])
@@ -148,32 +191,49 @@ function ops.add(tenant, id, owner, seq, events, ...)
   return 'ok'
 end
 
-function ops.finish(tenant, id, owner, seq, events, forget)
+function ops.finish(tenant, id, epoch, seq, events)
+  local verdict = standing(tenant, id, epoch)
+  if verdict == 'ok' then close(tenant, id, seq, events) end
+  if verdict ~= 'lost' then return verdict end
+  local state, holds, last = unpack(
+    call('HMGET', key('run', tenant, id), 'state', 'epoch', 'seq'))
+  return state == 'ended' and holds == epoch and last == seq and 'ok' or 'lost'
+end
+
+function ops.fail(tenant, id, epoch, events)
+  local verdict = standing(tenant, id, epoch)
+  if verdict == 'ok' then close_failed(tenant, id, events) end
+  return verdict
+end
+
+function ops.refuse(tenant, id, epoch, events)
+  if standing(tenant, id, epoch) ~= 'ok' then return 'lost' end
   local run = key('run', tenant, id)
-  if call('HGET', run, 'state') == 'ended' and call('HGET', run, 'seq') == seq then return 'ok' end
-  if not is_owners(tenant, id, owner) then return 'lost' end
-  write(tenant, id, events)
-  for index = 0, tonumber(call('HGET', run, 'answers') or 0) - 1 do
-    call('DEL', key('ids', tenant, id, whole(index)))
-  end
-  if forget == '1' then
+  local written = last_seq(tenant, id) > 0 -- its owner did not hear of it
+  if events == '' or not written and call('HGET', run, 'name') == '' then
+    drop(tenant, id)
+  elseif written then
+    close_failed(tenant, id, events)
+  else
     unname(tenant, id)
-    call('HSET', run, 'name', '')
+    unaccount(tenant, id)
+    tell(tenant, id, 1, events)
+    call('HSET', run, 'state', 'ended')
+    call('HDEL', run, 'owner', 'body')
+    for _, at in ipairs({'run', 'events'}) do call('EXPIRE', key(at, tenant, id), HEARD) end
   end
-  call('HSET', run, 'state', 'ended', 'seq', seq)
-  call('HDEL', run, 'owner', 'answers')
-  call('ZREM', DUE, tenant .. ':' .. id)
   return 'ok'
 end
 
-function ops.renew(tenant, id, owner)
-  if not is_owners(tenant, id, owner) then return 'lost' end
-  lives_on(tenant, id)
-  return call('HEXISTS', key('run', tenant, id), 'cancel') == 1 and 'cancelled' or 'ok'
+function ops.renew(tenant, id, epoch)
+  local verdict = standing(tenant, id, epoch)
+  if verdict == 'ok' then lives_on(tenant, id) end
+  return verdict
 end
 
-function ops.release(tenant, id, owner, after)
-  if is_owners(tenant, id, owner) then
+function ops.release(tenant, id, epoch, after)
+  if standing(tenant, id, epoch) == 'ok' then
+    next_epoch(tenant, id)
     call('HSET', key('run', tenant, id), 'owner', '')
     call('ZADD', DUE, whole(now + tonumber(after)), tenant .. ':' .. id)
   end
@@ -186,14 +246,21 @@ function ops.claim(owner)
     if not due then return {} end
     local tenant, id = due:match('^(.*):([^:]*)$')
     local run = key('run', tenant, id)
-    if call('HGET', run, 'state') == 'runs' then
+    if call('HGET', run, 'state') ~= 'runs' then
+      call('ZREM', DUE, due)
+    elseif last_seq(tenant, id) == 0 then
+      drop(tenant, id)
+    else
       local before = call('HGET', run, 'owner')
-      local killed = before ~= '' and before ~= owner -- whoever claims its own lives
-      call('HSET', run, 'owner', owner)
+      if before ~= owner then -- whoever claims its own lives, and nobody else had it
+        next_epoch(tenant, id)
+        call('HSET', run, 'owner', owner)
+      end
       lives_on(tenant, id)
-      return {tenant, id, whole(call('HINCRBY', run, 'taken', killed and 1 or 0))}
+      local killed = before ~= '' and before ~= owner
+      local taken = call('HINCRBY', run, 'taken', killed and 1 or 0)
+      return {tenant, id, call('HGET', run, 'epoch'), whole(taken)}
     end
-    call('ZREM', DUE, due)
   end
 end
 
@@ -201,19 +268,20 @@ function ops.keep(tenant, id, body, events)
   local run = key('run', tenant, id)
   if call('EXISTS', run) == 1 then return 'ok' end
   if not make_room(tenant, 1, #body + #events) then return 'full' end
-  call('HSET', run, 'state', 'ended', 'body', body, 'name', '', 'seq', 1)
+  call('HSET', run, 'state', 'ended', 'body', body, 'name', '')
   call('ZADD', key('all', tenant), whole(now / 1e6), id)
   grow(tenant, id, #body)
-  write(tenant, id, events)
+  write(tenant, id, 1, events)
   return 'ok'
 end
 
-function ops.cancel(tenant, id)
+function ops.cancel(tenant, id, events)
   local run = key('run', tenant, id)
   local state = call('HGET', run, 'state')
   if not state then return 'none' end
   if state == 'ended' then return 'ended' end
-  call('HSET', run, 'cancel', 1)
+  close_failed(tenant, id, events)
+  call('HSET', run, 'cancelled', 1)
   return 'cancelled'
 end
 

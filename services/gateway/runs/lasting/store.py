@@ -18,12 +18,34 @@ Place = tuple[str, str]
 """Whose run: tenant and id."""
 
 
-class Page(NamedTuple):
-    """What of a run's events was read. `after`: where the next read begins."""
+class Hold(NamedTuple):
+    """A run as its owner has it. Whoever takes it over has it by another epoch."""
 
-    events: list[RunEvent]
-    after: str
+    tenant: str
+    id: str
+    epoch: int = 1
+
+    @property
+    def place(self) -> Place:
+        return self.tenant, self.id
+
+
+class Entry(NamedTuple):
+    """One write of a run: its number, from 1 on."""
+
+    seq: int
+    events: Sequence[RunEvent]
+    size: int  # bytes, as stored
+
+
+class Page(NamedTuple):
+    entries: list[Entry]
     exists: bool
+    more: bool  # there may be, behind these
+
+    @property
+    def events(self) -> list[RunEvent]:
+        return [event for entry in self.entries for event in entry.events]
 
 
 class RunStore:
@@ -35,49 +57,61 @@ class RunStore:
     def __init__(self, redis: Redis, namespace: str, owner: str, settings: RunsSettings) -> None:
         self._redis = redis
         self._pipe = ScriptPipe(redis, SOURCE)
-        self._root = f"{namespace}:{{runs}}"
+        self.root = f"{namespace}:{{runs}}"
         self._owner = owner
         own = settings
         lease = round(own.lease_s * 1e6)
         self._bounds = (round(own.kept_s), own.kept, own.max_bytes_per_tenant, lease)
 
     async def begin(self, place: Place, body: str, name: str, digest: str) -> list[str]:
-        """["begun", id], ["same", another's id], ["other"] or ["full"]; `name`: an idempotency
-        key's hash, or empty."""
+        """["begun", id], which is this gateway's by the first epoch, ["same", another's id],
+        ["other"] or ["full"]; `name`: an idempotency key's hash, or empty. Until the first write
+        of it nobody else runs it: left alone it is dropped."""
         return list(await self._call("begin", *place, self._owner, body, name, digest))
 
     async def add(
-        self, place: Place, seq: int, events: str, ids: Mapping[int, Sequence[int]]
+        self, hold: Hold, seq: int, events: str, ids: Mapping[int, Sequence[int]]
     ) -> Verdict:
         """Its write number `seq`. `ids`: tokens of answers, by their index."""
         told = [piece for index, of in ids.items() for piece in (index, _as_text(of))]
-        verdict: Verdict = await self._call("add", *place, self._owner, seq, events, *told)
+        verdict: Verdict = await self._call("add", *hold, seq, events, *told)
         return verdict
 
-    async def finish(self, place: Place, seq: int, events: str, *, forget: bool) -> Verdict:
-        """`forget`: a retry of the request is a new run."""
-        verdict: Verdict = await self._call("finish", *place, self._owner, seq, events, int(forget))
+    async def finish(self, hold: Hold, seq: int, events: str) -> Verdict:
+        """Its last write: the answer is whole."""
+        verdict: Verdict = await self._call("finish", *hold, seq, events)
         return verdict
 
-    async def renew(self, place: Place) -> Verdict:
-        verdict: Verdict = await self._call("renew", *place, self._owner)
+    async def fail(self, hold: Hold, events: str) -> Verdict:
+        """Its last write, whichever number it has; a retry of the request is a new run."""
+        verdict: Verdict = await self._call("fail", *hold, events)
         return verdict
 
-    async def release(self, place: Place, after_s: float = 0.0) -> None:
-        await self._call("release", *place, self._owner, round(after_s * 1e6))
+    async def refuse(self, hold: Hold, events: str) -> None:
+        """It was not let in. Those who wait for it under its idempotency key hear `events`; without
+        any it was never there."""
+        await self._call("refuse", *hold, events)
 
-    async def claim(self) -> tuple[Place, int] | None:
+    async def renew(self, hold: Hold) -> Verdict:
+        verdict: Verdict = await self._call("renew", *hold)
+        return verdict
+
+    async def release(self, hold: Hold, after_s: float = 0.0) -> None:
+        await self._call("release", *hold, round(after_s * 1e6))
+
+    async def claim(self) -> tuple[Hold, int] | None:
         """A run whose owner is dead or has left it, and how many owners it has killed."""
         told = await self._call("claim", self._owner)
-        return ((told[0], told[1]), int(told[2])) if told else None
+        return (Hold(told[0], told[1], int(told[2])), int(told[3])) if told else None
 
     async def keep(self, place: Place, body: str, events: str) -> Verdict:
         """A run that is whole already."""
         verdict: Verdict = await self._call("keep", *place, body, events)
         return verdict
 
-    async def cancel(self, place: Place) -> Literal["none", "ended", "cancelled"]:
-        verdict: Literal["none", "ended", "cancelled"] = await self._call("cancel", *place)
+    async def cancel(self, place: Place, events: str) -> Literal["none", "ended", "cancelled"]:
+        """Ends what runs, at once: `events` are its last, and its owner writes no more."""
+        verdict: Literal["none", "ended", "cancelled"] = await self._call("cancel", *place, events)
         return verdict
 
     async def drop(self, place: Place) -> bool:
@@ -89,13 +123,17 @@ class RunStore:
         body = await self._redis.hget(self._key("run", *place), "body")
         return None if body is None else run_of(str(body))
 
-    async def read(self, place: Place, after: str = "-") -> Page:
+    async def read(self, place: Place, after: int = 0) -> Page:
+        """What was written behind number `after`, some of it at once."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.exists(self._key("run", *place))
-            pipe.xrange(self._key("events", *place), min=after, count=_AT_ONCE)
+            pipe.xrange(self._key("events", *place), min=f"({after}", count=_AT_ONCE)
             exists, entries = await pipe.execute()
-        events = [event for _, fields in entries for event in events_of(fields["e"])]
-        return Page(events, f"({entries[-1][0]}" if entries else after, bool(exists))
+        found = [
+            Entry(int(number.partition("-")[0]), events_of(fields["e"]), len(fields["e"]))
+            for number, fields in entries
+        ]
+        return Page(found, bool(exists), len(found) == _AT_ONCE)
 
     async def progress(self, place: Place, answers: int) -> tuple[int, list[list[int]]]:
         """The number of its last write, and the tokens of each answer so far."""
@@ -106,11 +144,23 @@ class RunStore:
             seq, *ids = await pipe.execute()
         return int(seq or 0), [[int(id) for id in (of or "").split()] for of in ids]
 
+    def channel(self, place: Place) -> str:
+        """Where each write of it is told; see `entry_of`."""
+        return self._key("told", *place)
+
     def _key(self, *parts: str) -> str:
-        return ":".join((self._root, *parts))
+        return ":".join((self.root, *parts))
 
     async def _call(self, op: str, *args: Any) -> Any:
-        return await self._pipe([self._root], [op, *self._bounds, *args])
+        return await self._pipe([self.root], [op, *self._bounds, *args])
+
+
+def entry_of(message: str) -> Entry | None:
+    """Of a run's channel. None: the run is gone."""
+    if not message:
+        return None
+    seq, _, events = message.partition(" ")
+    return Entry(int(seq), events_of(events), len(events))
 
 
 def _as_text(ids: Sequence[int]) -> str:

@@ -7,9 +7,11 @@ from google.protobuf.message import Message
 
 from protos.runs_pb2 import RunEvent, RunEvents, StoredCaller, StoredPrompt, StoredRun
 from protos.tokenizer_pb2 import TextDelta
+from services.common.errors import PenstockError
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.metering.prices import Cost
+from services.gateway.metering.refusals import LimitError
 from services.gateway.runs.prompt import Answer, Prompt
 
 
@@ -125,6 +127,19 @@ def finished(cost: Cost | None) -> RunEvent:
 
 def cost_of(told: RunEvent.Finished) -> Cost | None:
     return Cost(told.nanos, told.currency) if told.priced else None
+
+
+def failed(error: PenstockError) -> RunEvent:
+    headers = error.headers if isinstance(error, LimitError) else {}
+    return RunEvent(failed=RunEvent.Failed(status=error.to_status(), headers=headers))
+
+
+def error_of(told: RunEvent.Failed) -> PenstockError:
+    if not told.headers:
+        return PenstockError.from_status(told.status)
+    error = LimitError.from_status(told.status)
+    error.headers = dict(told.headers)
+    return error
 
 
 def whole(answers: Iterable[Answer], deltas: Iterable[RunEvent], cost: Cost | None) -> RunEvents:

@@ -5,23 +5,22 @@ from collections.abc import Sequence
 from protos.runs_pb2 import RunEvent, StoredRun
 from protos.tokenizer_pb2 import TextDelta
 from services.gateway.runs.lasting.run import Run
-from services.gateway.runs.lasting.store import RunStore
+from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import answer_of, prompt_of
 from services.gateway.runs.prompt import Answer, Prompt, SoFar
 
 
-async def taken_over(store: RunStore, stored: StoredRun, *, keeps_ids: bool) -> Run:
+async def taken_over(store: RunStore, hold: Hold, stored: StoredRun, *, keeps_ids: bool) -> Run:
     """It goes on behind its last event. Raises one of `RedisAway`."""
-    place = (stored.caller.tenant, stored.request_id)
     prompts = [prompt_of(prompt) for prompt in stored.prompts]
     events: list[RunEvent] = []
-    after, more = "-", True
+    after, more = 0, True
     while more:
-        page = await store.read(place, after)
-        after, more = page.after, bool(page.events)
+        page = await store.read(hold.place, after)
         events += page.events
+        after, more = page.entries[-1].seq if page.entries else after, page.more
     count = sum(max(1, prompt.request.choices) for prompt in prompts)
-    seq, ids = await store.progress(place, count)
+    seq, ids = await store.progress(hold.place, count)
     answers = {
         event.begun.index: answer_of(stored.request_id, event.begun)
         for event in events
@@ -32,8 +31,8 @@ async def taken_over(store: RunStore, stored: StoredRun, *, keeps_ids: bool) -> 
         if event.HasField("delta"):
             deltas[event.delta.index].append(event.delta.delta)
     _begin(prompts, answers, deltas, ids)
-    run = Run(store, stored, prompts, keeps_ids=keeps_ids)
-    run.goes_on(seq, list(answers.values()), admitted=any(e.HasField("admitted") for e in events))
+    run = Run(store, hold, stored, prompts, keeps_ids=keeps_ids)
+    run.goes_on(seq, list(answers.values()))
     return run
 
 
