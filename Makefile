@@ -5,7 +5,7 @@ READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 PEERS ?= .peers
 
-.PHONY: help ready demo run test fuzz clients clients-openai clients-langchain clients-litellm clients-agents chaos nodes sanitize lint docs protos bench bench-peers plots model mutants dev image-test clean
+.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents chaos nodes sanitize lint docs protos bench bench-peers plots model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
@@ -22,6 +22,10 @@ run: $(READY)           ## start everything and stay up until Ctrl-C
 # A process for each core, each with a file at a time: tests/support/lanes.py.
 test: $(READY)          ## all tests; ARGS="tests/unit -k breaker": some
 	$(BIN)/python -m pytest --numprocesses auto --durations 20 $(ARGS)
+
+# CI draws eight for each endpoint, in `make test`.
+api-fuzz: $(READY)      ## 300 requests for each endpoint, drawn from the API's document, fitting ones and others (minutes)
+	EXAMPLES=$(or $(REQUESTS),300) $(BIN)/python -m pytest tests/integration/test_openapi.py
 
 # CI has time for the first ten seconds of it, in `make test`. REQUESTS=50000 SEED=7: that many, those again.
 fuzz: $(READY)          ## 10,000 random requests with cancels and faults through the engine: each ends once, nothing is left

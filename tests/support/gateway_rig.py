@@ -37,6 +37,7 @@ from services.common.unary import serving
 from services.gateway import models
 from services.gateway.identity.keys import KeyStore
 from services.gateway.server import GatewayService
+from tests.support.described import as_described
 from tests.support.waiting import leaving_no_task, until
 
 MODEL = "tiny"
@@ -262,7 +263,10 @@ class Rig:
 
     async def http(self, key: str | None = None) -> httpx.AsyncClient:
         client = httpx.AsyncClient(
-            base_url=self.url, headers={"Authorization": f"Bearer {key or self.key}"}, timeout=20
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key or self.key}"},
+            timeout=20,
+            event_hooks={"response": [as_described]},
         )
         return await self.stack.enter_async_context(client)
 

@@ -59,7 +59,8 @@ def _as_blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS), BeforeValidator(_as_blocks)]
+_Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS)]
+Blocks = Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _Blocks)]
 
 
 class Said(Body):
@@ -73,6 +74,10 @@ class SystemText(Body):
     type: Literal["text"]
     text: str
     cache_control: Any = Field(None, description=_CACHED)
+
+
+_System = Annotated[list[SystemText], Field(max_length=MAX_PARTS)]
+System = Annotated[_System, BeforeValidator(_as_blocks, json_schema_input_type=str | _System)]
 
 
 class MessagesTool(Body):
@@ -132,9 +137,7 @@ class MessagesRequest(Body):
     model: Name
     max_tokens: int
     messages: Annotated[list[Said], Field(min_length=1), FailFast(), at_most("max_messages")]
-    system: (
-        Annotated[list[SystemText], Field(max_length=MAX_PARTS), BeforeValidator(_as_blocks)] | None
-    ) = None
+    system: System | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -79,10 +79,31 @@ def _few_and_plain(value: Any) -> Any:
     return value
 
 
-TemplateOptions = Annotated[dict[str, Any], BeforeValidator(_few_and_plain)]
+_Plain = bool | float | Annotated[str, Field(max_length=MAX_OPTION)] | None
+_Options = dict[Annotated[str, Field(pattern=rf"^{_NAME.pattern}$")], _Plain]
+TemplateOptions = Annotated[
+    dict[str, Any],
+    BeforeValidator(
+        _few_and_plain,
+        json_schema_input_type=Annotated[_Options, Field(max_length=MAX_OPTIONS)],
+    ),
+]
 Id = Annotated[int, Field(ge=0, lt=2**32)]
+Ids = Annotated[list[Id], Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = Annotated[dict[Id, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_by_token)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_Biases = dict[Annotated[str, Field(pattern=rf"^({_ID.pattern})$")], _Bias]
+Bias = Annotated[
+    dict[Id, _Bias],
+    BeforeValidator(
+        _by_token, json_schema_input_type=Annotated[_Biases, Field(max_length=MAX_BIAS)]
+    ),
+]
+_Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+Stops = Annotated[
+    _Stops | None, BeforeValidator(as_list, json_schema_input_type=_Stop | _Stops | None)
+]
 
 
 # Of these a checkpoint may have defaults of its own (generation_config.json).
@@ -113,13 +134,7 @@ class Generation(Structured):
         None, description="extension; 0: off"
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=_SEED_RANGE)] | None = None
-    stop: Annotated[
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=MAX_STOPS)
-        ]
-        | None,
-        BeforeValidator(as_list),
-    ] = None
+    stop: Stops = None
     ignore_eos: bool | None = Field(None, description="extension: run to max_tokens")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="extension")
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
@@ -304,7 +319,10 @@ def _as_prompts(value: Any) -> list[Any]:
 class CompletionRequest(Generation):
     NEUTRAL: ClassVar = {"best_of": (1,), "suffix": ("",)}
 
-    given: Annotated[list[Any], BeforeValidator(_as_prompts)] = Field(alias="prompt")
+    given: Annotated[
+        list[Any],
+        BeforeValidator(_as_prompts, json_schema_input_type=str | list[str] | Ids | list[Ids]),
+    ] = Field(alias="prompt")
     logprobs: Annotated[int, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
     echo: bool | None = None
 

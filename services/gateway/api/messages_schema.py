@@ -21,9 +21,8 @@ class TextPart(Body):
     text: str
 
 
-Content = Annotated[
-    list[TextPart], Field(min_length=1, max_length=MAX_PARTS), BeforeValidator(_as_parts)
-]
+_Parts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+Content = Annotated[_Parts, BeforeValidator(_as_parts, json_schema_input_type=str | _Parts)]
 
 
 _OF_AN_ANSWER = (

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_val
 
 from protos.common_pb2 import Pooling, TokenIds
 from protos.tokenizer_pb2 import Pool, PromptRequest
-from services.gateway.api.generation_schema import Name, Tag, as_list, token_ids
+from services.gateway.api.generation_schema import Ids, Name, Tag, as_list, token_ids
 from services.gateway.api.schema import Body, refuse
 from services.gateway.api.tools_schema import missing
 from services.gateway.runs.pooling import Ask
@@ -30,18 +30,29 @@ def _said(one: Any) -> str | list[Any]:
     return one
 
 
+class TextAlone(Body):
+    text: str
+
+
 def _as_text(one: Any) -> Any:
     """A document's text: it may be an object of that alone."""
     return one["text"] if isinstance(one, dict) and one.keys() == {"text"} else one
 
 
 Few = Field(min_length=1, max_length=MAX_INPUTS)
-Inputs = Annotated[
-    list[Annotated[Any, AfterValidator(_said)]], Few, FailFast(), BeforeValidator(_as_inputs)
-]
 Text = Annotated[str, AfterValidator(_said)]
-Texts = Annotated[list[Text], Few, BeforeValidator(as_list)]
-Documents = Annotated[list[Annotated[Text, BeforeValidator(_as_text)]], Few, FailFast()]
+Inputs = Annotated[
+    list[Annotated[Any, AfterValidator(_said)]],
+    Few,
+    FailFast(),
+    BeforeValidator(
+        _as_inputs, json_schema_input_type=Text | Ids | Annotated[list[Text | Ids], Few]
+    ),
+]
+_Texts = Annotated[list[Text], Few]
+Texts = Annotated[_Texts, BeforeValidator(as_list, json_schema_input_type=Text | _Texts)]
+Document = Annotated[Text, BeforeValidator(_as_text, json_schema_input_type=Text | TextAlone)]
+Documents = Annotated[list[Document], Few, FailFast()]
 
 
 class Pooled(Body):

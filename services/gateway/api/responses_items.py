@@ -26,7 +26,8 @@ def _as_parts(value: Any) -> Any:
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
 
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)]
+_Parts = Annotated[list[Part], Field(max_length=MAX_PARTS)]
+Parts = Annotated[_Parts, BeforeValidator(_as_parts, json_schema_input_type=str | _Parts)]
 
 
 class Item(Body):

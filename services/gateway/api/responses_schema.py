@@ -103,16 +103,24 @@ class ToolChoice(Body):
         return self.type
 
 
+def _as_choice(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+ChoiceField = Annotated[
+    ToolChoice,
+    BeforeValidator(
+        _as_choice, json_schema_input_type=Literal["auto", "none", "required"] | ToolChoice
+    ),
+]
+
+
 class Reasoning(Body):
     NEUTRAL: ClassVar = {"effort": (), "summary": (), "generate_summary": (), "context": ()}
 
 
-class StreamOptions(Body):
+class EventOptions(Body):
     NEUTRAL: ClassVar = {"include_obfuscation": (False,)}
-
-
-def _as_choice(value: Any) -> Any:
-    return {"type": value} if isinstance(value, str) else value
 
 
 def _as_items(value: Any) -> Any:
@@ -130,13 +138,18 @@ class ResponsesRequest(Body):
     }
 
     model: Name
-    input: Annotated[list[Item], FailFast(), at_most("max_messages"), BeforeValidator(_as_items)]
+    input: Annotated[
+        list[Item],
+        FailFast(),
+        at_most("max_messages"),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[Item]),
+    ]
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: EventOptions | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -144,7 +157,7 @@ class ResponsesRequest(Body):
     include: list[Literal["message.output_text.logprobs"]] | None = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[ToolChoice, BeforeValidator(_as_choice)] | None = None
+    tool_choice: ChoiceField | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None

@@ -17,11 +17,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
@@ -67,6 +69,17 @@ class Body(BaseModel):
             raise refuse(next(name for name in own if name not in known), "unknown", UNKNOWN)
         return own
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """With what is accepted because it asks for nothing."""
+        told = handler(core)
+        fields = handler.resolve_ref_schema(told).setdefault("properties", {})
+        for name, accepted in cls.NEUTRAL.items():
+            fields[name] = {"enum": [*accepted, None], "description": "nothing else is supported"}
+        return told
+
 
 def at(field: str, message: str) -> dict[str, Any]:
     """Context of a PydanticCustomError about `field` of the object under validation."""
@@ -96,10 +109,9 @@ def _few_entries(value: Any) -> Any:
     return value
 
 
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    BeforeValidator(_few_entries),
-]
+_Pairs = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+_FewPairs = Annotated[_Pairs, Field(max_length=_METADATA_MAX)]
+Metadata = Annotated[_Pairs, BeforeValidator(_few_entries, json_schema_input_type=_FewPairs)]
 
 
 def too_deep(value: Any) -> bool:

@@ -108,7 +108,12 @@ class Choice(Body):
 
 
 ToolsField = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
-ChoiceField = Annotated[Choice, BeforeValidator(_as_choice)]
+ChoiceField = Annotated[
+    Choice,
+    BeforeValidator(
+        _as_choice, json_schema_input_type=Literal["auto", "none", "required"] | Choice
+    ),
+]
 
 
 class CalledFunction(Body):

@@ -47,6 +47,9 @@ NEEDS: dict[str, Permission | None] = {
     "GET /readyz": OPEN,
     "GET /health": OPEN,
     "GET /version": OPEN,
+    "GET /openapi.json": OPEN,
+    "GET /docs": OPEN,
+    "GET /docs/{asset}": OPEN,
     # The public API, gRPC.
     "/penstock.v1.Inference/Chat": Permission.INFERENCE,
     "/penstock.v1.Inference/Complete": Permission.INFERENCE,

@@ -92,7 +92,13 @@ class Exchange:
     """Whose durable job it is; None: it came from a client."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, route: str, settings: GatewaySettings
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        route: str,
+        settings: GatewaySettings,
+        told_as: Callable[[PenstockError], dict[str, Any]] = error_body,
     ) -> None:
         self.request_id = REQUEST.new()
         self.route = route  # the path's template
@@ -104,7 +110,7 @@ class Exchange:
         self.query = QueryParams(scope.get("query_string", b""))
         self.path: Mapping[str, str] = scope.get("path_params", {})
         self.headers_out: dict[str, str] = {}  # beside those of each answer
-        self.error_body = error_body  # how failures are told
+        self._told_as = told_as
         self.status = 0  # as sent
         self.complete = False
         self.client_gone = False
@@ -214,7 +220,7 @@ class Exchange:
     async def fail(self, error: PenstockError, more: Mapping[str, str] = {}) -> None:
         """Tells the client: as the answer, with `more` headers, or as the last event of one that
         has begun."""
-        body = self.error_body(error)
+        body = self._told_as(error)
         if self.complete:
             return
         if self.status:
@@ -266,14 +272,17 @@ class Endpoint:
         handlers: Mapping[str, Handler],
         settings: GatewaySettings,
         otherwise: Handler | None = None,
+        told_as: Callable[[PenstockError], dict[str, Any]] = error_body,
     ) -> None:
+        """`told_as`: how failures are told."""
         self.route = route
+        self._told_as = told_as
         self._handlers = handlers
         self._settings = settings
         self._otherwise = otherwise or self._not_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self.route, self._settings)
+        exchange = Exchange(scope, receive, send, self.route, self._settings, self._told_as)
         began = time.monotonic()
         try:
             await self._answer(exchange)

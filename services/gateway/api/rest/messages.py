@@ -1,6 +1,9 @@
 """POST /v1/messages, Anthropic's, streamed or whole."""
 
 import json
+from typing import Literal
+
+from pydantic import Field
 
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
@@ -17,13 +20,20 @@ from services.gateway.api.rest.anthropic_format import (
 )
 from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.schema import parse, read_aside
+from services.gateway.api.schema import Body, parse, read_aside, validated
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Answer, Prompt
+
+
+class MessagesQuery(Body):
+    beta: Literal["true", "false"] | None = Field(
+        None, description="what Anthropic's client says; no effect"
+    )
+
 
 _PING: Event = {"type": "ping"}
 
@@ -108,7 +118,8 @@ def _sse(events: list[Event]) -> bytes:
 
 
 async def create_message(gateway: Gateway, exchange: Exchange) -> None:
-    exchange.error_body = error_body
+    if exchange.query:
+        validated(MessagesQuery, dict(exchange.query))
     front = MessagesFront(exchange, gateway.settings)
     try:
         await serve(gateway, front)

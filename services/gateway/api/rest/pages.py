@@ -26,6 +26,12 @@ def page_query(query: Mapping[str, str], model: type[PageQuery] = PageQuery) -> 
     return validated(model, fields)
 
 
+def refuse_query(query: Mapping[str, str]) -> None:
+    """Of a path that takes none. Raises INVALID_ARGUMENT that names the first parameter."""
+    if query:
+        validated(Body, dict(query))
+
+
 def page(
     items: Iterable[dict[str, Any]],
     query: PageQuery,

@@ -11,15 +11,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
+from services.gateway.api.openapi.operations import OPERATIONS
+from services.gateway.api.openapi.page import get_asset, get_document, get_page
 from services.gateway.api.rest import batches, responses, stores
+from services.gateway.api.rest.anthropic_format import error_body as anthropics_error
 from services.gateway.api.rest.generation import (
     chat_completions,
     completions,
     get_chat_completion,
 )
-from services.gateway.api.rest.http import Endpoint, Exchange, Handler
+from services.gateway.api.rest.http import Endpoint, Exchange, Handler, error_body
 from services.gateway.api.rest.lasting import refuse_key
 from services.gateway.api.rest.messages import create_message
+from services.gateway.api.rest.pages import refuse_query
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
@@ -32,9 +36,6 @@ from services.gateway.stores.vector_stores import storage_away
 Plain = Callable[[Gateway, Exchange], Awaitable[None]]
 Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
 
-_LASTING = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"}
-"""Whose answers may outlive their connections."""
-
 
 def application(gateway: Gateway) -> ASGIApp:
     """The ASGI application."""
@@ -43,8 +44,7 @@ def application(gateway: Gateway) -> ASGIApp:
         """Needs no API key, or asks for it by itself: a generation does, inside its trace."""
 
         async def run(exchange: Exchange) -> None:
-            if exchange.endpoint not in _LASTING:
-                refuse_key(exchange)
+            refuse_undescribed(exchange)
             await handler(gateway, exchange)
 
         return run
@@ -55,7 +55,7 @@ def application(gateway: Gateway) -> ASGIApp:
         async def run(exchange: Exchange) -> None:
             principal = await gateway.auth.identify(exchange.authorization)
             admit(principal, exchange.endpoint)
-            refuse_key(exchange)
+            refuse_undescribed(exchange)
             enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
             try:
                 with enter(principal.tenant) as exchange.place:
@@ -115,12 +115,21 @@ def application(gateway: Gateway) -> ASGIApp:
         "/readyz": {"GET": plain(readyz)},
         "/health": {"GET": plain(readyz)},  # what other servers call it
         "/version": {"GET": plain(version)},
+        "/openapi.json": {"GET": plain(get_document)},
+        "/docs": {"GET": plain(get_page)},
+        "/docs/{asset}": {"GET": plain(get_asset)},
     }
     own = gateway.settings.gateway
     endpoints = {f"{method} {path}" for path, methods in table.items() for method in methods}
     if unlisted := endpoints - NEEDS.keys():
         raise RuntimeError(f"permissions.py does not say what these need: {', '.join(unlisted)}")
-    routes = [Route(path, Endpoint(path, methods, own)) for path, methods in table.items()]
+    if undescribed := endpoints ^ OPERATIONS.keys():
+        told = ", ".join(undescribed)
+        raise RuntimeError(f"openapi/operations.py describes something else than these: {told}")
+    routes = [
+        Route(path, Endpoint(path, methods, own, told_as=_told_as(path)))
+        for path, methods in table.items()
+    ]
     unknown = Endpoint("unknown", {}, own, otherwise=plain(no_such_path))
 
     async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,6 +146,23 @@ def application(gateway: Gateway) -> ASGIApp:
         allow_headers=("*",),  # browsers' OpenAI clients send a dozen of their own
         expose_headers=("x-request-id", "retry-after", "openai-poll-after-ms", *EXPOSED),
     )
+
+
+def _told_as(path: str) -> Callable[[PenstockError], dict[str, Any]]:
+    """How failures are told."""
+    return anthropics_error if path.startswith("/v1/messages") else error_body
+
+
+def refuse_undescribed(exchange: Exchange) -> None:
+    """A query or a key where there is none to be; what else a request holds is its handler's to
+    read. Raises INVALID_ARGUMENT that names the parameter."""
+    operation = OPERATIONS.get(exchange.endpoint)
+    if operation is None:
+        return
+    if operation.query is None:
+        refuse_query(exchange.query)
+    if not operation.lasting:
+        refuse_key(exchange)
 
 
 async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:

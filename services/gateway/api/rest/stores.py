@@ -187,13 +187,15 @@ class RankingOptions(Body):
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
+_Question = Annotated[str, Field(pattern=r"\S")]
+_Queries = Annotated[list[_Question], Field(min_length=1, max_length=1)]
+
+
 class SearchStore(Body):
     NEUTRAL: ClassVar = {"filters": (), "rewrite_query": (False,)}
 
     query: Annotated[
-        list[Annotated[str, Field(pattern=r"\S")]],
-        Field(min_length=1, max_length=1),
-        BeforeValidator(as_list),
+        _Queries, BeforeValidator(as_list, json_schema_input_type=_Question | _Queries)
     ]
     max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
     ranking_options: RankingOptions | None = None

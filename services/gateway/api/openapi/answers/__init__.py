@@ -1,0 +1,1 @@
+"""What is answered, as types: for the API's document and for the tests that hold answers to it."""

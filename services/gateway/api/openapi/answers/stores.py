@@ -1,0 +1,106 @@
+"""Answers of files and vector stores."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from services.gateway.api.openapi.answers.common import Priced
+from services.gateway.stores.files import Purpose
+
+Status = Literal["in_progress", "completed", "failed", "cancelled"]
+
+
+class File(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"]
+
+
+class DeletedFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class FileCounts(TypedDict):
+    in_progress: int
+    completed: int
+    failed: int
+    cancelled: int
+    total: int
+
+
+class VectorStore(TypedDict):
+    id: str
+    object: Literal["vector_store"]
+    created_at: int
+    last_active_at: int
+    name: str
+    metadata: dict[str, str]
+    status: Literal["in_progress", "completed"]
+    file_counts: FileCounts
+    usage_bytes: int
+    expires_after: None
+    expires_at: None
+
+
+class DeletedStore(TypedDict):
+    id: str
+    object: Literal["vector_store.deleted"]
+    deleted: Literal[True]
+
+
+class IndexFailure(TypedDict):
+    code: str
+    message: str
+
+
+class StoreFile(TypedDict):
+    id: str
+    object: Literal["vector_store.file"]
+    created_at: int
+    vector_store_id: str
+    status: Status
+    usage_bytes: int
+    last_error: IndexFailure | None
+    attributes: dict[str, str]
+
+
+class DetachedFile(TypedDict):
+    id: str
+    object: Literal["vector_store.file.deleted"]
+    deleted: Literal[True]
+
+
+class FoundText(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class FoundAttributes(TypedDict):
+    title: str
+
+
+class Found(TypedDict):
+    file_id: str
+    filename: str
+    score: float
+    attributes: FoundAttributes
+    content: list[FoundText]
+
+
+class SearchExtension(Priced):
+    warning: NotRequired[str]
+
+
+class SearchResults(TypedDict):
+    object: Literal["vector_store.search_results.page"]
+    search_query: list[str]
+    data: list[Found]
+    has_more: Literal[False]
+    next_page: None
+    penstock: SearchExtension

@@ -1,0 +1,268 @@
+"""What each endpoint of the REST API takes and answers. A gateway serves what is here and in
+permissions.py, and nothing else (decision 0048)."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from services.gateway.api.anthropic_schema import MessagesRequest
+from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.openapi.answers.batches import Batch
+from services.gateway.api.openapi.answers.common import (
+    Error,
+    Health,
+    ListOf,
+    Model,
+    PageOf,
+    Readiness,
+    RequestRecord,
+    Version,
+)
+from services.gateway.api.openapi.answers.generation import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+)
+from services.gateway.api.openapi.answers.messages import AnthropicError, AnthropicMessage
+from services.gateway.api.openapi.answers.pooled import Classes, Embeddings, Ranking, Scores
+from services.gateway.api.openapi.answers.responses import DeletedResponse, InputItem, Response
+from services.gateway.api.openapi.answers.stores import (
+    DeletedFile,
+    DeletedStore,
+    DetachedFile,
+    File,
+    SearchResults,
+    StoreFile,
+    VectorStore,
+)
+from services.gateway.api.pooled_schema import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from services.gateway.api.responses_schema import ResponsesRequest
+from services.gateway.api.rest.batches import CreateBatch
+from services.gateway.api.rest.lasting import Resume
+from services.gateway.api.rest.messages import MessagesQuery
+from services.gateway.api.rest.pages import PageQuery
+from services.gateway.api.rest.responses import RetrieveQuery
+from services.gateway.api.rest.stores import (
+    AttachedList,
+    AttachFile,
+    CreateStore,
+    FileList,
+    SearchStore,
+)
+from services.gateway.api.schema import Body
+from services.gateway.stores.files import PURPOSES
+
+
+class Form(Body):
+    """A file as a multipart form, which is read as it arrives."""
+
+    file: bytes = Field(description="UTF-8: .md and .txt, or for batches .jsonl")
+    purpose: Literal[PURPOSES]  # type: ignore[valid-type]
+
+
+class Raw(NamedTuple):
+    """An answer that is no JSON."""
+
+    media: str
+
+
+class Operation(NamedTuple):
+    tag: str
+    summary: str
+    answer: Any  # a type of openapi/answers, or Raw
+    body: type[Body] | None = None
+    example: Mapping[str, Any] = {}  # of the body
+    query: type[Body] | None = None
+    events: Any = None  # what a stream's events are, where `stream` may ask for one
+    lasting: bool = False  # takes an Idempotency-Key (lasting.py)
+    resumes: bool = False  # takes a Last-Event-ID
+    error: Any = Error
+    others: Mapping[int, Any] = {}  # answers of other statuses that are no errors
+
+
+_GENERATION = "Generation"
+_RESPONSES = "Responses"
+_NUMBERS = "Embeddings, scores, classes"
+_FILES = "Files"
+_STORES = "Vector stores"
+_BATCHES = "Batches"
+_ABOUT = "Models, records, health"
+
+_ASKED = {"messages": [{"role": "user", "content": "What is the pressure of the water?"}]}
+_MODEL = {"model": "demo"}
+
+OPERATIONS: dict[str, Operation] = {
+    "POST /v1/chat/completions": Operation(
+        _GENERATION,
+        "Answers a chat",
+        ChatCompletion,
+        ChatCompletionRequest,
+        {**_MODEL, **_ASKED, "max_tokens": 64},
+        events=ChatCompletionChunk,
+        lasting=True,
+        resumes=True,
+    ),
+    "GET /v1/chat/completions/{completion}": Operation(
+        _GENERATION,
+        "A chat's answer once more, if it was asked for with an Idempotency-Key",
+        ChatCompletion,
+        query=Resume,
+        events=ChatCompletionChunk,
+        resumes=True,
+    ),
+    "POST /v1/completions": Operation(
+        _GENERATION,
+        "Goes on with a text, or several",
+        Completion,
+        CompletionRequest,
+        {**_MODEL, "prompt": ["The water", "The oil"]},
+        events=CompletionChunk,
+        lasting=True,
+        resumes=True,
+    ),
+    "POST /v1/messages": Operation(
+        _GENERATION,
+        "Answers a conversation, as Anthropic has it",
+        AnthropicMessage,
+        MessagesRequest,
+        {**_MODEL, **_ASKED, "max_tokens": 64},
+        query=MessagesQuery,
+        events=dict[str, Any],
+        error=AnthropicError,
+    ),
+    "POST /v1/responses": Operation(
+        _RESPONSES,
+        "Answers, and stores the answer unless told not to",
+        Response,
+        ResponsesRequest,
+        {**_MODEL, "input": "What is the pressure of the water?"},
+        events=dict[str, Any],
+        lasting=True,
+        resumes=True,
+    ),
+    "GET /v1/responses/{response}": Operation(
+        _RESPONSES,
+        "A stored response, as far as it is",
+        Response,
+        query=RetrieveQuery,
+        events=dict[str, Any],
+        resumes=True,
+    ),
+    "DELETE /v1/responses/{response}": Operation(
+        _RESPONSES, "Deletes a stored response", DeletedResponse
+    ),
+    "POST /v1/responses/{response}/cancel": Operation(
+        _RESPONSES, "Ends a response in the background", Response
+    ),
+    "GET /v1/responses/{response}/input_items": Operation(
+        _RESPONSES, "What a stored response answers", PageOf[InputItem], query=PageQuery
+    ),
+    "POST /v1/embeddings": Operation(
+        _NUMBERS,
+        "Vectors of texts",
+        Embeddings,
+        EmbeddingsRequest,
+        {**_MODEL, "input": ["water", "oil"]},
+    ),
+    "POST /v1/score": Operation(
+        _NUMBERS,
+        "How well texts fit each other",
+        Scores,
+        ScoreRequest,
+        {**_MODEL, "text_1": "water", "text_2": ["a pump", "a lamp"]},
+    ),
+    "POST /v1/rerank": Operation(
+        _NUMBERS,
+        "Documents by how well they fit a query",
+        Ranking,
+        RerankRequest,
+        {**_MODEL, "query": "water", "documents": ["a pump", "a lamp"]},
+    ),
+    "POST /v2/rerank": Operation(
+        _NUMBERS,
+        "The same, by Cohere's newer path",
+        Ranking,
+        RerankRequest,
+        {**_MODEL, "query": "water", "documents": ["a pump", "a lamp"]},
+    ),
+    "POST /v1/classify": Operation(
+        _NUMBERS, "Classes of texts", Classes, ClassifyRequest, {**_MODEL, "input": "water"}
+    ),
+    "GET /v1/files": Operation(_FILES, "All files", PageOf[File], query=FileList),
+    "POST /v1/files": Operation(_FILES, "Uploads a file", File, Form),
+    "GET /v1/files/{file}": Operation(_FILES, "A file", File),
+    "DELETE /v1/files/{file}": Operation(
+        _FILES, "Deletes a file, and takes it out of all stores", DeletedFile
+    ),
+    "GET /v1/files/{file}/content": Operation(
+        _FILES, "A file's content", Raw("application/octet-stream")
+    ),
+    "GET /v1/vector_stores": Operation(
+        _STORES, "All vector stores", PageOf[VectorStore], query=PageQuery
+    ),
+    "POST /v1/vector_stores": Operation(
+        _STORES, "Makes a vector store", VectorStore, CreateStore, {"name": "manuals"}
+    ),
+    "GET /v1/vector_stores/{store}": Operation(_STORES, "A vector store", VectorStore),
+    "DELETE /v1/vector_stores/{store}": Operation(
+        _STORES, "Deletes a vector store; its files stay", DeletedStore
+    ),
+    "POST /v1/vector_stores/{store}/search": Operation(
+        _STORES, "Passages for a question", SearchResults, SearchStore, {"query": "water pressure"}
+    ),
+    "GET /v1/vector_stores/{store}/files": Operation(
+        _STORES, "The store's files", PageOf[StoreFile], query=AttachedList
+    ),
+    "POST /v1/vector_stores/{store}/files": Operation(
+        _STORES,
+        "Puts a file into the store, which indexes it",
+        StoreFile,
+        AttachFile,
+        {"file_id": "file-…"},
+    ),
+    "GET /v1/vector_stores/{store}/files/{file}": Operation(
+        _STORES, "How far the file's indexing is", StoreFile
+    ),
+    "DELETE /v1/vector_stores/{store}/files/{file}": Operation(
+        _STORES, "Takes the file out of the store", DetachedFile
+    ),
+    "GET /v1/batches": Operation(_BATCHES, "All batches", PageOf[Batch], query=PageQuery),
+    "POST /v1/batches": Operation(
+        _BATCHES,
+        "Answers a file of requests, line by line",
+        Batch,
+        CreateBatch,
+        {
+            "input_file_id": "file-…",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
+    ),
+    "GET /v1/batches/{batch}": Operation(_BATCHES, "How far a batch is", Batch),
+    "POST /v1/batches/{batch}/cancel": Operation(
+        _BATCHES, "Ends a batch; what of it is under way ends as usual", Batch
+    ),
+    "GET /v1/models": Operation(_ABOUT, "The models that the key may use", ListOf[Model]),
+    "GET /v1/models/{model:path}": Operation(_ABOUT, "A model", Model),
+    "GET /v1/requests/{request}": Operation(
+        _ABOUT, "A request's record: what took how long, and why it went as it did", RequestRecord
+    ),
+    "GET /healthz": Operation(_ABOUT, "The process lives", Health),
+    "GET /readyz": Operation(
+        _ABOUT, "Whether a request has a way", Readiness, others={503: Readiness}
+    ),
+    "GET /health": Operation(
+        _ABOUT, "The same, as other servers call it", Readiness, others={503: Readiness}
+    ),
+    "GET /version": Operation(_ABOUT, "Which version this is", Version),
+    "GET /openapi.json": Operation(_ABOUT, "This document", dict[str, Any]),
+    "GET /docs": Operation(_ABOUT, "This document as a page", Raw("text/html")),
+    "GET /docs/{asset}": Operation(_ABOUT, "What the page is made of", Raw("*/*")),
+}
