@@ -315,7 +315,7 @@ async def test_a_tenants_keys_are_bounded_and_what_ended_first_makes_room(
     with pytest.raises(PenstockError, match="A tenant may have 3 API keys") as refused:
         await keys.create("acme")
     assert (refused.value.reason, refused.value.param) == ("too_many_keys", "tenant")
-    await keys.create("rival")
+    _, others = await keys.create("rival", expires_in_s=50)
     await keys.create(None, role=Role.ADMIN)  # administrators' are counted by themselves
     clock.now += 200
     await keys.revoke(made[1][1].id)  # after the third had expired
@@ -327,6 +327,7 @@ async def test_a_tenants_keys_are_bounded_and_what_ended_first_makes_room(
         await keys.create("acme")
     assert {one.id for one in await keys.list() if one.tenant == "acme"} == {made[0][1].id, *new}
     assert await lets_in(auth, made[0][0]) == [True]
+    assert await keys.find_id(others.id) is not None, "it takes no room of this tenant's"
     assert await redis.hlen(keys._revoked) == 0, "nothing is left of what is forgotten"
     assert await redis.hlen(keys._records) == await redis.hlen(keys._ids) == 5
     last = await keys._audit.read(2)
