@@ -15,14 +15,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
-from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 
 from services.common.metrics import REDIS_REACHABLE
 from services.common.redis import Redis, RedisAway, RedisError, Script
-from services.common.script_pipe import ScriptPipe
+from services.common.script_line import ScriptLine
 
 log = logging.getLogger(__name__)
 
@@ -280,18 +278,17 @@ class _Rounds:
     """All views of one process look at the same moments, and so in one round trip to Redis. A
     process wakes for its views twice a second, for ever: that is time which engines lack."""
 
-    _all: ClassVar["WeakValueDictionary[Redis, _Rounds]"] = WeakValueDictionary()
-
     def __init__(self, client: Redis) -> None:
-        self.list = ScriptPipe(client, _LIST)
+        self.list = ScriptLine(client, _LIST)
         self._views: dict[float, set[Directory]] = defaultdict(set)  # by the time between two looks
         self._tasks: dict[float, asyncio.Task[None]] = {}
 
     @classmethod
     def of(cls, client: Redis) -> "_Rounds":
-        """Those of the views that there are on this client."""
-        if (rounds := cls._all.get(client)) is None:
-            rounds = cls._all[client] = cls(client)
+        """The client's, for as long as it lives: they have one of its connections."""
+        own: dict[str, _Rounds] = vars(client)
+        if (rounds := own.get("rounds")) is None:
+            rounds = own["rounds"] = cls(client)
         return rounds
 
     def join(self, view: Directory, every_s: float) -> None:

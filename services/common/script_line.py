@@ -33,17 +33,18 @@ class _Call:
 
 
 class ScriptLine:
-    """A Lua function, which every connection begins with loading. ScriptPipe, for what may wait,
-    gathers calls into round trips on the client's connections."""
+    """A Lua function that is called often; the connection begins with loading it. One for the whole
+    life of a client. (redis.Script: for what is called now and then, on the pool's connections.)"""
 
     def __init__(self, client: Redis, source: str, patience_s: float = 4.0) -> None:
-        """`patience_s`: how long Redis may leave the oldest call without an answer."""
-        self._client = client
+        """Takes its connection from the client's pool, which closes it with the client; connects
+        with the first call. `patience_s`: how long Redis may leave the oldest call unanswered."""
         self._script = client.register_script(source)
         self._patience_s = patience_s
         self._calls: deque[_Call] = deque()  # not answered yet
         self._unsent: list[_Call] = []  # of them
-        self._connection: AbstractConnection | None = None  # the pool closes it with the client
+        pool = client.connection_pool
+        self._connection: AbstractConnection = pool.get_available_connection()
         self._open = False
         self._reader: asyncio.Task[None] | None = None
 
@@ -82,11 +83,10 @@ class ScriptLine:
             self._calls.popleft().reply.cancel()
 
     async def _connect(self) -> None:
-        if self._open and self._connection is not None and self._connection.is_connected:
+        if self._open and self._connection.is_connected:
             return
         try:
             async with asyncio.timeout(self._left_s()):
-                self._connection = self._connection or _taken(self._client)
                 await self._connection.connect()
                 load = self._connection.pack_command("SCRIPT", "LOAD", self._script.script)
                 self._connection._writer.writelines(load)  # type: ignore[union-attr]
@@ -100,7 +100,7 @@ class ScriptLine:
     def _send(self) -> None:
         """Not awaited, and by nobody's task that may be cancelled: a call is sent whole."""
         connection, unsent = self._connection, self._unsent
-        if not (unsent and self._open) or connection is None or connection._writer is None:
+        if not (unsent and self._open) or connection._writer is None:
             return
         self._unsent = []
         for call in unsent:
@@ -110,7 +110,6 @@ class ScriptLine:
 
     async def _read(self) -> None:
         """The oldest call's answer."""
-        assert self._connection is not None
         try:
             reply = await _read_within(self._connection, self._left_s())
         except NoScriptError:
@@ -133,8 +132,7 @@ class ScriptLine:
         """A connection that is lost may be an idle one that was closed: what was sent once is sent
         again. Whatever else it is, it is so for all."""
         lost, self._open = self._open and isinstance(error, RedisConnectionError), False
-        if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+        await self._connection.disconnect(nowait=True)
         calls = list(self._calls)
         self._calls.clear()
         for call in calls:
@@ -142,11 +140,6 @@ class ScriptLine:
                 self._calls.append(call)
             elif not call.reply.done():
                 call.reply.set_exception(error)
-
-
-def _taken(client: Redis) -> AbstractConnection:
-    connection: AbstractConnection = client.connection_pool.get_available_connection()
-    return connection
 
 
 async def _read_within(connection: AbstractConnection, seconds: float) -> Any:

@@ -190,9 +190,11 @@ async def test_a_killed_gateway_loses_no_count_and_none_is_made_twice(stack: Sta
 
 
 async def _until_let_in(one: Asked) -> None:
-    while one.status != 200:
+    async def let_in() -> bool:
         await one.read()
-        await asyncio.sleep(0.05)
+        return one.status == 200
+
+    await until(let_in, 60, "it is let in")
 
 
 async def _told_again(stack: Stack, count: int) -> None:

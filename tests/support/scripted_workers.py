@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import grpc
 
@@ -74,6 +75,8 @@ class Opened:
 
 
 class _NoRedis:
+    connection_pool = Mock()
+
     def register_script(self, script: str) -> None:
         """Nothing looks there."""
 

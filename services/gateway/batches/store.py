@@ -11,7 +11,7 @@ import orjson
 from services.common.config import JobsSettings
 from services.common.errors import PenstockError, invalid
 from services.common.redis import Redis
-from services.common.script_pipe import ScriptPipe
+from services.common.script_line import ScriptLine
 from services.gateway.batches.record import Batch, BatchRecord, Ending, Fault
 from services.gateway.ids import BATCH, not_found
 
@@ -31,7 +31,7 @@ class BatchStore:
 
     def __init__(self, redis: Redis, namespace: str, settings: JobsSettings) -> None:
         self._redis = redis
-        self._pipe = ScriptPipe(redis, SOURCE)
+        self._line = ScriptLine(redis, SOURCE)
         self._root = f"{namespace}:{{files}}"
         self._settings = settings
 
@@ -112,7 +112,7 @@ class BatchStore:
         return ":".join((self._root, *parts))
 
     async def _call(self, op: str, *args: Any) -> Any:
-        return await self._pipe([self._root], [op, *args])
+        return await self._line([self._root], [op, *args])
 
 
 def too_many(most: int) -> PenstockError:

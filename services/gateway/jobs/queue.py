@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.common.redis import Redis
-from services.common.script_pipe import ScriptPipe
+from services.common.script_line import ScriptLine
 
 SOURCE = Path(__file__).with_name("queue.lua").read_text()
 DEAD_KEPT = 10_000
@@ -45,7 +45,7 @@ class Queues:
 
     def __init__(self, redis: Redis, namespace: str, owner: str, lease_s: float) -> None:
         self._redis = redis
-        self._pipe = ScriptPipe(redis, SOURCE)
+        self._line = ScriptLine(redis, SOURCE)
         self._root = f"{namespace}:{{jobs}}"
         self._owner = owner
         self._lease_ms = round(lease_s * 1000)
@@ -137,7 +137,7 @@ class Queues:
         return ":".join((self._root, *parts))
 
     async def _call(self, op: str, *args: Any) -> Any:
-        return await self._pipe([self._root], [op, *args])
+        return await self._line([self._root], [op, *args])
 
 
 def _micros(seconds: float) -> int:

@@ -23,6 +23,7 @@
 -- Keys, all below KEYS[1] (one hash slot):
 --   :open              hash    request -> its reservation (msgpack)
 --   :due               zset    request -> its lease, µs
+--   :aside             hash    request -> a reservation that cannot be read; expires
 --   :done:<request>    string  what it was charged, and as what (msgpack); expires
 --   :ledger            stream  one entry for each request that ended, and one for each correction
 --   :b:<rule>          string  a bucket (msgpack, see there); expires when it is full
@@ -34,7 +35,7 @@
 --   hold     id, run     nothing is refused: a lease is renewed, or made anew
 --   settle   id, run     -> 1 if something was charged
 --   release  id, run     nothing is charged: what this attempt reserved, or will by a late call
---   sweep    most        -> how many leases had run out
+--   sweep    most        -> how many leases had run out, and the requests that were set aside
 -- run, JSON: who: {field: text, ...} as the ledger has it; rules: [{key, of, per, most}, ...];
 -- held: {requests, tokens, cost}; used: {prompt, cached, output, cost}; status, when it is settled;
 -- attempt.
@@ -51,9 +52,10 @@ local BUCKETS = {minute = 60e6, hour = 3600e6}
 local NEVER = -1
 local SOON = SECOND -- when a place or a reservation may have come back: nobody knows
 local SWEPT = 10 -- leases at most that one request's call ends for others
+local ASIDE_S = 7 * 86400
 
 local function key(...) return table.concat({root, ...}, ':') end
-local OPEN, DUE, LEDGER = key('open'), key('due'), key('ledger')
+local OPEN, DUE, ASIDE, LEDGER = key('open'), key('due'), key('aside'), key('ledger')
 local function exact(x) return string.format('%.17g', x) end
 local function whole(x) return string.format('%.0f', x) end
 
@@ -227,7 +229,42 @@ end
 -- ---- reservations -------------------------------------------------------------------------------
 
 local function unpacked(stored) return stored and cmsgpack.unpack(stored) or nil end
-local function find(id) return unpacked(call('HGET', OPEN, id)) end
+
+local function are(kind, of, names)
+  for _, name in ipairs(names) do
+    if type(of[name]) ~= kind then return false end
+  end
+  return true
+end
+
+local WHO = {'tenant', 'user', 'model', 'tier', 'route'}
+local USED = {'prompt', 'cached', 'output', 'cost'}
+
+local function is_sound(run)
+  if type(run) ~= 'table' or not are('table', run, {'who', 'rules', 'held', 'used'}) then return false end
+  for _, rule in ipairs(run.rules) do
+    if type(rule) ~= 'table' or not are('string', rule, {'at', 'of', 'per'}) then return false end
+    if not are('number', rule, {'most'}) then return false end
+  end
+  return are('string', run.who, WHO) and are('number', run.used, USED)
+    and are('number', run.held, {'requests', 'tokens', 'cost'})
+end
+
+-- Its reservation; none, if that is not one (what another version wrote, or a hand).
+local function find(id)
+  local stored = call('HGET', OPEN, id)
+  if not stored then return nil end
+  local is_read, run = pcall(cmsgpack.unpack, stored)
+  return is_read and is_sound(run) and run or nil
+end
+
+-- A reservation that cannot be read holds up no other. What it held in buckets fills up by itself.
+local function set_aside(id)
+  call('HSET', ASIDE, id, call('HGET', OPEN, id))
+  call('EXPIRE', ASIDE, ASIDE_S)
+  call('HDEL', OPEN, id)
+  call('ZREM', DUE, id)
+end
 
 -- Of a request that another attempt was released from, nothing.
 local function charged(id, run)
@@ -297,11 +334,11 @@ end
 
 local function enter(id, run, used, status)
   local entry = {'id', id, 'status', status}
-  for _, field in ipairs({'prompt', 'cached', 'output', 'cost'}) do
+  for _, field in ipairs(USED) do
     table.insert(entry, field)
     table.insert(entry, whole(used[field]))
   end
-  for _, field in ipairs({'tenant', 'user', 'model', 'tier', 'route'}) do
+  for _, field in ipairs(WHO) do
     table.insert(entry, field)
     table.insert(entry, run.who[field])
   end
@@ -330,15 +367,19 @@ local function close(id, run, held, before, status)
   return 1
 end
 
-local function sweep(most)
+-- `aside`: takes the requests that cannot be read, which else stay.
+local function sweep(most, aside)
   local ended = call('ZRANGEBYSCORE', DUE, '-inf', exact(now), 'LIMIT', 0, most)
   for _, id in ipairs(ended) do
     local run = find(id)
     if run then
       leave(id, run)
       close(id, run, run.held, charged(id, run), 'lost')
-    else
+    elseif call('HEXISTS', OPEN, id) == 0 then
       call('ZREM', DUE, id)
+    elseif aside then
+      set_aside(id)
+      aside[#aside + 1] = id
     end
   end
   return #ended
@@ -422,6 +463,7 @@ function ops.settle(id, run)
     return close(id, known, known.held, before, run.status)
   end
   run.rules = located(run.rules)
+  leave(id, run) -- what stands there may be one that cannot be read
   return close(id, run, {}, before, run.status)
 end
 
@@ -434,5 +476,8 @@ function ops.release(id, run)
   return 1
 end
 
-if op == 'sweep' then return sweep(tonumber(ARGV[4])) end
+if op == 'sweep' then
+  local aside = {}
+  return {sweep(tonumber(ARGV[4]), aside), aside}
+end
 return ops[op](ARGV[4], ARGV[5] and cjson.decode(ARGV[5]))

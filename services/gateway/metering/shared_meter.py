@@ -66,9 +66,11 @@ class SharedMeter:
         that holds nothing."""
         await self._call("release", run.id, json.dumps({"attempt": run.attempt}))
 
-    async def sweep(self, most: int) -> int:
-        """Settles requests whose leases have run out; returns how many."""
-        return int(await self._call("sweep", most))
+    async def sweep(self, most: int) -> tuple[int, list[str]]:
+        """Settles requests whose leases have run out. Returns how many, and the ids of those that
+        could not be: their reservations cannot be read, and are set aside."""
+        ended, aside = await self._call("sweep", most)
+        return int(ended), list(aside)
 
     async def _call(self, op: str, *args: Any) -> Any:
         try:

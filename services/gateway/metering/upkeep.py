@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
@@ -157,26 +158,30 @@ class Upkeep:
             self._lost.clear()
 
     async def _look_after(self) -> None:
-        every_s, turned_at = self._settings.lease_s / _RENEWALS, time.monotonic()
+        """The first turn is at once: whether Redis is there is known before the first request."""
+        every_s, turned_at = self._settings.lease_s / _RENEWALS, -math.inf
         while True:
+            if self._shared.away or time.monotonic() - turned_at >= every_s:
+                turned_at = time.monotonic()
+                try:
+                    await self._turn()
+                except RedisAway as error:
+                    log.warning("leases are not renewed: %s", type(error).__name__)
+                except Exception:  # the next turn may fare better, and nobody else takes it
+                    log.exception("metering's upkeep failed")
+                self._say_lost()
             await asyncio.sleep(min(every_s, _RETRY_S))
-            due = time.monotonic() - turned_at >= every_s
-            if not (due or self._shared.away):
-                continue
-            turned_at = time.monotonic()
-            try:
-                await self._turn()
-            except RedisAway as error:
-                log.warning("leases are not renewed: %s", type(error).__name__)
-            except Exception:  # the next turn may fare better, and nobody else takes it
-                log.exception("metering's upkeep failed")
-            self._say_lost()
 
     async def _turn(self) -> None:
         """Whoever was away has heard of everything before anybody asks it again."""
         await self._settle_late()
         await self._tell(list(self._running.values()))
-        metrics.lapsed.inc(await self._shared.sweep(_SWEPT))
+        lapsed, aside = await self._shared.sweep(_SWEPT)
+        metrics.lapsed.inc(lapsed)
+        metrics.unledgered.inc(len(aside))
+        if aside:
+            ids = ", ".join(aside)
+            log.error("reservations that cannot be read are set aside, uncharged: %s", ids)
         if self._shared.away:
             log.info("Redis is back")
             self._shared.away = False

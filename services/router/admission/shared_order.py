@@ -10,7 +10,7 @@ from typing import Any
 
 from services.common.config import Settings
 from services.common.redis import Redis, RedisAway, RedisError
-from services.common.script_pipe import ScriptPipe
+from services.common.script_line import ScriptLine
 from services.router.admission.fair_order import Decided
 from services.router.admission.ticket import Ticket
 
@@ -35,7 +35,7 @@ class SharedOrder:
         self, redis: Redis, settings: Settings, router_id: str, capacity: Callable[[str], int]
     ) -> None:
         self._redis = redis
-        self._script = ScriptPipe(redis, SOURCE)
+        self._script = ScriptLine(redis, SOURCE)
         self._namespace = settings.namespace
         self._root = f"{settings.namespace}:{{admission:"  # the braces: one slot of a Redis cluster
         self._settings = settings.router

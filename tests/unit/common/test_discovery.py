@@ -4,7 +4,6 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -289,17 +288,17 @@ async def test_all_views_of_a_process_look_in_one_round_trip(
     for view in views:
         await view.start()
     sent: list[list[str]] = []
-    pipe = views[0]._list
-    round_trip = pipe._round_trip
+    line = views[0]._list
+    send = line._send
 
-    async def note(calls: list[list[Any]]) -> list[Any]:
-        sent.append([call[1] for call in calls])
-        return await round_trip(calls)
+    def note() -> None:
+        sent.append([call.words[3] for call in line._unsent])
+        send()
 
     def fail(added: list[Replica], removed: list[Replica]) -> None:
         raise ValueError("whoever watches is at fault")
 
-    monkeypatch.setattr(pipe, "_round_trip", note)
+    monkeypatch.setattr(line, "_send", note)
     await until(lambda: len(sent) >= 2)
     assert sent[-1] == sent[-2]
     assert len(sent[-1]) == len(SERVICES)

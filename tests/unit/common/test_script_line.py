@@ -6,10 +6,12 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import MaxConnectionsError
 
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.redis import Redis, RedisAway, ResponseError, connect
@@ -79,6 +81,13 @@ async def test_a_connection_that_was_closed_is_made_anew(script, redis, namespac
     await call(script, namespace, "a")
     await redis.client_kill_filter(skipme=True)
     assert await call(script, namespace, "b") == "b"
+
+
+async def test_its_connection_is_nobody_elses_from_the_beginning(script, redis, namespace):
+    with suppress(MaxConnectionsError):
+        while True:
+            redis.connection_pool.get_available_connection()
+    assert await call(script, namespace, "a") == "a"
 
 
 async def test_callers_do_not_wait_for_a_line_that_was_cancelled(script, namespace):

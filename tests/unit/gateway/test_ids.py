@@ -1,6 +1,7 @@
 """Ids are told from other text by their shape, before anything is made of them."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -64,6 +65,8 @@ def test_an_error_repeats_only_the_beginning_of_an_odd_id():
 
 class NoRedis:
     """Fails the test at any command; scripts may be made."""
+
+    connection_pool = Mock()
 
     def register_script(self, source: str) -> None:
         return None

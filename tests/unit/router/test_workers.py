@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,6 +30,8 @@ def news(stored: list[bytes], snapshot: bool = False) -> bytes:
 
 class NoRedis:
     """Nobody asks it for anything here."""
+
+    connection_pool = Mock()
 
     def register_script(self, script: str) -> None: ...
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from protos.runs_pb2 import RunEvent, StoredRun
 from services.common.config import RunsSettings
 from services.common.redis import Redis
-from services.common.script_pipe import ScriptPipe
+from services.common.script_line import ScriptLine
 from services.gateway.runs.lasting.stored import events_of, run_of
 
 SOURCE = Path(__file__).with_name("runs.lua").read_text()
@@ -56,7 +56,7 @@ class RunStore:
 
     def __init__(self, redis: Redis, namespace: str, owner: str, settings: RunsSettings) -> None:
         self._redis = redis
-        self._pipe = ScriptPipe(redis, SOURCE)
+        self._line = ScriptLine(redis, SOURCE)
         self.root = f"{namespace}:{{runs}}"
         self._owner = owner
         own = settings
@@ -152,7 +152,7 @@ class RunStore:
         return ":".join((self.root, *parts))
 
     async def _call(self, op: str, *args: Any) -> Any:
-        return await self._pipe([self.root], [op, *self._bounds, *args])
+        return await self._line([self.root], [op, *self._bounds, *args])
 
 
 def entry_of(message: str) -> Entry | None:

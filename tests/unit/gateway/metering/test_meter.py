@@ -274,6 +274,33 @@ async def test_without_redis_each_rule_is_open_or_closed_and_nothing_is_lost(mak
     assert metrics.unsettled._value.get() == 0
 
 
+async def test_a_gateway_that_starts_without_redis_knows_it(make, own_redis, monkeypatch):
+    """Before anybody comes, who would have to find it out."""
+    own_redis.stop()
+    end = make(own_redis.url)
+    await until(lambda: end.meter._shared.away, 20, "it has asked")
+    open_, closed = limit("requests", 3, "day"), limit("cost", 1, "day", without_redis="closed")
+    with monkeypatch.context() as patch:
+        patch.setattr(end.meter._shared, "reserve", None)  # nobody asks
+        let_through = await end.admit("r1", who(open_), 10)
+        with pytest.raises(PenstockError, match="limits cannot be checked"):
+            await end.admit("r2", who(open_, closed))
+    using(let_through, 10)
+    own_redis.start()
+    await is_back(end)
+    await end.meter.settle(let_through)
+    assert [e.id for e in await end.entries(1)] == ["r1"]
+    assert (await end.admit("r3", who(open_))).rooms[0].left == 1
+
+
+async def test_a_reservation_that_cannot_be_read_is_reported(make, redis_url, namespace, caplog):
+    end, lost = make(redis_url, lease_s=1.0), metrics.unledgered._value.get()
+    await end.redis.hset(f"{namespace}:{{meter}}:open", "odd", "no such thing")
+    await end.redis.zadd(f"{namespace}:{{meter}}:due", {"odd": 1})
+    await until(lambda: "odd" in caplog.text, 20, "it is said")
+    assert metrics.unledgered._value.get() == lost + 1
+
+
 async def test_a_gateway_that_is_too_busy_to_ask_lets_nobody_past(make, redis_url):
     """That its loop did not turn says nothing of Redis: the answer is there, and is read."""
     end = make(redis_url, redis_patience_s=0.2)

@@ -93,7 +93,7 @@ class Lua:
         self.call("release", run.id, json.dumps(run.told()))
 
     def sweep(self, most: int = 100) -> int:
-        return self.call("sweep", most)
+        return self.call("sweep", most)[0]
 
     def ledger(self) -> list[tuple[str, str, dict[str, int]]]:
         return [
@@ -412,6 +412,49 @@ def test_one_that_stands_is_told_of_the_rules_that_are_asked_for(lua):
     few, day = rule("few", "concurrent", 1), rule("rpd", "requests", 9, "day")
     assert lua.reserve(run_of("r1", [few]))[0] == 0
     assert lua.reserve(run_of("r1", [few, day])) == (0, 0, [0, 9])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        {"who": {}},
+        {"who": {"tenant": "a", "user": "u", "model": "m", "tier": None, "route": "/v1"}},
+        {"used": {"prompt": 1}},
+        {"held": {"requests": "1", "tokens": 1, "cost": 1}},
+        {"rules": [{"key": "k", "of": "tokens", "per": "day", "most": 9}]},
+    ],
+    ids=["bytes", "nobody", "tier", "used", "held", "rules"],
+)
+def test_a_reservation_that_cannot_be_read_holds_up_no_other(lua, odd):
+    """More of them than a request at the door looks at."""
+    few = [rule("few", "concurrent", 12)]
+    pack = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(cjson.decode(ARGV[2])))"
+    for number in range(13):
+        id, at = f"odd{number}", f"{lua.root}:open"
+        if odd is None:
+            lua.redis.hset(at, id, b"\xc1")
+        else:
+            lua.redis.eval(pack, 1, at, id, json.dumps({**run_of(id, []).told(), **odd}))
+        lua.redis.zadd(f"{lua.root}:due", {id: number})
+    first, own = run_of("r1", few), run_of("odd0", few)
+    assert lua.reserve(first)[0] == 0
+    lua.hold(own)  # its gateway tells it anew
+    own.used, own.status = Used(prompt=5), "ok"
+    lua.settle(own)
+    settled = run_of("odd1", few)  # or ends it
+    settled.status = "ok"
+    lua.settle(settled)
+    lua.at(BEGIN_S + LEASE_S)
+    ended, aside = lua.call("sweep", 100)
+    left = [f"odd{number}" for number in range(2, 13)]
+    assert (ended, sorted(aside)) == (len(left) + 1, sorted(left))
+    assert [(id, status) for id, status, _ in lua.ledger()] == [
+        ("odd0", "ok"), ("odd1", "ok"), ("r1", "lost")
+    ]  # fmt: skip
+    assert sorted(lua.redis.hkeys(f"{lua.root}:aside")) == sorted(left)
+    assert lua.redis.ttl(f"{lua.root}:aside") > 0
+    assert lua.call("sweep", 100) == [0, []]
 
 
 def test_another_model_is_judged_by_its_own_rules_and_charged(lua):

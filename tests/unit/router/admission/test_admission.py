@@ -149,16 +149,15 @@ async def test_cancelled_while_waiting_leaves_no_trace(routers, redis_url):
 async def test_a_grant_to_who_has_left_is_not_charged(routers, redis_url, monkeypatch):
     """Its client went away while Redis answered."""
     end = await routers.add()
-    pipe = end._shared._script
-    send, granted, go_on = pipe._round_trip, asyncio.Event(), asyncio.Event()
+    call, granted, go_on = end._shared._script, asyncio.Event(), asyncio.Event()
 
-    async def slow(calls):
-        replies = await send(calls)
+    async def slow(keys, args):
+        reply = await call(keys, args)
         granted.set()
         await go_on.wait()
-        return replies
+        return reply
 
-    monkeypatch.setattr(pipe, "_round_trip", slow)
+    monkeypatch.setattr(end._shared, "_script", slow)
     a = ticket(cost=1000)
     waiting = asyncio.create_task(end.admit(a))
     await granted.wait()
@@ -180,16 +179,15 @@ async def test_what_the_answer_to_one_that_went_away_says_of_others_is_heard(
     await end.admit(held)
     waiting = asyncio.create_task(end.admit(waits))
     await queued(end, 1, 1)
-    pipe = end._shared._script
-    send, answered, go_on = pipe._round_trip, asyncio.Event(), asyncio.Event()
+    call, answered, go_on = end._shared._script, asyncio.Event(), asyncio.Event()
 
-    async def slow(calls: Any) -> Any:
-        replies = await send(calls)
+    async def slow(keys: Any, args: Any) -> Any:
+        reply = await call(keys, args)
         answered.set()
         await go_on.wait()
-        return replies
+        return reply
 
-    monkeypatch.setattr(pipe, "_round_trip", slow)
+    monkeypatch.setattr(end._shared, "_script", slow)
     routers.capacity = 2  # the next call's answer says that `waits` has a slot
     going = asyncio.create_task(end.admit(goes))
     await answered.wait()

@@ -2,12 +2,14 @@
 
 import asyncio
 from typing import Any, cast
+from unittest.mock import Mock
 
 import grpc
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from services.common import script_line
 from services.common.config import RouterSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
@@ -143,21 +145,20 @@ async def test_a_burst_is_no_outage(routers, redis_url):
     await client.aclose()
 
 
-async def test_one_slow_call_is_no_outage(routers, monkeypatch):
+async def test_one_lost_reply_is_no_outage(routers, monkeypatch):
     """The call is made again, whether or not it was carried out; two in a row are an outage."""
     end = await routers.add()
-    pipe = end._shared._script
-    send = pipe._round_trip
+    read = script_line._read_within
     failures = ["lost reply"]
 
-    async def slow(calls):
+    async def lossy(connection, seconds):
         if not failures:
-            return await send(calls)
+            return await read(connection, seconds)
         if failures.pop() == "lost reply":
-            await send(calls)
-        raise RedisTimeoutError("Timeout reading from socket")
+            await read(connection, seconds)
+        raise RedisConnectionError("Connection closed by server")
 
-    monkeypatch.setattr(pipe, "_round_trip", slow)
+    monkeypatch.setattr(script_line, "_read_within", lossy)
     a, b = ticket(), ticket()
     await within(5, end.admit(a))
     waiting = asyncio.create_task(end.admit(b))
@@ -167,7 +168,7 @@ async def test_one_slow_call_is_no_outage(routers, monkeypatch):
     await within(5, waiting)
     assert not end.away
     assert (a.order, b.order) == ("redis", "redis")
-    failures += ["timeout", "timeout"]
+    failures += ["closed", "closed"]
     end.poke()
     await until(lambda: end.away)
 
@@ -180,14 +181,14 @@ async def test_an_outage_costs_each_request_a_task_or_two(routers, monkeypatch):
     spawn = end._spawn
     monkeypatch.setattr(end, "_spawn", lambda work, name: spawned.append(name) or spawn(work, name))
 
-    async def away(calls):
+    async def away(*_):
         raise RedisTimeoutError("Timeout reading from socket")
 
-    monkeypatch.setattr(end._shared._script, "_round_trip", away)
+    monkeypatch.setattr(script_line, "_read_within", away)
     claims = [ticket() for _ in range(200)]
     waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
     await until(lambda: end._local.waiting("m") == len(claims))
-    await until(lambda: not end._shared._script._waiting)
+    await until(lambda: not end._shared._script._calls)
     for task in waiting:
         task.cancel()
     for claim in claims:
@@ -369,6 +370,8 @@ async def test_a_lost_channel_is_not_asked_for_again_and_again():
     looks = 0
 
     class Away:
+        connection_pool = Mock()
+
         def register_script(self, source: str) -> None: ...
 
         def pubsub(self, **_: object) -> None:

@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from services.common import script_line
 from services.common.errors import PenstockError
 from services.router import metrics
 from services.router.admission import Ticket
@@ -136,17 +137,16 @@ async def test_a_slot_whose_giving_back_was_told_twice_is_given_back(
     routers = make_routers(redis_url, recall_after_s=0.0)
     routers.capacity = 2
     end = await routers.add()
-    pipe = end._shared._script
-    send, lost = pipe._round_trip, []
+    calls, read, lost = end._shared._script._calls, script_line._read_within, []
 
-    async def losing(calls):
-        replies = await send(calls)
-        if not lost and any(call[2] == "yield" for call in calls):
-            lost.append(replies)
-            raise RedisTimeoutError("Timeout reading from socket")
-        return replies
+    async def losing(connection, seconds):
+        reply = await read(connection, seconds)
+        if not lost and "yield" in calls[0].words:
+            lost.append(reply)
+            raise RedisConnectionError("Connection closed by server")
+        return reply
 
-    monkeypatch.setattr(pipe, "_round_trip", losing)
+    monkeypatch.setattr(script_line, "_read_within", losing)
     flood = [ticket("flood") for _ in range(2)]
     for one in flood:
         await end.admit(one)
