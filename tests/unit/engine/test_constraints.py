@@ -21,9 +21,10 @@ from tokenizers import Tokenizer
 from kernels.sampling import Top
 from services.worker.engine import FinishReason, KvBlocks, Request, Sampling
 from services.worker.engine.engine import Engine
+from services.worker.engine.grammar import library
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
 from services.worker.engine.grammar.grammars import Grammars
-from services.worker.engine.grammar.matcher import ConstraintError, Matcher
+from services.worker.engine.grammar.matcher import ConstraintError, Matcher, Unavailable
 from services.worker.engine.grammar.trial import _walk
 from services.worker.engine.grammar.turns import Turns
 from services.worker.engine.messages import Constraint
@@ -385,6 +386,34 @@ def test_the_trial_that_cannot_be_had_is_the_engines_fault(
     assert error is not None
     assert (error.code, error.param) == ("internal", "")
     assert drive(engine, [request]).last["a"].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("wheel", ["missing", "of another interface", "none"])
+def test_an_engine_without_the_library_says_so_when_it_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wheel: str
+) -> None:
+    """And fails who asks for a form by the same words, whom it would otherwise have tried; others
+    are answered."""
+    if wheel == "missing":
+        monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    elif wheel == "none":
+        monkeypatch.setattr(library.Path, "glob", lambda *_: iter(()))
+    else:
+        monkeypatch.setitem(library._SIGNATURES, "llg_of_another", (None, []))
+    engine = make_engine(folder)
+    words = {"missing": "llguidance is not installed", "none": "lacks the C interface"}
+    word = words.get(wheel, "llg_of_another")
+    assert word in caplog.text
+    free = Request("free", PROMPT, sampling(None, max_tokens=3))
+    run = drive(engine, [Request("a", PROMPT, sampling(schema(POINT))), free])
+    assert run.last["free"].finish_reason is FinishReason.LENGTH
+    error = run.last["a"].error
+    assert error is not None
+    assert error.code == "internal"
+    assert word in error.message
+    assert not engine.aside._grammars._threads
+    with pytest.raises(Unavailable, match=word):
+        Compiler(str(folder), VOCAB, [EOS])
 
 
 @pytest.mark.parametrize("at", ["start", "trial", "library"])

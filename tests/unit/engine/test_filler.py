@@ -72,7 +72,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, bool]]:
     """The library's functions that engines made from now on have called, and whether on the test's
     own thread, which is the engine's."""
     found: set[tuple[str, bool]] = set()
-    real, own = library._load, threading.get_ident()
+    real, own = library.load, threading.get_ident()
 
     class Told:
         def __init__(self) -> None:
@@ -82,7 +82,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, bool]]:
             found.add((name, threading.get_ident() == own))
             return getattr(self._library, name)
 
-    monkeypatch.setattr(library, "_load", Told)
+    monkeypatch.setattr(library, "load", Told)
     return found
 
 

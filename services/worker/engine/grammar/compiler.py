@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.lark import literal
-from services.worker.engine.grammar.library import GrammarError, State, Vocabulary
+from services.worker.engine.grammar.library import GrammarError, Missing, State, Vocabulary
 from services.worker.engine.grammar.matcher import (
     Allowance,
     ConstraintError,
@@ -49,14 +49,14 @@ class Compiler:
 
     def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
         """Blocking, up to seconds. Raises ConstraintError where the checkpoint's tokenizer is not
-        one that llguidance reads."""
+        one that llguidance reads, and Unavailable where there is no such library."""
         path = Path(folder) / "tokenizer.json"
         if not path.exists():
             raise ConstraintError("the checkpoint has no tokenizer.json, which constraints need")
         try:
             self._vocabulary = Vocabulary(path.read_text(), vocab_size, eos_token_ids)
-        except (OSError, AttributeError) as error:
-            raise Unavailable(f"llguidance is another than is needed: {error}") from error
+        except Missing as error:
+            raise Unavailable(str(error)) from error
         except Exception as error:
             why = f"the checkpoint's tokenizer cannot be constrained: {error}"
             raise ConstraintError(why[:_TOLD]) from error

@@ -1,5 +1,6 @@
 """The grammars of an engine's requests: made in side threads, kept by content."""
 
+import logging
 import os
 import select
 import threading
@@ -12,6 +13,7 @@ from math import inf
 from time import monotonic
 
 from services.worker.engine.grammar.compiler import Compiler, is_panic
+from services.worker.engine.grammar.library import Missing, load
 from services.worker.engine.grammar.matcher import (
     Allowance,
     ConstraintError,
@@ -22,6 +24,8 @@ from services.worker.engine.grammar.matcher import (
 from services.worker.engine.grammar.trial import Trial
 from services.worker.engine.grammar.turns import Turns
 from services.worker.engine.messages import Constraint
+
+log = logging.getLogger(__name__)
 
 _KEPT = 256
 """Grammars. A large schema's takes a few MB."""
@@ -65,7 +69,7 @@ class Grammars:
     """Used from the engine's thread: `want` a grammar, `find` it until it is there, or `leave`."""
 
     def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
-        """Costs nothing before the first is wanted."""
+        """Costs next to nothing before the first is wanted, and tells if none can be made."""
         self._made: OrderedDict[Constraint, _Made] = OrderedDict()
         self._wanted = Turns()
         self._changed = threading.Condition()
@@ -77,9 +81,17 @@ class Grammars:
         """Readable when something was made, until `hear`."""
         self._end_news = weakref.finalize(self, os.close, self.news)
         self._end_news.atexit = False  # its threads may write to it as long as the process lives
+        self._missing = ""
+        try:
+            load()
+        except Missing as error:
+            self._missing = f"there are no grammars here: {error}"
+            log.warning("requests with a constraint will fail: %s", error)
 
     def want(self, constraint: Constraint, tenant: bytes) -> None:
         """Has it made, unless it is there. Raises Unavailable."""
+        if self._missing:
+            raise Unavailable(self._missing)
         with self._changed:
             made = self._made.get(constraint)
             if made is not None and monotonic() < made.until:

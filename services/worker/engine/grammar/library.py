@@ -6,9 +6,11 @@ ends (llguidance.h, 1.9).
 """
 
 import ctypes as c
+import importlib.util
 import threading
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,10 @@ _TOKENIZE = c.CFUNCTYPE(
 
 class GrammarError(Exception):
     """What the library says of a grammar, or of an output in it."""
+
+
+class Missing(Exception):
+    """There is no llguidance here, or another than is needed."""
 
 
 class Cancelled(GrammarError):
@@ -103,14 +109,20 @@ _at_work = threading.local()
 """`state`: that this thread has called."""
 
 
-def _load() -> Any:
-    """Raises OSError or AttributeError where this llguidance has no C interface."""
-    from llguidance import _lib
-
-    library = c.CDLL(_lib.__file__)
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+def load() -> Any:
+    """The shared library. Milliseconds, as what Python needs besides is not imported. Raises
+    Missing."""
+    spec = importlib.util.find_spec("llguidance")
+    if spec is None or not spec.submodule_search_locations:
+        raise Missing("llguidance is not installed")
+    try:
+        (path,) = Path(spec.submodule_search_locations[0]).glob("_lib*.so")
+        library = c.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (ValueError, OSError, AttributeError) as error:
+        raise Missing(f"this llguidance lacks the C interface: {error}") from error
     return library
 
 
@@ -118,10 +130,11 @@ class Vocabulary:
     """A checkpoint's tokens, as grammars see them."""
 
     def __init__(self, tokenizer_json: str, size: int, eos_token_ids: Seq[int]) -> None:
-        """Blocking, up to seconds. Raises what llguidance raises if it does not read it."""
+        """Blocking, up to seconds. Raises Missing, and what llguidance raises if it does not read
+        it."""
+        self.library = load()
         from llguidance import LLTokenizer
 
-        self.library = _load()
         self.num_words = -(-size // 32)
         eos = list(eos_token_ids)
         self._tokenizer = LLTokenizer(

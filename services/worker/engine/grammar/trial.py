@@ -89,7 +89,8 @@ class Trial:
                 raise Unavailable(f"grammars cannot be tried: {error}") from error
 
     def _start(self) -> socket.socket:
-        """Raises OSError, and ConstraintError for a checkpoint that takes no constraints."""
+        """Raises OSError and Unavailable, and ConstraintError for a checkpoint that takes no
+        constraints."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -103,8 +104,11 @@ class Trial:
         ready = _line(ours)
         if ready is None:
             raise OSError("the process for it did not start")
-        if ready:
-            raise ConstraintError(ready)
+        error, trouble = ready
+        if trouble:
+            raise Unavailable(trouble)
+        if error:
+            raise ConstraintError(error)
         return ours
 
     def _kill(self) -> None:
@@ -188,12 +192,16 @@ def main() -> None:
     fd, folder, vocab_size, *eos_token_ids = sys.argv[1:]
     eos = [*map(int, eos_token_ids)]
     server = socket.socket(fileno=int(fd))
+    why = ["", ""]
     try:
         compiler = Compiler(folder, int(vocab_size), eos)
     except ConstraintError as error:
-        server.sendall(json.dumps(str(error)).encode() + b"\n")
+        why = [str(error), ""]
+    except Unavailable as error:
+        why = ["", str(error)]
+    server.sendall(json.dumps(why).encode() + b"\n")
+    if any(why):
         return
-    server.sendall(b'""\n')
     while True:
         _, fds, _, _ = socket.recv_fds(server, 1, 1)
         if not fds:
