@@ -23,13 +23,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from time import thread_time
 from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
 
 from protos.common_pb2 import Message, Passage, Tool, ToolCall
 from services.common.content import said, text_of
-from services.tokenizer.bounded_jinja import BoundedTemplate, TooMuchError
+from services.tokenizer.bounded_jinja import BUDGET_S, BoundedTemplate, TooMuchError
 from services.tokenizer.rendered import MARK, Rendered, locate, mark
 from services.tokenizer.tool_parsers import mistral
 
@@ -128,8 +129,7 @@ class ChatTemplate:
             refused = f"the model's chat template refuses: {why}"
             if tools and not refuses(len(turns), {**offered, "tools": None}):
                 raise NotRenderableError(None, refused, "tools") from None
-            index = _least(len(turns), refuses) - 1
-            raise NotRenderableError(index, refused) from None
+            raise NotRenderableError(_last_of_least(len(turns), refuses), refused) from None
         shown = {int(number) for number in MARK.findall(skeleton)}
         for index, message in enumerate(messages):
             # What was said beside calls some templates leave out.
@@ -235,16 +235,20 @@ def _too_much(error: TooMuchError) -> NotRenderableError:
     return NotRenderableError(None, f"the model's chat template is stopped: {error}")
 
 
-def _least(count: int, refuses: Callable[[int], bool]) -> int:
-    """The fewest of `count` messages that are refused, where all of them are."""
+def _last_of_least(count: int, refuses: Callable[[int], bool]) -> int | None:
+    """The last of the fewest of `count` messages that are refused, where all of them are. None: the
+    tries took what a rendering may."""
     low, high = 0, count
+    ends = thread_time() + BUDGET_S
     while high - low > 1:
+        if thread_time() > ends:
+            return None
         middle = (low + high) // 2
         if refuses(middle):
             high = middle
         else:
             low = middle
-    return high
+    return high - 1
 
 
 def _definition(tool: Tool) -> dict[str, Any]:

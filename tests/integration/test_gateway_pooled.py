@@ -144,6 +144,8 @@ async def test_the_same_over_grpc(rig: Rig, api: Any) -> None:
     for call, request, param in (
         (stub.Embed, PublicEmbedRequest(model=MODEL, texts=["a", ""]), "texts[1]"),
         (stub.Embed, PublicEmbedRequest(model=MODEL, texts=["a"], token_ids=ids), "token_ids"),
+        (stub.Embed, PublicEmbedRequest(model=MODEL, token_ids=[*ids, TokenIds()]), "token_ids[1]"),
+        (stub.Classify, PublicClassifyRequest(model=MODEL, token_ids=[TokenIds()]), "token_ids[0]"),
         (
             stub.Embed,
             PublicEmbedRequest(model=MODEL, texts=["a"], pooling=Pooling.LOGITS),
@@ -156,6 +158,14 @@ async def test_the_same_over_grpc(rig: Rig, api: Any) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(request, metadata=signed)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert dict(refused.value.trailing_metadata())["x-param"] == param
+    rig.tokenizer.script = fails("inputs[0]")
+    for request, param in (
+        (PublicEmbedRequest(model=MODEL, token_ids=ids), "token_ids[0]"),
+        (PublicEmbedRequest(model=MODEL, texts=["a"]), "texts[0]"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Embed(request, metadata=signed)
         assert dict(refused.value.trailing_metadata())["x-param"] == param
 
 

@@ -46,13 +46,17 @@ class Ask:
         return of_texts([one.text for one in given]) + sum(len(one.token_ids.ids) for one in given)
 
     def name_as_the_client_does(self, error: PenstockError) -> None:
-        """`inputs[3]` is `documents[3]`, if that is what was sent."""
-        for theirs, ours in self.called:
-            if error.param.startswith(theirs):
-                param = ours + error.param.removeprefix(theirs)
-                error.message = error.message.replace(error.param, param)
-                error.param = param
-                return
+        rename(error, self.called)
+
+
+def rename(error: PenstockError, called: Sequence[tuple[str, str]]) -> None:
+    """`inputs[3]` is `documents[3]`, if that is what was sent."""
+    for theirs, ours in called:
+        if error.param.startswith(theirs):
+            param = ours + error.param.removeprefix(theirs)
+            error.message = error.message.replace(error.param, param)
+            error.param = param
+            return
 
 
 @dataclass

@@ -104,3 +104,29 @@ def test_a_long_chat_says_nothing_of_short_ones() -> None:
     assert template._plain.slowest_s == 0.0
     template.render(chat(("user", "Hi")))
     assert template._plain.slowest_s > 0.0
+
+
+def test_finding_what_is_refused_takes_no_longer_than_a_rendering(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each try may take as long as one: then it is told without its message."""
+    source = (
+        "{% for m in messages %}{% for i in range(2000) %}{% endfor %}"
+        "{% if m.role == 'tool' %}{{ raise_exception('No tools here') }}{% endif %}{% endfor %}"
+    )
+    talk = chat(("user", "a"), ("tool", "b"), *[("user", "c")] * 30)
+    tries: list[int] = []
+    real = BoundedTemplate.render
+
+    def render(self: BoundedTemplate, given: Any, little: bool = True) -> str:
+        tries.append(len(given["messages"]))
+        return real(self, given, little)
+
+    template = ChatTemplate(tokenizer(source))
+    monkeypatch.setattr(BoundedTemplate, "render", render)
+    for budget_s, index, count in ((60.0, 1, 6), (0.0, None, 1)):
+        monkeypatch.setattr("services.tokenizer.template.BUDGET_S", budget_s)
+        tries.clear()
+        with pytest.raises(NotRenderableError, match="No tools here") as refused:
+            template.render(talk)
+        assert (refused.value.index, len(tries)) == (index, count)

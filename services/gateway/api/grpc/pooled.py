@@ -17,7 +17,7 @@ from protos.gateway_pb2 import (
     PublicScoreRequest,
 )
 from services.common.config import GatewaySettings
-from services.common.errors import invalid
+from services.common.errors import PenstockError, invalid
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.pooled_schema import (
     MAX_INPUTS,
@@ -29,10 +29,11 @@ from services.gateway.api.pooled_schema import (
 )
 from services.gateway.api.rest.pooled import ranking
 from services.gateway.api.schema import validated
-from services.gateway.runs.pooling import Ask, Numbers
+from services.gateway.runs.pooling import Ask, Numbers, rename
 
 Fields = dict[str, Any]
 ONE_MORE = MAX_INPUTS + 1  # is enough to be refused
+_OfInputs = PublicEmbedRequest | PublicClassifyRequest
 _POOLINGS = {Pooling.LAST: "last", Pooling.MEAN: "mean"}
 
 
@@ -53,12 +54,21 @@ def understood(
 ) -> tuple[Pooled, Ask]:
     """Blocking. Raises INVALID_ARGUMENT."""
     kind = POOLED[route]
-    fields = kind.fields(inbox.parse(kind.request, message))
-    body = validated(kind.body, fields, limits)
-    return body, body.ask()
+    request = inbox.parse(kind.request, message)
+    by_ids = isinstance(request, _OfInputs) and request.token_ids
+    try:
+        body = validated(kind.body, kind.fields(request), limits)
+        ask = body.ask()
+    except PenstockError as error:
+        if by_ids:
+            rename(error, [("input", "token_ids")])
+        raise
+    if by_ids:
+        ask.called = [("inputs", "token_ids")]
+    return body, ask
 
 
-def _inputs(request: PublicEmbedRequest | PublicClassifyRequest) -> Fields:
+def _inputs(request: _OfInputs) -> Fields:
     if request.texts and request.token_ids:
         raise invalid("Texts or token ids, not both.", "token_ids")
     ids = [list(one.ids) for one in request.token_ids[:ONE_MORE]]
