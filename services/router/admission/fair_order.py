@@ -5,8 +5,8 @@ seconds that the caller gives.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 LANES = (1, 2, 3)
@@ -43,7 +43,12 @@ class Decided:
 
 class FairOrder:
     """The requests of one model, waiting or holding a slot. Each method that takes a `Decided`
-    adds to it what follows for whichever request."""
+    adds to it what follows for whichever request.
+
+    A grant costs a step for each tenant that waits, however many requests it has, and a recall
+    one for each slot of the tenant that gives: this runs on the router's loop, between two frames
+    of its links.
+    """
 
     def __init__(self, ageing_s: float, patience_s: float, recalls: int) -> None:
         self._ageing_s = ageing_s
@@ -54,7 +59,10 @@ class FairOrder:
         self._starts: dict[str, float] = {}  # of tenants that wait
         self._since: dict[str, float] = {}  # when they began to wait, or to hold no slot
         self._waiting: dict[str, Request] = {}
+        self._lines: defaultdict[str, list[Request]] = defaultdict(list)  # of tenants, in order
         self._held: dict[str, Request] = {}
+        self._seats: defaultdict[str, dict[str, Request]] = defaultdict(dict)  # of tenants
+        self._asked: Counter[str] = Counter()  # of tenants: how many of these
 
     def __len__(self) -> int:
         """How many wait."""
@@ -95,11 +103,11 @@ class FairOrder:
         need = self._need(0, now_s)
         slots = self._slots(request.tenant) + request.asked
         if len(self._held) > capacity or not need or not self._owes(request, slots, *need[:2]):
-            request.asked = False
+            self._ask(request, False)
             self._recall(capacity, now_s, decided)
             return "kept"
         self._release(id, missed, now_s)
-        request.granted_s, request.asked = None, False
+        request.granted_s = None
         request.recalls += 1
         request.work = left
         self._queue(request, now_s)
@@ -141,42 +149,52 @@ class FairOrder:
 
     def _queue(self, request: Request, since_s: float) -> None:
         self._waiting[request.id] = request
+        insort(self._lines[request.tenant], request, key=_in_line)
         self._starts.setdefault(request.tenant, self._start_of(request.tenant))
         self._since.setdefault(request.tenant, since_s)
 
     def _take(self, id: str) -> Request:
         request = self._waiting.pop(id)
-        if not any(self._line(request.tenant)):
+        line = self._lines[request.tenant]
+        del line[bisect_left(line, request.in_line, key=_in_line)]
+        if not line:
+            del self._lines[request.tenant]
             del self._starts[request.tenant], self._since[request.tenant]
         return request
 
     def _hold(self, request: Request, start: float, now_s: float) -> None:
         self._charge(request.tenant, start, request.work)
         request.granted_s = now_s
-        self._held[request.id] = request
+        self._held[request.id] = self._seats[request.tenant][request.id] = request
 
     def _release(self, id: str, missed: float, now_s: float) -> None:
-        tenant = self._held.pop(id).tenant
+        request = self._held.pop(id)
+        tenant = request.tenant
+        self._ask(request, False)
+        del self._seats[tenant][id]
+        if not self._seats[tenant]:
+            del self._seats[tenant]
         if tenant in self._since and not self._slots(tenant):
             self._since[tenant] = now_s
         self._settle(tenant, missed)
 
-    def _line(self, tenant: str) -> Iterator[Request]:
-        return (r for r in self._waiting.values() if r.tenant == tenant)
-
-    def _front(self, tenant: str) -> Request:
-        return min(self._line(tenant), key=lambda r: r.in_line)
+    def _ask(self, request: Request, back: bool) -> None:
+        """Whether its slot is asked back."""
+        if request.asked != back:
+            request.asked = back
+            self._asked[request.tenant] += 1 if back else -1
+            self._asked += Counter()  # drops the zeros
 
     def _slots(self, tenant: str) -> int:
         """Those on their way out are not counted."""
-        return sum(r.tenant == tenant and not r.asked for r in self._held.values())
+        return len(self._seats.get(tenant, ())) - self._asked[tenant]
 
     # ---- decisions --------------------------------------------------------------------------
 
     def _lane(self, tenant: str, now_s: float) -> int:
         """Of its first request, raised by the time that the tenant has gone without a slot."""
         lifts = max(0, math.floor((now_s - self._since[tenant]) / self._ageing_s))
-        return max(LANES[0], self._front(tenant).lane - (0 if self._slots(tenant) else lifts))
+        return max(LANES[0], self._lines[tenant][0].lane - (0 if self._slots(tenant) else lifts))
 
     def _next(self, now_s: float) -> Request | None:
         if not self._starts:
@@ -187,7 +205,7 @@ class FairOrder:
             lane, start = self._lane(tenant, now_s), self._starts[tenant]
             return lane, self._slots(tenant) > 0, start, tenant
 
-        return self._front(min(self._starts, key=place))
+        return self._lines[min(self._starts, key=place)][0]
 
     def _pump(self, capacity: int, now_s: float, decided: Decided) -> None:
         while len(self._held) < capacity and (request := self._next(now_s)):
@@ -199,7 +217,7 @@ class FairOrder:
         """Of the next, with `coming` slots on their way to its tenant: in what lane, the share that
         its tenant would then have, how long it has waited."""
         request = self._next(now_s)
-        if request is None or coming >= sum(1 for _ in self._line(request.tenant)):
+        if request is None or coming >= len(self._lines[request.tenant]):
             return None
         own = (self._slots(request.tenant) + coming + 1) / request.weight
         return self._lane(request.tenant, now_s), own, now_s - request.arrived_s
@@ -209,7 +227,7 @@ class FairOrder:
         return request.lane >= lane and slots > 1 and slots / request.weight >= 2 * own
 
     def _recall(self, capacity: int, now_s: float, decided: Decided) -> None:
-        asked = sum(r.asked for r in self._held.values())
+        asked = self._asked.total()
         while self._recalls and len(self._held) == capacity:
             need = self._need(asked, now_s)
             if need is None or need[2] < self._patience_s:
@@ -217,21 +235,20 @@ class FairOrder:
             request = self._to_recall(*need[:2])
             if request is None:
                 return
-            request.asked = True
+            self._ask(request, True)
             asked += 1
             decided.recalled.append(request.id)
 
     def _to_recall(self, lane: int, own: float) -> Request | None:
-        shares: Counter[str] = Counter()
-        weight: dict[str, float] = {}
-        for request in self._held.values():
-            shares[request.tenant] += 1
-            weight[request.tenant] = request.weight
-        for tenant in sorted(shares, key=lambda t: (shares[t] / weight[t], t), reverse=True):
+        shares = {
+            tenant: len(seats) / next(reversed(seats.values())).weight
+            for tenant, seats in self._seats.items()
+        }
+        for tenant in sorted(shares, key=lambda t: (shares[t], t), reverse=True):
+            if shares[tenant] < 2 * own:
+                return None
             theirs = [
-                r
-                for r in self._held.values()
-                if r.tenant == tenant and not r.asked and r.recalls < self._recalls
+                r for r in self._seats[tenant].values() if not r.asked and r.recalls < self._recalls
             ]
             youngest = max(theirs, key=lambda r: (r.lane, r.granted_s, r.id), default=None)
             if youngest and self._owes(youngest, self._slots(tenant), lane, own):
@@ -239,14 +256,18 @@ class FairOrder:
         return None
 
     def _displace(self, new: Request, limit: int, decided: Decided) -> bool:
-        counts = Counter(r.tenant for r in self._waiting.values())
+        counts = Counter({tenant: len(line) for tenant, line in self._lines.items()})
         equal_part = (counts[new.tenant] + 1) * len(counts.keys() | {new.tenant}) <= limit
         most = max(counts, key=lambda t: (counts[t], t), default=new.tenant)
         giver = most if equal_part else new.tenant
-        theirs = [r for r in self._line(giver) if not r.recalls]
-        last = max(theirs, key=lambda r: r.in_line, default=None)
+        line = reversed(self._lines.get(giver, []))
+        last = next((request for request in line if not request.recalls), None)
         if last is None or (not equal_part and last.lane <= new.lane):
             return False
         self._take(last.id)
         decided.displaced.append(last.id)
         return True
+
+
+def _in_line(request: Request) -> tuple[int, float, str]:
+    return request.in_line
