@@ -14,6 +14,7 @@ from services.router.workers import Worker
 OnDelta = Callable[[worker_pb2.TokenDelta, bytes], None]
 
 HAND_OVER = "kv_transfer"
+DRAINING = "draining"
 SETTLE_S = 0.5  # for the record of a leg that was stopped
 _REFUSALS = ("too_many_requests", "link_congested")
 _LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # not cancelled by this side
@@ -130,7 +131,7 @@ class Leg:
         error = PenstockError.from_status(ended.result().status)
         if error.code is grpc.StatusCode.OK:
             self._attempt.succeeded()
-        elif error.reason == "draining":
+        elif error.reason == DRAINING:
             self._attempt.left()
         elif error.reason == HAND_OVER or error.code in _FAULTS:
             self.blame()

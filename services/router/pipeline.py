@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -22,7 +22,7 @@ from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket
 from services.router.answer import Answer
 from services.router.journal import Journal
-from services.router.leg import Way, WorkerLostError
+from services.router.leg import DRAINING, Way, WorkerLostError
 from services.router.legs import run
 from services.router.placement import (
     EXPECTED_OUTPUT_TOKENS,
@@ -106,7 +106,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
                         await run(plan, answer, way)
                 except WorkerLostError as loss:
                     lost.append(loss)
-                    split = _after_loss(router, loss, split, len(lost), case)
+                    split = _after_loss(router, lost, split, case)
     finally:
         router.admission.leave(ticket)
         _account(span, answer)
@@ -255,13 +255,16 @@ async def _chains(token_ids: list[int], tenant: str, sizes: Iterable[int]) -> li
 
 
 def _after_loss(
-    router: Router, loss: WorkerLostError, split: SplitMode, losses: int, case: Case
+    router: Router, lost: Sequence[WorkerLostError], split: SplitMode, case: Case
 ) -> SplitMode:
-    """Whether the next placement may split. Raises when the request is not to go on: the loss as
-    it is after too many, or what the case has come to."""
+    """Whether the next placement may split. Raises when the request is not to go on: the last loss
+    as it is after too many, or what the case has come to."""
+    loss = lost[-1]
     metrics.failovers.labels(loss.cause).inc()
     case.lost(loss.cause)
-    if losses > router.settings.router.max_failovers:
+    # It may be the request that they die of; a drain it cannot be, however many are replaced.
+    losses = sum(one.cause != DRAINING for one in lost)
+    if loss.cause != DRAINING and losses > router.settings.router.max_failovers:
         raise loss.error
     # After a failed hand-over either end may be at fault; a suspect risks one engine, not two.
     return "never" if loss.cause == "kv_transfer" or case.suspected else split

@@ -32,7 +32,9 @@ class RouterSettings(Replicated):
     split_min_tokens: int = Field(
         128, ge=0, description="auto: uncached prompt tokens below which splitting is not weighed"
     )
-    max_failovers: int = Field(3, ge=0, description="per request")
+    max_failovers: int = Field(
+        3, ge=0, description="workers lost under one request; those that drain do not count"
+    )
     stall_timeout_s: float = Field(
         30.0,
         gt=0,

@@ -334,6 +334,23 @@ async def test_so_many_losses_and_no_more(allowed: int) -> None:
     assert len(rig.door.left) == 1
 
 
+async def test_a_drain_is_no_loss_to_be_counted() -> None:
+    """A long answer outlives an upgrade of all workers, one after the other, and losses too."""
+    rig = Rig(max_failovers=1, worker_patience_s=5.0)
+    served = rig.serve(request(sampling={"max_tokens": 9}))
+    reasons = ["draining", "draining", "peer_lost", "draining", "draining"]
+    for n, reason in enumerate(reasons):
+        peer = rig.pool.peer(f"w{n}")
+        worker = await rig.nth(f"w{n}", 1)
+        worker.give(n)
+        rig.pool.gone(peer)
+        worker.end(grpc.StatusCode.UNAVAILABLE, reason)
+    rig.pool.worker("last")
+    (await rig.nth("last", 1)).give(5, finish=FINISH_LENGTH)
+    assert (await served.end()).code == 0
+    assert served.call.tokens == [0, 1, 2, 3, 4, 5]
+
+
 async def test_after_a_broken_hand_over_it_is_not_split_again() -> None:
     rig = Rig(split="always")
     rig.pool.worker("p", "prefill")

@@ -109,3 +109,15 @@ async def test_models_have_outages_of_their_own(world: World) -> None:
     world.have(0, "other")
     assert world.until(14.9) == [("a", 10.0)]
     assert world.until(15.0) == [("a", 10.0), ("b", 15.0)]
+
+
+async def test_one_timer_is_for_all_that_wait(world: World) -> None:
+    """One for each, and each looking at all, held the loop for as long as they are many squared."""
+    for n in range(100):
+        world.until(n / 100)
+        world.comes(f"{n}")
+    assert len(world._timers) == 1
+    assert [at for _, at in world.until(100.0)] == pytest.approx([10 + n / 100 for n in range(100)])
+    assert not world._timers, "nobody waits any more"
+    world.comes("late")
+    assert world.until(200.0)[-1] == ("late", 110.0)
