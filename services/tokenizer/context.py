@@ -26,7 +26,7 @@ from protos.common_pb2 import Message, Passage
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
 from services.common.content import text_of
 from services.common.errors import invalid
-from services.tokenizer.encode import Encoded, encoding_of
+from services.tokenizer.encode import Encoded
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import offered
 from services.tokenizer.rendered import Rendered
@@ -70,9 +70,8 @@ def assemble(model: ServedModel, request: PromptRequest) -> Prompt:
             return _assemble_chat(model, request.chat, max_tokens)
         case "text":
             _check_window(model, model.encoder.least(request.text), 0, "prompt")
-            encoding = encoding_of(model.tokenizer, request.text, special_tokens=True)
-            added = sum(encoding.special_tokens_mask)
-            return _assemble_completion(model, encoding.ids, added, max_tokens)
+            ids, added = model.encoder.encode_text(request.text)
+            return _assemble_completion(model, ids, added, max_tokens)
         case "token_ids":
             ids = list(request.token_ids.ids)
             for index, id in enumerate(ids):
@@ -284,8 +283,7 @@ def _guess(model: ServedModel, chat: Chat, cuttable: list[_Cuttable], budget: in
         for text in texts:
             if model.encoder.least(text) > budget:
                 return kept
-            encoding = encoding_of(model.tokenizer, text)
-            budget -= len(encoding) + _MARKERS_PER_MESSAGE
+            budget -= model.encoder.count(text) + _MARKERS_PER_MESSAGE
         if budget < 0:
             return kept
     return len(cuttable)

@@ -14,18 +14,21 @@ token from the first changed content to the last.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from tokenizers import Encoding, Tokenizer
 
 from services.tokenizer.bound import bytes_per_token
+from services.tokenizer.quick import Quick, QuickEncoding
 from services.tokenizer.rendered import Rendered
 
 
 class Encoded:
     """A text's tokens, and where in the text each begins. `len()` is the number of tokens."""
 
-    def __init__(self, pieces: Sequence[str], encodings: Sequence[Encoding]) -> None:
+    def __init__(
+        self, pieces: Sequence[str], encodings: Sequence[Encoding | QuickEncoding]
+    ) -> None:
         """The text's consecutive pieces, each with its own encoding."""
         self._encodings = encodings
         # Where each piece ends, in characters of the text and in tokens.
@@ -37,7 +40,9 @@ class Encoded:
 
     @property
     def ids(self) -> list[int]:
-        return [id for encoding in self._encodings for id in encoding.ids]
+        if len(self._encodings) == 1:  # whose list may be long: it is copied by nobody
+            return self._encodings[0].ids
+        return list(chain.from_iterable(encoding.ids for encoding in self._encodings))
 
     def tokens_before(self, character: int) -> int:
         """How many tokens begin before this character of the text: two binary searches, however
@@ -66,6 +71,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes_per_token = bytes_per_token(tokenizer)
+        self._quick = Quick.of(tokenizer) if self._bytes_per_token else None
         added = tokenizer.get_added_tokens_decoder().values()
         special = sorted((t.content for t in added if t.special), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
@@ -84,10 +90,25 @@ class PromptEncoder:
             for start, end in self._untrusted(rendered)
             for special in self._overlapping(text, start, end)
         ]
-        if not cuts:
-            return Encoded([text], [encoding_of(self._tokenizer, text)])
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        return Encoded(pieces, self._tokenizer.encode_batch(pieces, add_special_tokens=False))
+        return Encoded(pieces, self._all_of(pieces))
+
+    def encode_text(self, text: str) -> tuple[list[int], int]:
+        """The ids of a text with what the tokenizer puts around it, and how many those are."""
+        if self._quick and (ids := self._quick.ids(text, special_tokens=True)) is not None:
+            return ids.tolist(), self._quick.added
+        encoding = encoding_of(self._tokenizer, text, special_tokens=True)
+        return encoding.ids, sum(encoding.special_tokens_mask)
+
+    def count(self, text: str) -> int:
+        """Tokens of the text by itself."""
+        [encoding] = self._all_of([text])
+        return len(encoding)
+
+    def _all_of(self, texts: list[str]) -> Sequence[Encoding | QuickEncoding]:
+        if self._quick is None:
+            return self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [self._quick.encode(text) or encoding_of(self._tokenizer, text) for text in texts]
 
     def _untrusted(self, rendered: Rendered) -> list[tuple[int, int]]:
         """The stretches of the text in which no special token is the template's."""
@@ -113,7 +134,10 @@ class PromptEncoder:
             start = special.start() + 1
 
 
-def _tokens_before(encoding: Encoding, character: int) -> int:
+def _tokens_before(encoding: Encoding | QuickEncoding, character: int) -> int:
+    if isinstance(encoding, QuickEncoding):
+        return encoding.tokens_before(character)
+
     # One by one: asking for all offsets at once holds the interpreter for 10 ms per 50k tokens.
     def begin(token: int) -> int:
         characters = encoding.token_to_chars(token)

@@ -108,7 +108,7 @@ def prompt_of(model: ServedModel, pool: Pool, place: Place) -> list[int]:
             raise invalid(what, param)
     else:
         _check_window(model, model.encoder.least(given.text), param)
-        ids = encoding_of(model.tokenizer, given.text, special_tokens=True).ids
+        ids, _ = model.encoder.encode_text(given.text)
     if not ids:
         raise invalid(f"{param}: no token is made of it", param)
     _check_window(model, len(ids), param)

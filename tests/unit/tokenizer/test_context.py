@@ -22,6 +22,7 @@ from services.tokenizer.context import (
     assemble,
     least_output,
 )
+from services.tokenizer.encode import PromptEncoder
 from services.tokenizer.models import ServedModel
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS
 from tests.unit.tokenizer.conftest import MakeModel, messages, passages
@@ -220,6 +221,7 @@ def counting(model: ServedModel) -> tuple[ServedModel, list[int]]:
     tokenizer = Counting(model.tokenizer)
     encoder = copy.copy(model.encoder)
     encoder._tokenizer = tokenizer  # type: ignore[assignment]
+    encoder._quick = None
     return replace(model, tokenizer=tokenizer, encoder=encoder), tokenizer.lengths  # type: ignore[arg-type]
 
 
@@ -299,7 +301,10 @@ def test_what_the_tokenizer_adds_is_the_templates_in_the_plan(model: ServedModel
     adding = Tokenizer.from_str(model.tokenizer.to_str())
     marks = [("<|bos|>", 1), ("<|eos|>", 2)]
     adding.post_processor = TemplateProcessing(single="<|bos|> $A <|eos|>", special_tokens=marks)
-    prompt = assemble(replace(model, tokenizer=adding), PromptRequest(text="The water"))
+    prompt = assemble(
+        replace(model, tokenizer=adding, encoder=PromptEncoder(adding)),
+        PromptRequest(text="The water"),
+    )
     own = model.tokenizer.encode("The water").ids
     assert prompt.token_ids == [1, *own, 2]
     assert (prompt.plan.user, prompt.plan.template) == (len(own), 2)
