@@ -1,16 +1,16 @@
 """Bodies of POST /v1/messages, Anthropic's: as a chat, whose rules are theirs."""
 
 import json
-import re
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from services.common.config import GatewaySettings
-from services.common.errors import PenstockError
-from services.gateway.api.generation_schema import ChatCompletionRequest, Name, Tag
+from services.gateway.api.as_chat import Chat, Names, Said
+from services.gateway.api.generation_schema import Name, Tag
 from services.gateway.api.messages_schema import MAX_PARTS
-from services.gateway.api.schema import Body, at_most, refuse, validated
+from services.gateway.api.schema import Body, at_most, refuse
 from services.gateway.api.tools_schema import MAX_TOOLS, CallId, FunctionName, missing
 
 _CACHED = "prompts are cached without"
@@ -63,7 +63,7 @@ _Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS)]
 Blocks = Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _Blocks)]
 
 
-class Said(Body):
+class Turn(Body):
     role: Literal["user", "assistant"]
     content: Blocks
 
@@ -136,7 +136,7 @@ class MessagesRequest(Body):
 
     model: Name
     max_tokens: int
-    messages: Annotated[list[Said], Field(min_length=1), FailFast(), at_most("max_messages")]
+    messages: Annotated[list[Turn], Field(min_length=1), FailFast(), at_most("max_messages")]
     system: System | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
@@ -162,14 +162,10 @@ class MessagesRequest(Body):
             raise refuse(at, "the last message is the user's: an answer's beginning is not taken")
         return self
 
-    def chat(self, limits: GatewaySettings) -> "Chat":
+    def chat(self, limits: GatewaySettings) -> Chat:
         """Raises INVALID_ARGUMENT in this request's own terms."""
-        told = Chat(self)
-        try:
-            told.request = validated(ChatCompletionRequest, self._fields(told.messages), limits)
-        except PenstockError as error:
-            told.rename(error)
-            raise
+        told = Chat(_messages(self), _NAMES)
+        told.understand(self._fields(told.messages), limits)
         return told
 
     def _fields(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -210,91 +206,65 @@ class MessagesRequest(Body):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class _Origin(NamedTuple):
-    """Which of the request's fields a message of the chat is from, and each of its calls."""
-
-    whole: str
-    calls: list[str]
-
-
-_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?)?")
-_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
-_RENAMED = (
-    ("max_completion_tokens", "max_tokens"),
-    ("stop", "stop_sequences"),
-    ("response_format.json_schema", "output_config.format"),
-    ("response_format", "output_config.format"),
-    ("tool_choice.function", "tool_choice"),
-    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
-    ("user", "metadata.user_id"),
+_NAMES = Names(
+    fields=(
+        ("max_completion_tokens", "max_tokens"),
+        ("stop", "stop_sequences"),
+        ("response_format.json_schema", "output_config.format"),
+        ("response_format", "output_config.format"),
+        ("tool_choice.function", "tool_choice"),
+        ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+        ("user", "metadata.user_id"),
+    ),
+    within=(
+        (".tool_call_id", ".tool_use_id"),
+        (".arguments", ".input"),
+        (".parameters", ".input_schema"),
+    ),
+    lone=frozenset({"system"}),
 )
-_OF_BLOCKS = {".tool_call_id": ".tool_use_id", ".arguments": ".input"}
 
 
-class Chat:
-    """The chat that a request is, and what its fields are called there."""
+def _messages(asked: MessagesRequest) -> list[Said]:
+    found: list[Said] = []
+    if asked.system:
+        text = "".join(part.text for part in asked.system)
+        found.append(Said({"role": "system", "content": text}, "system", []))
+    for index, turn in enumerate(asked.messages):
+        of_role = _user if turn.role == "user" else _assistant
+        found += of_role(turn, f"messages[{index}]")
+    return found
 
-    request: ChatCompletionRequest
 
-    def __init__(self, asked: MessagesRequest) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._origins: list[_Origin] = []
-        if asked.system:
-            text = "".join(part.text for part in asked.system)
-            self._add({"role": "system", "content": text}, "system")
-        for index, said in enumerate(asked.messages):
-            of_role = self._user if said.role == "user" else self._assistant
-            of_role(said, f"messages[{index}]")
+def _user(turn: Turn, whose: str) -> Iterator[Said]:
+    """Results of tools are messages of their own, before what the user says to them."""
+    texts: list[str] = []
+    for number, block in enumerate(turn.content):
+        if block.type == "tool_result":
+            text = "".join(part.text or "" for part in block.content or ())
+            if block.is_error:
+                text = f"Error: {text}"
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+            yield Said(result, f"{whose}.content[{number}]", [])
+        else:
+            texts.append(block.text or "")
+    if texts or not turn.content:
+        yield Said({"role": "user", "content": "".join(texts)}, whose, [])
 
-    def _add(self, message: dict[str, Any], whose: str) -> _Origin:
-        self.messages.append(message)
-        self._origins.append(_Origin(whose, []))
-        return self._origins[-1]
 
-    def _user(self, said: Said, whose: str) -> None:
-        """Results of tools are messages of their own, before what the user says to them."""
-        texts: list[str] = []
-        for number, block in enumerate(said.content):
-            if block.type == "tool_result":
-                text = "".join(part.text or "" for part in block.content or ())
-                if block.is_error:
-                    text = f"Error: {text}"
-                result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
-                self._add(result, f"{whose}.content[{number}]")
-            else:
-                texts.append(block.text or "")
-        if texts or not said.content:
-            self._add({"role": "user", "content": "".join(texts)}, whose)
-
-    def _assistant(self, said: Said, whose: str) -> None:
-        text = "".join(block.text or "" for block in said.content)
-        thought = "".join(block.thinking or "" for block in said.content)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        origin = self._add(message, whose)
-        if thought:
-            message["reasoning_content"] = thought
-        for number, block in enumerate(said.content):
-            if block.type == "tool_use":
-                origin.calls.append(f"{whose}.content[{number}]")
-                function = {"name": block.name, "arguments": json.dumps(block.input)}
-                call = {"id": block.id, "type": "function", "function": function}
-                message.setdefault("tool_calls", []).append(call)
-        if "tool_calls" in message and not text:
-            message["content"] = None
-
-    def rename(self, error: PenstockError) -> None:
-        """What is at fault, as it is called in the request."""
-        theirs, ours = error.param, _FUNCTION.sub(r"\1", error.param)
-        if (found := _MESSAGE.match(theirs)) and int(found[1]) < len(self._origins):
-            origin, field = self._origins[int(found[1])], theirs[found.end() :]
-            ours = origin.whole if found[2] is None else origin.calls[int(found[2])]
-            if ours != "system":
-                ours += _OF_BLOCKS.get(field, field)
-        ours = ours.replace(".parameters", ".input_schema")
-        for name, renamed in _RENAMED:
-            if ours == name or ours.startswith((name + ".", name + "[")):
-                ours = renamed + ours.removeprefix(name)
-                break
-        if theirs and ours != theirs:
-            error.message = error.message.replace(f"'{theirs}'", f"'{ours}'")
-            error.param = ours
+def _assistant(turn: Turn, whose: str) -> Iterator[Said]:
+    text = "".join(block.text or "" for block in turn.content)
+    thought = "".join(block.thinking or "" for block in turn.content)
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thought:
+        message["reasoning_content"] = thought
+    calls: list[str] = []
+    for number, block in enumerate(turn.content):
+        if block.type == "tool_use":
+            calls.append(f"{whose}.content[{number}]")
+            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            call = {"id": block.id, "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+    if calls and not text:
+        message["content"] = None
+    yield Said(message, whose, calls)

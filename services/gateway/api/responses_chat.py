@@ -1,65 +1,28 @@
 """The Responses API's items as messages of a chat, and what the chat's fields are called there."""
 
-import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from services.common.errors import PenstockError
-from services.gateway.api.generation_schema import ChatCompletionRequest
+from services.gateway.api.as_chat import Names, Said
 from services.gateway.api.responses_items import Item, text_of
 
-
-class Said(NamedTuple):
-    message: dict[str, Any]
-    whose: str  # the request's field that it is from
-    calls: list[str]  # the same of each of its calls
-
-
-_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?)?")
-_OF_ITEMS = {".tool_call_id": ".call_id", ".id": ".call_id", ".reasoning_content": ".content"}
-_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
-_RENAMED = (
-    ("messages", "input"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("max_tokens", "max_output_tokens"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("tool_choice.function", "tool_choice"),
-    ("tool_choice.allowed_tools", "tool_choice"),
+NAMES = Names(
+    fields=(
+        ("messages", "input"),
+        ("max_completion_tokens", "max_output_tokens"),
+        ("max_tokens", "max_output_tokens"),
+        ("response_format.json_schema", "text.format"),
+        ("response_format", "text.format"),
+        ("tool_choice.function", "tool_choice"),
+        ("tool_choice.allowed_tools", "tool_choice"),
+    ),
+    within=(
+        (".tool_call_id", ".call_id"),
+        (".id", ".call_id"),
+        (".reasoning_content", ".content"),
+    ),
+    lone=frozenset({"instructions", "previous_response_id"}),
 )
-
-
-class Chat:
-    """The chat that a request is, and what its fields are called there."""
-
-    request: ChatCompletionRequest
-
-    def __init__(self, said: Sequence[Said]) -> None:
-        self.messages = [one.message for one in said]
-        self._said = said
-
-    def rename(self, error: PenstockError) -> None:
-        """What is at fault, as it is called in the request."""
-        theirs, ours = error.param, error.param
-        if (found := _MESSAGE.match(theirs)) and int(found[1]) < len(self._said):
-            said = self._said[int(found[1])]
-            ours = said.whose if found[2] is None else said.calls[int(found[2])]
-            if ours.startswith("input["):
-                field = theirs[found.end() :]
-                ours += _OF_ITEMS.get(field, field)
-        else:
-            ours = rename(theirs)
-        if theirs and ours != theirs:
-            error.message = error.message.replace(f"'{theirs}'", f"'{ours}'")
-            error.param = ours
-
-
-def rename(param: str) -> str:
-    param = _FUNCTION.sub(r"\1", param)
-    for theirs, ours in _RENAMED:
-        if param == theirs or param.startswith((theirs + ".", theirs + "[")):
-            return ours + param.removeprefix(theirs)
-    return param
 
 
 def messages_of(

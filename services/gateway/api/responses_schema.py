@@ -6,17 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from services.common.config import GatewaySettings
-from services.common.errors import PenstockError
+from services.gateway.api.as_chat import Chat
 from services.gateway.api.generation_schema import (
     MAX_TOP_LOGPROBS,
-    ChatCompletionRequest,
     Name,
     Tag,
     TemplateOptions,
 )
-from services.gateway.api.responses_chat import Chat, messages_of
+from services.gateway.api.responses_chat import NAMES, messages_of
 from services.gateway.api.responses_items import Item
-from services.gateway.api.schema import Body, Metadata, at_most, refuse, validated
+from services.gateway.api.schema import Body, Metadata, at_most, refuse
 from services.gateway.api.tools_schema import MAX_STORES, MAX_TOOLS, FunctionName, missing
 
 
@@ -192,12 +191,8 @@ class ResponsesRequest(Body):
     def chat(self, before: Sequence[Item], limits: GatewaySettings) -> Chat:
         """`before`: the conversation that this goes on with. Raises INVALID_ARGUMENT in this
         request's own terms."""
-        told = Chat(messages_of(self.instructions, before, self.input))
-        try:
-            told.request = validated(ChatCompletionRequest, self._fields(told.messages), limits)
-        except PenstockError as error:
-            told.rename(error)
-            raise
+        told = Chat(messages_of(self.instructions, before, self.input), NAMES)
+        told.understand(self._fields(told.messages), limits)
         return told
 
     def _fields(self, messages: list[dict[str, Any]]) -> dict[str, Any]:

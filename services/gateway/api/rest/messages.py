@@ -8,7 +8,8 @@ from pydantic import Field
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
 from services.common.errors import PenstockError
-from services.gateway.api.anthropic_schema import Chat, MessagesRequest
+from services.gateway.api.anthropic_schema import MessagesRequest
+from services.gateway.api.as_chat import Chat
 from services.gateway.api.rest.anthropic_format import (
     Content,
     Event,

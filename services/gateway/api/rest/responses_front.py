@@ -9,7 +9,8 @@ from protos.runs_pb2 import RunEvent, StoredCaller, StoredRun
 from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError
 from services.gateway import metrics
-from services.gateway.api.responses_chat import Chat, rename
+from services.gateway.api.as_chat import Chat, rename
+from services.gateway.api.responses_chat import NAMES
 from services.gateway.api.responses_schema import ResponsesRequest
 from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.generation import KEEP_ALIVE
@@ -166,7 +167,7 @@ class ResponsesFront(HttpFront):
         if self._chat is not None:
             self._chat.rename(error)
         else:
-            error.param = rename(error.param)
+            error.param = rename(error.param, NAMES)
         if not self._exchange.status or self._exchange.complete:
             raise error
         status = "cancelled" if error.reason == "cancelled" else "failed"
