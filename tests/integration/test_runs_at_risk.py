@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from protos.runs_pb2 import RunEvent, RunEvents
 from services.common.config import RunsSettings
 from services.gateway.metering.refusals import LimitError
+from services.gateway.runs.lasting import run as lasting_run
 from services.gateway.runs.lasting import runs as lasting
 from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import text_of
@@ -69,6 +70,29 @@ async def test_what_its_gateway_did_not_hear_of_is_not_run(
     assert answer.json()["choices"][0]["message"]["content"] == TEXT
     assert len(await kept(rig)) == 1, "what nobody was told of has not run"
     assert story.resumed == [0]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_what_could_not_be_written_is_not_told(
+    rig: Rig, story: Story, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """Redis is away for long just then, or its replies are."""
+    store, there = rig.gateway.runs.store, rig.gateway.runs.store.add
+
+    async def away(*asked: Any) -> Any:
+        if taken:
+            await there(*asked)
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(lasting_run, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(store, "add", away)
+    answer = await (await rig.http()).post(RESPONSES, json=BACKGROUND)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "runs_unavailable")
+
+    async def gone() -> bool:
+        return not await kept(rig) and not rig.gateway.runs._own
+
+    await until(gone)
 
 
 async def test_a_retry_of_what_is_refused_hears_the_same(
@@ -212,6 +236,7 @@ async def test_what_is_refused_has_a_record(rig: Rig) -> None:
 
 async def test_a_background_stream_opens_at_once(rig: Rig, story: Story) -> None:
     """Before anything is said: its client has the id to come back with."""
+    rig.gateway.settings.gateway.sse_keep_alive_s = 600.0  # that opens it as well
     client: AsyncOpenAI = await rig.openai()
     stream = await client.responses.create(**BACKGROUND, stream=True)
     kinds = [(await anext(stream)).type for _ in range(3)]

@@ -72,5 +72,6 @@ async def test_tokens_are_gone_on_behind_only_where_all_are_known(
     run = await taken_over(one, OURS, STORED, keeps_ids=True)
     (prompt,) = run._prompts
     assert prompt.so_far is not None
+    assert prompt.request.text == "a"
     assert prompt.so_far.anew is anew
     assert [id for delta in prompt.so_far.deltas for id in delta.token_ids] == ([] if anew else ids)

@@ -53,8 +53,8 @@ def _begin(
             one = answers[known[0]]
             prompt.stores = ()
             prompt.request.model = one.model  # to which the policy may have sent it
-            del prompt.request.chat.passages[:]
-            if one.passages:
+            if prompt.request.HasField("chat"):  # else it would become one
+                del prompt.request.chat.passages[:]
                 prompt.request.chat.passages.extend(one.passages)
         if own:
             told = [delta for index in own for delta in deltas[index]]
