@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
-_KEPT = 256  # of one request
+_KEPT = 256  # of one request, beside its first
 
 
 class Remote(NamedTuple):
@@ -105,7 +105,7 @@ class Span:
         if self.end_ns:
             return
         self.end_ns = max(end_ns or time.time_ns(), self.start_ns)
-        if len(self.ended) < _KEPT:
+        if len(self.ended) < _KEPT or self.is_root:  # without it the others hang in the air
             told = (self.name, self.span_id, self.parent_id, self.start_ns, self.end_ns)
             self.ended.append(Ended(*told, self.attributes))
         self._on_end(self)

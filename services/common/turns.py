@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 
 
 class Turns:
@@ -28,9 +29,19 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it got its place in the same moment
+            if turn.cancelled():
+                self._forget(tenant, turn)
+            else:  # it got its place in the same moment
                 self.give_back()
             raise
+
+    def _forget(self, tenant: str, turn: "asyncio.Future[None]") -> None:
+        """Of who left while waiting, or its tenant would lose a turn for it."""
+        queue = self._waiting.get(tenant, deque())
+        with suppress(ValueError):  # passed over already
+            queue.remove(turn)
+            if not queue:
+                del self._waiting[tenant]
 
     def give_back(self) -> None:
         while self._waiting:

@@ -76,3 +76,25 @@ async def test_who_left_while_waiting_takes_no_place_and_no_turn():
     assert not turns.free
     turns.give_back()
     assert turns.free
+
+
+async def test_who_left_costs_its_tenant_no_turn():
+    """A client that gave up again and again made others of its tenant wait a round for each."""
+    turns = Turns(1)
+    await turns.take("x")
+    gone = [asyncio.create_task(turns.take("a")) for _ in range(5)]
+    order: list[str] = []
+
+    async def work(tenant: str) -> None:
+        await turns.take(tenant)
+        order.append(tenant)
+        turns.give_back()
+
+    tasks = [asyncio.create_task(work(tenant)) for tenant in "abbbb"]
+    await settle()
+    for one in gone:
+        one.cancel()
+    await settle()
+    turns.give_back()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "b", "b", "b"]
