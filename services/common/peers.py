@@ -10,6 +10,7 @@ requests on it have ended (a draining replica finishes them) or the link itself 
 """
 
 import asyncio
+import contextvars
 import logging
 import random
 from collections.abc import Callable
@@ -144,7 +145,10 @@ class Peers:
             self._peers.pop(replica.id).left.set()
         for replica in added:
             peer = self._peers[replica.id] = self._make(replica)
-            life = asyncio.create_task(self._live(peer), name=f"peer {replica.id}")
+            # Whose request looked into the registry is nothing to the link that comes of it.
+            life = asyncio.create_task(
+                self._live(peer), name=f"peer {replica.id}", context=contextvars.Context()
+            )
             self._lives.add(life)
             life.add_done_callback(self._lives.discard)
 

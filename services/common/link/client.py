@@ -289,7 +289,11 @@ class LinkClient:
         backoff_s = self._options.backoff_s
         while True:
             connects = self.counters.connects
-            await self._connection()
+            try:
+                await self._connection()
+            except Exception:
+                log.exception("link to %s at %s", self.stage, self.address)
+                self._lose("an error of this end")
             if self._closing:  # a task group that ends by an error swallows the cancellation
                 return
             if self.counters.connects > connects:
@@ -310,9 +314,6 @@ class LinkClient:
                     await self._read(wire)
             except* EXPECTED_LOSSES as lost:
                 self._lose(_describe(lost.exceptions[0]))
-            except* Exception as bug:
-                log.exception("link to %s at %s", self.stage, self.address, exc_info=bug)
-                self._lose("an error of this end")
             finally:
                 end_call(call)
 

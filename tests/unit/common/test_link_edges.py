@@ -10,6 +10,7 @@ import pytest
 from protos.common_pb2 import Hello, LinkDown, LinkUp
 from services.common.link import LinkCall, LinkClient, LinkServer, LinkState, Vitals
 from services.common.link import client as module
+from services.common.transport import Channel, Transport
 from tests.support.link_peers import (
     METHOD,
     QUICK,
@@ -25,7 +26,7 @@ from tests.support.link_peers import (
     raw_client,
     soon,
 )
-from tests.support.transport import TRANSPORT
+from tests.support.transport import SECRET, TRANSPORT
 from tests.support.waiting import until
 
 CANCELLED = grpc.StatusCode.CANCELLED.value[0]
@@ -229,3 +230,25 @@ async def test_callbacks_that_raise_do_no_harm() -> None:
         assert told == ["cancelled"]
         assert link.counters.connects == 1
         await link.close()
+
+
+async def test_a_link_that_could_not_be_dialled_is_tried_again() -> None:
+    """As where certificates cannot be read for a moment: nothing else would ever begin it anew."""
+    dials = 0
+
+    async def nothing(call: LinkCall) -> None: ...
+
+    class Fails(Transport):
+        def dial(self, *given: Any) -> Channel:
+            nonlocal dials
+            dials += 1
+            if dials == 1:
+                raise OSError("too many open files")
+            return TRANSPORT.dial(*given)
+
+    async with grpc_server(LinkServer(METHOD, nothing).add_to) as address:
+        link = LinkClient(address, METHOD, transport=Fails(SECRET), peer_id="t", options=QUICK)
+        await link.start()
+        await link.wait_ready(5)
+        await link.close()
+    assert dials == 2

@@ -13,6 +13,8 @@ from services.common.errors import PenstockError
 from services.common.link import LinkCall, LinkServer, LinkState
 from services.common.peers import Peer, Peers
 from services.common.redis import Redis
+from services.common.spans import current_span
+from services.common.telemetry import Telemetry
 from services.common.transport import listen
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
@@ -197,3 +199,25 @@ async def test_stopping_ends_the_requests_and_forgets_all(redis, settings, names
     assert (await request.ended()).status.reason == "peer_lost"
     assert (peers.all(), peer.link.state) == ([], LinkState.CLOSED)
     await replica.stop()
+
+
+async def test_a_link_belongs_to_no_request_that_looked_for_it(redis, settings, namespace):
+    """It outlives it: the request's spans would stay, and the link's log lines bear its trace."""
+    spans: list[object] = []
+    peers = Peers(
+        redis,
+        settings,
+        "router",
+        identity="tokenizer",
+        peer_id="t1",
+        on_state=lambda peer, state: spans.append(current_span()),
+    )
+    await peers.start()
+    one = await Served(redis, namespace, "r1").start()
+    with Telemetry("tokenizer", "t1").span("a request"):
+        await peers.look()
+    await peers.wait_ready(5)
+    await peers.stop()
+    await one.stop()
+    assert spans
+    assert spans == [None] * len(spans)
