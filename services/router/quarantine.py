@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import grpc
 
@@ -49,11 +50,16 @@ class Quarantine:
         self._suspects: defaultdict[str, set[Case]] = defaultdict(set)  # by worker
 
     def case(self, request: router_pb2.GenerateRequest) -> "Case":
-        return Case(self, fingerprint(request))
+        return Case(self, request)
 
     def free(self, worker: Worker) -> bool:
         """Whether no suspect of this router is on the worker."""
         return worker.id not in self._suspects
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is refused."""
+        return not self._refused
 
     def refuses(self, fingerprint: bytes) -> bool:
         until = self._refused.get(fingerprint)
@@ -87,12 +93,16 @@ class Quarantine:
 class Case:
     """One request, and the engines that died under it since it was last acquitted."""
 
-    def __init__(self, quarantine: Quarantine, fingerprint: bytes) -> None:
+    def __init__(self, quarantine: Quarantine, request: router_pb2.GenerateRequest) -> None:
         self.deaths = 0
         self.killed_alone = False  # a kill has met it in a trial
         self.in_company = False  # another suspect was on the same worker
         self._quarantine = quarantine
-        self._fingerprint = fingerprint
+        self._request = request
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        return fingerprint(self._request)
 
     @property
     def suspected(self) -> bool:
@@ -100,7 +110,8 @@ class Case:
 
     def raise_if_refused(self) -> None:
         """Raises FAILED_PRECONDITION: this request, or its like, was convicted."""
-        if self._quarantine.refuses(self._fingerprint):
+        # Mostly it is empty, and a fingerprint takes time that goes by the prompt's length.
+        if not self._quarantine.empty and self._quarantine.refuses(self.fingerprint):
             metrics.quarantined.labels("refused").inc()
             raise _quarantined("A request like this one ended two engines, one after the other")
 
@@ -133,7 +144,7 @@ class Case:
         if cause == KILLED and not self.killed_alone:
             self.killed_alone = True
         else:
-            self._quarantine._convict(self._fingerprint)
+            self._quarantine._convict(self.fingerprint)
             metrics.quarantined.labels("convicted").inc()
             raise _quarantined(f"This request ended {self.deaths} engines, one after the other")
 

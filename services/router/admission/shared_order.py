@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,8 +15,11 @@ from services.common.script_line import ScriptLine
 from services.router.admission.fair_order import Decided
 from services.router.admission.ticket import Ticket
 
+log = logging.getLogger(__name__)
+
 SOURCE = Path(__file__).with_name("order.lua").read_text()
 _LISTEN_AGAIN_S = 1.0
+_WORDS = ("granted", "displaced", "recalled")
 
 
 @dataclass
@@ -77,12 +81,22 @@ class SharedOrder:
                     await heard.subscribe(self.channel(self._router_id))
                     while True:
                         message = await heard.get_message(timeout=_LISTEN_AGAIN_S)
-                        if message:
-                            what, root, id, advice = json.loads(message["data"])
-                            model = root[len(self._root) : -1]
-                            on_word(model, Reply(**{what: [id]}, advice_s=float(advice)))
+                        if message and (told := self._read(message["data"])) is not None:
+                            on_word(*told)
             except (*RedisAway, RedisError):
                 await asyncio.sleep(_LISTEN_AGAIN_S)
+
+    def _read(self, word: str) -> tuple[str, Reply] | None:
+        """A word, and of which model. Of another version, or junk, is None: what it was to tell,
+        the next renewal finds."""
+        try:
+            what, root, id, advice = json.loads(word)
+            if what not in _WORDS:
+                raise ValueError(what)
+            return str(root)[len(self._root) : -1], Reply(**{what: [id]}, advice_s=float(advice))
+        except (ValueError, TypeError):
+            log.warning("a word of admission cannot be read")
+            return None
 
     async def probe(self) -> None:
         """Raises while Redis is away."""

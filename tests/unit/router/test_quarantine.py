@@ -8,7 +8,7 @@ import pytest
 
 from protos import common_pb2, router_pb2, worker_pb2
 from services.common.errors import PenstockError
-from services.router import metrics
+from services.router import metrics, quarantine
 from services.router.answer import Answer
 from services.router.quarantine import (
     ENGINE_DEATHS,
@@ -266,3 +266,20 @@ def test_who_is_convicted_again_is_not_forgotten_first() -> None:
     assert world.quarantine.refuses(prints[0])
     assert not world.quarantine.refuses(prints[1])
     assert fingerprint(request(1)) != fingerprint(request(1, model="other"))
+
+
+def test_a_prompt_is_told_apart_only_while_something_is_refused(monkeypatch) -> None:
+    """It takes time that goes by its length, before anything else is done for the request."""
+    world, told = World(), []
+    monkeypatch.setattr(quarantine, "fingerprint", lambda one: told.append(one) or b"alike")
+    world.case(1).raise_if_refused()
+    assert not told
+    poison = world.case(1)
+    for _ in range(2):
+        try:
+            poison.lost("engine_died")
+        except PenstockError:
+            break
+    with pytest.raises(PenstockError):
+        world.case(1).raise_if_refused()
+    assert len(told) == 2

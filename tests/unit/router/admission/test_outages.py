@@ -415,3 +415,22 @@ async def test_the_last_to_leave_are_told_when_too_many_left(make_routers, own_r
     end.poke()
     await until(lambda: not end.away and bool(told))
     assert [[id for id, _ in leavers] for leavers in told] == [[one.id for one in tickets[-2:]]]
+
+
+@pytest.mark.parametrize(
+    "junk", ["no JSON", "[]", '["renamed", "{m}", "id", "0"]', '["granted", 1, "id", "0"]', "7"]
+)
+async def test_a_word_that_cannot_be_read_ends_nobody(make_routers, redis_url, seldom, junk):
+    """It may be of another version: all routers hear it at the same moment."""
+    routers = make_routers(redis_url, **seldom)
+    first, second = await routers.add(), await routers.add()
+    await until(lambda: routers.listening(first))
+    one = ticket()
+    await second.admit(one)
+    waiting = asyncio.create_task(first.admit(ticket()))
+    await queued(first, 1, 1)
+    channel = first._shared.channel(first._shared._router_id)
+    await routers.clients[0].publish(channel, junk)
+    second.leave(one)  # its word comes behind
+    await within(5, waiting)
+    first.check()
