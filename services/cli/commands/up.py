@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,8 +98,10 @@ def supervised() -> Leash:
 
 
 def report(line: str) -> None:
-    """Progress, apart from what a command prints as its result."""
-    print(f"· {line}", file=sys.stderr, flush=True)
+    """Progress, apart from what a command prints as its result. What cannot be written, as when
+    the disk is full or the pipe's reader has gone, is dropped: no stack ends for a line."""
+    with suppress(OSError):
+        print(f"· {line}", file=sys.stderr, flush=True)
 
 
 def main(arguments: argparse.Namespace) -> int:

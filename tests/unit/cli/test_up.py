@@ -131,3 +131,13 @@ def test_asked_twice_it_leaves_at_once_what_does_not_end(
         run(monkeypatch, asked)
     assert ended.value.code == 1
     assert "`penstock down` takes down what still runs" in capsys.readouterr().err
+
+
+def test_a_line_that_cannot_be_written_ends_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said when Redis is started again, on a disk that is full, it took the stack down."""
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(up.sys, "stderr", full)
+        up.report("redis ended: starting it again")
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()
