@@ -127,12 +127,18 @@ class Cluster:
         await until(registered, timeout_s, f"registered: {waiting}")
 
     async def start(
-        self, *, workers: list[str], retrieval: bool = False, routers: int = 1, tokenizers: int = 1
+        self,
+        *,
+        workers: list[str],
+        retrieval: bool = False,
+        routers: int = 1,
+        tokenizers: int = 1,
+        gateways: int = 1,
     ) -> None:
-        """A gateway, the services below it, and a worker for each given role; returns when requests
-        can go. What is up of these and sound stays, and what is there besides is killed."""
+        """Gateways, the services below them, and a worker for each given role; returns when
+        requests can go. What is up of these and sound stays, what is there besides is killed."""
         names = ["router"] * routers + ["tokenizer"] * tokenizers + ["retrieval"] * retrieval
-        parts = [(name, "") for name in [*names, "gateway"]]
+        parts = [(name, "") for name in [*names, *["gateway"] * gateways]]
         missing = Counter([("worker", role) for role in workers] + parts)
         for process in list(self.processes):
             part = process.service, process.role
@@ -150,7 +156,10 @@ class Cluster:
         await until(self._serves, 60.0, "routers see all workers, the gateway lists all models")
 
     async def _serves(self) -> bool:
-        async with self.api() as http:
+        return all([await self._serves_by(number) for number in range(len(self.of("gateway")))])
+
+    async def _serves_by(self, gateway: int) -> bool:
+        async with self.api(gateway) as http:
             for router in self.of("router"):
                 assert router.replica is not None
                 told = (await http.get(router.replica.metrics_url)).text
@@ -163,7 +172,10 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return self.of("gateway")[0].replica.facts["url"]  # type: ignore[union-attr]
+        return self.url_of(0)
+
+    def url_of(self, gateway: int) -> str:
+        return self.of("gateway")[gateway].replica.facts["url"]  # type: ignore[union-attr]
 
     def of(self, service: str) -> list[Process]:
         """The processes of a service, in the order in which they were started."""
@@ -177,15 +189,18 @@ class Cluster:
             if p.popen.poll() is None and p.replica and p.replica.facts["role"] == role
         )
 
-    def api(self) -> httpx.AsyncClient:
+    def api(self, gateway: int = 0) -> httpx.AsyncClient:
         """An HTTP client with the test tenant's key."""
         return httpx.AsyncClient(
-            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60.0
+            base_url=self.url_of(gateway),
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=60.0,
         )
 
     async def router_status(self) -> router_pb2.RouterStatus:
-        """What the first router sees."""
-        return await self.router_status_of(self.of("router")[0])
+        """What the first router sees that lives."""
+        living = [p for p in self.of("router") if p.popen.poll() is None]
+        return await self.router_status_of(living[0])
 
     async def router_status_of(self, router: Process) -> router_pb2.RouterStatus:
         assert router.replica is not None
