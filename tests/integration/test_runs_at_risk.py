@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 from protos.runs_pb2 import RunEvent, RunEvents
 from services.common.config import RunsSettings
 from services.gateway.metering.refusals import LimitError
+from services.gateway.runs.lasting import own
 from services.gateway.runs.lasting import run as lasting_run
-from services.gateway.runs.lasting import runs as lasting
 from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import text_of
 from services.gateway.server import GatewayService
@@ -135,7 +135,7 @@ async def test_a_request_that_nobody_can_go_on_with_ends(
         looked += 1
         raise ValueError("this is the end of me")
 
-    monkeypatch.setattr(lasting, "taken_over", poison)
+    monkeypatch.setattr(own, "taken_over", poison)
     lost = RunStore(rig.redis, rig.settings.namespace, "lost", rig.settings.runs)
     hold = Hold("acme", "req_" + "0" * 30)
     body = "" if killed else "AAAA"
@@ -216,8 +216,8 @@ async def test_keys_of_a_tenant_may_read_what_their_models_answered(rig: Rig, st
     colleague, _ = await rig.keys.create("acme", "colleague")
     third = await rig.http(colleague)
     assert (await third.get(f"{CHAT}/{done}")).is_success
-    own = await third.post(CHAT, json=ASK, headers=KEY)
-    assert own.json()["id"] != done, "an idempotency key is its caller's"
+    retried = await third.post(CHAT, json=ASK, headers=KEY)
+    assert retried.json()["id"] != done, "an idempotency key is its caller's"
 
 
 async def test_what_is_refused_has_a_record(rig: Rig) -> None:
