@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from protos.tokenizer_pb2 import PromptRequest
+from services.common.config import PolicySettings
 from services.common.link import LinkCall
 from services.gateway.api.openapi.document import document
 from services.gateway.api.openapi.operations import OPERATIONS, Form
@@ -35,12 +36,15 @@ class Door(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def door(redis_server: Any) -> Iterator[Door]:
+def door(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     """On a loop of its own: hypothesis drives it from this thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    rig_context = gateway_rig(redis_server.url, "openapi")
+    rules = tmp_path_factory.mktemp("policy") / "policy.yaml"
+    rules.write_text("rules:\n  - {name: hate, pattern: blockhead, action: flag}\n")
+    policy = PolicySettings(file=rules)
+    rig_context = gateway_rig(redis_server.url, "openapi", policy=policy)
     rig = asyncio.run_coroutine_threadsafe(rig_context.__aenter__(), loop).result(60)
     rig.tokenizer.script = _say
     headers = {"Authorization": f"Bearer {rig.key}"}

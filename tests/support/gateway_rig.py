@@ -192,6 +192,16 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             ]
         return rpb.EmbedReply(model=EMBEDDING_MODEL, vectors=vectors, tokens=len(request.texts))
 
+    async def Judge(self, request: rpb.JudgeRequest, context: Any) -> rpb.JudgeReply:
+        """Locks are what its rule, "locks", is about."""
+        async with serving(self._service.telemetry, context, "judge"):
+            await self._gate(request.policy)
+        reply = rpb.JudgeReply()
+        for index, one in enumerate(request.texts):
+            if "lock" in one.text.split():
+                reply.matches.add(rule="locks", text=index, score=0.75)
+        return reply
+
     async def Search(self, request: rpb.SearchRequest, context: Any) -> rpb.SearchReply:
         async with serving(self._service.telemetry, context, "search"):
             self.searches.append(request)

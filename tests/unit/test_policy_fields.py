@@ -25,7 +25,7 @@ PROMPT = """
 DOOR = """
     ChatRequest.chat_template_kwargs CompleteRequest.text PublicEmbedRequest.texts
     PublicScoreRequest.queries PublicScoreRequest.documents PublicRerankRequest.query
-    PublicRerankRequest.documents PublicClassifyRequest.texts
+    PublicRerankRequest.documents PublicClassifyRequest.texts PublicModerateRequest.texts
 """
 # By retrieval, and rules of meaning (tests/unit/retrieval/test_judged.py); what it cuts a document
 # into was looked at before.
@@ -55,6 +55,7 @@ NAMES = """
     ChatRequest.vector_store_ids SearchRequest.collections IndexRequest.collection
     IndexRequest.source_id RemoveRequest.collection RemoveRequest.source_id Passage.source_id
     PublicClassifyReply.labels TextDelta.labels Cost.currency JudgeReply.Match.rule
+    PublicModerateReply.Moderation.scores PublicModerateReply.judged PublicModerateReply.policy
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.

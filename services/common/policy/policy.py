@@ -133,6 +133,14 @@ class PolicyFile:
         except TooMuchError as error:
             raise invalid(error.why, error.param, reason="policy_too_much") from None
 
+    def check_each(self, policy: Policy, subjects: Sequence[Subject]) -> list[Verdict]:
+        """The same of each by itself, of all within what one request may take."""
+        work = Work(self._allowance)
+        try:
+            return [policy.texts.check([one], work) for one in subjects]
+        except TooMuchError as error:
+            raise invalid(error.why, error.param, reason="policy_too_much") from None
+
     def status(self) -> dict[str, Any]:
         """For whoever operates it."""
         return {

@@ -41,6 +41,9 @@ class Like(_Part):
     away: Literal["pass", "refuse"] = "pass"  # while the embedding model is away
 
 
+CATEGORY = r"^[a-z0-9][a-z0-9._/-]{0,63}$"
+
+
 class RuleSpec(_Part):
     """One rule as it is written."""
 
@@ -53,6 +56,7 @@ class RuleSpec(_Part):
     roles: Annotated[list[Role], Field(min_length=1)] | None = None
     action: Action = "refuse"
     model: str | None = None
+    category: Annotated[str, Field(pattern=CATEGORY)] | None = None  # of moderations
     replacement: Replacement | None = None
     fold: bool = True
     disguises: bool = False
@@ -74,6 +78,10 @@ class RuleSpec(_Part):
             (len(kinds) != 1, "it has exactly one of pattern, pii, like and jailbreak"),
             (self.roles is not None and "input" not in self.where, "roles are of input"),
             (routes != (self.model is not None), "model is for route, which needs it"),
+            (
+                self.category is not None and "input" not in self.where,
+                "a category is of what moderations judge: input",
+            ),
             (routes and self.where != ["input"], "route is for input alone"),
             (self.replacement is not None and not redacts, "replacement is for redact"),
             (redacts and by_meaning, "what like and jailbreak find has no place to redact"),

@@ -22,6 +22,7 @@ NEEDS: dict[str, Permission | None] = {
     "POST /v1/rerank": Permission.INFERENCE,
     "POST /v2/rerank": Permission.INFERENCE,
     "POST /v1/classify": Permission.INFERENCE,
+    "POST /v1/moderations": Permission.INFERENCE,
     "GET /v1/models": Permission.MODELS_READ,
     "GET /v1/models/{model:path}": Permission.MODELS_READ,
     "GET /v1/requests/{request}": Permission.REQUESTS_READ,
@@ -57,6 +58,7 @@ NEEDS: dict[str, Permission | None] = {
     "/penstock.v1.Inference/Score": Permission.INFERENCE,
     "/penstock.v1.Inference/Rerank": Permission.INFERENCE,
     "/penstock.v1.Inference/Classify": Permission.INFERENCE,
+    "/penstock.v1.Inference/Moderate": Permission.INFERENCE,
     "/penstock.v1.Inference/ListModels": Permission.MODELS_READ,
     # The admin listener. What is an administrator's own asks for more (api/admin/keys.py).
     "GET /admin/v1/tenants": Permission.TENANTS_READ,

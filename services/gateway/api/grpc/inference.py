@@ -6,7 +6,12 @@ from typing import Any
 
 import grpc
 
-from protos.gateway_pb2 import GenerateEvent, PublicListModelsReply
+from protos.gateway_pb2 import (
+    GenerateEvent,
+    PublicListModelsReply,
+    PublicModerateReply,
+    PublicModerateRequest,
+)
 from protos.tokenizer_pb2 import ModelInfo
 from services.gateway.api.grpc.calls import (
     INFERENCE,
@@ -20,13 +25,16 @@ from services.gateway.api.grpc.calls import (
 from services.gateway.api.grpc.generation import GrpcFront
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.grpc.pooled import POOLED, understood
+from services.gateway.api.moderation_schema import MAX_TEXTS, ModerationRequest
+from services.gateway.api.schema import validated
 from services.gateway.identity.permissions import admit
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.lasting.following import serve_lasting
+from services.gateway.runs.moderation import Judged, moderate
 from services.gateway.runs.pipeline import serve
-from services.gateway.runs.pooling import compute
+from services.gateway.runs.pooling import Numbers, compute
 from services.gateway.runs.recorded import recorded
 from services.gateway.runs.records import Journal
 
@@ -47,6 +55,39 @@ class Inference:
     def pooled(self, route: str) -> Callable[[object, Context], Awaitable[Any]]:
         """The handler of one of POOLED."""
 
+        async def reply(
+            asked: Asked, principal: Principal, journal: Journal, message: bytes
+        ) -> tuple[Any, Numbers]:
+            body, ask = await asyncio.to_thread(
+                understood, self._inbox, route, message, self._gateway.settings.gateway
+            )
+            got = await compute(self._gateway, asked, principal, journal, ask)
+            return await asyncio.to_thread(POOLED[route].tell, body, got), got
+
+        return self._recorded(route, reply)
+
+    def moderate(self) -> Callable[[object, Context], Awaitable[Any]]:
+        async def reply(
+            asked: Asked, principal: Principal, journal: Journal, message: bytes
+        ) -> tuple[Any, Judged]:
+            request = self._inbox.parse(PublicModerateRequest, message)
+            fields = {"input": list(request.texts[: MAX_TEXTS + 1])}
+            texts = validated(ModerationRequest, fields).texts()
+            judged = await moderate(self._gateway, asked, principal, journal, texts)
+            told = PublicModerateReply(
+                judged=judged.known, policy=judged.version, tokens=judged.usage.prompt_tokens
+            )
+            for scores in judged.scores:
+                told.results.add(scores=scores)
+            return told, judged
+
+        return self._recorded("Moderate", reply)
+
+    def _recorded(
+        self, route: str, reply: Callable[..., Awaitable[tuple[Any, Numbers | Judged]]]
+    ) -> Callable[[object, Context], Awaitable[Any]]:
+        """The handler of what has one reply, which `reply` makes."""
+
         async def handler(_: object, context: Context) -> Any:
             async def answer(id: str, metadata: dict[str, str]) -> Any:
                 told: list[Any] = []
@@ -60,15 +101,11 @@ class Inference:
 
                 async def work(principal: Principal, place: Place, journal: Journal) -> None:
                     message = await self._inbox.take(place, context)
-                    body, ask = await asyncio.to_thread(
-                        understood, self._inbox, route, message, self._gateway.settings.gateway
-                    )
-                    got = await compute(self._gateway, asked, principal, journal, ask)
+                    made, got = await reply(asked, principal, journal, message)
                     await tell_headers(context, got.headers)
-                    reply = await asyncio.to_thread(POOLED[route].tell, body, got)
                     if got.cost:
-                        reply.cost.CopyFrom(cost_of(got.cost))
-                    told.append(reply)
+                        made.cost.CopyFrom(cost_of(got.cost))
+                    told.append(made)
 
                 await recorded(self._gateway, asked, work)
                 return told[0]
@@ -114,6 +151,9 @@ def inference(gateway: Gateway) -> Any:
             route: single(service.pooled(route), response_serializer=one.reply.SerializeToString)
             for route, one in POOLED.items()
         },
+        "Moderate": single(
+            service.moderate(), response_serializer=PublicModerateReply.SerializeToString
+        ),
         "ListModels": single(service.list_models, response_serializer=models),
     }
     return grpc.method_handlers_generic_handler(INFERENCE, methods)

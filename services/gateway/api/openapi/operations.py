@@ -8,6 +8,7 @@ from pydantic import Field
 
 from services.gateway.api.anthropic_schema import MessagesRequest
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.api.moderation_schema import ModerationRequest
 from services.gateway.api.openapi.answers.batches import Batch
 from services.gateway.api.openapi.answers.common import (
     Error,
@@ -26,6 +27,7 @@ from services.gateway.api.openapi.answers.generation import (
     CompletionChunk,
 )
 from services.gateway.api.openapi.answers.messages import AnthropicError, AnthropicMessage
+from services.gateway.api.openapi.answers.moderations import Moderations
 from services.gateway.api.openapi.answers.pooled import Classes, Embeddings, Ranking, Scores
 from services.gateway.api.openapi.answers.responses import DeletedResponse, InputItem, Response
 from services.gateway.api.openapi.answers.stores import (
@@ -89,7 +91,7 @@ class Operation(NamedTuple):
 
 _GENERATION = "Generation"
 _RESPONSES = "Responses"
-_NUMBERS = "Embeddings, scores, classes"
+_NUMBERS = "Embeddings, scores, classes, moderations"
 _FILES = "Files"
 _STORES = "Vector stores"
 _BATCHES = "Batches"
@@ -194,6 +196,13 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "POST /v1/classify": Operation(
         _NUMBERS, "Classes of texts", Classes, ClassifyRequest, {**_MODEL, "input": "water"}
+    ),
+    "POST /v1/moderations": Operation(
+        _NUMBERS,
+        "What the operator's rules find in texts",
+        Moderations,
+        ModerationRequest,
+        {"input": ["How do I descale a kettle?"]},
     ),
     "GET /v1/files": Operation(_FILES, "All files", PageOf[File], query=FileList),
     "POST /v1/files": Operation(_FILES, "Uploads a file", File, Form),

@@ -40,19 +40,23 @@ class _Asked(NamedTuple):
     traceparent: str | None
 
 
+def asked_of(exchange: Exchange) -> _Asked:
+    return _Asked(
+        exchange.request_id,
+        exchange.route,
+        exchange.endpoint,
+        exchange.authorization,
+        exchange.headers.get("traceparent"),
+    )
+
+
 def endpoint(
     model: type[B], tell: Callable[[B, Numbers, Exchange], Told]
 ) -> Callable[[Gateway, Exchange], Awaitable[None]]:
     """Of a body of the kind `model`; `tell` makes the answer."""
 
     async def serve(gateway: Gateway, exchange: Exchange) -> None:
-        asked = _Asked(
-            exchange.request_id,
-            exchange.route,
-            exchange.endpoint,
-            exchange.authorization,
-            exchange.headers.get("traceparent"),
-        )
+        asked = asked_of(exchange)
 
         async def work(principal: Principal, place: Place, journal: Journal) -> None:
             exchange.place = place

@@ -23,6 +23,7 @@ from services.gateway.api.rest.generation import (
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler, error_body
 from services.gateway.api.rest.lasting import refuse_key
 from services.gateway.api.rest.messages import create_message
+from services.gateway.api.rest.moderations import create_moderation
 from services.gateway.api.rest.pages import refuse_query
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.identity.permissions import NEEDS, admit
@@ -82,6 +83,7 @@ def application(gateway: Gateway) -> ASGIApp:
         "/v1/rerank": {"POST": plain(rerank)},
         "/v2/rerank": {"POST": plain(rerank)},
         "/v1/classify": {"POST": plain(classify)},
+        "/v1/moderations": {"POST": plain(create_moderation)},
         "/v1/models": {"GET": signed(list_models)},
         "/v1/models/{model:path}": {"GET": signed(get_model)},
         "/v1/requests/{request}": {"GET": signed(get_request)},
