@@ -24,6 +24,7 @@ from services.tokenizer.pipeline import run
 from services.tokenizer.pool_prompts import check_pool
 from services.tokenizer.pooled import pool
 from services.tokenizer.pools import Pools
+from services.tokenizer.tokens import tokens
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class TokenizerService(Service):
                 try:
                     request = _parse(call.payload)
                     work = pool if request.HasField("pool") else run
+                    if request.tokens_only:
+                        work = tokens
                     await work(self._pipeline, call, request, span, record)
                 except PenstockError as error:
                     failure = error

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from protos.tokenizer_pb2 import PromptRequest
+from protos.common_pb2 import FINISH_STOP
+from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import PolicySettings
 from services.common.link import LinkCall
 from services.gateway.api.openapi.document import document
@@ -59,6 +60,8 @@ def door(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 async def _say(call: LinkCall, request: PromptRequest) -> None:
     if request.HasField("pool"):
         return await say_numbers(call, request)
+    if request.tokens_only:
+        return call.send(TextDelta(token_ids=[1, 2], finish=FINISH_STOP).SerializeToString())
     for choice in range(max(1, request.choices)):
         send(call, "Hello", choice=choice, plan=plan(request))
         send(call, " world", choice=choice)

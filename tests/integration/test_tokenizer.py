@@ -506,3 +506,24 @@ async def test_a_drain_lets_running_requests_finish(
         go.set()
         assert (await running.ended()).status.code == 0
         await drain
+
+
+async def test_tokens_alone_are_those_that_a_router_would_get_and_may_be_more_than_fit(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    async with bed(tmp_path, redis_url, namespace, says("Yes")) as b:
+        await b.ask(question())
+        (sent,) = b.router().requests
+        b.deltas.clear()
+        counted = question()
+        counted.tokens_only = True
+        await b.ask(counted)
+        (delta,) = b.deltas
+        assert list(delta.token_ids) == list(sent.prompt_token_ids)
+        assert delta.usage.prompt_tokens == len(sent.prompt_token_ids)
+        b.deltas.clear()
+        ids_of = PromptRequest(caller=counted.caller, model=counted.model, tokens_only=True)
+        ids_of.token_ids.ids.extend(ids("It is") * 300)
+        await b.ask(ids_of)
+        assert b.deltas[0].text == "It is" * 300
+        assert len(b.router().requests) == 1

@@ -123,34 +123,19 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class MessagesRequest(Body):
-    NEUTRAL: ClassVar = {
-        "service_tier": ("auto", "standard_only"),
-        "thinking": (),
-        "container": (),
-        "inference_geo": (),
-        "speed": ("standard",),
-        "mcp_servers": ([],),
-        "context_management": (),
-    }
+class Conversation(Body):
+    """What a message answers."""
 
     model: Name
-    max_tokens: int
     messages: Annotated[list[Turn], Field(min_length=1), FailFast(), at_most("max_messages")]
     system: System | None = None
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    metadata: About | None = None
     tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesChoice | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = Field(None, description=_CACHED)
 
     @model_validator(mode="after")
-    def _answered(self) -> "MessagesRequest":
+    def _answered(self) -> "Conversation":
         for index, message in enumerate(self.messages):
             for block in message.content:
                 uses = block.type in ("tool_use", "thinking")
@@ -169,17 +154,7 @@ class MessagesRequest(Body):
         return told
 
     def _fields(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            "max_completion_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop": self.stop_sequences or None,
-            "stream": self.stream,
-            "user": self.metadata.user_id if self.metadata is not None else None,
-        }
+        fields: dict[str, Any] = {"model": self.model, "messages": messages}
         if self.tools:
             fields["tools"] = [
                 {
@@ -206,6 +181,43 @@ class MessagesRequest(Body):
         return {name: value for name, value in fields.items() if value is not None}
 
 
+_NEUTRAL = {"thinking": (), "mcp_servers": ([],), "context_management": (), "speed": ("standard",)}
+
+
+class CountTokensRequest(Conversation):
+    NEUTRAL: ClassVar = _NEUTRAL
+
+
+class MessagesRequest(Conversation):
+    NEUTRAL: ClassVar = {
+        **_NEUTRAL,
+        "service_tier": ("auto", "standard_only"),
+        "container": (),
+        "inference_geo": (),
+    }
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: About | None = None
+
+    def _fields(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        fields = {
+            "max_completion_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stop": self.stop_sequences or None,
+            "stream": self.stream,
+            "user": self.metadata.user_id if self.metadata is not None else None,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {**super()._fields(messages), **given}
+
+
 _NAMES = Names(
     fields=(
         ("max_completion_tokens", "max_tokens"),
@@ -225,7 +237,7 @@ _NAMES = Names(
 )
 
 
-def _messages(asked: MessagesRequest) -> list[Said]:
+def _messages(asked: Conversation) -> list[Said]:
     found: list[Said] = []
     if asked.system:
         text = "".join(part.text for part in asked.system)

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from services.gateway.api.anthropic_schema import MessagesRequest
+from services.gateway.api.anthropic_schema import CountTokensRequest, MessagesRequest
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.moderation_schema import ModerationRequest
 from services.gateway.api.openapi.answers.batches import Batch
@@ -39,6 +39,7 @@ from services.gateway.api.openapi.answers.stores import (
     StoreFile,
     VectorStore,
 )
+from services.gateway.api.openapi.answers.tokens import Detokenized, TokenCount, Tokenized
 from services.gateway.api.pooled_schema import (
     ClassifyRequest,
     EmbeddingsRequest,
@@ -59,6 +60,7 @@ from services.gateway.api.rest.stores import (
     SearchStore,
 )
 from services.gateway.api.schema import Body
+from services.gateway.api.tokens_schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.stores.files import PURPOSES
 
 
@@ -138,6 +140,29 @@ OPERATIONS: dict[str, Operation] = {
         query=MessagesQuery,
         events=dict[str, Any],
         error=AnthropicError,
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        _GENERATION,
+        "How many tokens a conversation has, as Anthropic has it",
+        TokenCount,
+        CountTokensRequest,
+        {**_MODEL, **_ASKED},
+        query=MessagesQuery,
+        error=AnthropicError,
+    ),
+    "POST /tokenize": Operation(
+        _GENERATION,
+        "A prompt's tokens, as vLLM has it",
+        Tokenized,
+        TokenizeRequest,
+        {**_MODEL, "prompt": "The water"},
+    ),
+    "POST /detokenize": Operation(
+        _GENERATION,
+        "The text of tokens, as vLLM has it",
+        Detokenized,
+        DetokenizeRequest,
+        {**_MODEL, "tokens": [17, 4]},
     ),
     "POST /v1/responses": Operation(
         _RESPONSES,

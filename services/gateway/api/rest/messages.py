@@ -39,13 +39,24 @@ class MessagesQuery(Body):
 _PING: Event = {"type": "ping"}
 
 
+def authorization(exchange: Exchange) -> str | None:
+    """Also as Anthropic's clients send it."""
+    key = exchange.headers.get("x-api-key")
+    return exchange.authorization or (f"Bearer {key}" if key else None)
+
+
+def check_query(exchange: Exchange) -> None:
+    """Raises INVALID_ARGUMENT."""
+    if exchange.query:
+        validated(MessagesQuery, dict(exchange.query))
+
+
 class MessagesFront(HttpFront):
     """front.Front."""
 
     def __init__(self, exchange: Exchange, settings: Settings) -> None:
         super().__init__(exchange, settings)
-        if self.authorization is None and (key := exchange.headers.get("x-api-key")):
-            self.authorization = f"Bearer {key}"  # as Anthropic's clients send it
+        self.authorization = authorization(exchange)
         self.shown = False
         self._chat: Chat | None = None
         self._content = Content()
@@ -119,8 +130,7 @@ def _sse(events: list[Event]) -> bytes:
 
 
 async def create_message(gateway: Gateway, exchange: Exchange) -> None:
-    if exchange.query:
-        validated(MessagesQuery, dict(exchange.query))
+    check_query(exchange)
     front = MessagesFront(exchange, gateway.settings)
     try:
         await serve(gateway, front)

@@ -26,6 +26,7 @@ from services.gateway.api.rest.messages import create_message
 from services.gateway.api.rest.moderations import create_moderation
 from services.gateway.api.rest.pages import refuse_query
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
+from services.gateway.api.rest.tokens import count_tokens, detokenize, tokenize
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
@@ -78,6 +79,9 @@ def application(gateway: Gateway) -> ASGIApp:
         "/v1/responses/{response}/cancel": {"POST": signed(responses.cancel_response)},
         "/v1/responses/{response}/input_items": {"GET": signed(responses.list_input_items)},
         "/v1/messages": {"POST": plain(create_message)},
+        "/v1/messages/count_tokens": {"POST": plain(count_tokens)},
+        "/tokenize": {"POST": plain(tokenize)},
+        "/detokenize": {"POST": plain(detokenize)},
         "/v1/embeddings": {"POST": plain(embeddings)},
         "/v1/score": {"POST": plain(score)},
         "/v1/rerank": {"POST": plain(rerank)},

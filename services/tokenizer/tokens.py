@@ -1,0 +1,29 @@
+"""A prompt's tokens, for a client that counts them or wants to see them. Nothing is generated, so
+no rule of the policy looks at it."""
+
+from dataclasses import replace
+from functools import partial
+
+from protos.common_pb2 import FINISH_STOP, Record
+from protos.tokenizer_pb2 import PromptRequest, TextDelta
+from services.common.link import LinkCall
+from services.common.spans import Span
+from services.tokenizer.context import assemble, check_length
+from services.tokenizer.parts import Pipeline, model_of, threaded
+
+
+async def tokens(
+    pipeline: Pipeline, call: LinkCall, request: PromptRequest, span: Span, record: Record
+) -> None:
+    """Sends one delta: the ids, and of ids their text. A prompt may be longer than the window: who
+    counts wants to know by how much. Raises PenstockError."""
+    model = await model_of(pipeline, request, (), span)
+    model = replace(model, window=max(model.window, pipeline.max_pooled_tokens))
+    check_length(model, request)
+    work = partial(assemble, model, request)
+    prompt = await threaded(pipeline, request.caller.tenant, span, "assemble", work)
+    delta = TextDelta(token_ids=prompt.token_ids, finish=FINISH_STOP, checkpoint=model.checkpoint)
+    delta.usage.prompt_tokens = len(prompt.token_ids)
+    if request.HasField("token_ids"):
+        delta.text = model.decode(prompt.token_ids)
+    call.send(delta.SerializeToString())
