@@ -202,6 +202,7 @@ class Host:
         return self._draining
 
     async def _drain(self, grace_s: float) -> None:
+        await self._health.enter_graceful_shutdown()  # first: Redis may hang, and be waited for
         if self.replica is not None:
             log.info("%s drains", self.id)
             self._listed_draining = await self._register(self.replica, DRAINING)

@@ -35,9 +35,10 @@ What holds:
 - Everything runs on the event loop of `start()`/`add_to()`; nothing here is thread-safe.
 """
 
+from services.common.link.call import LinkCall
 from services.common.link.client import LinkClient, LinkOptions, LinkRequest, LinkState
 from services.common.link.frames import MAX_FRAME_BYTES, End, Record, Status, Vitals
-from services.common.link.server import LinkCall, LinkServer
+from services.common.link.server import LinkServer
 
 __all__ = [
     "MAX_FRAME_BYTES",

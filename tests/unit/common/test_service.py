@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.common.config import Settings
-from services.common.discovery import Directory
+from services.common.discovery import Directory, Registration
 from services.common.redis import connect
 from services.common.service import Host, Service, _serve_until_signal
 from services.common.versions import version
@@ -174,6 +174,33 @@ async def test_a_host_that_stops_is_looked_for_by_nobody_before_it_drains(
     for url in (f"http://{replica.address}", replica.metrics_url):
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+
+
+async def test_a_drain_tells_probes_before_it_waits_for_redis(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(Quiet, settings)
+    replica = await host.start()
+    register, answers = host._register, asyncio.Event()
+
+    async def hung(*given: object) -> Registration:
+        await answers.wait()
+        return await register(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(host, "_register", hung)
+    drain = host.drain()
+    async with TRANSPORT.dial(replica.address, "echo") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def told() -> bool:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+        await until(told)
+    assert not drain.done()
+    answers.set()
+    await host.stop(grace_s=0)
+    assert host.service.drained
 
 
 async def test_what_never_served_has_nothing_to_drain(settings: Settings) -> None:
