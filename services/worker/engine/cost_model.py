@@ -90,6 +90,11 @@ class CostModel:
         return _dot(self._costs, shape.sizes)
 
     @property
+    def fixed_s(self) -> float:
+        """Of a step, whatever it computes."""
+        return self._costs[0]
+
+    @property
     def draft_s(self) -> float:
         """By how much a guess lengthens a step."""
         return self._costs[-1]

@@ -149,7 +149,7 @@ class Scheduler:
         decodes, begun = self._go_on(step)
         context = sum(sequence.length for sequence in decodes)
         decoding = StepShape(decodes=len(decodes), decode_context=context)
-        wanted = self._wanted(decodes, decoding)
+        wanted = self._wanted(decodes, decoding, bool(begun or self._waiting.head))
         decoding = replace(decoding, drafts=sum(wanted.values()))
         room = self._room(decoding)
         prompts = list(self._chunks(self._prompts(begun, step, room), room))
@@ -267,13 +267,15 @@ class Scheduler:
         self._waiting.push(sequence)
         step.preempted.append(sequence)
 
-    def _wanted(self, decodes: list[Sequence], decoding: StepShape) -> dict[str, int]:
+    def _wanted(
+        self, decodes: list[Sequence], decoding: StepShape, prompts: bool
+    ) -> dict[str, int]:
         """How many guesses each of them should have, by its id. They leave half of the tokens to
         prompts."""
         if self.speculation is None or not decodes:
             return {}
         room = (self.max_batched_tokens - len(decodes)) // 2
-        return self.speculation.wanted(decodes, decoding, room)
+        return self.speculation.wanted(decodes, decoding, room, prompts)
 
     def _guess(
         self, decodes: list[Sequence], wanted: dict[str, int], seconds: float

@@ -8,7 +8,8 @@ the same as without guesses, since what is sampled depends on tokens, seed and p
 A step of n sequences makes n tokens. A guess makes one more if it and those before it are right,
 and makes the step longer by what the cost model says. It is worth that where it brings more tokens
 a second than the step has without it. So a guess needs little where a step waits for its weights,
-much where many sequences share them, and nobody guesses where none can win.
+much where many sequences share them, and more where prompts have the steps made anyway; and nobody
+guesses where none can win.
 """
 
 from collections import Counter
@@ -62,12 +63,17 @@ class Speculation:
         self._offers: dict[str, _Offer] = {}
         """Of this step, by the sequence's id."""
 
-    def wanted(self, decodes: Seq[Sequence], shape: StepShape, room: int) -> dict[str, int]:
+    def wanted(
+        self, decodes: Seq[Sequence], shape: StepShape, room: int, prompts: bool = False
+    ) -> dict[str, int]:
         """How many guesses each of them should have, by its id; those with none are left out.
-        `shape`: of the step without guesses; `room`: tokens that may come to it."""
+        `shape`: of the step without guesses; `room`: tokens that may come to it; `prompts`: there
+        are some to compute, which need steps whatever is guessed: a right guess saves no step then,
+        but what a decode adds to one."""
         self._tokens += len(decodes)
         room = min(room, self._rows)
-        step_s = self._cost.step_s(shape) + self._host.step_s
+        step_s = self._cost.step_s(shape)
+        step_s += -self._cost.fixed_s if prompts else self._host.step_s
         token_s = step_s / len(decodes)
         # Costs that nobody sees may be wrong for ever: they are believed less and less.
         margin = rules.MARGIN * rules.FORGETS**self._idle

@@ -269,7 +269,7 @@ def test_on_triton(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> N
         Request("0", [7, 8, 9], Sampling(seed=1, **few)),
         Request("1", [9] * 7, Sampling(seed=2, temperature=0.9, logprobs=1, **few)),
     ]
-    small = {"max_running": 2, "num_blocks": 12, "max_batched_tokens": 8}
+    small = {"max_running": 2, "num_blocks": 12, "max_batched_tokens": 12}
     want = drive(make_engine(folder, kernels="reference", **small), asked)
     found = drive(drafting(folder, folder, kernels="triton", **small), asked)
     assert found.tokens == want.tokens

@@ -341,7 +341,9 @@ class Asked:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def wanted(self, decodes: list[Sequence], shape: StepShape, room: int) -> dict[str, int]:
+    def wanted(
+        self, decodes: list[Sequence], shape: StepShape, room: int, prompts: bool
+    ) -> dict[str, int]:
         assert shape.decodes == len(decodes)
         self.names |= {sequence.id for sequence in decodes}
         return {}

@@ -351,6 +351,51 @@ def test_guesses_are_of_those_that_guess_well() -> None:
     assert {int(name) % 2 for name in offering.asked} == {1}
 
 
+@pytest.mark.parametrize("right", [0.5, 1.0])
+def test_beside_prompts_a_guess_saves_no_step(right: float) -> None:
+    """But what a decode adds to one, of which it takes most itself."""
+    cost, step = CostModel(), StepShape(decodes=8, decode_context=800)
+    for decodes, drafts in ((8, 0), (1, 0), (8, 8), (4, 4), (2, 0), (8, 24)) * 20:
+        shape = StepShape(decodes=decodes, decode_context=100 * decodes, drafts=drafts)
+        cost.learn(shape, 3e-3 + 2e-4 * decodes + 1e-4 * drafts)
+    guesses = Speculation([Offering()], cost, depth=1, rows=128)
+    sequences = [
+        Sequence(Request(str(i), [1] * 100, Sampling(10**6)), i, 16, frozenset(), 10**7, 0)
+        for i in range(8)
+    ]
+    for number in range(16):
+        guesses.wanted(sequences, step, 400)
+        for place, sequence in enumerate(sequences):
+            guesses.learn(sequence, 1, 1 if right == 1.0 else (number + place) % 2)
+    assert guesses.wanted(sequences, step, 400)
+    beside = guesses.wanted(sequences, step, 400, prompts=True)
+    assert bool(beside) == (right == 1.0)
+
+
+def test_whoever_guesses_knows_of_prompts(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    real = Speculation.wanted
+
+    def wanted(self: Speculation, *of: Any) -> dict[str, int]:
+        told.append(of[-1])
+        return real(self, *of)
+
+    monkeypatch.setattr(Speculation, "wanted", wanted)
+    engine = make_engine(checkpoint(), speculation="ngram", max_batched_tokens=16)
+    engine.add(Request("a", make_prompts(1)[0][:9], greedy(30)))
+    for _ in range(3):
+        engine.step()
+    assert told == [False, False]
+    engine.add(Request("b", [*range(3, 63)], greedy(3)))
+    engine.step()
+    engine.step()
+    assert told[2:] == [True, True], "queued, and begun"
+    drive(engine, [])
+    assert told[-1] is False
+
+
 def test_costs_that_were_wrong_are_not_believed_for_ever() -> None:
     """A machine that was busy when guesses were tried: in a quiet hour they are tried again."""
     cost = CostModel()
