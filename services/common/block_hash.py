@@ -14,12 +14,19 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
 DIGEST_SIZE = 16
 """Bytes of one hash."""
+_TOKEN_BYTES = 4
+_begun = blake2b(digest_size=DIGEST_SIZE, person=b"penstock-kv")
 
 
 def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST_SIZE, person=b"penstock-kv").digest()
+    hashing = _begun.copy()  # half the time of a new one
+    hashing.update(data)
+    return hashing.digest()
 
 
 def root_hash(salt: bytes) -> bytes:
@@ -32,12 +39,15 @@ def extend_hash(parent: bytes, block_token_ids: Sequence[int]) -> bytes:
     return _digest(parent + struct.pack(f"<{len(block_token_ids)}I", *block_token_ids))
 
 
-def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
+def block_hashes(
+    token_ids: Sequence[int] | NDArray[np.uint32], block_size: int, salt: bytes
+) -> list[bytes]:
     """Hashes of the full blocks of `token_ids`, first to last; a partial last block has none."""
     parent = root_hash(salt)
+    data, step = np.array(token_ids, "<u4").tobytes(), _TOKEN_BYTES * block_size
     hashes = []
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = extend_hash(parent, token_ids[start : start + block_size])
+    for start in range(0, len(data) - step + 1, step):
+        parent = _digest(parent + data[start : start + step])
         hashes.append(parent)
     return hashes
 

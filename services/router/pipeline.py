@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from protos import common_pb2, router_pb2
 from services.common.block_hash import block_hashes, tenant_salt
@@ -225,7 +227,9 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
     before another one's place is chosen.
     """
     request = answer.request
-    token_ids = [*request.prompt_token_ids, *answer.tokens]
+    token_ids = np.array(request.prompt_token_ids, np.uint32)  # a copy of memory, no list of ints
+    if answer.tokens:
+        token_ids = np.append(token_ids, np.array(answer.tokens, np.uint32))
     sizes = {w.block_size for w in router.workers.ready(request.model, request.checkpoint)}
     chains = await _chains(token_ids, request.caller.tenant, sizes)
     workers = await _some_workers(router, answer, case)
@@ -246,7 +250,9 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
     return placement
 
 
-async def _chains(token_ids: list[int], tenant: str, sizes: Iterable[int]) -> list[list[bytes]]:
+async def _chains(
+    token_ids: NDArray[np.uint32], tenant: str, sizes: Iterable[int]
+) -> list[list[bytes]]:
     """The hashes of the tokens' blocks, for each block size."""
     salt = tenant_salt(tenant)
     if len(token_ids) > _LONG_PROMPT:

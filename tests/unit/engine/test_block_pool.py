@@ -1,5 +1,6 @@
 """The block pool's contracts, and the hashes that name blocks."""
 
+import numpy as np
 import pytest
 
 from services.common.block_hash import block_hashes, extend_hash, root_hash
@@ -131,3 +132,11 @@ def test_check_finds_leaks_and_double_holds() -> None:
         pool.check([blocks, blocks])
     with pytest.raises(IntegrityError, match="twice"):
         pool.check([blocks + blocks])
+
+
+def test_a_block_is_named_the_same_whatever_its_tokens_come_in() -> None:
+    """Names are between hosts and versions: they do not change."""
+    tokens = [0, 1, 127, 128, 2**31, 2**32 - 1, 5, 6]
+    named = block_hashes(tokens, 4, b"tenant")
+    assert named == block_hashes(np.array(tokens, np.uint32), 4, b"tenant")
+    assert named[-1].hex() == "9d362d9e6fada4ffd960e98b9c500853"
