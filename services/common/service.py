@@ -41,6 +41,9 @@ from services.common.waiting import first_done
 log = logging.getLogger(__name__)
 
 _CHECK_EVERY_S = 1.0
+_SWITCH_S = 0.001
+"""How long a thread that computes in Python keeps the loop, and with it all streams, waiting;
+Python's own 5 ms are for each turn of the loop."""
 SERVER_OPTIONS = [
     *MESSAGE_LIMITS,
     *KEEPALIVE_ALLOWED,
@@ -113,6 +116,7 @@ class Host:
 
     async def start(self) -> Replica:
         """Serves and registers. Raises what the service's own start raises, after cleaning up."""
+        sys.setswitchinterval(_SWITCH_S)
         try:
             await self.service.start(self._server)
             self.replica = await self._serve()

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
@@ -86,6 +87,18 @@ async def test_a_host_serves_health_reflection_and_metrics_and_registers(
     assert host.service.drained
     assert host.service.stopped
     await redis.aclose()
+
+
+async def test_threads_let_its_loop_go_on_soon(settings: Settings) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    host = Host(Quiet, settings)
+    try:
+        await host.start()
+        assert sys.getswitchinterval() <= 0.001
+        await host.stop(0)
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def test_it_lives_while_it_drains_and_not_when_its_loop_hangs(settings: Settings) -> None:
