@@ -413,7 +413,7 @@ async def test_who_was_convicted_meanwhile_does_not_run() -> None:
     rig.models.names.add("listed")
     served = rig.serve(request(model="listed"))
     await until(lambda: bool(rig.door.came))
-    rig.quarantine._convict(rig.quarantine.case(request(model="listed"))._fingerprint)
+    rig.quarantine._convict(rig.quarantine.case(request(model="listed")).fingerprint)
     rig.pool.worker("w", model="listed")
     status = await served.end()
     assert status.reason == "request_quarantined"
