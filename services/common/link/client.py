@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -288,7 +289,7 @@ class LinkClient:
         """Connects again and again until closed."""
         backoff_s = self._options.backoff_s
         while True:
-            connects = self.counters.connects
+            connects, began = self.counters.connects, time.monotonic()
             try:
                 await self._connection()
             except Exception:
@@ -296,7 +297,9 @@ class LinkClient:
                 self._lose("an error of this end")
             if self._closing:  # a task group that ends by an error swallows the cancellation
                 return
-            if self.counters.connects > connects:
+            # One that ends as soon as it is there begins nothing anew: each costs a snapshot.
+            held = time.monotonic() - began >= self._options.heartbeat_s
+            if held and self.counters.connects > connects:
                 backoff_s = self._options.backoff_s
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, self._options.backoff_max_s)

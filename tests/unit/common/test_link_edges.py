@@ -181,9 +181,31 @@ async def test_attempts_back_off_and_begin_anew_after_a_connection(
     async with grpc_server(server.add_to, int(address.split(":")[1])):
         await link.wait_ready(10)
         before = len(pauses)
+        await sleep(2 * QUICK.heartbeat_s)
     await until(lambda: len(pauses) >= before + 2)
     assert pauses[before : before + 2] == [0.02, 0.04]
     await link.close()
+
+
+async def test_who_answers_and_ends_the_link_at_once_is_backed_off_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        task = asyncio.current_task()
+        if task is not None and task.get_name().startswith("link to"):
+            pauses.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(module.random, "uniform", lambda least, most: most)
+    monkeypatch.setattr(module.asyncio, "sleep", noted)
+    options = replace(QUICK, heartbeat_s=60.0)
+    async with linked_to(greet, options=options, ready=False) as link:
+        await until(lambda: len(pauses) >= 4)
+        assert link.counters.connects >= 3
+    assert pauses[:4] == [0.02, 0.04, 0.08, 0.1]
 
 
 async def test_time_without_a_step_is_counted_anew_on_each_connection() -> None:
