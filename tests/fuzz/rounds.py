@@ -124,7 +124,8 @@ class _Round:
                 took_s = thread_time() - began
                 assert took_s < _STEP_S, f"step {now} took {took_s:.2f} s of the processor"
                 self._take(step, now)
-                self._faults.step()
+                if step.prefill_tokens or step.decode_tokens:  # else nothing went well
+                    self._faults.step()
             self._engine.check()
             now += 1
         while self._engine.has_work:
