@@ -90,7 +90,7 @@ def _both(model: Path, folder: Path, speculation: str) -> Iterator[tuple[Contest
     driver += [str(folder / "data" / "packed"), speculation]
     environment = {"PYTHONPATH": str(ROOT)}
     ours = Contestant(OURS, driver, folder / "engine.log", environment)
-    with _platform(model, folder, speculation) as running:
+    with platform_up(model, folder, speculation) as running:
         try:
             ours.start()
             ours.freeze()
@@ -100,7 +100,7 @@ def _both(model: Path, folder: Path, speculation: str) -> Iterator[tuple[Contest
 
 
 @contextmanager
-def _platform(model: Path, folder: Path, speculation: str) -> Iterator[Running]:
+def platform_up(model: Path, folder: Path, speculation: str) -> Iterator[Running]:
     """`penstock up`, ended as Ctrl-C ends it."""
     data = folder / "data"
     environment = {f"PENSTOCK_WORKER__{name}": value for name, value in SAME.items()}

@@ -85,6 +85,12 @@ _COMMANDS = (
         granting_arguments.audit,
     ),
     (
+        "jobs",
+        "durable jobs that wait and run, and those that are dead",
+        "services.cli.commands.jobs",
+        granting_arguments.jobs,
+    ),
+    (
         "policy",
         "try a policy file: its rules, and the tests that they name",
         "services.cli.commands.policy",

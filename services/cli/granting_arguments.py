@@ -157,6 +157,15 @@ def audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="a JSON object a line, oldest first")
 
 
+def jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--last", type=whole(1), default=50, metavar="N", help="so many dead ones (default 50)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="dead ones as JSON objects, a line each"
+    )
+
+
 def _models(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--model",

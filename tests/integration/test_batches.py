@@ -373,6 +373,7 @@ async def test_what_fails_by_the_platforms_fault_is_tried_again_and_then_dead(ri
     assert "out of order" in errors["broken"]["error"]["message"]
     assert tried == {"fine": 1, "broken": 3, "shaky": 2, "away": 6, "wrong": 1}
     (dead,) = await rig.gateway.jobs.queues.dead(10)
+    assert dead.as_told()["queue"] == batch.id
     assert (dead.queue.tenant, dead.queue.name) == ("acme", batch.id)
     assert "out of order" in dead.why
     assert (await charged(rig)).total() == 3
@@ -406,7 +407,7 @@ async def test_a_killed_gateways_lines_are_answered_once(rig: Rig) -> None:
         rig.gateway.jobs._stopping = True  # it begins none: the other has them all
         made = await theirs.begin(*(line(str(n)) for n in range(count)))
         gated.go(10)
-        await until(lambda: gated.begun.total() >= 14, 20)
+        await until(lambda: gated.begun.total() > 10, 20)
         in_the_middle = gated.begun.total()
         assert in_the_middle < count
         await other.kill()

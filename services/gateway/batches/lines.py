@@ -93,7 +93,7 @@ class Lines:
             raise internal() from None
         journal = self._gateway.records.find(reply.request_id, tenant)
         if journal is not None:
-            self.places.went(journal.admission_s)
+            self.places.went(batch.id, journal.admission_s, journal.pace_s)
             metrics.jobs_window.set(self.places.size)
         return reply
 

@@ -80,6 +80,7 @@ NEEDS: dict[str, Permission | None] = {
     "POST /admin/v1/revoked-tokens": Permission.KEYS_WRITE,
     "GET /admin/v1/models": Permission.MODELS_READ,
     "GET /admin/v1/audit": Permission.AUDIT_READ,
+    "GET /admin/v1/jobs/dead": Permission.AUDIT_READ,
     "GET /admin/healthz": OPEN,
 }
 

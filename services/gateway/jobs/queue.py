@@ -9,6 +9,12 @@ from services.common.script_line import ScriptLine
 
 SOURCE = Path(__file__).with_name("queue.lua").read_text()
 DEAD_KEPT = 10_000
+KINDS = {
+    "line": "lines of batches",
+    "batch": "batches: their beginnings and ends",
+    "index": "files to be indexed",
+}
+"""Of jobs, and what they are."""
 _AT_ONCE = 500  # jobs in one call
 
 
@@ -37,6 +43,23 @@ class Dead(NamedTuple):
     queue: Queue
     body: str
     why: str
+
+    @property
+    def at_s(self) -> int:
+        """Unix seconds."""
+        return int(self.id.partition("-")[0]) // 1000
+
+    def as_told(self) -> dict[str, Any]:
+        return {
+            "object": "dead_job",
+            "id": self.id,
+            "at": self.at_s,
+            "kind": self.queue.kind,
+            "tenant": self.queue.tenant,
+            "queue": self.queue.name,
+            "job": self.body,
+            "why": self.why,
+        }
 
 
 class Queues:

@@ -83,6 +83,13 @@ class Journal:
         spans = common_pb2.Record.FromString(self._record).spans
         return sum(span.duration_ns for span in spans if span.name in _ADMISSION) / 1e9
 
+    @property
+    def pace_s(self) -> float | None:
+        """Of a closed one: between two of its tokens, on average; None for fewer than two."""
+        if self.tokens < 2:
+            return None
+        return (self.duration_s - self.first_text_s) / (self.tokens - 1)
+
     def as_stored(self) -> str:
         """All of a closed one, for another gateway to tell."""
         told = {name: getattr(self, name) for name in _STORED} | {"cost": self.cost}

@@ -19,6 +19,9 @@ being computed, and before many that came at once, and yet none waits for ever: 
 due, is due later. (Prompts one after the other, in the order in which equal shares would end them,
 end no later than by equal shares: E. Friedman, S. Henderson, "Fairness and efficiency in web server
 protocols", 2003.)
+A step with such a prompt of somebody who waits is without those that nobody waits for, from
+priority `PATIENT` on: neither their decodes nor their prompts make it longer. They stand aside for
+`_MOST_ASIDE` steps in a row at most.
 In the queue nobody overtakes whoever is first by that order; preempted sequences keep their place
 in it.
 
@@ -69,6 +72,9 @@ _DUE_AFTER = 2
 """Tokens of an equal share since a prompt came, for each that it has to compute: then it is due.
 Two, since about half of a step's work may be decodes."""
 _ORDER = attrgetter("order")
+PATIENT = 3
+"""The low lane: nobody waits for what has this priority, or a larger one."""
+_MOST_ASIDE = 16
 
 
 class Scheduler:
@@ -105,6 +111,8 @@ class Scheduler:
         """Tokens that a prompt would have got so far, had all that were there got the same."""
         self._prompt_share = 1.0
         """As of the last step."""
+        self._aside = 0
+        """Steps in a row that were without what nobody waits for."""
         self._looks = False
         """The last step is to show what decodes take alone."""
 
@@ -146,7 +154,7 @@ class Scheduler:
         step = Step()
         if self._in_flight and not self._all_can_grow():
             return step
-        decodes, begun = self._go_on(step)
+        decodes, begun = self._stand_aside(*self._go_on(step), step)
         context = sum(sequence.length for sequence in decodes)
         decoding = StepShape(decodes=len(decodes), decode_context=context)
         wanted = self._wanted(decodes, decoding, bool(begun or self._waiting.head))
@@ -249,6 +257,24 @@ class Scheduler:
             begun = deque(one for one in begun if one.status is Status.RUNNING)
         return decodes, begun
 
+    def _stand_aside(
+        self, decodes: list[Sequence], begun: deque[Sequence], step: Step
+    ) -> tuple[list[Sequence], deque[Sequence]]:
+        """The same without what nobody waits for, if a prompt of somebody who does is there."""
+        if not any(map(_is_patient, (*decodes, *begun))):
+            self._aside = 0
+            return decodes, begun
+        head = self._waiting.head
+        if head and not (step.preempted or head.remote or _is_patient(head)):  # noqa: SIM102
+            if self._admit(head, step):
+                begun = deque(sorted((*begun, head), key=_ORDER))
+        if self._aside == _MOST_ASIDE or all(map(_is_patient, begun)):
+            self._aside = 0
+            return decodes, begun
+        self._aside += 1
+        urgent = deque(one for one in begun if not _is_patient(one))
+        return [one for one in decodes if not _is_patient(one)], urgent
+
     def _grow(self, sequence: Sequence, step: Step) -> bool:
         """Makes room for the sequence's last tokens. False: it was preempted."""
         while sequence.length > sequence.room and sequence.status is Status.RUNNING:
@@ -322,6 +348,8 @@ class Scheduler:
         admits = not step.preempted
         while True:
             head = self._waiting.head if admits else None
+            if head and self._aside and _is_patient(head):
+                head = None
             first = head and not (begun and begun[0].order < head.order)
             if head and (head.remote or (first and room.left)):
                 admits = self._admit(head, step)
@@ -378,3 +406,7 @@ class Scheduler:
             self._leaving.remove(sequence)
             self.tables.release(sequence)
         return True
+
+
+def _is_patient(sequence: Sequence) -> bool:
+    return sequence.request.priority >= PATIENT

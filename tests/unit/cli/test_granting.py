@@ -1,11 +1,14 @@
 """`penstock tenants`, `keys`, `limits` and `audit` on a real Redis."""
 
+import asyncio
 import json
 
 import pytest
 
 from services.cli.main import main
+from services.common.redis import connect
 from services.gateway.identity.key_record import ADMIN_KEY_PATTERN, KEY_PATTERN
+from services.gateway.jobs.queue import Queue, Queues
 
 LIMIT = '{"name": "rpm", "of": "requests", "per": "minute", "most": 60}'
 
@@ -198,7 +201,25 @@ def test_odd_names_are_shown_as_they_are(run):
 
 def test_where_redis_is_away_it_says_so(run, monkeypatch):
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
-    for argv in (["tenants", "list"], ["limits", "list"], ["audit"]):
+    for argv in (["tenants", "list"], ["limits", "list"], ["audit"], ["jobs"]):
         code, _, err = run(*argv)
         assert code == 1
         assert "Redis cannot be reached" in err
+
+
+async def _one_dead_of_two(redis_url, namespace):
+    redis = connect(redis_url)
+    queues = Queues(redis, namespace, "g1", 60)
+    for body in ("one", "two"):
+        await queues.add(Queue("line", "acme", "batch_1"), body)
+    await queues.bury(await queues.claim("line"), "it broke")
+    await redis.aclose()
+
+
+def test_jobs_that_wait_and_that_are_dead(run, redis_url, namespace):
+    asyncio.run(_one_dead_of_two(redis_url, namespace))
+    (dead,) = [json.loads(line) for line in run("jobs", "--json")[1].splitlines()]
+    assert (dead["tenant"], dead["job"], dead["why"]) == ("acme", "one", "it broke")
+    shown = rows(run("jobs")[1])
+    assert ["lines of batches", "1", "0"] in shown
+    assert shown[-1][1:] == ["line", "acme", "batch_1", "one", "it broke"]

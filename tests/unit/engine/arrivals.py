@@ -26,7 +26,7 @@ arrivals = st.builds(
     # Few distinct tokens and short steps: shared prefixes are common.
     prompt=st.lists(st.integers(1, 2), min_size=1, max_size=20),
     max_tokens=st.integers(1, 12),
-    priority=st.sampled_from([0, 0, 0, 1]),
+    priority=st.sampled_from([0, 0, 1, 3]),
     salt=st.sampled_from([b"a", b"a", b"a", b"b"]),
     kind=st.sampled_from(["plain", "plain", "plain", "prefill", "remote"]),
     cancel_at=st.sampled_from([None, None, None, 0, 1, 2, 5]),

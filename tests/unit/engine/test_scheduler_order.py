@@ -1,5 +1,6 @@
 """Whose prompt the scheduler takes first."""
 
+from services.worker.engine.scheduler import PATIENT
 from tests.unit.engine.schedule_bench import Bench, tokens
 
 
@@ -134,3 +135,27 @@ def test_prompts_begun_go_by_arrival_too() -> None:
     bench.add("second", tokens(20, first=11))
     assert [c.sequence.id for c in bench.step().chunks] == ["first"]
     assert [(c.sequence.id, c.count) for c in bench.step().chunks] == [("first", 4), ("second", 4)]
+
+
+def test_what_nobody_waits_for_stands_aside_while_a_prompt_is_computed() -> None:
+    bench = Bench(num_blocks=128, budget=32)
+    for name in ("batch 1", "batch 2"):
+        bench.add(name, tokens(4, first=ord(name[-1])), priority=PATIENT)
+    bench.step()
+    assert {chunk.sequence.id for chunk in bench.step().chunks} == {"batch 1", "batch 2"}
+    bench.add("batch 3", tokens(8, first=70), priority=PATIENT)
+    bench.add("chat", tokens(80, first=90), priority=PATIENT - 1)
+    steps = [{chunk.sequence.id for chunk in bench.step().chunks} for _ in range(3)]
+    assert steps[:2] == [{"chat"}, {"chat"}]
+    assert steps[2] == {"chat"}
+    assert {chunk.sequence.id for chunk in bench.step().chunks} >= {"chat", "batch 1", "batch 3"}
+
+
+def test_what_stands_aside_has_its_turn_all_the_same() -> None:
+    bench = Bench(num_blocks=512, budget=2)
+    bench.add("batch", tokens(2, first=10), priority=PATIENT)
+    bench.step()
+    bench.add("chat", tokens(200, first=90), priority=PATIENT - 1)
+    steps = [{chunk.sequence.id for chunk in bench.step().chunks} for _ in range(40)]
+    assert sum("batch" in ids for ids in steps) == 40 // 17
+    assert all("chat" in ids or "batch" in ids for ids in steps)

@@ -1,6 +1,7 @@
 """The admin listener on a real Redis: what it does, for whom, and what strangers get of it."""
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from services.gateway.identity.identity import Identity
 from services.gateway.identity.key_record import key_hash
 from services.gateway.identity.permissions import NEEDS
 from services.gateway.identity.principal import ADMIN_GRANTS, Permission, Role
+from services.gateway.jobs.queue import Queue, Queues
 from tests.support.gateway_parts import EMBEDDING_MODEL, MODEL, gateway_parts
 
 ADMIN = {endpoint: needed for endpoint, needed in NEEDS.items() if " /admin/v1/" in endpoint}
@@ -481,3 +483,17 @@ def test_failures_are_forgotten_bounded_and_of_a_whole_network(monkeypatch):
         too_many(f"10.1.0.{number}")
     assert len(failures._of) == 3
     assert all(len(times) <= 2 for times in failures._of.values())
+
+
+async def test_dead_jobs_are_told_the_latest_first(admin, redis, namespace):
+    queues = Queues(redis, namespace, "g1", 60)
+    admin.parts.jobs = SimpleNamespace(queues=queues)
+    for body in ("one", "two"):
+        await queues.add(Queue("line", "acme", "batch_1"), body)
+        await queues.bury(await queues.claim("line"), "it broke")
+    latest, first = (await admin.told("GET", "/v1/jobs/dead"))["data"]
+    assert (first["job"], first["tenant"], first["queue"]) == ("one", "acme", "batch_1")
+    assert (latest["job"], latest["why"], latest["kind"]) == ("two", "it broke", "line")
+    page = await admin.told("GET", f"/v1/jobs/dead?limit=1&before={latest['id']}")
+    assert page["data"] == [first]
+    assert (await admin.error("GET", "/v1/jobs/dead?limit=0"))[2] == "limit"

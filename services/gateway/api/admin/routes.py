@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import grpc
 from pydantic import Field
@@ -27,6 +27,7 @@ from services.gateway.parts import Gateway
 log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
+Q = TypeVar("Q", bound=Body)
 Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
 
 
@@ -97,6 +98,7 @@ def admin_application(gateway: Gateway) -> ASGIApp:
         },
         "/admin/v1/models": {"GET": signed(list_models)},
         "/admin/v1/audit": {"GET": signed(read_audit)},
+        "/admin/v1/jobs/dead": {"GET": signed(list_dead_jobs)},
         "/admin/healthz": {"GET": healthz},
     }
     endpoints = {f"{method} {path}" for path, methods in table.items() for method in methods}
@@ -148,20 +150,34 @@ async def list_models(gateway: Gateway, exchange: Exchange, principal: Principal
     await exchange.reply_json({"object": "list", "data": told})
 
 
-class AuditQuery(Body):
+class StreamQuery(Body):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     before: Annotated[str, Field(pattern=r"^([0-9]{1,19}-[0-9]{1,19})?$")] = ""
+
+
+class AuditQuery(StreamQuery):
     about: Annotated[str, Field(max_length=200)] = ""
 
 
 async def read_audit(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """The latest first; `before` is the last line's id of the page before."""
+    query = _stream_query(exchange, AuditQuery)
+    lines = await gateway.identity.audit.read(query.limit, query.before, query.about)
+    await exchange.reply_json({"object": "list", "data": [vars(line) for line in lines]})
+
+
+async def list_dead_jobs(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    """What nobody will try again, the latest first; `before` as of the audit log."""
+    query = _stream_query(exchange, StreamQuery)
+    dead = await gateway.jobs.queues.dead(query.limit, query.before)
+    await exchange.reply_json({"object": "list", "data": [one.as_told() for one in dead]})
+
+
+def _stream_query(exchange: Exchange, model: type[Q]) -> Q:
     fields: dict[str, Any] = dict(exchange.query)
     if str(fields.get("limit", "")).isdecimal():
         fields["limit"] = int(fields["limit"][:9])
-    query = validated(AuditQuery, fields)
-    lines = await gateway.identity.audit.read(query.limit, query.before, query.about)
-    await exchange.reply_json({"object": "list", "data": [vars(line) for line in lines]})
+    return validated(model, fields)
 
 
 async def _no_such_path(exchange: Exchange) -> None:
