@@ -34,9 +34,6 @@ from services.worker.engine.log_lines import JsonLines
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-NICE = 10
-"""On a CPU: an engine computes on all its cores without a break, and who passes requests and tokens
-on needs one of them for a millisecond now and then."""
 IDLE_S = 0.2
 """Idle for so long, the engine checks that no block leaked."""
 TRANSFER_S = 0.005
@@ -175,8 +172,6 @@ def main() -> int:
     try:
         config: EngineConfig = channel.receive()
         kv_payload.sweep()
-        if config.device == "cpu":
-            os.nice(NICE)
         try:
             engine = Engine(config)
             channel.send(engine.info)
