@@ -5,7 +5,7 @@ READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 PEERS ?= .peers
 
-.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents chaos nodes sanitize lint docs protos bench bench-batches bench-peers plots model mutants dev image-test clean
+.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents clients-anthropic chaos nodes sanitize lint docs protos bench bench-batches bench-peers plots model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
@@ -32,14 +32,15 @@ fuzz: $(READY)          ## 10,000 random requests with cancels and faults throug
 	$(BIN)/python -m tests.fuzz $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(SEED),--seed $(SEED))
 
 # Each in an environment of its own below build/clients, with the versions of tests/clients/*.txt.
-clients: $(READY)       ## OpenAI's client and Agents SDK, langchain-openai and litellm as they are against the demonstration model
+clients: $(READY)       ## OpenAI's client and Agents SDK, Anthropic's client, langchain-openai and litellm as they are against the demonstration model
 	$(BIN)/python -m tests.clients.run
 
 clients-openai:         ## OpenAI's client alone
 clients-langchain:      ## langchain-openai alone
 clients-litellm:        ## litellm alone
 clients-agents:         ## OpenAI's Agents SDK alone
-clients-openai clients-langchain clients-litellm clients-agents: clients-%: $(READY)
+clients-anthropic:      ## Anthropic's client alone
+clients-openai clients-langchain clients-litellm clients-agents clients-anthropic: clients-%: $(READY)
 	$(BIN)/python -m tests.clients.run $*
 
 chaos: $(READY)         ## one process of each class killed under 16 streams, or hung, and what that cost; everything replaced under load (half an hour)

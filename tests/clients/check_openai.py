@@ -1,7 +1,9 @@
-"""OpenAI's client: parse() with pydantic, tools, streams, logprobs, sync and async."""
+"""OpenAI's client: parse() with pydantic, tools, streams, logprobs, sync and async; responses,
+files, vector stores, moderations, batches."""
 
 import asyncio
 import json
+import time
 from typing import Literal
 
 import openai
@@ -82,6 +84,67 @@ def main(client: openai.OpenAI) -> None:
     assert last.usage.completion_tokens <= 5
 
 
+def responses(client: openai.OpenAI) -> None:
+    told = client.responses.parse(model="demo", input="And the oil?", text_format=Plan)
+    assert isinstance(told.output_parsed, Plan)
+    stored = client.responses.retrieve(told.id)
+    assert stored.output_text == told.output_text
+    with client.responses.stream(
+        model="demo", input="Why?", previous_response_id=told.id, max_output_tokens=20
+    ) as stream:
+        kinds = [event.type for event in stream]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    behind = client.responses.create(
+        model="demo", input="Go on.", background=True, max_output_tokens=2000
+    )
+    assert client.responses.cancel(behind.id).status in ("cancelled", "completed")
+    client.responses.delete(told.id)
+
+
+def stores(client: openai.OpenAI) -> None:
+    text = b"The water of the main pipe has a pressure of three bar."
+    file = client.files.create(file=("water.txt", text), purpose="assistants")
+    assert client.files.content(file.id).read() == text
+    store = client.vector_stores.create(name="manuals")
+    done = client.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id)
+    assert done.status == "completed", done.last_error
+    (found,) = client.vector_stores.search(store.id, query="water pressure").data
+    assert found.file_id == file.id
+    client.vector_stores.delete(store.id)
+    client.files.delete(file.id)
+    assert file.id not in [one.id for one in client.files.list()]
+
+
+def moderations(client: openai.OpenAI) -> None:
+    fine, rude = client.moderations.create(input=["a kettle", "you blockhead"]).results
+    assert not fine.flagged
+    assert rude.flagged
+    assert rude.categories.hate
+    assert not rude.categories.violence
+
+
+def batches(client: openai.OpenAI) -> None:
+    body = {"model": "demo", "messages": ASKED, "max_tokens": 5}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for name in ("a", "b")
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    until = time.monotonic() + 120
+    while batch.status not in ("completed", "failed", "expired") and time.monotonic() < until:
+        time.sleep(0.2)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed", batch
+    assert batch.output_file_id is not None
+    told = client.files.content(batch.output_file_id).text.splitlines()
+    assert {json.loads(line)["custom_id"] for line in told} == {"a", "b"}
+
+
 async def concurrently(client: openai.AsyncOpenAI) -> None:
     async def one() -> str:
         told = await client.chat.completions.create(
@@ -98,4 +161,6 @@ async def concurrently(client: openai.AsyncOpenAI) -> None:
 
 if __name__ == "__main__":
     main(openai.OpenAI())
+    for part in (responses, stores, moderations, batches):
+        part(openai.OpenAI())
     asyncio.run(concurrently(openai.AsyncOpenAI()))

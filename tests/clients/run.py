@@ -22,6 +22,7 @@ CLIENTS = {
     "langchain": "langchain-openai",
     "litellm": "litellm",
     "agents": "openai-agents",
+    "anthropic": "anthropic",
 }
 """By name, what its section in the page is called."""
 LIMIT_S = 300.0
@@ -52,6 +53,8 @@ async def run(python: str, arguments: list[str], cluster: Cluster) -> bool:
     own = {
         "OPENAI_BASE_URL": f"{cluster.url}/v1",
         "OPENAI_API_KEY": cluster.key,
+        "ANTHROPIC_BASE_URL": cluster.url,
+        "ANTHROPIC_API_KEY": cluster.key,
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it asks for a newer one
     }
@@ -69,8 +72,9 @@ async def main(names: list[str]) -> None:
     pythons = {name: python_of(name) for name in names}
     models = [ModelSpec(name="demo", path=str(ROOT / "models" / "demo"))]
     with TemporaryDirectory() as folder:
-        async with Cluster(Path(folder), models) as cluster:
-            await cluster.start(workers=["both"])
+        rules = {"PENSTOCK_POLICY__FILE": str(HERE / "policy.yaml")}
+        async with Cluster(Path(folder), models, rules) as cluster:
+            await cluster.start(workers=["both"], retrieval=True)
             wrong = [n for n, p in pythons.items() if not await works(n, p, cluster)]
     if wrong:
         raise SystemExit(f"not as it should be: {', '.join(wrong)}")

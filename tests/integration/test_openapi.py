@@ -19,7 +19,7 @@ from services.common.config import PolicySettings
 from services.common.link import LinkCall
 from services.gateway.api.openapi.document import document
 from services.gateway.api.openapi.operations import OPERATIONS, Form
-from tests.support.described import events_as_described
+from tests.support.described import check, events_as_described
 from tests.support.gateway_rig import MODEL, finish, gateway_rig, plan, say_numbers, send
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
@@ -152,6 +152,7 @@ def test_examples_are_answered_and_no_field_beside_is_taken(door, endpoint):
     method, path, body = _example(endpoint, door)
     answer = door.client.request(method, path, json=body)
     assert answer.status_code == 200, answer.text
+    check(answer)
     for at, place in [("", body), *_objects(body)]:
         place["nobodys"] = 1
         answer = door.client.request(method, path, json=body)

@@ -28,10 +28,16 @@ def operation_of(method: str, path: str) -> Operation | None:
 
 async def as_described(answer: httpx.Response) -> None:
     """An event hook of httpx. What is streamed stays as it is."""
+    if answer.headers.get("content-type") == "application/json":
+        await answer.aread()
+        check(answer)
+
+
+def check(answer: httpx.Response) -> None:
+    """Of JSON, which was read. What has no path of ours says what it likes."""
     operation = operation_of(answer.request.method, answer.request.url.path)
-    if operation is None or answer.headers.get("content-type") != "application/json":
+    if operation is None:
         return
-    await answer.aread()
     kind = operation.others.get(answer.status_code, operation.answer)
     if answer.status_code >= 400 and kind is operation.answer:
         kind = operation.error
