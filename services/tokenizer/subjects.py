@@ -58,9 +58,8 @@ def _of_constraint(wanted: Constraint) -> Iterator[tuple[Subject, _Put]]:
     texts = wanted.choice.texts if kind == "choice" else []
     if kind in ("json_schema", "regex", "grammar"):
         texts = [getattr(wanted, kind)]
-    at = "response_format" if is_json else "structured_outputs"
     for text in texts:
-        yield Subject(at, "input", text, "system", fixed=True, json=is_json), _never
+        yield Subject("constraint", "input", text, "system", fixed=True, json=is_json), _never
 
 
 def _of_pool(
