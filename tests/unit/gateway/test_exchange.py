@@ -173,7 +173,7 @@ def full(after_s: float) -> PenstockError:
     ("error", "headers"),
     [
         (full(2.2), {"retry-after": "3"}),
-        (full(0), {"retry-after": "1"}),
+        (full(0), {}),
         (full(0.3), {"retry-after": "1"}),
         (unavailable("x", stage="s"), {"retry-after": "1", "connection": "close"}),
         (

@@ -230,7 +230,7 @@ class Exchange:
         headers = dict(more)
         if isinstance(error, LimitError):
             headers.update(error.headers)
-        if error.retry_after_s > 0 or status in (429, 503):
+        if error.retry_after_s > 0 or status == 503:  # of a 429 it may be that no waiting helps
             headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         if status == 503:  # another gateway may take the next request
             headers["connection"] = "close"
