@@ -83,7 +83,7 @@ async def _rotate(stores: Stores, arguments: argparse.Namespace) -> None:
     made = await stores.keys.rotate(arguments.id, arguments.overlap, stores.by)
     key, record = found(made, "key", arguments.id)
     print(key)
-    [listed] = [one for one in await stores.keys.list() if one.id == record.id]
+    [listed] = [one for one in await stores.keys.list_of(record.tenant) if one.id == record.id]
     old = f"until {local(listed.old_until)}" if listed.old_until else "no more"
     tell(f"{record.id}, {_whose(record)}; the key before it holds {old}")
 

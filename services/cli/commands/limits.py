@@ -66,7 +66,8 @@ async def _list(stores: Stores, arguments: argparse.Namespace) -> None:
         for tenant in await stores.tenants.list():
             if arguments.tenant in (None, tenant.name):
                 of += [(tenant.name, tenant.limits), (f"{tenant.name}, each", tenant.user_limits)]
-    for key in await stores.keys.list():
+    own = arguments.tenant
+    for key in await (stores.keys.list() if own is None else stores.keys.list_of(own)):
         chosen = arguments.key == key.id or (arguments.key is None and arguments.tenant is None)
         if chosen or (arguments.tenant is not None and key.tenant == arguments.tenant):
             of.append((key.id, key.limits))

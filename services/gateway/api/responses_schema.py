@@ -22,7 +22,9 @@ from services.gateway.api.tools_schema import MAX_STORES, MAX_TOOLS, FunctionNam
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    description: str | None = Field(None, description="no effect")
+    description: str | None = Field(
+        None, description="not shown to the model; taken, as clients send it"
+    )
     definition: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = Field(None, description="answers match the schema in any case")
 

@@ -21,7 +21,9 @@ Schema = dict[str, Any] | Text
 
 class JsonSchema(Body):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = Field(None, description="no effect")
+    description: str | None = Field(
+        None, description="not shown to the model; taken, as clients send it"
+    )
     definition: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(None, description="answers match the schema in any case")
 

@@ -196,7 +196,7 @@ class KeyStore(StoredKeys):
 
     async def _make_room(self, tenant: str | None, by: Actor) -> None:
         """Forgets the tenant's key that ended before all others. Raises RESOURCE_EXHAUSTED."""
-        ended = [one for one in await self.list() if one.tenant == tenant and not one.holds]
+        ended = [one for one in await self.list_of(tenant) if not one.holds]
         if not ended:
             raise _too_many(tenant, self._most)
         id = min(ended, key=lambda one: one.ended).id
@@ -218,9 +218,6 @@ class KeyStore(StoredKeys):
     async def _gone(self, hash: str, field: str) -> Change:
         before = await self._redis.hget(hash, field)
         return Change(hash, field, None if before is None else str(before), None)
-
-    def _of(self, tenant: str | None) -> str:
-        return f"{self._keys_of}:{tenant or ''}"
 
 
 def _too_many(tenant: str | None, most: int) -> PenstockError:

@@ -112,6 +112,8 @@ class Principal:
     """All that bound it: its own, and its tenant's."""
     expires: float | None = None
     """Unix seconds; None: never."""
+    token: str | None = None
+    """The `jti` of the token that was shown, if it has one."""
 
     def caller(self, request_id: str) -> common_pb2.Caller:
         return common_pb2.Caller(

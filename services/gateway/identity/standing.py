@@ -18,6 +18,7 @@ class Grantee(BaseModel):
     at: int  # Unix seconds
     roles: tuple[Role, ...] = ()
     models: tuple[str, ...] | None = None
+    token: str | None = None  # the `jti` of what he showed
 
     @classmethod
     def of(cls, principal: Principal, at: int) -> "Grantee":
@@ -28,6 +29,7 @@ class Grantee(BaseModel):
             at=at,
             roles=tuple(sorted(principal.roles)),
             models=None if models is None else tuple(sorted(models)),
+            token=principal.token,
         )
 
 
@@ -40,15 +42,15 @@ class Standing:
         self._revoked = revoked
 
     async def of(self, who: Grantee) -> Principal:
-        """Raises Refused for a key that holds no more, a suspended tenant, and a token's user whose
-        tokens of that time were revoked. That a token has expired since is no reason: it held when
-        he asked, and is asked for nothing else."""
+        """Raises Refused for a key that holds no more, a suspended tenant, and a token that was
+        revoked, by its `jti` or with all of its user's of that time. That one has expired since is
+        no reason: it held when he asked, and is asked for nothing else."""
         if KEY.fits(who.user):
             return await self._of_key(who)
         tenant = await self._tenants.find(who.tenant)
         if tenant is None:
             raise Refused("tenant", "This token's tenant is not known here.")
-        if await self._revoked.hold(who.tenant, who.user, {"iat": who.at}):
+        if await self._revoked.hold(who.tenant, who.user, {"iat": who.at, "jti": who.token}):
             raise Refused("revoked", "This token was revoked.")
         return granted(tenant, who.user, roles=who.roles, models=who.models)
 

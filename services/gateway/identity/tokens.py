@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import jwt
@@ -123,13 +124,14 @@ class TokenVerifier(Tokens):
         models = None
         if own.oidc_models_claim:  # without it in the token: none
             models = _names(_claim(claims, own.oidc_models_claim))
-        return granted(
+        who = granted(
             tenant,
             user_of(claims),
             roles=self.roles(claims),
             models=models,
             expires=self.expires(claims),
         )
+        return replace(who, token=token_of(claims))
 
 
 class AdminTokenVerifier(Tokens):
@@ -146,6 +148,12 @@ class AdminTokenVerifier(Tokens):
         return administrator(
             user_of(claims), roles=self.roles(claims), expires=self.expires(claims)
         )
+
+
+def token_of(claims: dict[str, Any]) -> str | None:
+    """By which it may be revoked. A longer one cannot be, and is not worth the memory."""
+    id = claims.get("jti")
+    return id if isinstance(id, str) and 0 < len(id) <= _MAX_NAME else None
 
 
 def user_of(claims: dict[str, Any]) -> str:

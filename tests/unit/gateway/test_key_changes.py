@@ -301,6 +301,23 @@ async def test_uses_that_redis_did_not_take_are_written_later(keys, monkeypatch)
     assert set(await keys._redis.hkeys(keys._used)) == {"key_1", "key_2"}
 
 
+async def test_one_tenants_list_reads_nobody_elses(keys, redis, caplog):
+    own, _ = [(await keys.create("acme"))[1] for _ in range(2)]
+    theirs = (await keys.create("rival"))[1]
+    await keys.create(None, role=Role.ADMIN)
+    await keys.note_uses({own.id: 77})
+    await redis.hset(keys._records, await redis.hget(keys._ids, theirs.id), "{")
+    assert [(one.tenant, one.used) for one in await keys.list_of("acme") if one.used] == [
+        ("acme", 77)
+    ]
+    assert len(await keys.list_of("acme")) == 2
+    assert [one.tenant for one in await keys.list_of(None)] == [None]
+    assert await keys.list_of("nobody") == []
+    assert not caplog.records, "whatever is wrong with others'"
+    assert len(await keys.list()) == 3
+    assert theirs.id in caplog.text
+
+
 # ---- how many -----------------------------------------------------------------------------------
 
 
@@ -315,6 +332,7 @@ async def test_a_tenants_keys_are_bounded_and_what_ended_first_makes_room(
     with pytest.raises(PenstockError, match="A tenant may have 3 API keys") as refused:
         await keys.create("acme")
     assert (refused.value.reason, refused.value.param) == ("too_many_keys", "tenant")
+    assert refused.value.retry_after_s == 0, "no waiting helps"
     _, others = await keys.create("rival", expires_in_s=50)
     await keys.create(None, role=Role.ADMIN)  # administrators' are counted by themselves
     clock.now += 200

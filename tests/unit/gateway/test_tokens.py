@@ -20,8 +20,9 @@ from services.gateway.identity import issuer_keys
 from services.gateway.identity.auth import Authenticator
 from services.gateway.identity.issuer_keys import IssuerKeys
 from services.gateway.identity.keys import KeyStore
-from services.gateway.identity.principal import Permission, Principal, Role
+from services.gateway.identity.principal import Permission, Principal, Refused, Role
 from services.gateway.identity.revoked_tokens import TokenRevocations
+from services.gateway.identity.standing import Grantee, Standing
 from services.gateway.identity.tenants import TenantRecord, TenantStore
 from services.gateway.identity.tokens import TokenVerifier
 from tests.support.issuer import AUDIENCE, Issuer, issuing
@@ -264,6 +265,23 @@ async def test_one_token_ends_by_its_id(door, issuer):
     assert "revoked" in await door.refuses(issuer.signed(jti="t-1"))
     for jti in ("t-2", "", None):
         await door.lets_in(issuer.signed(jti=jti))
+
+
+async def test_what_waits_for_its_turn_ends_with_the_token_that_it_was_asked_with(door, issuer):
+    """A batch, a file to be indexed: nothing else of that user's."""
+    keys = KeyStore(door.revoked._redis, "none")
+    standing = Standing(keys, door.tenants, door.revoked)
+    now = int(time.time())
+    asked, other, longest = [
+        Grantee.of(await door.lets_in(issuer.signed(jti=jti)), now)
+        for jti in ("t-1", "t-2", "t" * 257)
+    ]
+    assert longest.token is None, "none so long can be revoked, nor is it kept"
+    await door.revoked.revoke("acme", token="t-1")
+    with pytest.raises(Refused, match="revoked"):
+        await standing.of(Grantee.model_validate_json(asked.model_dump_json()))
+    for one in (other, longest):
+        assert (await standing.of(one)).user == "oidc:u1"
 
 
 async def test_no_token_outlives_its_revocation(redis, namespace, issuer, door):

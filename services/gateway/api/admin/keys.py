@@ -65,9 +65,9 @@ class RotateKey(Body):
 async def list_keys(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """All, or those of `?tenant=`, in pages."""
     query = page_query(exchange.query, KeyList)
-    records = await gateway.identity.keys.list()
-    shown = (one for one in records if query.tenant in (None, one.tenant))
-    await exchange.reply_json(listed(shown, lambda one: one.id, _told, query))
+    keys, of = gateway.identity.keys, query.tenant
+    records = await (keys.list() if of is None else keys.list_of(of)) if of != "" else []
+    await exchange.reply_json(listed(records, lambda one: one.id, _told, query))
 
 
 async def get_key(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
