@@ -35,6 +35,7 @@ class Standing:
     until: float
     used: dict[str, int]
     added: dict[str, Addition]  # to buckets, by rule
+    by: str = ""  # the attempt that came last
 
 
 def date_of(per: str, now: float) -> str:
@@ -52,6 +53,10 @@ def amounts(used: dict[str, int]) -> dict[str, int]:
     return {"requests": 1, "tokens": used["prompt"] + used["output"], "cost": used["cost"]}
 
 
+def _most(used: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {name: max(n, before[name]) for name, n in used.items()}
+
+
 @dataclass
 class PlainMeter:
     lease_s: float
@@ -60,6 +65,7 @@ class PlainMeter:
     standing: dict[str, Standing] = field(default_factory=dict)
     charged: dict[str, dict[str, int]] = field(default_factory=dict)
     over: dict[str, str] = field(default_factory=dict)  # as what
+    ended_by: dict[str, str] = field(default_factory=dict)  # which attempt
     released: dict[str, str] = field(default_factory=dict)  # the attempt that was last
     ledger: list[tuple[str, str, dict[str, int]]] = field(default_factory=list)
     now: float = 0.0
@@ -139,11 +145,16 @@ class PlainMeter:
         self._of_another_model(id, run)
         if id in self.standing:
             self.standing[id].until = self.now + self.lease_s
+            self.standing[id].by = run["attempt"]
+            return 0, 0.0
+        if self._is_gone(id, run):
             return 0, 0.0
         if self.over.get(id) == "lost":
             self.hold(id, run)
-        if id in self.charged or self._is_gone(id, run):
             return 0, 0.0
+        if self.ended_by.get(id) == run["attempt"]:
+            return 0, 0.0
+        self._count(id, run)
         waits = [self.look(rule, run["held"].get(rule["of"], 0))[1] for rule in run["rules"]]
         if NEVER in waits:
             return waits.index(NEVER) + 1, NEVER
@@ -152,10 +163,16 @@ class PlainMeter:
         self._stand(id, run)
         return 0, 0.0
 
+    def _count(self, id: str, run: dict[str, Any]) -> None:
+        """What was charged is no new request, and told."""
+        if id in self.charged:
+            run["held"]["requests"] = 0
+            run["used"] = _most(run["used"], self.charged[id])
+
     def _stand(self, id: str, run: dict[str, Any]) -> None:
         dates = self._dates(run)
-        added = self._hold(run, dates)
-        self.standing[id] = Standing(run, dates, self.now + self.lease_s, run["used"], added)
+        added, until = self._hold(run, dates), self.now + self.lease_s
+        self.standing[id] = Standing(run, dates, until, run["used"], added, run["attempt"])
 
     def _dates(self, run: dict[str, Any]) -> dict[str, str]:
         return {
@@ -178,21 +195,23 @@ class PlainMeter:
         if id not in self.standing:
             if self.over.get(id, "lost") != "lost" or self._is_gone(id, run):
                 return
-            if id in self.over:
-                run["held"]["requests"] = 0
+            self._count(id, run)
             self._stand(id, run)
         one = self.standing[id]
-        one.until = self.now + self.lease_s
-        for before in (one.used, self.charged.get(id, {})):  # it only grows
-            one.used = {name: max(n, before.get(name, 0)) for name, n in run["used"].items()}
-            run["used"] = one.used
+        one.until, one.by = self.now + self.lease_s, run["attempt"]
+        one.used = _most(run["used"], one.used)  # it only grows
 
     def settle(self, id: str, run: dict[str, Any]) -> None:
         self._of_another_model(id, run)
-        if id in self.standing:
+        if one := self.standing.get(id):
+            if run["status"] == "cancelled" and one.by != run["attempt"]:
+                one.used = _most(run["used"], one.used)
+                return
+            one.by = run["attempt"]
             self._close(id, run["used"], run["status"])
         else:
-            self._charge(id, Standing(run, self._dates(run), 0.0, {}, {}), {}, run)
+            one = Standing(run, self._dates(run), 0.0, {}, {}, run["attempt"])
+            self._charge(id, one, {}, run)
 
     def _is_gone(self, id: str, run: dict[str, Any]) -> bool:
         return self.released.get(id) == run["attempt"]
@@ -214,7 +233,8 @@ class PlainMeter:
         missing = {name: n - (before[name] if before else 0) for name, n in used.items()}
         told = amounts(missing) | ({"requests": 0} if before else {})
         self._use(one, held, told)
-        self.charged[id], self.over[id] = used, status
+        self.charged[id], self.over[id], self.ended_by[id] = used, status, one.by
+        self.released.pop(id, None)
         if not before or any(missing.values()):
             self.ledger.append((id, "correction" if before else status, missing))
 

@@ -10,7 +10,9 @@
 -- over renews its lease, and the next one reserves for it: what stands is its reservation. One that
 -- was settled as lost and goes on stands again, for the rest. A step for another model than was
 -- reserved for gives that reservation back first. Each gateway's way past the limits is an attempt:
--- one that is released takes back what it reserved itself, and nothing that another has.
+-- one that is released takes back what it reserved itself, and nothing that another has; one that is
+-- cancelled while another is at the same request ends nothing. What has ended and is done again by
+-- another attempt (a job whose answer was lost, or cut off) needs room again, for what is not charged.
 --
 -- Kinds of rules:
 --   per minute or hour   GCRA (a leaky bucket as one time): `most` at once, and `most` again in each
@@ -24,7 +26,7 @@
 --   :open              hash    request -> its reservation (msgpack)
 --   :due               zset    request -> its lease, µs
 --   :aside             hash    request -> a reservation that cannot be read; expires
---   :done:<request>    string  what it was charged, and as what (msgpack); expires
+--   :done:<request>    string  what it was charged, as what, by which attempt (msgpack); expires
 --   :ledger            stream  one entry for each request that ended, and one for each correction
 --   :b:<rule>          string  a bucket (msgpack, see there); expires when it is full
 --   :c:<rule>:<date>   hash    held, used; expires a day after its period
@@ -274,6 +276,7 @@ local function charged(id, run)
 end
 
 local function stand(id, run)
+  run.by = run.by or run.attempt -- who came last
   call('HSET', OPEN, id, cmsgpack.pack(run))
   call('ZADD', DUE, exact(now + lease), id)
   for _, rule in ipairs(run.rules) do
@@ -361,7 +364,7 @@ local function close(id, run, held, before, status)
   local counted = amounts(missing)
   if before then counted.requests = 0 end
   move(run, less({requests = 0, tokens = 0, cost = 0}, held), counted)
-  remember(id, run.used, status)
+  remember(id, run.used, status, run.by or run.attempt)
   if before and not some(missing) then return 0 end
   enter(id, run, missing, before and 'correction' or status)
   return 1
@@ -406,12 +409,17 @@ local function most_of(used, before)
   return used
 end
 
--- Holds what it may use, whether there is room or not; one that was settled as lost is counted.
-local function go_on(id, run, before)
+-- One that was charged `before` is counted.
+local function counted(run, before)
   if before then
     run.held.requests = 0
     run.used = most_of(run.used, before.used)
   end
+  return run
+end
+
+-- Holds what it may use, whether there is room or not.
+local function go_on(id, run)
   move(run, run.held, nil)
   stand(id, run)
 end
@@ -421,11 +429,15 @@ function ops.reserve(id, run)
   local known, before = standing(id, run), charged(id, run)
   run.rules = located(run.rules) -- they may be others than when it was reserved for
   if known then
+    known.by = run.attempt
     stand(id, known)
     return told(run)
   end
-  if before then
-    if before.status == 'lost' then go_on(id, run, before) end
+  local was_lost = before and before.status == 'lost'
+  if before and not was_lost and before.attempt == run.attempt then return told(run) end -- late
+  counted(run, before)
+  if was_lost then
+    go_on(id, run)
     return told(run)
   end
   local blocking, longest
@@ -436,30 +448,34 @@ function ops.reserve(id, run)
     end
   end
   if blocking then return told(run, blocking, longest) end
-  move(run, run.held, nil)
-  stand(id, run)
+  go_on(id, run)
   return told(run)
 end
 
 function ops.hold(id, run)
   local known = standing(id, run)
   if known then
-    known.used = most_of(run.used, known.used)
+    known.used, known.by = most_of(run.used, known.used), run.attempt
     stand(id, known)
     return 1
   end
   local before = charged(id, run)
   if before and before.status ~= 'lost' then return 0 end
   run.rules = located(run.rules)
-  go_on(id, run, before)
+  go_on(id, counted(run, before))
   return 1
 end
 
 function ops.settle(id, run)
   local known, before = standing(id, run), charged(id, run)
   if known then
+    if run.status == 'cancelled' and known.by and known.by ~= run.attempt then
+      known.used = most_of(run.used, known.used)
+      call('HSET', OPEN, id, cmsgpack.pack(known))
+      return 0
+    end
     leave(id, known)
-    known.used = run.used
+    known.used, known.by = run.used, run.attempt
     return close(id, known, known.held, before, run.status)
   end
   run.rules = located(run.rules)

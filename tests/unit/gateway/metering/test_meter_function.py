@@ -183,12 +183,18 @@ class Both:
             self.runs[self.runs.index(run)] = moved
             self._reserve(moved, times)
 
-    def ask(self, op: str, run: Run, used: Used, times: int) -> None:
+    def gives_up(self, run: Run, used: Used, times: int) -> None:
+        """Another gateway that has it too, or had it: its job is this one's."""
+        there = replace(run, attempt=f"{run.attempt}-")
+        self.ask("settle", there, used, times, "cancelled")
+
+    def ask(self, op: str, run: Run, used: Used, times: int, status: str = "ok") -> None:
         before = self.final.get(run.id, Used())
         grown = Used(*map(max, before, used))
         run.used = grown if op == "settle" else used  # another gateway may have told more
-        run.status = "ok"
-        if op == "settle" or self.plain.over.get(run.id, "lost") == "lost":
+        run.status = status
+        told = run.id in self.plain.standing or self.plain.over.get(run.id, "lost") == "lost"
+        if op == "settle" or told:
             self.final[run.id] = grown
         for _ in range(times):
             getattr(self.plain, op)(run.id, copy.deepcopy(run.told()))
@@ -228,6 +234,7 @@ OPS = st.one_of(
     ),
     st.tuples(st.just("hold"), st.integers(0, 30), USED, TIMES),
     st.tuples(st.just("settle"), st.integers(0, 30), USED, TIMES),
+    st.tuples(st.just("gives_up"), st.integers(0, 30), USED, TIMES),
     st.tuples(st.just("unreserved"), USED, TIMES),
     st.tuples(st.just("release"), st.integers(0, 30), TIMES),
     st.tuples(st.just("taken_over"), st.integers(0, 30), TIMES),
@@ -405,6 +412,46 @@ def test_who_leaves_at_the_door_of_one_gateway_is_counted_at_the_next(lua):
     lua.settle(taken)
     assert lua.reserve(run_of("r2", rules))[2] == [0, 7]
     assert [status for _, status, _ in lua.ledger()] == ["ok"]
+
+
+def test_what_is_done_again_has_room_or_waits_and_is_charged_what_is_missing(lua):
+    """A batch's line that a draining gateway cut off, at the next one."""
+    rules = [rule("few", "concurrent", 1), rule("rpd", "requests", 9, "day")]
+    lua.at(BEGIN_S + 20)  # of a new day
+    cut, again = run_of("r1", rules), run_of("r1", rules)
+    assert lua.reserve(cut)[0] == 0
+    cut.used, cut.status = Used(prompt=40, output=3), "cancelled"
+    lua.settle(cut)
+    assert lua.reserve(cut)[2] == [1, 8], "late, of who has ended it: nothing is held"
+    assert lua.reserve(run_of("r2", rules))[0] == 0
+    assert lua.reserve(again)[0] == 1, "another has the place meanwhile"
+    lua.settle(run_of("r2", rules))
+    assert lua.reserve(again) == (0, 0, [0, 7]), "it is counted once"
+    assert lua.reserve(run_of("r3", rules))[0] == 1
+    again.used, again.status = Used(prompt=40, output=9), "ok"
+    lua.settle(again)
+    assert lua.reserve(run_of("r3", rules))[2] == [0, 6]
+    assert [(id, status, used["output"]) for id, status, used in lua.ledger()] == [
+        ("r1", "cancelled", 3), ("r2", "", 0), ("r1", "correction", 6)
+    ]  # fmt: skip
+
+
+def test_who_is_cancelled_because_another_has_it_ends_nothing_of_the_others(lua):
+    """A gateway that froze over a batch's line wakes while the next one is at it."""
+    rules = [rule("few", "concurrent", 1)]
+    froze, next_ = run_of("r1", rules), run_of("r1", rules)
+    assert lua.reserve(froze)[0] == lua.reserve(next_)[0] == 0
+    froze.used, froze.status = Used(prompt=40, output=3), "cancelled"
+    lua.settle(froze)
+    assert lua.reserve(run_of("r2", rules))[0] == 1, "the next one runs"
+    lua.at(BEGIN_S + LEASE_S)
+    lua.sweep()  # and is killed: nothing is lost that anybody told
+    assert [(status, used["output"]) for _, status, used in lua.ledger()] == [("lost", 3)]
+    assert lua.reserve(next_)[0] == 0
+    next_.used, next_.status = Used(prompt=40, output=9), "cancelled"
+    lua.settle(next_)
+    assert lua.reserve(run_of("r2", rules))[0] == 0
+    assert [(status, used["output"]) for _, status, used in lua.ledger()][1:] == [("correction", 6)]
 
 
 def test_one_that_stands_is_told_of_the_rules_that_are_asked_for(lua):
