@@ -37,7 +37,7 @@
 --   hold     id, run     nothing is refused: a lease is renewed, or made anew
 --   settle   id, run     -> 1 if something was charged
 --   release  id, run     nothing is charged: what this attempt reserved, or will by a late call
---   sweep    most        -> how many leases had run out, and the requests that were set aside
+--   sweep    most        -> how many were settled as lost, and the requests that were set aside
 -- run, JSON: who: {field: text, ...} as the ledger has it; rules: [{key, of, per, most}, ...];
 -- held: {requests, tokens, cost}; used: {prompt, cached, output, cost}; status, when it is settled;
 -- attempt.
@@ -370,12 +370,13 @@ local function close(id, run, held, before, status)
   return 1
 end
 
--- `aside`: takes the requests that cannot be read, which else stay.
+-- How many were settled. `aside`: takes the requests that cannot be read, which else stay.
 local function sweep(most, aside)
-  local ended = call('ZRANGEBYSCORE', DUE, '-inf', exact(now), 'LIMIT', 0, most)
-  for _, id in ipairs(ended) do
+  local settled = 0
+  for _, id in ipairs(call('ZRANGEBYSCORE', DUE, '-inf', exact(now), 'LIMIT', 0, most)) do
     local run = find(id)
     if run then
+      settled = settled + 1
       leave(id, run)
       close(id, run, run.held, charged(id, run), 'lost')
     elseif call('HEXISTS', OPEN, id) == 0 then
@@ -385,22 +386,25 @@ local function sweep(most, aside)
       aside[#aside + 1] = id
     end
   end
-  return #ended
+  return settled
 end
 
 -- ---- what can be asked --------------------------------------------------------------------------
 
 local ops = {}
 
+local swept = 0 -- at this door
+
 -- granted; the rule in the way (its number from 1) and µs until the request fits, -1: never; and of
--- each rule what is left, in it and µs until all of it is.
+-- each rule what is left, in it and µs until all of it is; and how many requests' leases were over.
 local function told(run, blocking, wait)
   local rules = {}
   for i, rule in ipairs(run.rules) do
     local left, _, reset = kind(rule).look(rule, 0)
     rules[i] = {left, reset}
   end
-  return cjson.encode({granted = not blocking, rule = blocking or 0, wait = wait or 0, rules = rules})
+  return cjson.encode({
+    granted = not blocking, rule = blocking or 0, wait = wait or 0, rules = rules, swept = swept})
 end
 
 -- As what it used is told by several gateways, and by some late.
@@ -425,7 +429,7 @@ local function go_on(id, run)
 end
 
 function ops.reserve(id, run)
-  sweep(SWEPT)
+  swept = sweep(SWEPT)
   local known, before = standing(id, run), charged(id, run)
   run.rules = located(run.rules) -- they may be others than when it was reserved for
   if known then

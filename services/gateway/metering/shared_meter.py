@@ -9,6 +9,7 @@ from typing import Any
 
 from services.common.redis import Redis, RedisAway
 from services.common.script_line import ScriptLine
+from services.gateway import metrics
 from services.gateway.metering.run import Room, Run, Verdict
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class SharedMeter:
     async def reserve(self, run: Run) -> Verdict:
         """Holds what `run` may use, if every limit has room for it."""
         told = json.loads(await self._call("reserve", run.id, json.dumps(run.told())))
+        metrics.lapsed.inc(told["swept"])
         rooms = zip(run.bounds, told["rules"] or (), strict=True)
         return Verdict(
             tuple(Room(bound, left, reset / 1e6) for bound, (left, reset) in rooms),
@@ -69,8 +71,9 @@ class SharedMeter:
     async def sweep(self, most: int) -> tuple[int, list[str]]:
         """Settles requests whose leases have run out. Returns how many, and the ids of those that
         could not be: their reservations cannot be read, and are set aside."""
-        ended, aside = await self._call("sweep", most)
-        return int(ended), list(aside)
+        settled, aside = await self._call("sweep", most)
+        metrics.lapsed.inc(settled)
+        return int(settled), list(aside)
 
     async def _call(self, op: str, *args: Any) -> Any:
         try:

@@ -176,8 +176,7 @@ class Upkeep:
         """Whoever was away has heard of everything before anybody asks it again."""
         await self._settle_late()
         await self._tell(list(self._running.values()))
-        lapsed, aside = await self._shared.sweep(_SWEPT)
-        metrics.lapsed.inc(lapsed)
+        _, aside = await self._shared.sweep(_SWEPT)
         metrics.unledgered.inc(len(aside))
         if aside:
             ids = ", ".join(aside)

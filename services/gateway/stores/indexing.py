@@ -39,6 +39,7 @@ _AT_ONCE = 2
 _QUEUE = 256  # files of one tenant; tenants are those to whom the operator gave keys
 _RETRY_S = 1.0
 _RETRIES = 30
+_FOR_NOW = ("rate_limit_exceeded", "limits_unavailable")  # for which a file waits
 
 
 class Task(BaseModel):
@@ -198,7 +199,7 @@ class Indexing:
         try:
             return await self._meter.admit(who, id, ROUTE, model, most)
         except PenstockError as error:
-            if error.reason != "rate_limit_exceeded":
+            if error.reason not in _FOR_NOW:
                 raise
             if time.time() > attached.created_at + QUEUEING_S:
                 raise TimeoutError from None

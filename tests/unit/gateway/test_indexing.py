@@ -334,6 +334,18 @@ async def test_what_was_not_indexed_costs_nothing(rig: StoresRig) -> None:
     assert told == [("failed", 0), ("cancelled", 0)]
 
 
+async def test_a_file_waits_while_its_limits_cannot_be_checked(rig: StoresRig) -> None:
+    """Redis was away a moment ago: a durable job is not lost by that."""
+    closed = TOKENS.model_copy(update={"without_redis": "closed"})
+    rig.who["acme"] = replace(WHO, limits=(Bound("tenant:acme", closed),))
+    rig.metered.verdict = ConnectionError("away")
+    store = await rig.store(await rig.file())
+    await until(lambda: rig.metered.released, 5, "it came to the door")
+    rig.metered.verdict = Verdict()
+    await rig.arrived()
+    assert await rig.statuses(store) == ["completed"]
+
+
 async def test_a_limit_without_room_is_waited_for_and_an_empty_budget_is_not(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,6 +215,26 @@ async def test_a_killed_gateways_requests_are_settled_by_another(
     assert entries == told
 
 
+async def test_who_is_settled_by_a_request_at_the_door_is_counted_as_lost_too(make, redis_url):
+    """Where many come, nobody else finds one."""
+    lost, left = make(redis_url, lease_s=1), make(redis_url)
+    await left.meter.stop()  # its upkeep
+    rule = limit("requests", 1000, "day")
+    await lost.admit("r1", who(rule))
+    await lost.meter._upkeep.stop()
+    before = metrics.lapsed._value.get()
+    number = 0
+
+    async def found() -> bool:
+        nonlocal number
+        number += 1
+        await left.admit(f"next{number}", who(rule))
+        return metrics.lapsed._value.get() > before
+
+    await until(found, 10, "its lease is over")
+    assert [entry.status for entry in await left.entries(1)] == ["lost"]
+
+
 async def test_a_gateway_that_was_thought_lost_corrects_what_was_charged(make, redis_url):
     """It was silent for longer than its lease, and goes on."""
     silent = make(redis_url, lease_s=1.0)
