@@ -24,7 +24,7 @@ import aiohttp
 import numpy as np
 
 from bench.openai_stream import Outcome, perform
-from bench.platform import ROOT, platform_up
+from bench.platform import ROOT, client_of, platform_up
 from bench.result_file import checkpoint_folder, result_file
 from bench.workload import WorkloadRequest
 from services.cli.running import Running
@@ -62,13 +62,7 @@ async def _measure(
 ) -> list[dict[str, Any]]:
     found = []
     random_ids = random.Random(7)
-    async with aiohttp.ClientSession(
-        base_url=running.url + "/v1/",
-        headers={"Authorization": f"Bearer {running.key}"},
-        connector=aiohttp.TCPConnector(limit=0),
-    ) as http:
-        async with http.get("models") as listed:
-            model = (await listed.json())["data"][0]["id"]
+    async with client_of(running) as (http, model):
         for turn in range(given.turns + 1):
             for batch in (False, True):
                 told: dict[str, Any] = {"turn": turn, "batch": batch}

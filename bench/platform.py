@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -171,8 +171,9 @@ def _cpu_s(running: Running) -> dict[tuple[int, str], float]:
     return found
 
 
-async def _replay(running: Running, requests: list[workload.WorkloadRequest]) -> Answer:
-    """All requests at once, over HTTP. Raises RuntimeError where one failed or came short."""
+@asynccontextmanager
+async def client_of(running: Running) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """One without a bound on connections, and the name of the first model that is served."""
     async with aiohttp.ClientSession(
         base_url=running.url + "/v1/",
         headers={"Authorization": f"Bearer {running.key}"},
@@ -180,6 +181,12 @@ async def _replay(running: Running, requests: list[workload.WorkloadRequest]) ->
     ) as http:
         async with http.get("models") as listed:
             model = (await listed.json())["data"][0]["id"]
+        yield http, model
+
+
+async def _replay(running: Running, requests: list[workload.WorkloadRequest]) -> Answer:
+    """All requests at once, over HTTP. Raises RuntimeError where one failed or came short."""
+    async with client_of(running) as (http, model):
         start = time.perf_counter()
         sent = (perform(http, request, model, start, LIMIT_S) for request in requests)
         outcomes = await asyncio.gather(*sent)

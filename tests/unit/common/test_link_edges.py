@@ -157,21 +157,27 @@ async def test_late_frames_of_one_connection_hit_no_request_of_the_next() -> Non
         assert link.counters.strays == 2
 
 
-async def test_attempts_back_off_and_begin_anew_after_a_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses: list[float] = []
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What links sleep for between attempts, in seconds, without their jitter."""
+    found: list[float] = []
     sleep = asyncio.sleep
 
     async def noted(seconds: float) -> None:
         task = asyncio.current_task()
         if task is not None and task.get_name().startswith("link to"):
-            pauses.append(seconds)
+            found.append(seconds)
         await sleep(seconds)
 
     monkeypatch.setattr(module.random, "uniform", lambda least, most: most)
     monkeypatch.setattr(module.asyncio, "sleep", noted)
-    server = LinkServer(METHOD, lambda call: sleep(0))
+    return found
+
+
+async def test_attempts_back_off_and_begin_anew_after_a_connection(
+    pauses: list[float],
+) -> None:
+    server = LinkServer(METHOD, lambda call: asyncio.sleep(0))
     async with grpc_server(server.add_to) as address:
         pass
     link = LinkClient(address, METHOD, transport=TRANSPORT, peer_id="t", options=QUICK)
@@ -181,26 +187,15 @@ async def test_attempts_back_off_and_begin_anew_after_a_connection(
     async with grpc_server(server.add_to, int(address.split(":")[1])):
         await link.wait_ready(10)
         before = len(pauses)
-        await sleep(2 * QUICK.heartbeat_s)
+        await asyncio.sleep(2 * QUICK.heartbeat_s)
     await until(lambda: len(pauses) >= before + 2)
     assert pauses[before : before + 2] == [0.02, 0.04]
     await link.close()
 
 
 async def test_who_answers_and_ends_the_link_at_once_is_backed_off_from(
-    monkeypatch: pytest.MonkeyPatch,
+    pauses: list[float],
 ) -> None:
-    pauses: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        task = asyncio.current_task()
-        if task is not None and task.get_name().startswith("link to"):
-            pauses.append(seconds)
-        await sleep(seconds)
-
-    monkeypatch.setattr(module.random, "uniform", lambda least, most: most)
-    monkeypatch.setattr(module.asyncio, "sleep", noted)
     options = replace(QUICK, heartbeat_s=60.0)
     async with linked_to(greet, options=options, ready=False) as link:
         await until(lambda: len(pauses) >= 4)
