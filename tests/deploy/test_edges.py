@@ -40,9 +40,12 @@ def test_the_grpc_route_is_of_the_public_service(everything: Release) -> None:
 def test_ingress_leads_to_the_doors_ports(everything: Release) -> None:
     for name, host in (("http", "llm.example.com"), ("grpc", "grpc.llm.example.com")):
         [rule] = everything.one("Ingress", f"demo-penstock-{name}")["spec"]["rules"]
-        [path] = rule["http"]["paths"]
         assert rule["host"] == host
-        assert path["backend"]["service"] == {"name": "demo-penstock", "port": {"name": name}}
+        for path in rule["http"]["paths"]:
+            assert path["backend"]["service"] == {"name": "demo-penstock", "port": {"name": name}}
+        if name == "grpc":
+            paths = [(path["path"], path["pathType"]) for path in rule["http"]["paths"]]
+            assert paths == [("/penstock.v1.Inference", "Prefix")]
 
 
 def test_a_gateway_that_encrypts_again_checks_whom_it_reached(everything: Release) -> None:
@@ -233,21 +236,28 @@ def test_its_script_takes_the_arguments_that_it_is_given(everything: Release) ->
         assert taken.wait < pod["spec"]["activeDeadlineSeconds"]
 
 
-def test_the_public_paths_of_the_door_are_routed(everything: Release) -> None:
-    [rule] = everything.one("HTTPRoute")["spec"]["rules"]
-    matches = [match["path"] for match in rule["matches"]]
+@pytest.mark.parametrize("kind", ["HTTPRoute", "Ingress"])
+def test_the_public_paths_of_the_door_are_routed(everything: Release, kind: str) -> None:
+    if kind == "HTTPRoute":
+        [rule] = everything.one("HTTPRoute")["spec"]["rules"]
+        matches = [(m["path"]["value"], m["path"]["type"]) for m in rule["matches"]]
+    else:
+        [rule] = everything.one("Ingress", "demo-penstock-http")["spec"]["rules"]
+        matches = [(path["path"], path["pathType"]) for path in rule["http"]["paths"]]
+    prefix = {"HTTPRoute": "PathPrefix", "Ingress": "Prefix"}[kind]
+    assert {type for _, type in matches} == {prefix, "Exact"}
 
     def routed(path: str) -> bool:
         return any(
-            path == m["value"] if m["type"] == "Exact" else re.match(rf"{m['value']}(/|$)", path)
-            for m in matches
+            path == value if type == "Exact" else re.match(rf"{value}(/|$)", path)
+            for value, type in matches
         )
 
     inside = {"/healthz", "/health"}  # for probes
     served = re.findall(r'^ +"(/[^"]+)": \{', Path(routes.__file__).read_text(), re.MULTILINE)
     assert len(served) > 10
     for path in served:
-        assert routed(path) or path in inside, path
+        assert routed(path) != (path in inside), path
 
 
 def collector_config(release: Release) -> Thing:

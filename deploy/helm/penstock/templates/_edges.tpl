@@ -76,3 +76,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- ternary "443" "80" (eq $url.scheme "https") -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The door's public paths, as YAML: what a route from outside leads to it, of either kind. Probes'
+     own (/healthz, /health) are not among them. */}}
+{{- define "penstock.door.paths" -}}
+- {type: Prefix, path: /v1}
+- {type: Exact, path: /v2/rerank}
+- {type: Exact, path: /tokenize}
+- {type: Exact, path: /detokenize}
+- {type: Exact, path: /readyz}
+- {type: Exact, path: /version}
+- {type: Exact, path: /openapi.json}
+- {type: Prefix, path: /docs}
+{{- end -}}
