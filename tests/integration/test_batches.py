@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.gateway.identity.limits import Limit
 from services.gateway.identity.tenants import TenantStore
+from services.gateway.jobs.queue import Queue
 from services.gateway.metering.ledger import Ledger
 from tests.support.another_gateway import another_gateway
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, finish, gateway_rig, plan, send
@@ -111,6 +113,54 @@ class Desk:
         by_id = {one["custom_id"]: one for one in told}
         assert len(by_id) == len(told)
         return by_id
+
+
+async def nothing_left(rig: Rig, unfinished: int = 0) -> None:
+    """Of what is over, nor of what was refused: each other batch waits for its expiry."""
+
+    async def gone() -> bool:
+        keys = [key async for key in rig.redis.scan_iter(f"{rig.settings.namespace}:*:todo:line:*")]
+        control = Queue("batch", "acme", "control")
+        return not keys and await rig.gateway.jobs.queues.size(control) == unfinished
+
+    await until(gone, 10, "nothing is left")
+
+
+@pytest.mark.parametrize("after", ["stop", "finish", "add"])
+async def test_a_gateway_that_is_lost_between_two_writes_leaves_nothing_undone(
+    rig: Rig, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as Redis can tell, an exception behind a write is a kill there."""
+    gated, desk = Gated(rig), await Desk.of(rig)
+    made = await desk.begin(*(line(str(n)) for n in range(20)))
+    await until(lambda: gated.begun.total() > 0, 10)
+    what = rig.gateway.jobs.queues if after == "add" else rig.gateway.batches.store
+    write, lost = getattr(what, after), [0]
+
+    async def lost_once(*args: Any) -> Any:
+        result = await write(*args)
+        lost[0] += 1
+        if lost[0] == 1:
+            raise ValueError
+        return result
+
+    monkeypatch.setattr(what, after, lost_once)
+    once = desk.client.with_options(max_retries=0)
+    with suppress(openai.InternalServerError):
+        await once.batches.cancel(made.id)
+    assert lost == [1] or after == "finish"
+
+    async def stopped() -> bool:
+        return bool((await desk.client.batches.retrieve(made.id)).status == "cancelling")
+
+    await until(stopped, 10, "its cancel is not lost")
+    gated.go()
+    batch = await desk.ended(made.id)
+    assert batch.status == "cancelled"
+    counts = batch.request_counts
+    assert counts.completed + counts.failed == 20
+    assert lost[0] > 0
+    await nothing_left(rig)
 
 
 async def charged(rig: Rig) -> Counter[str]:
@@ -250,6 +300,7 @@ async def test_what_is_refused_is_refused_by_name(rig: Rig) -> None:
     await desk.ended(first.id)
     long = await desk.ended((await desk.begin(*(line(str(n)) for n in range(301)))).id)
     assert long.errors.data[0].code == "too_many_requests"
+    await nothing_left(rig)
 
 
 async def test_another_tenant_sees_nothing_of_it(rig: Rig) -> None:
@@ -353,6 +404,8 @@ async def test_what_fails_by_the_platforms_fault_is_tried_again_and_then_dead(ri
     async def script(call: LinkCall, request: PromptRequest) -> None:
         word = asked(request)
         tried[word] += 1
+        if word == "deadly":
+            raise unavailable("it died", stage="worker", reason="engine_died", retry_after_s=0.02)
         if word == "broken" or (word == "shaky" and tried[word] == 1):
             raise PenstockError(grpc.StatusCode.INTERNAL, "out of order", stage="worker")
         if word == "away" and tried[word] <= 5:
@@ -363,7 +416,7 @@ async def test_what_fails_by_the_platforms_fault_is_tried_again_and_then_dead(ri
 
     rig.tokenizer.script = script
     desk = await Desk.of(rig)
-    words = ("fine", "broken", "shaky", "away", "wrong")
+    words = ("fine", "broken", "shaky", "away", "wrong", "deadly")
     batch = await desk.ended((await desk.begin(*map(line, words))).id, 30)
     assert batch.status == "completed"
     assert set(await desk.reads(batch.output_file_id)) == {"fine", "shaky", "away"}
@@ -371,11 +424,11 @@ async def test_what_fails_by_the_platforms_fault_is_tried_again_and_then_dead(ri
     assert errors["wrong"]["response"]["body"]["error"]["code"] == "too_long"
     assert errors["broken"]["response"] is None
     assert "out of order" in errors["broken"]["error"]["message"]
-    assert tried == {"fine": 1, "broken": 3, "shaky": 2, "away": 6, "wrong": 1}
-    (dead,) = await rig.gateway.jobs.queues.dead(10)
-    assert dead.as_told()["queue"] == batch.id
-    assert (dead.queue.tenant, dead.queue.name) == ("acme", batch.id)
-    assert "out of order" in dead.why
+    assert tried == {"fine": 1, "broken": 3, "shaky": 2, "away": 6, "wrong": 1, "deadly": 3}
+    dead = await rig.gateway.jobs.queues.dead(10)
+    assert {one.as_told()["queue"] for one in dead} == {batch.id}
+    assert {(one.queue.tenant, one.queue.name) for one in dead} == {("acme", batch.id)}
+    assert sorted(one.why.partition(": ")[2] for one in dead) == ["it died", "out of order"]
     assert (await charged(rig)).total() == 3
 
 

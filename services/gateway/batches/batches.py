@@ -13,7 +13,7 @@ from services.common.redis import Redis
 from services.gateway import metrics
 from services.gateway.batches.lines import LINE, unanswered
 from services.gateway.batches.record import Batch, BatchRecord, Ending, Fault
-from services.gateway.batches.store import BatchStore, too_many
+from services.gateway.batches.store import BatchStore, too_many, wrong_purpose
 from services.gateway.batches.validation import Entry, read
 from services.gateway.identity.principal import Principal
 from services.gateway.identity.standing import Grantee
@@ -62,7 +62,9 @@ class Batches:
         """`window`: as the client says it, and in seconds. Raises NOT_FOUND for the file,
         RESOURCE_EXHAUSTED ("too_many_batches", "storage_full")."""
         self._files.room.check()
-        await self._files.get(who.tenant, input_file_id, "input_file_id")
+        file = await self._files.get(who.tenant, input_file_id, "input_file_id")
+        if file.purpose != "batch":
+            raise wrong_purpose(file.id)
         if await self.store.unfinished(who.tenant) >= self._settings.max_unfinished:
             raise too_many(self._settings.max_unfinished)
         now = int(time.time())
@@ -79,9 +81,10 @@ class Batches:
             error_file_id=FILE.new(),
         )
         # First, so that it ends whatever becomes of this gateway.
-        await self._do("expire", who.tenant, record.id, window[1])
-        await self.store.create(record)
-        await self._do("validate", who.tenant, record.id)
+        control, validate = _control(who.tenant), Task(do="validate", batch=record.id)
+        await self._jobs.queues.add(control, _expiry(record.id).model_dump_json(), window[1])
+        async with self._jobs.promised(control, validate.model_dump_json()):
+            await self.store.create(record)
         return await self.store.find(who.tenant, record.id)
 
     async def cancel(self, tenant: str, id: str) -> Batch:
@@ -98,8 +101,16 @@ class Batches:
 
     async def stop(self, tenant: str, id: str, into: Ending, faults: Sequence[Fault] = ()) -> None:
         """What is under way ends first; nothing else of it begins."""
+        # First, so that it is stopped and ends whatever becomes of this gateway.
+        end = Task(do="end", batch=id, into=into, faults=tuple(faults))
+        await self._jobs.queues.add(_control(tenant), end.model_dump_json())
+        self._jobs.look(BATCH_KIND)
         await self.store.stop(tenant, id, into, faults)
-        await self._do("end", tenant, id)
+
+    async def over(self, tenant: str, id: str) -> None:
+        """It has ended: its lines and its expiry are nobody's work any more."""
+        await self._jobs.queues.drop(Queue(LINE, tenant, id))
+        await self._jobs.queues.withdraw(_control(tenant), _expiry(id).model_dump_json())
 
     async def require_unused(self, tenant: str, file: str) -> None:
         """Raises ABORTED while a batch reads it."""
@@ -111,19 +122,22 @@ class Batches:
                 reason="file_in_use",
             )
 
-    async def _do(
-        self, what: Literal["validate", "expire", "end"], tenant: str, id: str, delay_s: float = 0
-    ) -> None:
-        task = Task(do=what, batch=id)
-        await self._jobs.queues.add(
-            Queue(BATCH_KIND, tenant, _CONTROL), task.model_dump_json(), delay_s
-        )
-        self._jobs.look(BATCH_KIND)
-
 
 class Task(BaseModel):
-    do: Literal["validate", "expire", "end"]
+    """`into`, `faults`: what it is to end as, and why, unless it ends as something else already."""
+
+    do: Literal["validate", "end"]
     batch: str
+    into: Ending = "failed"
+    faults: tuple[Fault, ...] = ()
+
+
+def _control(tenant: str) -> Queue:
+    return Queue(BATCH_KIND, tenant, _CONTROL)
+
+
+def _expiry(id: str) -> Task:
+    return Task(do="end", batch=id, into="expired")
 
 
 class Control:
@@ -141,15 +155,14 @@ class Control:
         task, tenant = Task.model_validate_json(job.body), job.queue.tenant
         try:
             batch = await self._store.find(tenant, task.batch)
-        except PenstockError:
-            return
-        if batch.ended:
-            return
+        except PenstockError:  # it was refused, or its record is gone
+            return await self._gateway.batches.over(tenant, task.batch)
+        if batch.ended:  # whoever ended it may have been lost just then
+            return await self._gateway.batches.over(tenant, task.batch)
         if task.do == "validate":
             return await self._validate(tenant, batch)
-        if task.do == "expire":
-            await self._store.stop(tenant, task.batch, "expired")
-        await self._end(tenant, task.batch)
+        await self._store.stop(tenant, task.batch, task.into, task.faults)
+        await self._end(tenant, task.batch, job)
 
     async def give_up(self, job: Claimed, why: str) -> None:
         """Whatever it was: the batch fails."""
@@ -157,17 +170,20 @@ class Control:
         fault = Fault(code="server_error", message=why)
         await self._store.stop(tenant, task.batch, "failed", [fault])
         await self._store.finish(tenant, task.batch)
+        await self._gateway.batches.over(tenant, task.batch)
 
     async def _validate(self, tenant: str, batch: Batch) -> None:
         """Its lines are jobs from here on. To be done again at any point of it."""
         record, gateway = batch.record, self._gateway
         queue = Queue(LINE, tenant, record.id)
+        if batch.into:
+            return  # whoever ends it has closed the queue
         if batch.status == "validating":
             entries, faults = await self._read(tenant, record)
             if faults:
                 await self._store.refuse(tenant, record.id, faults)
                 metrics.batches.labels("failed").inc()
-                return
+                return await gateway.batches.over(tenant, record.id)
             await self._queues.fill(queue, [entry.body() for entry in entries])
             if await self._store.begin(tenant, record.id, len(entries)) != "in_progress":
                 return await self._queues.drop(queue)  # it was cancelled meanwhile
@@ -192,11 +208,11 @@ class Control:
                 ) from None
             return (), [Fault(code="file_not_found", message=error.message, param=error.param)]
 
-    async def _end(self, tenant: str, id: str) -> None:
+    async def _end(self, tenant: str, id: str, job: Claimed) -> None:
         """Once nothing of it is under way, each line that was not answered is told so."""
         queue = Queue(LINE, tenant, id)
         if await self._queues.close(queue):
-            raise Later(Task(do="end", batch=id).model_dump_json(), _LOOK_S)
+            raise Later(job.body, _LOOK_S)
         batch = await self._store.find(tenant, id)
         if "total" in batch.state:
             code, message = _ENDS[batch.into]
@@ -205,4 +221,4 @@ class Control:
                 await self._store.answer(tenant, id, left)
         if ended := await self._store.finish(tenant, id):
             metrics.batches.labels(ended).inc()
-        await self._queues.drop(queue)
+        await self._gateway.batches.over(tenant, id)

@@ -22,10 +22,12 @@ from services.gateway.jobs.window import Window
 from services.gateway.parts import Gateway
 
 LINE = "line"
+_STOPPED_S = 1.0  # by then nobody claims from it any more
 _FULL_S = 10.0  # between two looks whether a full tenant has room again
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _FINAL = frozenset({"insufficient_quota"})
 """What a line waits for no longer than an interactive request."""
+_OWN_LIMIT = "rate_limit_exceeded"  # which tells nothing of the room for others' lines
 
 
 class Lines:
@@ -45,7 +47,7 @@ class Lines:
         if batch is None or batch.ended or await batches.store.answered(tenant, id, entry.line):
             return
         if batch.into:
-            raise Later(job.body, 0)  # it is left to who ends the batch
+            raise Later(job.body, _STOPPED_S)  # it is left to who ends the batch
         principal = await self._principal(batch.record, job)
         if not await self._gateway.files.has_room(tenant):
             raise Later(job.body, _FULL_S, pauses=True)
@@ -77,7 +79,7 @@ class Lines:
         except Refused as refused:
             fault = Fault(code="invalid_api_key", message=str(refused))
             await self._gateway.batches.stop(batch.who.tenant, batch.id, "failed", [fault])
-            raise Later(job.body, 0) from None
+            raise Later(job.body, _STOPPED_S) from None
         return replace(principal, priority="low")
 
     async def _answered(self, batch: BatchRecord, entry: Entry, principal: Principal) -> Reply:
@@ -99,8 +101,9 @@ class Lines:
 
     def _failed(self, batch: BatchRecord, entry: Entry, error: PenstockError) -> Reply:
         """The reply that says so. Raises Later, or Dead."""
-        if error.code in _AWAY and error.reason not in _FINAL:
-            self.places.push_back()
+        if error.code in _AWAY and error.reason not in _FINAL and error.stage != "worker":
+            if error.reason != _OWN_LIMIT:
+                self.places.push_back()
             waits = entry.waits + 1
             delay_s = error.retry_after_s or backoff_s(self._settings.backoff_s, waits)
             raise Later(entry._replace(waits=waits).body(), delay_s, pauses=True)
@@ -130,6 +133,7 @@ class Lines:
     async def _note(self, batch: BatchRecord, answered: Answered) -> None:
         if await self._gateway.batches.store.answer(batch.who.tenant, batch.id, [answered]):
             metrics.batches.labels("completed").inc()
+            await self._gateway.batches.over(batch.who.tenant, batch.id)
 
 
 def unanswered(batch: BatchRecord, entry: Entry, code: str, message: str) -> Answered:

@@ -45,8 +45,7 @@ class BatchStore:
         if what == "no_file":
             raise not_found("file", file, "input_file_id")
         if what == "wrong_file":
-            message = f"The file '{file}' is not of purpose 'batch'."
-            raise invalid(message, "input_file_id", stage="gateway", reason="wrong_purpose")
+            raise wrong_purpose(file)
         if what:
             raise too_many(own.max_unfinished)
 
@@ -113,6 +112,11 @@ class BatchStore:
 
     async def _call(self, op: str, *args: Any) -> Any:
         return await self._line([self._root], [op, *args])
+
+
+def wrong_purpose(file: str) -> PenstockError:
+    message = f"The file '{file}' is not of purpose 'batch'."
+    return invalid(message, "input_file_id", stage="gateway", reason="wrong_purpose")
 
 
 def too_many(most: int) -> PenstockError:

@@ -3,19 +3,21 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import ParamSpec, Protocol
 
 from services.common.config import JobsSettings
 from services.common.redis import Redis, RedisAway
 from services.gateway import metrics
-from services.gateway.jobs.queue import Claimed, Queues
+from services.gateway.jobs.queue import Claimed, Queue, Queues
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 MAX_CLAIMS = 4  # three gateways were lost under it: it may be the job that they die of
 _LOOK_EVERY_S = 1.0  # where there was nothing to do
+_PROMISED_S = 30.0  # longer than Redis may take for what comes in between
 _AWAY_S = 1.0  # between two tries while Redis is away
 _COUNT_EVERY_S = 5.0
 _RENEWALS = 3  # in the time of a lease
@@ -96,6 +98,16 @@ class Jobs:
             task.cancel()
         await asyncio.gather(*self._loops, *self._own, return_exceptions=True)
 
+    @asynccontextmanager
+    async def promised(self, queue: Queue, job: str) -> AsyncIterator[None]:
+        """For what is noted elsewhere and is this job's to do. It is queued before that, to be done
+        once that is through; or after a while, where this gateway is lost in between or fails: then
+        it may find nothing to do."""
+        await self.queues.add(queue, job, _PROMISED_S)
+        yield
+        await self.queues.hasten(queue, job)
+        self.look(queue.kind)
+
     def look(self, kind: str) -> None:
         """There is something to do."""
         if kind in self._wake:
@@ -156,8 +168,7 @@ class Jobs:
         except Dead as dead:
             outcome = "dead"
             log.error("%s of %s is dead: %s", kind.name, job.queue.tenant, dead.why)
-            await self._say(kind.give_up, job, dead.why)
-            await self._say(self.queues.bury, job, dead.why)
+            await self._bury(kind, job, dead.why)
         except asyncio.CancelledError:
             outcome = "released"
             if self._stopping:
@@ -170,6 +181,15 @@ class Jobs:
             log.exception("a job failed: %s", kind.name)
         finally:
             metrics.jobs_ended.labels(kind.name, outcome).inc()
+
+    async def _bury(self, kind: Kind, job: Claimed, why: str) -> None:
+        try:
+            await self._say(kind.give_up, job, why)
+        except Exception:  # the next claim may fare better, some times
+            log.exception("nobody is told of a dead job: %s of %s", kind.name, job.queue.tenant)
+            if job.claims < 2 * MAX_CLAIMS:
+                return
+        await self._say(self.queues.bury, job, why)
 
     async def _say(
         self, what: Callable[P, Awaitable[None]], *args: P.args, **more: P.kwargs

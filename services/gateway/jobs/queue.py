@@ -85,6 +85,14 @@ class Queues:
     async def add(self, queue: Queue, job: str, delay_s: float = 0.0) -> None:
         await self._call("add", *queue, _micros(delay_s), job)
 
+    async def hasten(self, queue: Queue, job: str) -> None:
+        """It is to be done now: of one with a delay."""
+        await self._redis.zadd(self._key("later", *queue), {job: 0}, xx=True)
+
+    async def withdraw(self, queue: Queue, job: str) -> None:
+        """It is not to be done after all, unless somebody has it already: of one with a delay."""
+        await self._redis.zrem(self._key("later", *queue), job)
+
     async def claim(self, kind: str) -> Claimed | None:
         told = await self._call("claim", kind, self._owner, self._lease_ms)
         if not told:
@@ -141,8 +149,9 @@ class Queues:
                 break
             yield [fields["j"] for _, fields in found]
             at = f"({found[-1][0]}"
-        if due := await self._redis.zrange(self._key("later", *queue), 0, -1):
-            yield [str(job) for job in due]
+        due = await self._redis.zrange(self._key("later", *queue), 0, -1)
+        for first in range(0, len(due), _AT_ONCE):
+            yield [str(job) for job in due[first : first + _AT_ONCE]]
 
     async def dead(self, most: int, before: str = "") -> list[Dead]:
         """The latest first; `before`: the id of the last of the page before."""

@@ -119,10 +119,9 @@ class Indexing:
             file=file.id,
             attachment=attached.attachment,
         )
-        await self._files.note_store(tenant, file.id, store, held=True)
-        await self._store_files.put(tenant, attached)
-        await self._jobs.queues.add(self._queue(tenant), task.model_dump_json())
-        self._jobs.look(self.name)
+        async with self._jobs.promised(self._queue(tenant), task.model_dump_json()):
+            await self._files.note_store(tenant, file.id, store, held=True)
+            await self._store_files.put(tenant, attached)
         return attached
 
     async def remove(self, caller: Caller, store: str, file_id: str = "") -> None:

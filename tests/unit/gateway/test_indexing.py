@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -113,6 +114,29 @@ async def test_what_retrieval_is_given(rig: StoresRig) -> None:
     assert (request.title, request.text) == ("guide.md", "grüße")
     attached = await the_file(rig, store)
     assert (attached.id, attached.filename, attached.bytes) == (file.id, "guide.md", 10)
+
+
+async def test_a_gateway_that_is_lost_while_it_attaches_leaves_no_file_that_waits_for_nobody(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as Redis can tell, an exception behind a write is a kill there."""
+    store, file = await rig.store(), await rig.file()
+    for what in (rig.jobs.queues, rig.files, rig.store_files):
+        for name in ("add", "note_store", "put"):
+            if (write := getattr(what, name, None)) is None:
+                continue
+
+            async def lost(*args: Any, write: Any = write, **more: Any) -> None:
+                await write(*args, **more)
+                raise ConnectionError
+
+            with monkeypatch.context() as patch:
+                patch.setattr(what, name, lost)
+                with pytest.raises(ConnectionError):
+                    await rig.stores.attach(WHO, CALLER, store, file.id)
+            waits = await rig.jobs.queues.size(rig.indexing._queue("acme"))
+            assert waits >= len(await rig.stores.files("acme", store))
+            await rig.jobs.queues.drop(rig.indexing._queue("acme"))
 
 
 async def test_two_files_are_indexed_at_once_and_the_others_wait(rig: StoresRig) -> None:

@@ -6,15 +6,20 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.config import JobsSettings
+from services.common.config import JobsSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
+from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.gateway.batches.answering import request_id
+from services.gateway.batches.lines import Lines
 from services.gateway.batches.record import BatchRecord
 from services.gateway.batches.validation import Entry, read
 from services.gateway.identity.standing import Grantee
@@ -144,6 +149,10 @@ async def test_tenants_take_turns_and_in_each_its_queues(queues: Queues) -> None
     assert await queues.close(A) == 2
     left = [body async for some in queues.rest(A) for body in some]
     assert len(left) == 600
+    for n in range(1100):
+        await queues.add(A, f"due {n}", 60)
+    sizes = [len(some) async for some in queues.rest(A)]
+    assert (sum(sizes), max(sizes)) == (1700, 500), "as many as one call takes"
     await queues.drop(A)
     assert not await queues.renew(next(job for job in claimed if job and job.queue == A))
 
@@ -172,9 +181,13 @@ class Scripted:
                 raise ConnectionError
             case "slow":
                 await self.gate.wait()
+            case "unreadable":
+                raise Dead("it cannot be read")
 
     async def give_up(self, job: Claimed, why: str) -> None:
         self.given_up[job.body] = why
+        if job.body == "unreadable":
+            raise ValueError
 
 
 async def test_what_becomes_of_jobs(
@@ -182,7 +195,7 @@ async def test_what_becomes_of_jobs(
 ) -> None:
     kind = Scripted()
     jobs = Jobs(redis, namespace, "g1", JobsSettings(lease_s=0.5))
-    for body in ("fine", "dead", "later", "bug", "away"):
+    for body in ("fine", "dead", "later", "bug", "away", "unreadable"):
         await jobs.queues.add(A, body)
     jobs.start([kind], lambda: False)
     try:
@@ -191,9 +204,12 @@ async def test_what_becomes_of_jobs(
             return await jobs.queues.counts("k") == (0, 0)
 
         await until(all_over, 20, "all have ended")
+        unreadable = kind.ran.pop("unreadable")
+        assert unreadable == MAX_CLAIMS, "and then it was given up without being looked at"
         assert kind.ran == {"fine": 1, "dead": 1, "later": 2, "bug": MAX_CLAIMS, "away": 3}
-        assert kind.given_up.keys() == {"dead", "bug"}
-        dead = await jobs.queues.dead(10)
+        assert kind.given_up.keys() == {"dead", "bug", "unreadable"}
+        hopeless, *dead = await jobs.queues.dead(10)
+        assert hopeless.body == "unreadable", "nobody could be told, and it ended all the same"
         assert [one.body for one in dead] == ["bug", "dead"]
         assert dead[1].why == kind.given_up["dead"] == "of old age"
         assert await jobs.queues.dead(10, dead[0].id) == dead[1:]
@@ -224,6 +240,40 @@ async def test_what_is_under_way_at_the_end_is_anothers_at_once(
     await until(lambda: second.ran["slow"] == 1 and not other._own, 10)
     await other.stop()
     assert await other.queues.counts("k") == (0, 0)
+
+
+async def test_a_job_that_was_promised_is_done_once_what_it_is_for_is_noted(
+    redis: Redis, namespace: str
+) -> None:
+    jobs = Jobs(redis, namespace, "g1", JobsSettings())
+    queues = jobs.queues
+    async with jobs.promised(A, "noted"):
+        assert await queues.claim("k") is None
+        assert await queues.size(A) == 1, "whatever becomes of this gateway"
+    claimed = await queues.claim("k")
+    assert claimed is not None
+    assert claimed.body == "noted"
+    with pytest.raises(ConnectionError):
+        async with jobs.promised(A, "perhaps"):
+            raise ConnectionError
+    assert await queues.claim("k") is None
+    assert await queues.size(A) == 2
+    await queues.withdraw(A, "perhaps")
+    assert await queues.size(A) == 1
+
+
+def test_a_tenants_own_limit_tells_nothing_of_the_room_for_others() -> None:
+    lines = Lines(cast(Any, SimpleNamespace(settings=Settings())))
+    for _ in range(60):
+        lines.places.went("b", 0.0, None)
+    before = lines.places.size
+    batch, entry = cast(Any, None), Entry(0, 0, 9, "a")
+    for reason, after in (("rate_limit_exceeded", before), ("queue_full", before // 2)):
+        error = PenstockError(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", reason=reason)
+        with pytest.raises(Later) as later:
+            lines._failed(batch, entry, error)
+        assert later.value.pauses
+        assert lines.places.size == after
 
 
 async def test_a_window_grows_while_lines_come_as_fast_and_halves_when_there_is_no_place() -> None:
