@@ -17,10 +17,12 @@ from protos.gateway_pb2 import (
     ChatRequest,
     CompleteRequest,
     PublicEmbedRequest,
+    PublicGetRecordRequest,
     PublicListModelsRequest,
     SamplingOptions,
 )
 from protos.gateway_pb2_grpc import InferenceStub
+from protos.tokenizer_pb2 import Echo
 from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.service import Host
@@ -87,6 +89,79 @@ async def test_complete_with_token_ids(rig):
     call = (await stub(rig)).Complete(request, metadata=signed(rig))
     assert "".join([event.text async for event in call]) == "Hello world"
     assert list(rig.tokenizer.requests[0].token_ids.ids) == [4, 5]
+
+
+async def test_prompts_of_one_request_are_answered_each(rig):
+    async def script(call: Any, request: Any) -> None:
+        shown = request.text or str(list(request.token_ids.ids))
+        for choice in range(2):
+            first = {"plan": plan(request), "echo": Echo(text=shown)} if choice == 0 else {}
+            send(call, f"{shown}-{choice}", choice=choice, **first)
+            finish(call, 1, choice=choice)
+
+    rig.tokenizer.script = script
+    service = await stub(rig)
+    for prompts, shown in (
+        ({"texts": ["a", "b", "c"]}, ["a", "b", "c"]),
+        ({"token_ids": [TokenIds(ids=[4, 5]), TokenIds(ids=[6])]}, ["[4, 5]", "[6]"]),
+    ):
+        request = CompleteRequest(
+            model=MODEL, prompts=prompts, sampling=SamplingOptions(n=2, echo=True)
+        )
+        events = [event async for event in service.Complete(request, metadata=signed(rig))]
+        said: dict[int, str] = {}
+        for event in events:
+            said[event.choice] = said.get(event.choice, "") + event.text
+        assert [said[index] for index in sorted(said)] == [
+            f"{one}-{choice}" for one in shown for choice in range(2)
+        ]
+        begun = [event for event in events if event.HasField("echo")]
+        assert {(e.choice, e.echo.text) for e in begun} == {
+            (2 * index, one) for index, one in enumerate(shown)
+        }
+        assert all(event.plan.window == 512 for event in begun)
+        ended = [event.choice for event in events if event.finish]
+        assert ended == list(range(2 * len(shown)))
+        assert events[-1].usage.completion_tokens == 2 * len(shown)
+    rig.settings.gateway.max_prompts = 2
+    rig.settings.gateway.max_prompt_tokens = 2
+    ids = TokenIds(ids=[4, 5])
+    for odd, param in (
+        ({}, "prompt"),
+        ({"texts": ["a"] * 3}, "prompt"),
+        ({"texts": ["a", ""]}, "prompt[1]"),
+        ({"token_ids": [ids, ids]}, "prompt"),
+        ({"texts": ["a"], "token_ids": [ids]}, "prompts.token_ids"),
+    ):
+        request = CompleteRequest(model=MODEL, prompts=odd)
+        code, trailers = await refusal(service.Complete(request, metadata=signed(rig)))
+        assert (code, trailers["x-param"]) == (grpc.StatusCode.INVALID_ARGUMENT, param)
+
+
+async def test_a_record_is_what_rest_tells_of_it(rig):
+    service = await stub(rig)
+    call = service.Chat(ChatRequest(model=MODEL, messages=MESSAGES), metadata=signed(rig))
+    assert [event async for event in call]
+    id = dict(await call.trailing_metadata())["x-request-id"]
+    told = await rig.record(id)
+    record = await service.GetRecord(PublicGetRecordRequest(request_id=id), metadata=signed(rig))
+    assert (record.id, record.route, record.status, record.tokens) == (id, "Chat", "ok", 3)
+    assert record.time_to_first_token_ms == told["time_to_first_token_ms"] > 0
+    assert [span.name for span in record.spans] == [span["name"] for span in told["spans"]]
+    assert [span.parent for span in record.spans].count("") == 1
+    assert record.decisions[0].reasons == told["decisions"][0]["reasons"]
+    failing = service.Chat(ChatRequest(model="none", messages=MESSAGES), metadata=signed(rig))
+    _, trailers = await refusal(failing)
+    request = PublicGetRecordRequest(request_id=trailers["x-request-id"])
+    failed = await service.GetRecord(request, metadata=signed(rig))
+    assert (failed.status, failed.error.code) == ("not_found", "model_not_found")
+    theirs, _ = await rig.keys.create("globex")
+    for asked, key in ((id, theirs), ("req", rig.key)):
+        call = service.GetRecord(
+            PublicGetRecordRequest(request_id=asked), metadata=(("authorization", f"Bearer {key}"),)
+        )
+        code, _ = await refusal(call)
+        assert code == grpc.StatusCode.NOT_FOUND
 
 
 async def test_too_many_token_ids_are_refused(rig):

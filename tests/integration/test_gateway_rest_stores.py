@@ -14,7 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from protos.gateway_pb2 import PublicEmbedRequest
+from protos.gateway_pb2 import PublicEmbedRequest, PublicSearchStoreRequest
 from protos.gateway_pb2_grpc import InferenceStub
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid
@@ -45,6 +45,10 @@ class Tenant:
     async def of(cls, rig: Rig) -> "Tenant":
         key, record = await rig.keys.create(f"tenant-{uuid.uuid4().hex[:8]}")
         return cls(record.tenant, await rig.http(key))
+
+    @property
+    def metadata(self) -> Any:
+        return (("authorization", self.http.headers["authorization"]),)
 
     async def get(self, path: str) -> Any:
         answer = await self.http.get(path)
@@ -305,6 +309,36 @@ async def test_a_search(rig):
     (one,) = (await other.post(f"/v1/vector_stores/{mine}/search", {"query": "the tide"}))["data"]
     assert one["filename"] == "mine.md", "and of this store alone"
     assert all(search.judged for search in rig.retrieval.servicer.searches), "by the policy, there"
+
+
+async def test_a_search_over_grpc_is_the_same(rig):
+    tenant, other = await Tenant.of(rig), await Tenant.of(rig)
+    best = await tenant.file("best.md", "the tide comes in")
+    store = await tenant.store(best, await tenant.file("less.md", "tide 1"))
+    stub: Any = InferenceStub(await rig.channel())
+
+    async def search(who: Tenant, **fields: Any) -> Any:
+        request = PublicSearchStoreRequest(**{"vector_store_id": store, "query": "tide", **fields})
+        return await stub.SearchStore(request, metadata=who.metadata)
+
+    found = await search(tenant, query="the tide")
+    assert [passage.source_id for passage in found.passages][:1] == [best]
+    assert (len(found.passages), found.passages[0].text) == (2, "the tide comes in")
+    assert found.tokens == 2
+    assert rig.retrieval.servicer.searches[-1].judged
+    assert len((await search(tenant, max_num_results=1)).passages) == 1
+    assert len((await search(tenant, query="the tide", score_threshold=0.6)).passages) == 1
+    for who, fields, code, param in (
+        (other, {}, grpc.StatusCode.NOT_FOUND, None),
+        (tenant, {"vector_store_id": "vs"}, grpc.StatusCode.NOT_FOUND, None),
+        (tenant, {"query": " "}, grpc.StatusCode.INVALID_ARGUMENT, "query"),
+        (tenant, {"max_num_results": 51}, grpc.StatusCode.INVALID_ARGUMENT, "max_num_results"),
+        (tenant, {"score_threshold": 1.1}, grpc.StatusCode.INVALID_ARGUMENT, "score_threshold"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await search(who, **fields)
+        told = dict(raised.value.trailing_metadata())
+        assert (raised.value.code(), told.get("x-param")) == (code, param)
 
 
 # ---- embeddings ---------------------------------------------------------------------------------

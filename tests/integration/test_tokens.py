@@ -3,13 +3,16 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from anthropic import AsyncAnthropic
 
-from protos.common_pb2 import FINISH_STOP
+from protos.common_pb2 import FINISH_STOP, Tool
+from protos.gateway_pb2 import PublicDetokenizeRequest, PublicTokenizeRequest
+from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import MeteringSettings
-from services.common.content import text_of
+from services.common.content import said, text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig
@@ -82,3 +85,34 @@ async def test_bad_input_is_named(rig, path, body, param):
     answer = await (await rig.http()).post(path, json={"model": MODEL, **body})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+async def test_over_grpc_it_is_the_same(rig):
+    stub: Any = InferenceStub(await rig.channel())
+    key = (("authorization", f"Bearer {rig.key}"),)
+    asked, tool = [said("user", "Pressure?")], Tool(name="pressure")
+    for more in ({"text": "It is"}, {"messages": asked, "tools": [tool]}):
+        told = await stub.Tokenize(PublicTokenizeRequest(model=MODEL, **more), metadata=key)
+        assert (list(told.token_ids), told.window) == ([5, 6, 7], 512)
+    text, chat = rig.tokenizer.requests
+    assert text.text == "It is"
+    assert chat.chat.whole
+    assert [text_of(one) for one in chat.chat.messages] == ["Pressure?"]
+    assert [one.name for one in chat.chat.tools] == ["pressure"]
+    request = PublicDetokenizeRequest(model=MODEL, token_ids=[5, 6])
+    assert (await stub.Detokenize(request, metadata=key)).text == "It is"
+    assert {(one.prompt, one.nanos) for one in await ledger(rig, 3)} == {(0, 0)}
+    rig.settings.gateway.max_prompt_tokens = 3
+    for call, odd, param in (
+        (stub.Tokenize, PublicTokenizeRequest(model=MODEL), "text"),
+        (stub.Tokenize, PublicTokenizeRequest(model=MODEL, text="a", messages=asked), "messages"),
+        (stub.Tokenize, PublicTokenizeRequest(model=MODEL, text="a", tools=[tool]), "tools"),
+        (stub.Tokenize, PublicTokenizeRequest(text="a"), "model"),
+        (stub.Detokenize, PublicDetokenizeRequest(model=MODEL), "token_ids"),
+        (stub.Detokenize, PublicDetokenizeRequest(model=MODEL, token_ids=[1] * 4), "token_ids"),
+        (stub.Detokenize, PublicDetokenizeRequest(model=MODEL, token_ids=[1, 99]), "token_ids[1]"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call(odd, metadata=key)
+        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert dict(raised.value.trailing_metadata())["x-param"] == param

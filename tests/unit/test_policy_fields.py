@@ -26,6 +26,8 @@ DOOR = """
     ChatRequest.chat_template_kwargs CompleteRequest.text PublicEmbedRequest.texts
     PublicScoreRequest.queries PublicScoreRequest.documents PublicRerankRequest.query
     PublicRerankRequest.documents PublicClassifyRequest.texts PublicModerateRequest.texts
+    CompleteRequest.Prompts.texts PublicTokenizeRequest.text
+    PublicTokenizeRequest.chat_template_kwargs PublicSearchStoreRequest.query
 """
 # By retrieval, and rules of meaning (tests/unit/retrieval/test_judged.py); what it cuts a document
 # into was looked at before.
@@ -40,7 +42,10 @@ ANSWER = """
     GenerateEvent.reasoning
 """
 # What the client sent, told to it as the policy left it.
-TOLD_BACK = "Echo.text Redacted.title Redacted.text TextDelta.stop"
+TOLD_BACK = """
+    Echo.text Redacted.title Redacted.text TextDelta.stop PublicDetokenizeReply.text
+    PublicRecord.metadata
+"""
 # They say what an answer must or must not be, and are in no prompt; what it becomes is looked at.
 FORM = """
     Constraint.json_schema Constraint.regex Constraint.grammar Constraint.Options.texts
@@ -56,6 +61,8 @@ NAMES = """
     IndexRequest.source_id RemoveRequest.collection RemoveRequest.source_id Passage.source_id
     PublicClassifyReply.labels TextDelta.labels Cost.currency JudgeReply.Match.rule
     PublicModerateReply.Moderation.scores PublicModerateReply.judged PublicModerateReply.policy
+    PublicTokenizeRequest.model PublicDetokenizeRequest.model
+    PublicSearchStoreRequest.vector_store_id PublicRecord.model
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.
@@ -81,6 +88,10 @@ OURS = """
     StoredCaller.Bound.limit StoredCaller.Bound.owner StoredCaller.models
     StoredCaller.permissions StoredCaller.priority StoredCaller.tenant StoredCaller.user
     StoredPrompt.delivery StoredPrompt.form StoredPrompt.param StoredPrompt.stores
+    PublicSearchStoreReply.warning PublicGetRecordRequest.request_id PublicRecord.id
+    PublicRecord.route PublicRecord.status PublicRecord.Span.service PublicRecord.Span.name
+    PublicRecord.Span.id PublicRecord.Span.parent PublicRecord.Span.attributes
+    PublicRecord.Failure.stage PublicRecord.Failure.code PublicRecord.Failure.message
     StoredRun.digest StoredRun.endpoint StoredRun.model StoredRun.request_id StoredRun.route
 """
 KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, KEPT, OURS)

@@ -62,6 +62,10 @@ NEEDS: dict[str, Permission | None] = {
     "/penstock.v1.Inference/Rerank": Permission.INFERENCE,
     "/penstock.v1.Inference/Classify": Permission.INFERENCE,
     "/penstock.v1.Inference/Moderate": Permission.INFERENCE,
+    "/penstock.v1.Inference/Tokenize": Permission.INFERENCE,
+    "/penstock.v1.Inference/Detokenize": Permission.INFERENCE,
+    "/penstock.v1.Inference/SearchStore": Permission.STORES_SEARCH,
+    "/penstock.v1.Inference/GetRecord": Permission.REQUESTS_READ,
     "/penstock.v1.Inference/ListModels": Permission.MODELS_READ,
     # The admin listener. What is an administrator's own asks for more (api/admin/keys.py).
     "GET /admin/v1/tenants": Permission.TENANTS_READ,

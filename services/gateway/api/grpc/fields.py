@@ -1,11 +1,13 @@
 """gRPC requests in REST's shape, validated by its rules; and what fields are called here."""
 
 import re
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from protos.common_pb2 import Message
 from protos.gateway_pb2 import ChatRequest, CompleteRequest, SamplingOptions
+from services.common.config import GatewaySettings
 from services.common.errors import invalid
 from services.gateway.api.generation_schema import (
     MAX_BAD_WORDS,
@@ -22,6 +24,8 @@ _FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.function\.")
 _STORES = re.compile(r"tools\[\d+\]\.vector_store_ids")
 _PARAMS = (
     ("input", "texts"),
+    ("query[0]", "query"),
+    ("ranking_options.score_threshold", "score_threshold"),
     ("top_logprobs", "sampling.logprobs"),
     *FORMS,
     *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
@@ -70,10 +74,7 @@ def chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
     stores = list(request.vector_store_ids[: MAX_STORES + 1])
     fields: dict[str, Any] = {
         "model": request.model,
-        "messages": [
-            _message(m, f"messages[{index}]")
-            for index, m in enumerate(request.messages[: max_messages + 1])
-        ],
+        "messages": message_fields(request.messages, max_messages),
         "documents": [{"title": d.title, "text": d.text} for d in documents],
         **_of_chat(_sampling(request.sampling)),
         **tool_fields(request),
@@ -88,6 +89,11 @@ def chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
     return fields
 
 
+def message_fields(messages: Sequence[Message], most: int) -> list[dict[str, Any]]:
+    """Those of a chat, and of those that are too many one."""
+    return [_message(m, f"messages[{index}]") for index, m in enumerate(messages[: most + 1])]
+
+
 def _message(message: Message, at: str) -> dict[str, Any]:
     parts = message.content[: MAX_PARTS + 1]
     for index, part in enumerate(parts):
@@ -98,11 +104,17 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     return {**told, **call_fields(message)}
 
 
-def completion_fields(request: CompleteRequest, max_ids: int) -> dict[str, Any]:
+def completion_fields(request: CompleteRequest, limits: GatewaySettings) -> dict[str, Any]:
     fields = {"model": request.model, **_sampling(request.sampling)}
     if request.HasField("constraint"):
         fields |= form_fields(request.constraint)
+    one_more = limits.max_prompt_tokens + 1  # is enough to be refused
     if request.HasField("token_ids"):
-        one_more = max_ids + 1  # is enough to be refused
         return {**fields, "prompt": list(request.token_ids.ids[:one_more])}
-    return {**fields, "prompt": request.text}
+    if not request.HasField("prompts"):
+        return {**fields, "prompt": request.text}
+    several, most = request.prompts, limits.max_prompts + 1
+    if several.texts and several.token_ids:
+        raise invalid("Texts or token ids, not both.", "prompts.token_ids")
+    ids = [list(one.ids[:one_more]) for one in several.token_ids[:most]]
+    return {**fields, "prompt": ids or list(several.texts[:most])}

@@ -39,7 +39,8 @@ class GrpcFront:
         self._settings = gateway.settings
         self._inbox = inbox
         self._context = context
-        self._began = False
+        self._begun: set[int] = set()  # prompts, by the index of their first answer
+        self._turn = asyncio.Lock()  # answers to several prompts come at once
         self._headers: Mapping[str, str] = {}
 
     async def read(self, principal: Principal, place: Place) -> list[Prompt]:
@@ -57,9 +58,7 @@ class GrpcFront:
             fields = chat_fields(self._inbox.parse(ChatRequest, message), limits.max_messages)
             chat = validated(ChatCompletionRequest, fields, limits)
             return [chat.prompt(self._settings.retrieval.top_k)]
-        fields = completion_fields(
-            self._inbox.parse(CompleteRequest, message), limits.max_prompt_tokens
-        )
+        fields = completion_fields(self._inbox.parse(CompleteRequest, message), limits)
         return validated(CompletionRequest, fields, limits).prompts(limits)
 
     def joins(self, id: str) -> None:
@@ -70,7 +69,7 @@ class GrpcFront:
 
     @property
     def shown(self) -> bool:
-        return self._began
+        return bool(self._begun)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
         """One event for all that is ready."""
@@ -81,8 +80,8 @@ class GrpcFront:
             logprobs=[one for delta in deltas for one in delta.logprobs],
             choice=answer.index,
         )
-        if not self._began:
-            self._began = True
+        if (prompt := answer.index - answer.choice) not in self._begun:
+            self._begun.add(prompt)
             event.plan.CopyFrom(answer.plan)
             event.passages.extend(answer.passages_used)
             event.warning = answer.warning
@@ -107,10 +106,11 @@ class GrpcFront:
             event.number = self._number
             if self._number <= (self._after or 0):
                 return
-        try:
-            async with asyncio.timeout(self._settings.gateway.write_timeout_s):
-                headers, self._headers = self._headers, {}
-                await tell_headers(self._context, headers)
-                await self._context.write(event)
-        except TimeoutError:
-            raise client_too_slow() from None
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._settings.gateway.write_timeout_s):
+                    headers, self._headers = self._headers, {}
+                    await tell_headers(self._context, headers)
+                    await self._context.write(event)
+            except TimeoutError:
+                raise client_too_slow() from None

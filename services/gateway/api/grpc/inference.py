@@ -12,7 +12,9 @@ from protos.gateway_pb2 import (
     PublicModerateReply,
     PublicModerateRequest,
 )
-from protos.tokenizer_pb2 import ModelInfo
+from protos.tokenizer_pb2 import ModelInfo, PromptRequest
+from services.common.errors import PenstockError
+from services.common.redis import RedisAway
 from services.gateway.api.grpc.calls import (
     INFERENCE,
     Asked,
@@ -24,7 +26,9 @@ from services.gateway.api.grpc.calls import (
 )
 from services.gateway.api.grpc.generation import GrpcFront
 from services.gateway.api.grpc.inbox import Inbox
+from services.gateway.api.grpc.looking import LOOKING
 from services.gateway.api.grpc.pooled import POOLED, understood
+from services.gateway.api.grpc.tokens import TOKENS
 from services.gateway.api.moderation_schema import MAX_TEXTS, ModerationRequest
 from services.gateway.api.schema import validated
 from services.gateway.identity.permissions import admit
@@ -34,9 +38,11 @@ from services.gateway.parts import Gateway
 from services.gateway.runs.lasting.following import serve_lasting
 from services.gateway.runs.moderation import Judged, moderate
 from services.gateway.runs.pipeline import serve
-from services.gateway.runs.pooling import Numbers, compute
+from services.gateway.runs.pooling import Numbers, compute, rename
 from services.gateway.runs.recorded import recorded
 from services.gateway.runs.records import Journal
+from services.gateway.runs.tokens import tokens_of
+from services.gateway.stores.vector_stores import storage_away
 
 
 class Inference:
@@ -83,8 +89,47 @@ class Inference:
 
         return self._recorded("Moderate", reply)
 
+    def tokens(self, route: str) -> Callable[[object, Context], Awaitable[Any]]:
+        """The handler of one of TOKENS."""
+        kind, limits = TOKENS[route], self._gateway.settings.gateway
+
+        def understood(message: bytes) -> PromptRequest:
+            return kind.understand(self._inbox.parse(kind.request, message), limits)
+
+        async def reply(
+            asked: Asked, principal: Principal, journal: Journal, message: bytes
+        ) -> tuple[Any, None]:
+            try:
+                request = await asyncio.to_thread(understood, message)
+                made = await tokens_of(self._gateway, asked, principal, journal, request)
+            except PenstockError as error:
+                rename(error, kind.called)
+                raise
+            return kind.tell(*made), None
+
+        return self._recorded(route, reply)
+
+    def looking(self, route: str) -> Callable[[object, Context], Awaitable[Any]]:
+        """The handler of one of LOOKING."""
+        one = LOOKING[route]
+
+        async def handler(_: object, context: Context) -> Any:
+            async def answer(id: str, metadata: dict[str, str]) -> Any:
+                principal = await self._caller(metadata, route)
+                try:
+                    with one.enter(self._gateway.intake, principal.tenant) as place:
+                        message = await self._inbox.take(place, context)
+                        request = self._inbox.parse(one.request, message)
+                        return await one.look(self._gateway, context, id, principal, request)
+                except RedisAway:
+                    raise storage_away() from None
+
+            return await answered(route, context, answer)
+
+        return handler
+
     def _recorded(
-        self, route: str, reply: Callable[..., Awaitable[tuple[Any, Numbers | Judged]]]
+        self, route: str, reply: Callable[..., Awaitable[tuple[Any, Numbers | Judged | None]]]
     ) -> Callable[[object, Context], Awaitable[Any]]:
         """The handler of what has one reply, which `reply` makes."""
 
@@ -102,9 +147,10 @@ class Inference:
                 async def work(principal: Principal, place: Place, journal: Journal) -> None:
                     message = await self._inbox.take(place, context)
                     made, got = await reply(asked, principal, journal, message)
-                    await tell_headers(context, got.headers)
-                    if got.cost:
-                        made.cost.CopyFrom(cost_of(got.cost))
+                    if got is not None:
+                        await tell_headers(context, got.headers)
+                        if got.cost:
+                            made.cost.CopyFrom(cost_of(got.cost))
                     told.append(made)
 
                 await recorded(self._gateway, asked, work)
@@ -154,6 +200,14 @@ def inference(gateway: Gateway) -> Any:
         "Moderate": single(
             service.moderate(), response_serializer=PublicModerateReply.SerializeToString
         ),
+        **{
+            route: single(service.tokens(route), response_serializer=one.reply.SerializeToString)
+            for route, one in TOKENS.items()
+        },
+        **{
+            route: single(service.looking(route), response_serializer=one.reply.SerializeToString)
+            for route, one in LOOKING.items()
+        },
         "ListModels": single(service.list_models, response_serializer=models),
     }
     return grpc.method_handlers_generic_handler(INFERENCE, methods)

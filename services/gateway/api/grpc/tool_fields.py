@@ -5,21 +5,27 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos.common_pb2 import Constraint, Message, Tool, ToolChoice
-from protos.gateway_pb2 import ChatRequest
+from protos.gateway_pb2 import ChatRequest, PublicTokenizeRequest
 from services.common.errors import invalid
 from services.gateway.api.tools_schema import MAX_CALLS, MAX_TOOLS
 
 
 def tool_fields(request: ChatRequest) -> dict[str, Any]:
     """Those that are set."""
-    fields: dict[str, Any] = {}
-    if request.tools:
-        offered = request.tools[: MAX_TOOLS + 1]
-        fields["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(offered)]
+    fields = template_fields(request)
     if request.HasField("tool_choice"):
         fields["tool_choice"] = _choice(request.tool_choice)
     if request.HasField("parallel_tool_calls"):
         fields["parallel_tool_calls"] = request.parallel_tool_calls
+    return fields
+
+
+def template_fields(request: ChatRequest | PublicTokenizeRequest) -> dict[str, Any]:
+    """Those that are set, of what a prompt's template takes beside messages."""
+    fields: dict[str, Any] = {}
+    if request.tools:
+        offered = request.tools[: MAX_TOOLS + 1]
+        fields["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(offered)]
     if request.chat_template_kwargs:
         fields["chat_template_kwargs"] = _options(request.chat_template_kwargs)
     return fields

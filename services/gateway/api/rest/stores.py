@@ -8,8 +8,6 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from protos.common_pb2 import Record, Usage
-from protos.retrieval_pb2 import SearchRequest
 from services.common.errors import invalid
 from services.gateway.api.generation_schema import Name, as_list
 from services.gateway.api.rest.http import Exchange
@@ -17,10 +15,10 @@ from services.gateway.api.rest.openai_format import priced
 from services.gateway.api.rest.pages import PageQuery, page, page_query
 from services.gateway.api.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
 from services.gateway.identity.principal import Principal
-from services.gateway.metering.estimate import of_texts
 from services.gateway.parts import Gateway
 from services.gateway.runs.citations import filename
 from services.gateway.stores.files import PURPOSES, Purpose
+from services.gateway.stores.searching import Search, search
 
 _AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}
 _UTF_8 = (b"utf-8", b"utf8")
@@ -200,32 +198,19 @@ class SearchStore(Body):
     max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
     ranking_options: RankingOptions | None = None
 
+    def search(self, store: str) -> Search:
+        options = self.ranking_options
+        threshold = options.score_threshold if options else None
+        return Search(store, self.query[0], self.max_num_results or 10, threshold or 0.0)
+
 
 async def search_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(SearchStore, await exchange.json_body())
-    store = exchange.path["store"]
-    unready = await gateway.stores.unready(principal.tenant, store)
-    threshold = body.ranking_options.score_threshold if body.ranking_options else None
-    request = SearchRequest(
-        caller=principal.caller(exchange.request_id),
-        collections=[store],
-        query=body.query[0],
-        limit=body.max_num_results or 10,
-        score_threshold=threshold or 0.0,
-        judged=True,
-    )
-    asked, model = body.query[0], await gateway.retrieval.model()
-    principal.authorize_embedding(model)
-    with gateway.telemetry.lone_span("search", request_id=exchange.request_id) as span:
-        async with gateway.meter.run(
-            principal, exchange.request_id, exchange.route, model, (of_texts([asked]), 0)
-        ) as metered:
-            exchange.headers_out.update(metered.headers)
-            reply = await gateway.retrieval.search(request, span, Record())
-            metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
-            await gateway.meter.settle(metered)
-    told = {"warning": warning} if (warning := unready.warning()) else {}
-    found: list[dict[str, Any]] = [
+    asked = body.search(exchange.path["store"])
+    found = await search(gateway, exchange.request_id, exchange.route, principal, asked)
+    exchange.headers_out.update(found.headers)
+    told = {"warning": found.warning} if found.warning else {}
+    passages: list[dict[str, Any]] = [
         {
             "file_id": passage.source_id,
             "filename": filename(passage),
@@ -233,15 +218,15 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
             "attributes": {"title": passage.title},
             "content": [{"type": "text", "text": passage.text}],
         }
-        for passage in reply.passages
+        for passage in found.passages
     ]
     await exchange.reply_json(
         {
             "object": "vector_store.search_results.page",
             "search_query": body.query,
-            "data": found,
+            "data": passages,
             "has_more": False,
             "next_page": None,
-            "penstock": {**told, **priced(metered.cost)},
+            "penstock": {**told, **priced(found.cost)},
         }
     )

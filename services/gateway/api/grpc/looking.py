@@ -1,0 +1,89 @@
+"""SearchStore and GetRecord: what is asked for of a tenant's own."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from google.protobuf.json_format import ParseDict
+
+from protos.gateway_pb2 import (
+    PublicGetRecordRequest,
+    PublicRecord,
+    PublicSearchStoreReply,
+    PublicSearchStoreRequest,
+)
+from services.gateway.api.grpc.calls import Context, cost_of, tell_headers
+from services.gateway.api.rest.stores import SearchStore
+from services.gateway.api.schema import validated
+from services.gateway.identity.principal import Principal
+from services.gateway.ids import REQUEST, not_found
+from services.gateway.intake import Intake, Place
+from services.gateway.parts import Gateway
+from services.gateway.runs.records import Journal
+from services.gateway.stores.searching import search
+
+
+class Look(NamedTuple):
+    """One of the calls."""
+
+    request: Any
+    look: Callable[..., Awaitable[Any]]
+    reply: Any
+    enter: Callable[[Intake, str], AbstractContextManager[Place]]
+    """The place that it has."""
+
+
+async def search_store(
+    gateway: Gateway,
+    context: Context,
+    id: str,
+    principal: Principal,
+    request: PublicSearchStoreRequest,
+) -> PublicSearchStoreReply:
+    fields: dict[str, Any] = {"query": request.query}
+    if request.HasField("max_num_results"):
+        fields["max_num_results"] = request.max_num_results
+    if request.HasField("score_threshold"):
+        fields["ranking_options"] = {"score_threshold": request.score_threshold}
+    asked = validated(SearchStore, fields).search(request.vector_store_id)
+    found = await search(gateway, id, "SearchStore", principal, asked)
+    await tell_headers(context, found.headers)
+    return PublicSearchStoreReply(
+        passages=found.passages,
+        warning=found.warning,
+        tokens=found.tokens,
+        cost=cost_of(found.cost) if found.cost else None,
+    )
+
+
+async def get_record(
+    gateway: Gateway,
+    context: Context,
+    id: str,
+    principal: Principal,
+    request: PublicGetRecordRequest,
+) -> PublicRecord:
+    wanted = REQUEST.checked(request.request_id)
+    journal = await gateway.records.look_up(wanted, principal.tenant)
+    if journal is None:
+        raise not_found("request", wanted)
+    return _told(journal)
+
+
+def _told(journal: Journal) -> PublicRecord:
+    """What REST tells, with the cost as it is everywhere here."""
+    told = journal.as_json()
+    for name in ("object", "cost", "currency"):
+        del told[name]
+    record = ParseDict(told, PublicRecord())
+    if journal.cost is not None:
+        record.cost.CopyFrom(cost_of(journal.cost))
+    return record
+
+
+LOOKING = {
+    "SearchStore": Look(
+        PublicSearchStoreRequest, search_store, PublicSearchStoreReply, Intake.slot
+    ),
+    "GetRecord": Look(PublicGetRecordRequest, get_record, PublicRecord, Intake.visit),
+}
