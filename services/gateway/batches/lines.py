@@ -27,6 +27,8 @@ _FULL_S = 10.0  # between two looks whether a full tenant has room again
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _FINAL = frozenset({"insufficient_quota"})
 """What a line waits for no longer than an interactive request."""
+_LOSSES = frozenset({"engine_died", "engine_killed", "peer_stalled", "peer_lost", "broken_off"})
+"""How workers are lost over a request, more often than the router tries another: it may be why."""
 _OWN_LIMIT = "rate_limit_exceeded"  # which tells nothing of the room for others' lines
 
 
@@ -101,7 +103,8 @@ class Lines:
 
     def _failed(self, batch: BatchRecord, entry: Entry, error: PenstockError) -> Reply:
         """The reply that says so. Raises Later, or Dead."""
-        if error.code in _AWAY and error.reason not in _FINAL and error.stage != "worker":
+        deadly = error.stage == "worker" and error.reason in _LOSSES
+        if error.code in _AWAY and error.reason not in _FINAL and not deadly:
             if error.reason != _OWN_LIMIT:
                 self.places.push_back()
             waits = entry.waits + 1

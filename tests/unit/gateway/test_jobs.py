@@ -268,8 +268,10 @@ def test_a_tenants_own_limit_tells_nothing_of_the_room_for_others() -> None:
         lines.places.went("b", 0.0, None)
     before = lines.places.size
     batch, entry = cast(Any, None), Entry(0, 0, 9, "a")
-    for reason, after in (("rate_limit_exceeded", before), ("queue_full", before // 2)):
-        error = PenstockError(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", reason=reason)
+    for reason, after in (("rate_limit_exceeded", before), ("too_many_requests", before // 2)):
+        error = PenstockError(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", stage="worker", reason=reason
+        )
         with pytest.raises(Later) as later:
             lines._failed(batch, entry, error)
         assert later.value.pauses
