@@ -21,6 +21,7 @@ from protos import host_pb2_grpc
 from services.common.config import AUTO, Settings, unknown_names
 from services.common.discovery import DRAINING, Registration, Replica, host_id, new_replica_id
 from services.common.draining import HOST_SERVICE, HostServicer
+from services.common.garbage import set_aside
 from services.common.give_back import give_back_memory
 from services.common.grpc_options import (
     HEALTH_CONNECTIONS,
@@ -119,6 +120,7 @@ class Host:
         sys.setswitchinterval(_SWITCH_S)
         try:
             await self.service.start(self._server)
+            set_aside()
             self.replica = await self._serve()
         except BaseException:
             await self.stop(grace_s=0)

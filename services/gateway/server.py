@@ -43,7 +43,7 @@ from services.gateway.stores.vector_stores import VectorStores
 from services.gateway.targets import Targets
 
 _LAST_WORDS_S = 2.0  # of calls that outlast the grace
-_GC_THRESHOLDS = (50_000, 20, 20)
+_GC_THRESHOLDS = (5_000, 10, 10)
 
 
 class GatewayService(Service):

@@ -1,6 +1,7 @@
 """The gateway at the level of HTTP: bytes, refusals, and errors in words."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -30,6 +31,25 @@ from tests.support.waiting import until
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
     async with gateway_rig(redis_url, namespace, body_limit_bytes=100_000) as rig:
         yield rig
+
+
+async def test_an_answer_that_is_over_leaves_no_garbage(rig):
+    """What requests leave in circles, Python looks for, and holds all streams meanwhile."""
+    kinds = {"Exchange", "RestFront", "KeepAlive", "TextStream", "LinkRequest", "LinkCall", "Task"}
+    http, bodies = await rig.http(), [ask(stream=True), ask()]
+    for body in bodies:
+        await http.post(CHAT, json=body)  # what is made once
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for body in bodies:
+            assert (await http.post(CHAT, json=body)).status_code == 200
+        await until(lambda: not rig.gateway.intake.running)
+        gc.collect()
+        assert not kinds & {type(one).__name__ for one in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 async def test_the_bytes_of_a_stream(rig):

@@ -127,6 +127,7 @@ class LinkRequest:
     def _finish(self, end: End) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._on_item = _drop  # whoever takes items mostly has the request: no circle is left
         if not self._end.done():
             self._end.set_result(end)
 

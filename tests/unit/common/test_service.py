@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -52,6 +53,17 @@ async def nothing_left() -> AsyncIterator[None]:
 @pytest.fixture
 def settings(redis_url: str, namespace: str) -> Settings:
     return Settings(redis_url=redis_url, namespace=namespace, lease_s=0.6)
+
+
+async def test_what_a_started_process_consists_of_is_no_garbage_to_look_through(
+    settings: Settings,
+) -> None:
+    host = Host(Quiet, settings)
+    await host.start()
+    # Set aside once in this process, perhaps by another test's host.
+    assert gc.get_freeze_count() > 10_000
+    assert all(one is not vars(asyncio) for one in gc.get_objects())
+    await host.stop()
 
 
 async def test_a_host_serves_health_reflection_and_metrics_and_registers(

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,39 +182,37 @@ async def test_a_silent_stream_is_kept_alive_until_it_ends():
     await until(lambda: exchange.sent[-1] == ": keep-alive")
     answer.add([last()])
     await front.finish([answer], None)
-    assert front._keeping is not None
-    with pytest.raises(asyncio.CancelledError):
-        await front._keeping._task
+    assert front._keeping._timer is None, "it would speak on"
     assert exchange.sent[-1] == "data: [DONE]"
     assert exchange.sent.count("start") == 1
 
 
 async def test_who_is_spoken_to_hears_no_comments(monkeypatch):
-    slept, over = asyncio.Event(), asyncio.Event()
+    due: list[Callable[[], None]] = []
 
-    async def sleep(_: float) -> None:
-        slept.set()
-        await over.wait()
-        over.clear()
+    class Loop:
+        def call_later(self, _: float, look: Callable[[int], None], spoke: int) -> Any:
+            due.append(partial(look, spoke))
+            return SimpleNamespace(cancel=due.clear)
 
-    clock = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    clock = SimpleNamespace(**{**vars(asyncio), "get_running_loop": Loop})
     monkeypatch.setattr(keep_alive, "asyncio", clock)
     exchange = Exchange()
     front = RestFront(exchange, Settings(), chat=False)  # type: ignore[arg-type]
     front._prompts(b'{"model": "m", "prompt": "Q"}')
     front.admitted({})
-    assert front._keeping._task is None, "an answer that is not streamed has no comments"
+    assert not due, "an answer that is not streamed has no comments"
     front._prompts(b'{"model": "m", "prompt": "Q", "stream": true}')
     front.admitted({})
     answer = Answer("req_1", "m", [])
     for spoken in (True, True, False):
-        await slept.wait()
-        slept.clear()
+        look = due.pop()
         if spoken:
             answer.add([TextDelta(text="x")])
             await front.write(answer, [TextDelta(text="x")])
-        over.set()
-    await slept.wait()
+        look()
+        await until(lambda: bool(due))
     front.close()
+    assert not due
     assert exchange.sent.count(": keep-alive") == 1
     assert exchange.sent[-1] == ": keep-alive"

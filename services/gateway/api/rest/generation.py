@@ -109,8 +109,8 @@ class RestFront(HttpFront):
         if not self.stream:
             return
         async with self._writing:
-            chunks = self._chunks.get(answer.index) or await self._open(answer)
-            events = b"".join([chunks.delta(delta) for delta in deltas])
+            chunks, events = await self._chunks_of(answer)
+            events += b"".join([chunks.delta(delta) for delta in deltas])
             if events:
                 self._keeping.spoke()
                 await self._send(events)
@@ -118,9 +118,10 @@ class RestFront(HttpFront):
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()
         if self.stream:
-            chunks = [self._chunks.get(a.index) or await self._open(a) for a in answers]
-            *others, last = chunks
-            events = b"".join([of_one.closing() for of_one in others]) + last.closing(cost)
+            found = [await self._chunks_of(answer) for answer in answers]
+            events = b"".join([opening for _, opening in found])
+            *others, last = [chunks for chunks, _ in found]
+            events += b"".join([of_one.closing() for of_one in others]) + last.closing(cost)
             events += last.ending(answers, cost)
             await self._begin()  # nothing was left to tell before
             await self._exchange.end_events(self._of(events))
@@ -128,13 +129,14 @@ class RestFront(HttpFront):
             body = await whole(answers, cost, chat=self._chat)
             await self._exchange.reply(body, "application/json")
 
-    async def _open(self, answer: Answer) -> Chunks:
+    async def _chunks_of(self, answer: Answer) -> tuple[Chunks, bytes]:
+        """And what opens them, where nothing has left: it leaves with what follows."""
+        if (chunks := self._chunks.get(answer.index)) is not None:
+            return chunks, b""
         chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)
         await self._begin()
         self._chunks[answer.index] = chunks
-        if opening := chunks.opening():
-            await self._send(opening)
-        return chunks
+        return chunks, chunks.opening()
 
     async def _send(self, events: bytes) -> None:
         if told := self._of(events):

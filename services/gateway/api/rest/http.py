@@ -171,6 +171,7 @@ class Exchange:
     def unwatch_client(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None  # it has this exchange: no circle is left
 
     # ---- out --------------------------------------------------------------------------------
 

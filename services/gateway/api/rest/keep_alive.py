@@ -12,12 +12,19 @@ class KeepAlive:
         self._every_s = every_s
         self._say = say
         self._spoke = 0  # times
-        self._task: asyncio.Task[None] | None = None
+        self._begun = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._saying: asyncio.Task[None] | None = None
 
     def begin(self, opening: Callable[[], Awaitable[None]] | None = None) -> None:
         """`opening` is called at once. Once begun it stays so."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(opening), name="keep-alive")
+        if self._begun:
+            return
+        self._begun = True
+        if opening is not None:
+            self._speak(opening)
+        else:
+            self._wait()
 
     def spoke(self) -> None:
         """Something else was said."""
@@ -25,14 +32,31 @@ class KeepAlive:
 
     def close(self) -> None:
         """Nothing is said from here on."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._saying is not None:
+            self._saying.cancel()
+        self._begun, self._timer, self._saying = True, None, None
+        self._say = _nothing  # it has this: no circle is left
 
-    async def _run(self, opening: Callable[[], Awaitable[None]] | None) -> None:
-        if opening is not None:
-            await opening()
-        while True:
-            spoke = self._spoke
-            await asyncio.sleep(self._every_s)
-            if spoke == self._spoke:
-                await self._say()
+    def _wait(self) -> None:
+        """A timer, no task: most answers end before there is anything to say."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._every_s, self._look, self._spoke)
+
+    def _look(self, spoke: int) -> None:
+        if spoke == self._spoke:
+            self._speak(self._say)
+        else:
+            self._wait()
+
+    def _speak(self, say: Callable[[], Awaitable[None]]) -> None:
+        async def said() -> None:
+            await say()
+            self._wait()
+
+        self._saying = asyncio.create_task(said(), name="keep-alive")
+
+
+async def _nothing() -> None:
+    """What is said after the end."""
