@@ -280,10 +280,10 @@ async def test_each_bound_reaches_its_part():
 async def test_every_part_ends_with_the_service(monkeypatch):
     async with service() as made:
         assert await made.gateway.threads.run("t", lambda: 7) == 7
-        for part in ("identity", "stores", "models", "retrieval", "tokenizers"):
+        for part in ("identity", "jobs", "models", "retrieval", "tokenizers"):
             monkeypatch.setattr(made.gateway, part, Stops())
         await made.stop()
-        for part in ("identity", "stores", "models", "retrieval", "tokenizers"):
+        for part in ("identity", "jobs", "models", "retrieval", "tokenizers"):
             assert getattr(made.gateway, part).stopped, part
         with pytest.raises(RuntimeError):
             await made.gateway.threads.run("t", lambda: 7)
