@@ -36,7 +36,7 @@ class Journal:
     def recall(self, ticket: Ticket, answer: Answer) -> None:
         self._decide(
             "recall",
-            "its slot went to a tenant that had fewer",
+            "its slot went to who was owed it",
             number=ticket.recalls,
             tokens_so_far=len(answer.tokens),
             order=ticket.order,

@@ -19,7 +19,10 @@ redis_away = Gauge(
 wait = Histogram("penstock_router_admission_wait_seconds", "Until admitted", buckets=_SECONDS)
 grants = Counter("penstock_router_grants_total", "Requests admitted", ["lane", "order"])
 refusals = Counter("penstock_router_refusals_total", "Requests not admitted", ["reason"])
-recalls = Counter("penstock_router_recalls_total", "Slots taken back for a tenant that had fewer")
+recalls = Counter(
+    "penstock_router_recalls_total",
+    "Slots taken back for a tenant that had fewer, or from the low lane",
+)
 placements = Counter("penstock_router_placements_total", "Requests placed on workers", ["mode"])
 failovers = from_zero(
     Counter("penstock_router_failovers_total", "Requests that went on elsewhere", ["cause"]),

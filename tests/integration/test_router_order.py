@@ -97,6 +97,31 @@ async def test_a_flood_gives_way_and_goes_on(stack, split):
     await until(empty)
 
 
+@pytest.mark.parametrize("tenant", ["acme", "calm"])
+async def test_the_low_lane_stands_aside_and_goes_on(stack, tenant):
+    """All slots hold lines of a batch. A chat begins at once, also one of their own tenant, and
+    the line that gave its slot answers as if nothing had been."""
+    worker = await stack.worker("w1", max_running=2)
+    link = await stack.router(recall_after_s=60.0)  # as for tenants, that would take a minute
+    worker.hold_after = 7
+    low = common_pb2.PRIORITY_LOW
+    lines = [ask(link, [n] * 64, priority=low) for n in range(2)]
+    await until(lambda: [len(line.tokens) for line in lines] == [7, 7])
+    worker.hold_after = None  # for those that begin from now on
+    chat = await ask(link, max_tokens=4, tenant=tenant).whole()
+    assert chat.tokens == undisturbed(max_tokens=4)
+    ended = [asyncio.create_task(line.whole()) for line in lines]
+    await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+    [n] = [n for n, task in enumerate(ended) if task.done()]
+    assert lines[n].tokens == undisturbed([n] * 64)
+    assert lines[n].usage.completion_tokens == 20
+    told = ended[n].result().decisions["recall"]
+    assert (told.reasons["number"], told.reasons["tokens_so_far"]) == ("1", "7")
+    assert len(lines[1 - n].tokens) == 7, "one line for one chat"
+    lines[1 - n].request.cancel()
+    await asyncio.wait(ended)
+
+
 async def test_two_routers_share_one_order(stack):
     worker = await stack.worker("w1", max_running=1)
     worker.gate.clear()

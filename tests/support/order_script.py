@@ -96,6 +96,6 @@ class Script:
 
 
 KEYS = [
-    *("clock", "finish", "entries", "held", "slots", "shares", "asked", "waiting", "line"),
+    *("clock", "finish", "entries", "held", "slots", "seats", "shares", "asked", "waiting", "line"),
     *("tenants", "since", "lift", "lane:1", "lane:2", "lane:3", "lane:4", "lane:5", "lane:6"),
 ]

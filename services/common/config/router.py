@@ -22,10 +22,11 @@ class RouterSettings(Replicated):
     recall_after_s: float = Field(
         0.25,
         ge=0,
-        description="who waits this long may take a slot of a tenant that has twice its share",
+        description="who waits this long may take a slot of a tenant that has twice its share; one "
+        "of the low lane goes to who waits above it at once",
     )
     max_recalls: int = Field(
-        2, ge=0, description="how often one request may lose its slot so; 0: tenants keep slots"
+        2, ge=0, description="how often one request may lose its slot so; 0: slots are kept"
     )
     admission_without_redis: Literal["open", "closed"] = "open"
     split: Literal["auto", "always", "never"] = "auto"

@@ -63,6 +63,7 @@ class FairOrder:
         self._held: dict[str, Request] = {}
         self._seats: defaultdict[str, dict[str, Request]] = defaultdict(dict)  # of tenants
         self._asked: Counter[str] = Counter()  # of tenants: how many of these
+        self._lowest: dict[str, Request] = {}  # those that are held in the lowest lane
 
     def __len__(self) -> int:
         """How many wait."""
@@ -102,8 +103,12 @@ class FairOrder:
         self._pump(capacity, now_s, decided)
         need = self._need(0, now_s)
         slots = self._slots(request.tenant) + request.asked
-        if len(self._held) > capacity or not need or not self._owes(request, slots, *need[:2]):
-            self._ask(request, False)
+        wanted = need and (
+            (request.lane == LANES[-1] and self._presses(0, now_s))
+            or self._owes(request, slots, *need[:2])
+        )
+        if len(self._held) > capacity or not wanted:
+            self._ask(request, False, now_s)
             self._recall(capacity, now_s, decided)
             return "kept"
         self._release(id, missed, now_s)
@@ -166,24 +171,32 @@ class FairOrder:
         self._charge(request.tenant, start, request.work)
         request.granted_s = now_s
         self._held[request.id] = self._seats[request.tenant][request.id] = request
+        if request.lane == LANES[-1]:
+            self._lowest[request.id] = request
 
     def _release(self, id: str, missed: float, now_s: float) -> None:
         request = self._held.pop(id)
+        self._lowest.pop(id, None)
         tenant = request.tenant
-        self._ask(request, False)
+        self._ask(request, False, now_s)
         del self._seats[tenant][id]
         if not self._seats[tenant]:
             del self._seats[tenant]
-        if tenant in self._since and not self._slots(tenant):
-            self._since[tenant] = now_s
+        self._note_service(tenant, now_s)
         self._settle(tenant, missed)
 
-    def _ask(self, request: Request, back: bool) -> None:
+    def _ask(self, request: Request, back: bool, now_s: float) -> None:
         """Whether its slot is asked back."""
         if request.asked != back:
             request.asked = back
             self._asked[request.tenant] += 1 if back else -1
             self._asked += Counter()  # drops the zeros
+        self._note_service(request.tenant, now_s)
+
+    def _note_service(self, tenant: str, now_s: float) -> None:
+        """Who has no slot any more was served up to now."""
+        if tenant in self._since and not self._slots(tenant):
+            self._since[tenant] = now_s
 
     def _slots(self, tenant: str) -> int:
         """Those on their way out are not counted."""
@@ -227,17 +240,37 @@ class FairOrder:
         return request.lane >= lane and slots > 1 and slots / request.weight >= 2 * own
 
     def _recall(self, capacity: int, now_s: float, decided: Decided) -> None:
+        if not self._recalls or len(self._held) != capacity:
+            return
         asked = self._asked.total()
-        while self._recalls and len(self._held) == capacity:
+        while self._presses(asked, now_s) and (request := self._to_stand_aside()):
+            self._ask(request, True, now_s)
+            asked += 1
+            decided.recalled.append(request.id)
+        while True:
             need = self._need(asked, now_s)
             if need is None or need[2] < self._patience_s:
                 return
             request = self._to_recall(*need[:2])
             if request is None:
                 return
-            self._ask(request, True)
+            self._ask(request, True, now_s)
             asked += 1
             decided.recalled.append(request.id)
+
+    def _presses(self, coming: int, now_s: float) -> bool:
+        """Whether more wait above the lowest lane than slots are coming. Of a tenant that has risen
+        there, one does: then it is served."""
+        waiting = 0
+        for tenant, line in self._lines.items():
+            if waiting <= coming and self._lane(tenant, now_s) < LANES[-1]:
+                waiting += max(1, bisect_left(line, LANES[-1], key=_lane_of))
+        return waiting > coming
+
+    def _to_stand_aside(self) -> Request | None:
+        """The youngest in the lowest lane, of those that may be recalled."""
+        may = (r for r in self._lowest.values() if not r.asked and r.recalls < self._recalls)
+        return max(may, key=lambda r: (r.granted_s, r.id), default=None)
 
     def _to_recall(self, lane: int, own: float) -> Request | None:
         shares = {
@@ -267,6 +300,10 @@ class FairOrder:
         self._take(last.id)
         decided.displaced.append(last.id)
         return True
+
+
+def _lane_of(request: Request) -> int:
+    return request.lane
 
 
 def _in_line(request: Request) -> tuple[int, float, str]:

@@ -14,6 +14,8 @@
 -- When all slots are held, the next in order has waited `patience` seconds and another tenant has
 -- several and at least twice the slots, by weight, that its own would then have, the youngest of that
 -- tenant's is recalled: its router gives the slot back (`yield`), and it waits again with the arrival it had.
+-- Who waits above the low lane recalls, at once, the youngest of the low lane's, whoever's: what runs
+-- there fills what is idle. A request is recalled so many times for either, then it keeps its slot.
 --
 -- The queue is bounded, and its places are shared too: in a full one, a tenant that has less than an
 -- equal part of them takes the place of the last request of the tenant that has the most, and one
@@ -26,6 +28,7 @@
 --   :entries   hash   request -> what is known of it (msgpack). All keys below can be made from it
 --   :held      zset   request -> its slot's lease, Unix seconds
 --   :slots     zset   held requests as "tenant flag lane granted id", by name (flags: see `seat`)
+--   :seats     zset   the same as "flag lane granted id", by name
 --   :shares    zset   tenant with slots -> slots / weight
 --   :asked     zset   request that was recalled and holds on still -> since when
 --   :waiting   zset   request -> its place's lease, Unix seconds
@@ -53,6 +56,7 @@ local op, router, channel = ARGV[1], ARGV[2], ARGV[3]
 local capacity, lease, ageing = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local patience, recalls = tonumber(ARGV[7]), tonumber(ARGV[8])
 local FIRST = 9 -- of the op's own arguments
+local LOWEST = 3 -- lane
 local call = redis.call
 local time = call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -60,7 +64,8 @@ local told = {granted = {}, displaced = {}, recalled = {}}
 
 local function key(name) return root .. ':' .. name end
 local CLOCK, FINISH, ENTRIES = key('clock'), key('finish'), key('entries')
-local HELD, SLOTS, SHARES, ASKED = key('held'), key('slots'), key('shares'), key('asked')
+local HELD, SLOTS, SEATS = key('held'), key('slots'), key('seats')
+local SHARES, ASKED = key('shares'), key('asked')
 local WAITING, LINE, TENANTS = key('waiting'), key('line'), key('tenants')
 local SINCE, LIFT = key('since'), key('lift')
 local LANES = {}
@@ -81,8 +86,10 @@ local function name(tenant, mark, at, id)
   return table.concat({tenant, mark, string.format('%017.6f', at), id}, '\0')
 end
 local function id_in(member) return member:match('[^%z]+$') end
+local function without(tenant, member) return member:sub(#tenant + 2) end
 local function mark_in(member, tenant) return member:sub(#tenant + 2, #tenant + 2) end
 
+-- A tenant's, from a mark on.
 local function from(tenant, mark) return '[' .. tenant .. '\0' .. (mark or '') end
 local function to(tenant) return '(' .. tenant .. '\1' end
 local function how_many(k, tenant, mark)
@@ -170,8 +177,14 @@ local function seat(id, entry, until_)
   entry.name = name(entry.tenant, flag .. entry.lane, entry.granted, id)
   call('ZADD', HELD, until_, id)
   call('ZADD', SLOTS, 0, entry.name)
+  call('ZADD', SEATS, 0, without(entry.tenant, entry.name))
   call('HSET', ENTRIES, id, cmsgpack.pack(entry))
   share(entry.tenant, entry.weight)
+end
+
+local function unseat(entry)
+  call('ZREM', SLOTS, entry.name)
+  call('ZREM', SEATS, without(entry.tenant, entry.name))
 end
 
 local function queue(id, entry, until_, since)
@@ -188,7 +201,7 @@ local function take(id, entry)
   call('HDEL', ENTRIES, id)
   if entry.granted then
     call('ZREM', HELD, id)
-    call('ZREM', SLOTS, entry.name)
+    unseat(entry)
     call('ZREM', ASKED, id)
     share(entry.tenant, entry.weight)
   else
@@ -205,7 +218,7 @@ local function hold(id, entry, until_, start)
 end
 
 local function asked(id, entry, yes)
-  call('ZREM', SLOTS, entry.name)
+  unseat(entry)
   entry.asked = yes
   if yes then call('ZADD', ASKED, now, id) else call('ZREM', ASKED, id) end
   seat(id, entry, score(HELD, id))
@@ -217,17 +230,18 @@ end
 local function whole()
   local in_lanes = 0
   for _, lane in ipairs(LANES) do in_lanes = in_lanes + size(lane) end
-  local holding, waiting = call('EXISTS', HELD, SLOTS, SHARES),
+  local holding, waiting = call('EXISTS', HELD, SLOTS, SEATS, SHARES),
     call('EXISTS', WAITING, LINE, TENANTS, SINCE, LIFT)
-  return (holding == 0 or holding == 3) and (waiting == 0 or waiting == 5)
+  return (holding == 0 or holding == 4) and (waiting == 0 or waiting == 5)
     and call('HLEN', ENTRIES) == size(HELD) + size(WAITING)
-    and in_lanes == size(TENANTS)
+    and in_lanes == size(TENANTS) and size(ASKED) <= size(HELD)
 end
 
 -- Makes everything anew from the entries; those that are lost too are told again by their routers.
 local function repair()
   local entries = call('HGETALL', ENTRIES)
-  call('DEL', ENTRIES, HELD, SLOTS, SHARES, ASKED, WAITING, LINE, TENANTS, SINCE, LIFT, unpack(LANES))
+  call('DEL', ENTRIES, HELD, SLOTS, SEATS, SHARES, ASKED, WAITING, LINE, TENANTS, SINCE, LIFT,
+    unpack(LANES))
   for i = 1, #entries, 2 do
     local id, entry = entries[i], cmsgpack.unpack(entries[i + 1])
     if entry.granted then
@@ -319,15 +333,46 @@ local function to_recall(lane, own)
   end
 end
 
+-- Whether more wait above the lowest lane than slots are coming. Of a tenant that has risen there,
+-- one does: then it is served.
+local function presses(coming)
+  local waiting = 0
+  for n = 1, 2 * (LOWEST - 1) do
+    for i = 0, size(LANES[n]) - 1 do
+      local tenant = call('ZRANGE', LANES[n], i, i)[1]
+      local above = how_many(LINE, tenant) - how_many(LINE, tenant, tostring(LOWEST))
+      waiting = waiting + math.max(1, above)
+      if waiting > coming then return true end
+    end
+  end
+  return false
+end
+
+-- The youngest in the lowest lane, of those that may be recalled.
+local function to_stand_aside()
+  local member = call('ZREVRANGE', SEATS, 0, 0)[1]
+  if not member or member:sub(1, 2) ~= '2' .. LOWEST then return end
+  return id_in(member), entry_of(id_in(member))
+end
+
+local function recall_one(id, entry)
+  asked(id, entry, true)
+  tell('recalled', id, entry)
+end
+
 local function recall()
   if recalls == 0 or size(HELD) ~= capacity then return end
+  while presses(size(ASKED)) do
+    local id, entry = to_stand_aside()
+    if not id then break end
+    recall_one(id, entry)
+  end
   while true do
     local lane, own, waited = need(size(ASKED))
     if not lane or waited < patience then return end
     local id, entry = to_recall(lane, own)
     if not id then return end
-    asked(id, entry, true)
-    tell('recalled', id, entry)
+    recall_one(id, entry)
   end
 end
 
@@ -401,7 +446,8 @@ ops['yield'] = function(id, missed, left, waited)
   pump()
   local slots = slots_of(entry.tenant) + (entry.asked and 1 or 0)
   local lane, own = need(0)
-  if size(HELD) > capacity or not lane or not owes(entry, slots, lane, own) then
+  local wanted = lane and (entry.lane == LOWEST and presses(0) or owes(entry, slots, lane, own))
+  if size(HELD) > capacity or not wanted then
     asked(id, entry, nil)
     return 'kept'
   end

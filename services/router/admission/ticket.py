@@ -30,7 +30,7 @@ class Ticket:
     queued: bool = False  # it was not admitted at once
     order: str = "redis"  # or "local": which order granted it; "before": it was resumed
     left: bool = False
-    recalls: int = 0  # how often its slot went to another tenant
+    recalls: int = 0  # how often its slot went to another
     paid: float = 0.0  # tokens used in earlier stints
     granted: "asyncio.Future[None]" = field(default_factory=lambda: _future())
     recalled: "asyncio.Future[None]" = field(default_factory=lambda: _future())  # it lost its slot

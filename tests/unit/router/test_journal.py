@@ -104,5 +104,5 @@ async def test_a_recall_is_told_with_what_was_made() -> None:
     journal = Journal()
     journal.recall(one, answer)
     subject, choice, reasons = last(journal)
-    assert (subject, choice) == ("recall", "its slot went to a tenant that had fewer")
+    assert (subject, choice) == ("recall", "its slot went to who was owed it")
     assert reasons == {"number": "1", "tokens_so_far": "1", "order": "local"}

@@ -126,6 +126,24 @@ def test_a_recall_waits_for_the_patience() -> None:
         assert (decided.granted, decided.recalled) == ([], recalled)
 
 
+def test_the_low_lane_stands_aside_at_once_and_for_one_that_rose_out_of_it() -> None:
+    line = order(patience_s=1000.0, recalls=1)
+    for id in ("a0", "a1"):
+        enter(line, 2, request(id, "a", 0.0, 3))
+    for id in ("b0", "b1"):
+        assert enter(line, 2, request(id, "b", 0.0, 3)).recalled == []
+    decided = Decided()
+    line.look(2, 10.0, decided)
+    assert decided.recalled == ["a1"], "one: then it is served"
+    assert line.give_back("a1", 0.0, 1.0, 2, 10.0, decided) == "waiting"
+    assert decided.granted == ["b0"]
+    assert enter(line, 2, request("chat", "c", 11.0)).recalled == ["b0"], "the youngest"
+    assert enter(line, 2, request("chat too", "c", 11.0)).recalled == ["a0"]
+    line.leave("chat", 0.0, 12.0)
+    assert line.give_back("b0", 0.0, 1.0, 2, 12.0, decided) == "waiting"
+    assert line.give_back("a0", 0.0, 1.0, 2, 12.0, decided) == "kept"
+
+
 def test_a_recalled_request_has_its_first_arrival_but_ages_from_its_giving_back() -> None:
     line = order(recalls=1)
     for id in ("f0", "f1"):

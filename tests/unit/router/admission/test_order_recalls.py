@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 
-from tests.support.order_script import KEYS
+from tests.support.order_script import KEYS, NEVER
 
 
 def test_a_flood_gives_back_the_slot_of_its_youngest(make_script):
@@ -179,3 +179,36 @@ def test_each_stint_is_settled(make_script):
     assert finish == 110
     lua.leave(2, "calm")
     assert lua.redis.zscore(f"{lua.root}:finish", "flood") == 160
+
+
+def test_the_low_lane_stands_aside_at_once_whoever_has_it(make_script):
+    """The youngest of all, also a tenant's only one, and for its own tenant."""
+    lua = make_script(recalls=2, patience_s=NEVER)
+    for id, tenant, lane in (("a0", "a", 3), ("b0", "b", 3), ("c0", "c", 2), ("a1", "a", 3)):
+        lua.enter(4, id, tenant, lane)
+    lua.enter(4, "a2", "a", 3)
+    assert lua.enter(4, "chat a", "a")[4] == ["a1"]
+    assert lua.status(4) == [4, 2], "one recall for one chat, however many of its lines wait"
+    assert lua.give_back(4, "a1") == ("waiting", ["chat a"], [])
+    assert lua.enter(4, "chat d", "d", lane=1)[4] == ["b0"]
+    assert lua.enter(4, "chat e", "e")[4] == ["a0"]
+    assert lua.enter(4, "chat f", "f")[4] == [], "none of the low lane is left"
+    lua.leave(4, "chat e", "chat f")
+    assert lua.give_back(4, "b0") == ("waiting", ["chat d"], [])
+    lua.leave(4, "b0")
+    assert lua.give_back(4, "a0") == ("kept", [], [])
+    assert lua.leave(4, "chat d", "c0") == ["a1", "a2"], "the older goes on first"
+
+
+def test_who_rose_out_of_the_low_lane_takes_a_slot_of_it(make_script):
+    """Else those behind it would wait with it."""
+    lua = make_script(recalls=1, patience_s=NEVER, ageing_s=10.0)
+    for id in ("a0", "a1"):
+        lua.enter(2, id, "a", 3)
+    for id in ("b0", "b1"):
+        assert lua.enter(2, id, "b", 3)[4] == []
+    lua.pass_time(11.0)
+    assert lua.call(2, "status")[2] == ["a1"], "one: then it is served"
+    assert lua.give_back(2, "a1") == ("waiting", ["b0"], [])
+    lua.pass_time(11.0)
+    assert lua.enter(2, "chat", "c")[4] == ["b0"]
