@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from grpc._cython.cygrpc import ExecuteBatchError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from protos.common_pb2 import FINISH_STOP, Passage, TokenIds
+from protos.common_pb2 import FINISH_STOP, Constraint, Passage, TokenIds, Tool
 from protos.gateway_pb2 import (
     ChatRequest,
     CompleteRequest,
@@ -64,7 +65,9 @@ async def test_chat_streams_text_then_the_end(rig):
         model=MODEL,
         messages=MESSAGES,
         documents=[Passage(title="a", text="b")],
-        sampling=SamplingOptions(temperature=0, seed=2**64 - 1, max_tokens=7, stop=["x"]),
+        sampling=SamplingOptions(
+            temperature=0, seed=2**64 - 1, max_tokens=7, stop=["x"], logit_bias={5: -1}
+        ),
     )
     call = (await stub(rig)).Chat(request, metadata=signed(rig))
     events = [event async for event in call]
@@ -81,6 +84,7 @@ async def test_chat_streams_text_then_the_end(rig):
         7,
     )
     assert list(sent.stop) == ["x"]
+    assert [(bias.id, bias.bias) for bias in sent.sampling.logit_bias] == [(5, -1)]
     assert sent.caller.tenant == "acme"
 
 
@@ -213,6 +217,29 @@ async def test_refusals_name_the_field_as_grpc_has_it(rig):
             ),
             "documents[0]",
         ),
+        *(
+            (
+                ChatRequest(model=MODEL, messages=MESSAGES, sampling=SamplingOptions(**options)),
+                f"sampling.{param}",
+            )
+            for options, param in (
+                ({"temperature": math.nan}, "temperature"),
+                ({"logit_bias": {5: math.nan}}, "logit_bias[5]"),
+                ({"logit_bias": {5: math.inf}}, "logit_bias[5]"),
+                ({"logit_bias": {5: 101}}, "logit_bias[5]"),
+            )
+        ),
+        *(
+            (
+                ChatRequest(model=MODEL, messages=MESSAGES, **{field: of('{"default": NaN}')}),
+                param,
+            )
+            for field, of, param in (
+                ("tools", lambda said: [Tool(name="f", parameters=said)], "tools[0].parameters"),
+                ("constraint", lambda said: Constraint(json_schema=said), "constraint.json_schema"),
+                ("chat_template_kwargs", str, "chat_template_kwargs"),
+            )
+        ),
     ):
         code, trailers = await refusal(service.Chat(request, metadata=signed(rig)))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
@@ -221,6 +248,18 @@ async def test_refusals_name_the_field_as_grpc_has_it(rig):
     code, trailers = await refusal(service.Chat(missing, metadata=signed(rig)))
     assert (code, trailers["x-param"]) == (grpc.StatusCode.NOT_FOUND, "vector_store_ids[0]")
     assert rig.tokenizer.requests == []
+
+
+async def test_a_key_is_refused_where_no_answer_lasts(rig):
+    service, key = await stub(rig), (*signed(rig), ("idempotency-key", "k"))
+    for call in (
+        service.Embed(PublicEmbedRequest(model=EMBEDDING_MODEL, texts=["a"]), metadata=key),
+        service.GetRecord(PublicGetRecordRequest(request_id="req"), metadata=key),
+        service.ListModels(PublicListModelsRequest(), metadata=key),
+    ):
+        code, trailers = await refusal(call)
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert trailers["x-param"] == "Idempotency-Key"
 
 
 async def test_every_call_needs_a_key(rig):

@@ -154,12 +154,17 @@ def parse(model: type[M], body: bytes, limits: GatewaySettings | None = None) ->
     `limits` are those of the settings, for models that hold to some: `at_most`.
     """
     try:
-        fields = from_json(body, allow_inf_nan=False)
+        fields = read_json(body)
     except ValueError as error:  # tells the position and the kind, not the text
         raise _no_json(f"The body is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise _no_json("The body must be a JSON object.")
     return validated(model, fields, limits)
+
+
+def read_json(text: str | bytes) -> Any:
+    """JSON without NaN or infinities, which are none of it. Raises ValueError."""
+    return from_json(text, allow_inf_nan=False)
 
 
 def _no_json(message: str) -> PenstockError:

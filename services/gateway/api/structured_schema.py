@@ -7,7 +7,7 @@ from pydantic import Field
 
 from protos.common_pb2 import Constraint
 from services.common.json_schema import closed
-from services.gateway.api.schema import MAX_DEPTH, Body, bad_value, too_deep
+from services.gateway.api.schema import MAX_DEPTH, Body, bad_value, read_json, too_deep
 
 MAX_TEXT = 64 * 1024  # characters of a schema, an expression or a grammar
 MAX_CHOICES = 1024
@@ -125,8 +125,8 @@ def _json_schema(schema: dict[str, Any] | str, param: str) -> Constraint:
     if len(text) > MAX_TEXT:
         raise bad_value(param, f"a schema may have at most {MAX_TEXT} characters")
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
+        parsed = read_json(text)
+    except ValueError:
         raise bad_value(param, "must be a JSON schema") from None
     if not isinstance(parsed, dict):
         raise bad_value(param, "must be a JSON schema, an object")

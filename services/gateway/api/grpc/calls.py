@@ -13,6 +13,7 @@ from services.common.errors import PenstockError
 from services.gateway import metrics
 from services.gateway.api.grpc.fields import param_of
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
+from services.gateway.api.rest.lasting import refuse_key
 from services.gateway.ids import REQUEST
 from services.gateway.metering.prices import Cost
 from services.gateway.metering.refusals import LimitError
@@ -23,6 +24,7 @@ Context = Any  # grpc.aio.ServicerContext, which has no type stubs
 Reply = TypeVar("Reply")
 
 INFERENCE = "penstock.v1.Inference"
+LASTING = ("Chat", "Complete")  # what an idempotency key is for
 _LAST_WORD_S = 2.0  # for a client that does not read to take its error
 
 
@@ -68,7 +70,10 @@ async def answered(
     began = time.monotonic()
     context.set_trailing_metadata((("x-request-id", id),))
     try:
-        return await answer(id, metadata_of(context))
+        metadata = metadata_of(context)
+        if route not in LASTING:
+            refuse_key(metadata)
+        return await answer(id, metadata)
     except PenstockError as error:
         failure, status = error, http_status(error)
     except asyncio.CancelledError:

@@ -52,7 +52,8 @@ def _sampling(options: SamplingOptions) -> dict[str, Any]:
     if "delivery" in fields:
         fields["stream"] = True  # as everything here is
     if "logit_bias" in fields:
-        fields["logit_bias"] = dict(islice(options.logit_bias.items(), MAX_BIAS + 1))
+        few = islice(options.logit_bias.items(), MAX_BIAS + 1)
+        fields["logit_bias"] = {str(id): bias for id, bias in few}  # JSON's names are texts
     return fields
 
 

@@ -1,12 +1,12 @@
 """Tools, calls and forms of a gRPC request in REST's shape, to be validated by REST's rules."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from protos.common_pb2 import Constraint, Message, Tool, ToolChoice
 from protos.gateway_pb2 import ChatRequest, PublicTokenizeRequest
 from services.common.errors import invalid
+from services.gateway.api.schema import read_json
 from services.gateway.api.tools_schema import MAX_CALLS, MAX_TOOLS
 
 
@@ -33,8 +33,8 @@ def template_fields(request: ChatRequest | PublicTokenizeRequest) -> dict[str, A
 
 def _options(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         raise invalid("It is no JSON.", "chat_template_kwargs") from None
 
 
@@ -78,8 +78,8 @@ FORMS: Iterable[tuple[str, str]] = (
 
 def _tool(tool: Tool, at: str) -> dict[str, Any]:
     try:
-        parameters = json.loads(tool.parameters) if tool.parameters else None
-    except (ValueError, RecursionError):
+        parameters = read_json(tool.parameters) if tool.parameters else None
+    except ValueError:
         raise invalid("The parameters are no JSON.", f"{at}.parameters") from None
     function = {"name": tool.name, "description": tool.description, "strict": tool.strict}
     return {"type": "function", "function": {**function, "parameters": parameters}}

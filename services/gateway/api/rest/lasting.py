@@ -49,9 +49,9 @@ def idempotency_key(headers: Mapping[str, str]) -> str:
     return key
 
 
-def refuse_key(exchange: Exchange) -> None:
+def refuse_key(headers: Mapping[str, str]) -> None:
     """For what can be asked again without one, or not at all. Raises INVALID_ARGUMENT."""
-    if KEY in exchange.headers:
+    if headers.get(KEY.lower()) is not None:
         message = f"Unsupported header: '{KEY}' is for chats, completions and responses."
         raise invalid(message, KEY, stage="gateway", reason="unsupported_parameter")
 

@@ -168,7 +168,7 @@ def refuse_undescribed(exchange: Exchange) -> None:
     if operation.query is None:
         refuse_query(exchange.query)
     if not operation.lasting:
-        refuse_key(exchange)
+        refuse_key(exchange.headers)
 
 
 async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:
