@@ -316,11 +316,24 @@ async def test_cancelled(rig: Rig, client: AsyncOpenAI) -> None:
     story = Story(rig)
     begun = await client.responses.create(model=MODEL, input="Well?", background=True)
     story.go(2)
-    await until(lambda: story.resumed == [0])
+
+    async def told() -> bool:
+        return (await client.responses.retrieve(begun.id)).output_text == TEXT[:9]
+
+    await until(told)
     ended = await client.responses.cancel(begun.id)
     assert ended.status == "cancelled"
     await until(lambda: rig.tokenizer.cancelled == 1)
     assert (await client.responses.cancel(begun.id)).status == "cancelled"
+    (entry,) = await ledger(rig, 1)
+    assert ended.usage is not None
+    assert (ended.usage.input_tokens, ended.usage.output_tokens) == (entry.prompt, entry.output)
+    assert entry.output == 2
+    events = [event async for event in await client.responses.retrieve(begun.id, stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-2].type == "response.output_item.done"
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response == ended
 
 
 async def test_only_the_tenants_own(rig: Rig, client: AsyncOpenAI) -> None:

@@ -169,7 +169,7 @@ def response(
 ) -> dict[str, Any]:
     """The whole. `told`: what the request said, in the answer's own terms."""
     incomplete = _INCOMPLETE.get(answer.finish) if answer is not None else None
-    ended = answer is not None and status in ("completed", "incomplete")
+    running = answer is None or status in ("queued", "in_progress")
     return {
         "id": response_id(request_id),
         "object": "response",
@@ -177,11 +177,11 @@ def response(
         "error": {"code": error.reason or "server_error", "message": error.message}
         if error is not None and status == "failed"
         else None,
-        "incomplete_details": {"reason": incomplete} if ended and incomplete else None,
+        "incomplete_details": {"reason": incomplete} if incomplete and not running else None,
         **told,
         "model": answer.model if answer is not None else told["model"],
         "output": [dict(item) for item in items.output] if items is not None else [],
-        "usage": _usage(answer, items) if ended and answer and items else None,
+        "usage": _usage(answer, items) if answer and items and not running else None,
         "penstock": extension(answer, cost) if answer is not None else {"request_id": request_id},
     }
 

@@ -162,20 +162,26 @@ class ResponsesFront(HttpFront):
             await self._end(self._opening() + self._sse(events))
 
     async def failed(self, error: PenstockError) -> None:
-        """In a stream that has begun its last event; else raises it, in the request's terms."""
+        """In a stream that has begun, and in one of a cancelled run, its last event; else raises
+        it, in the request's terms. OpenAI has no event for what was cancelled: it is incomplete."""
         self.close()
         if self._chat is not None:
             self._chat.rename(error)
         else:
             error.param = rename(error.param, NAMES)
-        if not self._exchange.status or self._exchange.complete:
+        cancelled = error.reason == "cancelled"
+        begun = self._exchange.status or (cancelled and self.stream)
+        if self._exchange.complete or not begun:
             raise error
-        status = "cancelled" if error.reason == "cancelled" else "failed"
+        closing = self._items.close(self._answer, "incomplete") if self._answer else []
+        status, kind = ("cancelled", "incomplete") if cancelled else ("failed", "failed")
         told = response(
             self.request_id, self._told["response"], status, self._items, self._answer, error=error
         )
         async with self._writing:
-            await self._end(self._sse([{"type": "response.failed", "response": told}]))
+            last = {"type": f"response.{kind}", "response": told}
+            events = [*closing, last] if cancelled else [last]
+            await self._end(self._opening() + self._sse(events))
 
     async def _keep(self, answer: Answer, cost: Cost | None) -> None:
         """All of it, before the client hears of the end: what it refers to then is there."""
