@@ -115,6 +115,19 @@ async def test_a_stream_goes_on_where_its_connection_was_lost(rig: Rig, story: S
         told = Events(response)
         assert await told.text() == TEXT[9:]
     assert (told.told, told.ids) == (rest.told, rest.ids)
+    end = rest.ids[-1]
+    for known, answered in ((end, 200), (end + 1, 400)):
+        headers = {**key, "Last-Event-ID": f"{known}"}
+        query["starting_after"] = known
+        for told_again, field in (
+            (await http.post(CHAT, json=STREAM, headers=headers), "Last-Event-ID"),
+            (await http.get(f"{CHAT}/chatcmpl-{run[4:]}", params=query), "starting_after"),
+        ):
+            assert told_again.status_code == answered
+            if answered == 200:
+                assert told_again.text == f"id: {end}\ndata: [DONE]\n\n"
+            else:
+                assert told_again.json()["error"]["param"] == field
     assert (await rig.record(run))["status"] == "ok"
 
 
@@ -354,10 +367,17 @@ async def test_over_grpc_too(rig: Rig, story: Story) -> None:
     assert text + "".join(event.text for event in events) == TEXT
     assert [event.number for event in events] == list(range(last + 1, last + 1 + len(events)))
     assert (events[-1].usage.completion_tokens, story.resumed) == (len(WORDS), [0])
-    lone = stub.Complete(request, metadata=[own[0], ("last-event-id", "1")])
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await lone.read()
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    number = events[-1].number
+    all_known = stub.Complete(request, metadata=[*own, ("last-event-id", f"{number}")])
+    assert await all_known.read() is grpc.aio.EOF
+    for metadata in (
+        [own[0], ("last-event-id", "1")],
+        [*own, ("last-event-id", f"{number + 1}")],
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Complete(request, metadata=metadata).read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert ("x-param", "Last-Event-ID") in tuple(refused.value.trailing_metadata())
 
 
 async def test_a_tenants_oldest_make_room(rig: Rig, story: Story) -> None:

@@ -407,6 +407,19 @@ async def test_a_retry_goes_on_behind_what_its_client_has(rig: Rig, client: Asyn
         for lines in (first.text.splitlines(), again.text.splitlines())
     ]
     assert numbers == [list(range(len(numbers[0]))), list(range(3, len(numbers[0])))]
+    id, end = json.loads(first.text.splitlines()[1][6:])["response"]["id"], numbers[0][-1]
+    for known, answered in ((end, 200), (end + 1, 400)):
+        told = {**key, "Last-Event-ID": f"{known}"}
+        query = {"stream": "true", "starting_after": known}
+        for again, field in (
+            (await http.post("/v1/responses", json=ask, headers=told), "Last-Event-ID"),
+            (await http.get(f"/v1/responses/{id}", params=query), "starting_after"),
+        ):
+            assert again.status_code == answered
+            if answered == 200:
+                assert not again.text, "there is nothing left to tell"
+            else:
+                assert again.json()["error"]["param"] == field
     for fields, headers in ((ask, {}), ({**ask, "stream": False}, key)):
         told = {**headers, "Last-Event-ID": "2"}
         refused = await http.post("/v1/responses", json=fields, headers=told)

@@ -10,7 +10,14 @@ from services.gateway.api.generation_schema import ChatCompletionRequest, Comple
 from services.gateway.api.grpc.calls import Context, cost_of, endpoint, metadata_of, tell_headers
 from services.gateway.api.grpc.fields import chat_fields, completion_fields
 from services.gateway.api.grpc.inbox import Inbox
-from services.gateway.api.rest.lasting import KEY, LAST, digest, idempotency_key, last_event
+from services.gateway.api.rest.lasting import (
+    KEY,
+    LAST,
+    check_event,
+    digest,
+    idempotency_key,
+    last_event,
+)
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
@@ -99,6 +106,7 @@ class GrpcFront:
         if cost is not None:
             ending.cost.MergeFrom(cost_of(cost))
         await self._send(ending)
+        check_event(self._after or 0, self._number, LAST)
 
     async def _send(self, event: GenerateEvent) -> None:
         if self.key:

@@ -84,11 +84,11 @@ class RestFront(HttpFront):
     def joins(self, id: str) -> None:
         self._exchange.request_id = id
 
-    def tells_again(self, told: str, *, stream: bool, after: int) -> None:
+    def tells_again(self, told: str, *, stream: bool, after: int, field: str) -> None:
         """Of a run that was begun with another request."""
         self._include_usage = json.loads(told)["include_usage"]
         self.stream = stream
-        self._numbered = Numbered(after) if stream else None
+        self._numbered = Numbered(after, field) if stream else None
 
     # ---- out ------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class RestFront(HttpFront):
         if not self.stream:
             return
         async with self._writing:
-            chunks, events = await self._chunks_of(answer)
+            chunks, events = self._chunks_of(answer)
             events += b"".join([chunks.delta(delta) for delta in deltas])
             if events:
                 self._keeping.spoke()
@@ -118,32 +118,30 @@ class RestFront(HttpFront):
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()
         if self.stream:
-            found = [await self._chunks_of(answer) for answer in answers]
+            found = [self._chunks_of(answer) for answer in answers]
             events = b"".join([opening for _, opening in found])
             *others, last = [chunks for chunks, _ in found]
             events += b"".join([of_one.closing() for of_one in others]) + last.closing(cost)
             events += last.ending(answers, cost)
+            told = events if self._numbered is None else self._numbered.ending(events)
             await self._begin()  # nothing was left to tell before
-            await self._exchange.end_events(self._of(events))
+            await self._exchange.end_events(told)
         else:
             body = await whole(answers, cost, chat=self._chat)
             await self._exchange.reply(body, "application/json")
 
-    async def _chunks_of(self, answer: Answer) -> tuple[Chunks, bytes]:
+    def _chunks_of(self, answer: Answer) -> tuple[Chunks, bytes]:
         """And what opens them, where nothing has left: it leaves with what follows."""
         if (chunks := self._chunks.get(answer.index)) is not None:
             return chunks, b""
         chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)
-        await self._begin()
         self._chunks[answer.index] = chunks
         return chunks, chunks.opening()
 
     async def _send(self, events: bytes) -> None:
-        if told := self._of(events):
+        if told := events if self._numbered is None else self._numbered.of(events):
+            await self._begin()
             await self._exchange.write(told)
-
-    def _of(self, events: bytes) -> bytes:
-        return events if self._numbered is None else self._numbered.of(events)
 
 
 async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
@@ -173,13 +171,9 @@ async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: P
     if stored is None or stored.route != "/v1/chat/completions":
         raise not_found("chat completion", id)
     query = validated(Resume, resume_query(exchange))
-    after = (
-        query.starting_after if query.starting_after is not None else last_event(exchange.headers)
-    )
-    if after is not None and not query.stream:
-        raise bad_value("starting_after", "only allowed when 'stream' is true")
+    after, field = query.behind(exchange.headers)
     front = RestFront(exchange, gateway.settings, chat=True)
-    front.tells_again(stored.told, stream=query.stream, after=after or 0)
+    front.tells_again(stored.told, stream=query.stream, after=after or 0, field=field)
     front.joins(run)
     try:
         await exchange.body.skim()

@@ -16,10 +16,11 @@ _MOST_DIGITS = 9
 
 class Numbered:
     """Server-sent events with ids, from 1 on, in which those up to `after` are left out. What is
-    told of a run is the same each time, so its numbers are."""
+    told of a run is the same each time, so its numbers are. `field` said `after`."""
 
-    def __init__(self, after: int = 0) -> None:
+    def __init__(self, after: int = 0, field: str = LAST) -> None:
         self._after = after
+        self._field = field
         self._count = 0
 
     def of(self, events: bytes) -> bytes:
@@ -31,12 +32,40 @@ class Numbered:
                 out.append(b"id: %d\n%b\n\n" % (self._count, event))
         return b"".join(out)
 
+    def ending(self, events: bytes) -> bytes:
+        """As `of`, of the last ones: who has them all is told the last once more. Raises
+        INVALID_ARGUMENT where there is no event `after`."""
+        told = self.of(events)
+        check_event(self._after, self._count, self._field)
+        if not told:
+            *_, last = events.split(b"\n\n")[:-1]
+            told = b"id: %d\n%b\n\n" % (self._count, last)
+        return told
+
+
+def check_event(after: int, last: int, field: str) -> None:
+    """Of an answer that has ended with event `last`. Raises INVALID_ARGUMENT."""
+    if after > last:
+        raise _invalid(field, f"there is no event {after}, the last one is {last}")
+
 
 class Resume(Body):
     """The query string of an answer that is asked for again."""
 
     stream: bool = False
     starting_after: int | None = None
+
+    def behind(self, headers: Mapping[str, str]) -> tuple[int | None, str]:
+        """The number of the last event that the client has, and which field says it. Raises
+        INVALID_ARGUMENT."""
+        if self.starting_after is not None:
+            after: int | None = self.starting_after
+            field = "starting_after"
+        else:
+            after, field = last_event(headers), LAST
+        if after is not None and not self.stream:
+            raise _invalid(field, "only allowed when 'stream' is true")
+        return after, field
 
 
 def idempotency_key(headers: Mapping[str, str]) -> str:

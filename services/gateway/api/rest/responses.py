@@ -37,18 +37,14 @@ async def get_response(gateway: Gateway, exchange: Exchange, principal: Principa
     """As far as it is; with `stream` its events, behind `starting_after` or from the first."""
     query = validated(RetrieveQuery, resume_query(exchange))
     stored, told = await stored_response(gateway, principal, exchange.path["response"])
-    after = (
-        query.starting_after if query.starting_after is not None else last_event(exchange.headers)
-    )
+    after, field = query.behind(exchange.headers)
     if not query.stream:
-        if after is not None:
-            raise bad_value("starting_after", "only allowed when 'stream' is true")
         return await exchange.reply_json(await snapshot(gateway, principal, stored, told))
     if not told["lasts"]:
         why = "only of a response that was made in the background, or with an Idempotency-Key"
         raise bad_value("stream", why)
     front = ResponsesFront(gateway, exchange)
-    front.tells_again(stored.request_id, told, -1 if after is None else after)
+    front.tells_again(stored.request_id, told, -1 if after is None else after, field)
     try:
         await exchange.body.skim()
         exchange.watch_client()

@@ -15,7 +15,7 @@ from services.gateway.api.responses_schema import ResponsesRequest
 from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.generation import KEEP_ALIVE
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.lasting import KEY, LAST, digest
+from services.gateway.api.rest.lasting import KEY, LAST, check_event, digest
 from services.gateway.api.rest.responses_format import (
     PREFIX,
     Event,
@@ -56,6 +56,7 @@ class ResponsesFront(HttpFront):
         self._answer: Answer | None = None
         self._deltas: list[TextDelta] = []  # to be stored when all is there
         self._after = -1  # events up to this one are known
+        self._field = LAST  # which says so
         self._count = 0
         self._opened = False
 
@@ -102,9 +103,10 @@ class ResponsesFront(HttpFront):
         self._exchange.request_id = self.request_id = id
         self._items = Items(id)
 
-    def tells_again(self, id: str, told: dict[str, Any], after: int) -> None:
+    def tells_again(self, id: str, told: dict[str, Any], after: int, field: str) -> None:
         """A stream of a run that was begun with another request."""
         self.joins(id)
+        self._field = field
         self._told, self._after = told, after
         self.stream = self.lasts = True
         self.background = bool(told["response"]["background"])
@@ -134,6 +136,7 @@ class ResponsesFront(HttpFront):
     async def _keep_alive(self) -> None:
         async with self._writing:
             await self._send(self._opening())
+            await self._begin()
             await self._exchange.write(KEEP_ALIVE)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
@@ -170,8 +173,8 @@ class ResponsesFront(HttpFront):
         else:
             error.param = rename(error.param, NAMES)
         cancelled = error.reason == "cancelled"
-        begun = self._exchange.status or (cancelled and self.stream)
-        if self._exchange.complete or not begun:
+        begun = self._exchange.status or (self.stream and (self._opened or cancelled))
+        if self._exchange.complete or not begun or error.param == self._field:
             raise error
         closing = self._items.close(self._answer, "incomplete") if self._answer else []
         status, kind = ("cancelled", "incomplete") if cancelled else ("failed", "failed")
@@ -232,11 +235,12 @@ class ResponsesFront(HttpFront):
 
     async def _send(self, events: bytes) -> None:
         self._keeping.spoke()
-        await self._begin()
         if events:
+            await self._begin()
             await self._exchange.write(events)
 
     async def _end(self, events: bytes) -> None:
+        check_event(self._after, self._count - 1, self._field)
         await self._begin()
         await self._exchange.end_events(events)
 
