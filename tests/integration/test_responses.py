@@ -22,6 +22,7 @@ from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, say
 from tests.support.stories import TEXT, Story, calls_a_tool, ledger
 from tests.support.waiting import until
 
+LOGPROBS: Any = ["message.output_text.logprobs"]
 TOOL: Any = {
     "type": "function",
     "name": "pressure",
@@ -165,8 +166,25 @@ async def test_a_conversation_goes_on(rig: Rig, client: AsyncOpenAI) -> None:
     assert asked(rig)[-2:] == [("assistant", "3 bar."), ("user", "Thanks.")]
     assert len(asked(rig)) == 5
 
-    listed = await client.responses.input_items.list(second.id, order="asc")
+    listed = await client.responses.input_items.list(second.id, order="asc", include=LOGPROBS)
     assert [item.type for item in listed.data] == ["function_call_output"]
+    assert await client.responses.retrieve(second.id, include=LOGPROBS) == second
+    http = await rig.http()
+    for path in (f"/v1/responses/{second.id}", f"/v1/responses/{second.id}/input_items"):
+        assert (await http.get(f"{path}?include={LOGPROBS[0]}")).is_success
+        odd = await http.get(f"{path}?include[]={LOGPROBS[0]}&include[]=reasoning")
+        assert (odd.status_code, odd.json()["error"]["param"]) == (400, "include[1]")
+
+
+async def test_a_call_without_its_output_is_not_gone_on_from(rig: Rig, client: AsyncOpenAI) -> None:
+    rig.tokenizer.script = calls_a_tool
+    first = await client.responses.create(model=MODEL, input="Pressure?", tools=[TOOL])
+    with pytest.raises(BadRequestError) as refused:
+        await client.responses.create(model=MODEL, previous_response_id=first.id, input="Well?")
+    assert refused.value.param == "input"
+    call = first.output[2]
+    assert call.type == "function_call"
+    assert call.call_id in refused.value.message
 
 
 async def test_a_conversation_has_the_bounds_of_a_body(rig: Rig, client: AsyncOpenAI) -> None:

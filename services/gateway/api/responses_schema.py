@@ -15,7 +15,7 @@ from services.gateway.api.generation_schema import (
 )
 from services.gateway.api.responses_chat import NAMES, messages_of
 from services.gateway.api.responses_items import Item
-from services.gateway.api.schema import Body, Metadata, at_most, refuse
+from services.gateway.api.schema import Body, Metadata, at_most, bad_value, refuse
 from services.gateway.api.tools_schema import MAX_STORES, MAX_TOOLS, FunctionName, missing
 
 
@@ -128,6 +128,9 @@ def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
+Include = list[Literal["message.output_text.logprobs"]]
+
+
 class ResponsesRequest(Body):
     NEUTRAL: ClassVar = {
         "service_tier": ("auto", "default"),
@@ -155,7 +158,7 @@ class ResponsesRequest(Body):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Include | None = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChoiceField | None = None
@@ -193,6 +196,11 @@ class ResponsesRequest(Body):
     def chat(self, before: Sequence[Item], limits: GatewaySettings) -> Chat:
         """`before`: the conversation that this goes on with. Raises INVALID_ARGUMENT in this
         request's own terms."""
+        answered = {item.call_id for item in (*before, *self.input) if item.output is not None}
+        for item in before:
+            if item.type == "function_call" and item.call_id not in answered:
+                why = f"has no output of the function call {item.call_id!r}, which waits for one"
+                raise bad_value("input", why)
         told = Chat(messages_of(self.instructions, before, self.input), NAMES)
         told.understand(self._fields(told.messages), limits)
         return told

@@ -51,7 +51,7 @@ from services.gateway.api.rest.batches import CreateBatch
 from services.gateway.api.rest.lasting import Resume
 from services.gateway.api.rest.messages import MessagesQuery
 from services.gateway.api.rest.pages import PageQuery
-from services.gateway.api.rest.responses import RetrieveQuery
+from services.gateway.api.rest.responses import ItemsQuery, RetrieveQuery
 from services.gateway.api.rest.stores import (
     AttachedList,
     AttachFile,
@@ -189,7 +189,7 @@ OPERATIONS: dict[str, Operation] = {
         _RESPONSES, "Ends a response in the background", Response
     ),
     "GET /v1/responses/{response}/input_items": Operation(
-        _RESPONSES, "What a stored response answers", PageOf[InputItem], query=PageQuery
+        _RESPONSES, "What a stored response answers", PageOf[InputItem], query=ItemsQuery
     ),
     "POST /v1/embeddings": Operation(
         _NUMBERS,

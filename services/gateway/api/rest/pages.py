@@ -18,7 +18,7 @@ class PageQuery(Body):
     order: Literal["asc", "desc"] = "desc"
 
 
-def page_query(query: Mapping[str, str], model: type[PageQuery] = PageQuery) -> Any:
+def page_query(query: Mapping[str, Any], model: type[PageQuery] = PageQuery) -> Any:
     """Reads a query string as `model`. Raises INVALID_ARGUMENT that names the parameter."""
     fields: dict[str, Any] = dict(query)
     if fields.get("limit", "").isdecimal():

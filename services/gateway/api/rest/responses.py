@@ -1,13 +1,15 @@
 """/v1/responses, as OpenAI has it."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from services.common.errors import PenstockError, invalid
+from services.gateway.api.responses_schema import Include
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.lasting import Resume, idempotency_key, last_event, resume_query
-from services.gateway.api.rest.pages import page, page_query
+from services.gateway.api.rest.pages import PageQuery, page, page_query
 from services.gateway.api.rest.responses_front import ResponsesFront
 from services.gateway.api.rest.stored_responses import input_items, snapshot, stored_response
 from services.gateway.api.schema import bad_value, validated
@@ -19,7 +21,21 @@ from services.gateway.runs.lasting.following import follow, serve_lasting
 class RetrieveQuery(Resume):
     NEUTRAL: ClassVar = {"include_obfuscation": (False,)}
 
+    include: Include | None = Field(None, description="logprobs are told if the request asked so")
     starting_after: Annotated[int, Field(ge=0)] | None = None
+
+
+class ItemsQuery(PageQuery):
+    include: Include | None = Field(None, description="no effect: inputs have no logprobs")
+
+
+def _listed(exchange: Exchange, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Query fields with `include` as a list; OpenAI's client writes `include[]`."""
+    names = ("include", "include[]")
+    told = {name: value for name, value in fields.items() if name not in names}
+    if values := [value for name in names for value in exchange.query.getlist(name)]:
+        told["include"] = values
+    return told
 
 
 async def create_response(gateway: Gateway, exchange: Exchange) -> None:
@@ -35,7 +51,7 @@ async def create_response(gateway: Gateway, exchange: Exchange) -> None:
 
 async def get_response(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """As far as it is; with `stream` its events, behind `starting_after` or from the first."""
-    query = validated(RetrieveQuery, resume_query(exchange))
+    query = validated(RetrieveQuery, _listed(exchange, resume_query(exchange)))
     stored, told = await stored_response(gateway, principal, exchange.path["response"])
     after, field = query.behind(exchange.headers)
     if not query.stream:
@@ -75,7 +91,7 @@ async def cancel_response(gateway: Gateway, exchange: Exchange, principal: Princ
 
 async def list_input_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """Of its own request, not of those before it."""
-    query = page_query(exchange.query)
+    query = page_query(_listed(exchange, exchange.query), ItemsQuery)
     stored, told = await stored_response(gateway, principal, exchange.path["response"])
     items: list[dict[str, Any]] = input_items(stored, told)
     order = {item["id"]: number for number, item in enumerate(items)}
