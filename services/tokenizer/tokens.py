@@ -6,9 +6,10 @@ from functools import partial
 
 from protos.common_pb2 import FINISH_STOP, Record
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
+from services.common.errors import PenstockError
 from services.common.link import LinkCall
 from services.common.spans import Span
-from services.tokenizer.context import assemble, check_length
+from services.tokenizer.context import TOO_LONG, assemble, check_length
 from services.tokenizer.parts import Pipeline, model_of, threaded
 
 
@@ -18,10 +19,16 @@ async def tokens(
     """Sends one delta: the ids, and of ids their text. A prompt may be longer than the window: who
     counts wants to know by how much. Raises PenstockError."""
     model = await model_of(pipeline, request, (), span)
-    model = replace(model, window=max(model.window, pipeline.max_pooled_tokens))
-    check_length(model, request)
-    work = partial(assemble, model, request)
-    prompt = await threaded(pipeline, request.caller.tenant, span, "assemble", work)
+    most = max(model.window, pipeline.max_pooled_tokens)
+    model = replace(model, window=most)
+    try:
+        check_length(model, request)
+        work = partial(assemble, model, request)
+        prompt = await threaded(pipeline, request.caller.tenant, span, "assemble", work)
+    except PenstockError as error:
+        if error.reason == TOO_LONG:
+            error.message = f"fewer than {most} tokens are counted at once, here there are more"
+        raise
     delta = TextDelta(token_ids=prompt.token_ids, finish=FINISH_STOP, checkpoint=model.checkpoint)
     delta.usage.prompt_tokens = len(prompt.token_ids)
     if request.HasField("token_ids"):

@@ -526,4 +526,7 @@ async def test_tokens_alone_are_those_that_a_router_would_get_and_may_be_more_th
         ids_of.token_ids.ids.extend(ids("It is") * 300)
         await b.ask(ids_of)
         assert b.deltas[0].text == "It is" * 300
+        ids_of.token_ids.ids.extend(ids("It is") * 150_000)
+        refused = (await b.open(ids_of).ended()).status
+        assert refused.message.startswith("fewer than 300000 tokens are counted at once")
         assert len(b.router().requests) == 1

@@ -15,7 +15,7 @@ from services.common.config import MeteringSettings
 from services.common.content import said, text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
-from tests.support.gateway_rig import MODEL, Rig, gateway_rig
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
 from tests.support.stories import ledger
 
 ASK: list[Any] = [{"role": "user", "content": "Pressure?"}]
@@ -79,6 +79,8 @@ async def test_tokens_there_and_back_as_vllms_clients_ask(rig):
         ("/detokenize", {"tokens": [1, 99]}, "tokens[1]"),
         ("/v1/messages/count_tokens", {"messages": ASK, "max_tokens": 4}, "max_tokens"),
         ("/v1/messages/count_tokens", {"messages": []}, "messages"),
+        ("/tokenize", {"model": EMBEDDING_MODEL, "prompt": "a"}, "model"),
+        ("/v1/chat/completions", {"model": EMBEDDING_MODEL, "messages": ASK}, "model"),
     ],
 )
 async def test_bad_input_is_named(rig, path, body, param):

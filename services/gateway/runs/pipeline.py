@@ -8,6 +8,7 @@ from services.gateway.intake import Place
 from services.gateway.metering.estimate import expected
 from services.gateway.parts import Gateway
 from services.gateway.runs.answering import Way, all_at_once, answer_prompt
+from services.gateway.runs.asked_model import asked_model
 from services.gateway.runs.front import Front
 from services.gateway.runs.judgement import Judgement
 from services.gateway.runs.passages import retrieve
@@ -30,7 +31,7 @@ async def generate(
         model = journal.model = prompts[0].request.model
         journal.tags = prompts[0].tags
         principal.authorize(model)
-        window = (await gateway.models.find(model)).window
+        window = (await asked_model(gateway, model)).window
         if any(prompt.stores for prompt in prompts):
             principal.require(Permission.STORES_SEARCH)
         journal.served = model

@@ -10,6 +10,7 @@ from services.common.errors import PenstockError
 from services.common.telemetry import traceparent
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
+from services.gateway.runs.asked_model import asked_model
 from services.gateway.runs.front import Asked
 from services.gateway.runs.records import Journal
 from services.gateway.runs.text_stream import TextStream
@@ -21,7 +22,7 @@ async def tokens_of(
     """Its ids, and of ids their text; and the model's window. `request` lacks only the caller."""
     model = journal.model = request.model
     principal.authorize(model)
-    window = (await gateway.models.find(model)).window
+    window = (await asked_model(gateway, model)).window
     journal.served = model
     journal.metered = await gateway.meter.admit(
         principal, asked.request_id, asked.route, model, (0, 0)
