@@ -46,6 +46,27 @@ def test_each_endpoint_is_in_the_table_and_nothing_else_is(parts):
     assert rest(parts) | rpcs(parts) == public
 
 
+def test_over_grpc_the_same_is_needed_as_over_rest():
+    twins = {
+        "Chat": "POST /v1/chat/completions",
+        "Complete": "POST /v1/completions",
+        "Embed": "POST /v1/embeddings",
+        "Score": "POST /v1/score",
+        "Rerank": "POST /v1/rerank",
+        "Classify": "POST /v1/classify",
+        "Moderate": "POST /v1/moderations",
+        "Tokenize": "POST /tokenize",
+        "Detokenize": "POST /detokenize",
+        "SearchStore": "POST /v1/vector_stores/{store}/search",
+        "GetRecord": "GET /v1/requests/{request}",
+        "ListModels": "GET /v1/models",
+    }
+    ours = {name for name in NEEDS if name.startswith(f"/{INFERENCE}/")}
+    assert ours == {f"/{INFERENCE}/{route}" for route in twins}
+    for route, path in twins.items():
+        assert NEEDS[f"/{INFERENCE}/{route}"] is NEEDS[path], route
+
+
 def test_each_permission_is_for_something():
     besides = {Permission.ADMIN_KEYS_WRITE}  # for what is an administrator's own
     assert set(Permission) == {needed for needed in NEEDS.values() if needed} | besides
