@@ -182,6 +182,12 @@ def test_no_parameter_beside_is_taken_in_a_query(door, endpoint):
     assert answer.json()["error"]["param"] == "nobodys"
 
 
+def test_no_parameter_is_taken_twice_in_a_query(door):
+    twice = [("purpose", "batch"), ("purpose", "assistants")]
+    answer = door.client.get("/v1/files", params=twice)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "purpose")
+
+
 @pytest.mark.parametrize(
     ("path", "more"),
     [

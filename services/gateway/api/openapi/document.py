@@ -169,8 +169,8 @@ def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
 
     whole = json("The answer", operation.answer)
     if operation.events is not None:
-        events = {"schema": {"type": "string"}, "x-event": schemas.of(operation.events)}
-        whole["content"]["text/event-stream"] = events
+        # No schema: OpenAPI 3.1 would mean the whole stream by it, and its readers mean an event.
+        whole["content"]["text/event-stream"] = {"x-event": schemas.of(operation.events)}
         whole["description"] = f"{whole['description']}. {_STREAM}"
     told = {"200": whole}
     for status, kind in operation.others.items():

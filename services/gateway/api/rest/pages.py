@@ -5,6 +5,7 @@ from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from starlette.datastructures import QueryParams
 
 from services.common.errors import invalid
 from services.gateway.api.schema import Body, validated
@@ -30,6 +31,18 @@ def refuse_query(query: Mapping[str, str]) -> None:
     """Of a path that takes none. Raises INVALID_ARGUMENT that names the first parameter."""
     if query:
         validated(Body, dict(query))
+
+
+def refuse_twice(query: QueryParams) -> None:
+    """Raises INVALID_ARGUMENT that names the first parameter that is there again: one of the two
+    would be taken and the other ignored. Lists (`include[]`) may be."""
+    seen = set()
+    for name, _ in query.multi_items():
+        if name in seen and not name.endswith("[]"):
+            raise invalid(
+                f"The parameter '{name[:100]}' is there twice.", name[:100], stage="gateway"
+            )
+        seen.add(name)
 
 
 def page(

@@ -24,7 +24,7 @@ from services.gateway.api.rest.http import Endpoint, Exchange, Handler, error_bo
 from services.gateway.api.rest.lasting import refuse_key
 from services.gateway.api.rest.messages import create_message
 from services.gateway.api.rest.moderations import create_moderation
-from services.gateway.api.rest.pages import refuse_query
+from services.gateway.api.rest.pages import refuse_query, refuse_twice
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.api.rest.tokens import count_tokens, detokenize, tokenize
 from services.gateway.identity.permissions import NEEDS, admit
@@ -160,8 +160,9 @@ def _told_as(path: str) -> Callable[[PenstockError], dict[str, Any]]:
 
 
 def refuse_undescribed(exchange: Exchange) -> None:
-    """A query or a key where there is none to be; what else a request holds is its handler's to
-    read. Raises INVALID_ARGUMENT that names the parameter."""
+    """A query or a key where there is none to be, or a parameter twice; what else a request holds
+    is its handler's to read. Raises INVALID_ARGUMENT that names the parameter."""
+    refuse_twice(exchange.query)
     operation = OPERATIONS.get(exchange.endpoint)
     if operation is None:
         return
