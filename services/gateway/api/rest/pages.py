@@ -35,10 +35,10 @@ def refuse_query(query: Mapping[str, str]) -> None:
 
 def refuse_twice(query: QueryParams) -> None:
     """Raises INVALID_ARGUMENT that names the first parameter that is there again: one of the two
-    would be taken and the other ignored. Lists (`include[]`) may be."""
+    would be taken and the other ignored. A list (`include`, `include[]`) may be."""
     seen = set()
     for name, _ in query.multi_items():
-        if name in seen and not name.endswith("[]"):
+        if name in seen and name.removesuffix("[]") != "include":
             raise invalid(
                 f"The parameter '{name[:100]}' is there twice.", name[:100], stage="gateway"
             )
