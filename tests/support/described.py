@@ -38,9 +38,8 @@ def check(answer: httpx.Response) -> None:
     operation = operation_of(answer.request.method, answer.request.url.path)
     if operation is None:
         return
-    kind = operation.others.get(answer.status_code, operation.answer)
-    if answer.status_code >= 400 and kind is operation.answer:
-        kind = operation.error
+    usual = operation.error if answer.status_code >= 400 else operation.answer
+    kind = operation.others.get(answer.status_code, usual)
     if not isinstance(kind, Raw):
         adapter(kind).validate_json(answer.content, extra="forbid")
 

@@ -161,8 +161,9 @@ def test_delivery_is_of_streams():
 
 def test_over_grpc_it_is_an_option_too():
     options = SamplingOptions(delivery="hold")
-    fields = completion_fields(CompleteRequest(model="m", text="Q", sampling=options), 9)
-    (prompt,) = validated(CompletionRequest, fields, Settings().gateway).prompts(Settings().gateway)
+    limits = Settings().gateway
+    fields = completion_fields(CompleteRequest(model="m", text="Q", sampling=options), limits)
+    (prompt,) = validated(CompletionRequest, fields, limits).prompts(limits)
     assert prompt.delivery == "hold"
 
 

@@ -338,7 +338,7 @@ async def test_a_drain_waits_for_requests_and_for_indexing(monkeypatch):
             graces.append(grace_s)
             await indexed.wait()
 
-        monkeypatch.setattr(made.gateway, "stores", SimpleNamespace(drain=indexing))
+        monkeypatch.setattr(made.gateway, "jobs", SimpleNamespace(drain=indexing))
         with made.gateway.intake.slot("a"):
             draining = asyncio.create_task(made.drain(60))
             await until(lambda: made.gateway.intake.draining)

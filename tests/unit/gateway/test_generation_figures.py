@@ -88,9 +88,9 @@ async def test_generations_are_counted_by_whose_fault_their_end_is(parts, script
 
 async def test_a_model_that_does_not_exist_gets_no_label(parts):
     before = counted(metrics.UNKNOWN, "refused")
-    await refused(parts, Front(asks(model="nobody")))
+    await refused(parts, Front(asks(model="of-no-label")))
     assert counted(metrics.UNKNOWN, "refused") == before + 1
-    assert b"nobody" not in generate_latest()
+    assert b"of-no-label" not in generate_latest()
 
 
 async def test_tokens_are_told_by_tenant_up_to_a_number_of_them(parts):

@@ -83,7 +83,8 @@ def stores(files: Files) -> VectorStores:
     telemetry = Telemetry("gateway", "test")
     store_files = StoreFiles(redis, "ns")
     retrieval = RetrievalClient(redis, settings)
-    indexing = Indexing(files, store_files, retrieval, meter(), telemetry)
+    nobody: Any = None  # carries it out
+    indexing = Indexing(files, store_files, retrieval, meter(), telemetry, nobody, nobody)
     return VectorStores(redis, "ns", files, store_files, indexing, 9)
 
 

@@ -61,7 +61,6 @@ async def rig(redis: Redis, namespace: str, memory: Memory) -> AsyncIterator[Sto
     rig.files.room.start()
     yield rig
     await rig.files.room.stop()
-    await rig.stores.stop()
 
 
 @pytest.fixture
