@@ -480,6 +480,7 @@ function ops.settle(id, run)
     end
     leave(id, known)
     known.used, known.by = run.used, run.attempt
+    if before and before.status == 'released' then before = nil end -- its reservation was another's
     return close(id, known, known.held, before, run.status)
   end
   run.rules = located(run.rules)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis import Redis as BlockingRedis
 
@@ -256,6 +256,10 @@ ANYBODYS = ("taken_over", "left_at_the_door")  # also of a request that nothing 
     max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(ops=st.lists(OPS, max_size=40))
+@example(  # one that leaves what another has reserved, and settles it
+    ops=[("reserve", [], 0, 0, 1), ("taken_over", 0, 1), ("release", 0, 1),
+         ("settle", 0, Used(), 1)]
+)  # fmt: skip
 def test_the_function_is_the_plain_ledger(redis_url, ops):
     """Whatever comes, twice or late or never, both say the same of every limit and write the same
     ledger; in the end its sum is what was told last of each request, and nothing is held."""
