@@ -31,6 +31,11 @@ async def until(
         assert not over, f"not within {timeout_s} s: {what or condition}"
 
 
+def until_so(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """`until` for a test that has no loop."""
+    asyncio.run(until(condition, timeout_s))
+
+
 async def within(timeout_s: float, awaited: Awaitable[T]) -> T:
     """What it gives; fails the test after `timeout_s`, counted as `until` does."""
     task = asyncio.ensure_future(awaited)

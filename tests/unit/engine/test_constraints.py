@@ -2,15 +2,10 @@
 
 import itertools
 import json
-import os
 import re
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from math import inf
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import jsonschema
@@ -20,21 +15,18 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from kernels.sampling import Top
-from services.worker.engine import FinishReason, KvBlocks, Request, Sampling
+from services.worker.engine import FinishReason, KvBlocks, Request
 from services.worker.engine.engine import Engine
-from services.worker.engine.grammar import library, matcher
+from services.worker.engine.grammar import matcher
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
-from services.worker.engine.grammar.grammars import Grammars
-from services.worker.engine.grammar.matcher import ConstraintError, Matcher, Unavailable
+from services.worker.engine.grammar.matcher import ConstraintError, Matcher
 from services.worker.engine.grammar.trial import _walk
 from services.worker.engine.grammar.turns import Turns
 from services.worker.engine.messages import Constraint
 from services.worker.engine.plan import _logprobs
 from tests.support.checkpoint import write_checkpoint
+from tests.unit.engine.constraining import EOS, HOSTILE, PROMPT, VOCAB, sampling, schema
 from tests.unit.engine.driving import Run, drive, make_engine
-
-VOCAB, EOS = 320, 2
-PROMPT = list(range(10, 40))
 
 POINT = {
     "type": "object",
@@ -102,16 +94,6 @@ def compiler(folder: Path) -> Compiler:
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
     return make_engine(folder, overlap=True)
-
-
-def schema(of: Any) -> Constraint:
-    return Constraint("json_schema", json.dumps(of))
-
-
-def sampling(constraint: Constraint | None, seed: int = 0, **more: Any) -> Sampling:
-    return Sampling(
-        **{"max_tokens": 400, "temperature": 2.0, **more}, seed=seed, constraint=constraint
-    )
 
 
 def texts(run: Run, tokenizer: Tokenizer) -> Iterator[str]:
@@ -293,27 +275,6 @@ def test_a_step_that_fails_before_it_samples_comes_back(
     assert not launched, "what runs when it is closed is waited for, too"
 
 
-HOSTILE = {
-    "memory": schema(
-        {
-            "$defs": {
-                **{f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(30)},
-                "a30": {"type": "string", "pattern": "a+"},
-            },
-            "$ref": "#/$defs/a0",
-        }
-    ),
-    "stack": Constraint(
-        "grammar",
-        "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1} | r{i + 1}' for i in range(5000))
-        + '\nr5000: "b"',
-    ),
-    "later": Constraint("regex", "ab((a{1000}){1000}){1000}"),
-    "broken": Constraint("json_schema", '{"type": "strin'),
-    "unknown": schema({"type": "array", "uniqueItems": True}),
-}  # fmt: skip
-
-
 def test_a_hostile_one_costs_its_own_request(
     folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,99 +337,6 @@ def test_who_keeps_many_grammars_gives_his_own_up(
     drive(engine, [Request(str(i), PROMPT, sampling(c)) for i, c in enumerate(flood)])
     monkeypatch.setattr(engine.aside, "wait", lambda: pytest.fail("waited"))
     drive(engine, [few])
-
-
-def test_the_trial_that_cannot_be_had_is_the_engines_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.worker.engine.grammar.grammars._UNAVAILABLE_S", 0.0)
-    engine = make_engine(folder)
-    request = Request("a", PROMPT, sampling(Constraint("choice", '["x"]')))
-    with monkeypatch.context() as broken:
-        broken.setattr("sys.executable", "/bin/false")
-        error = drive(engine, [request]).last["a"].error
-    assert error is not None
-    assert (error.code, error.param) == ("internal", "")
-    assert drive(engine, [request]).last["a"].finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("wheel", ["missing", "of another interface", "none"])
-def test_an_engine_without_the_library_says_so_when_it_starts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wheel: str
-) -> None:
-    """And fails who asks for a form by the same words, whom it would otherwise have tried; others
-    are answered."""
-    if wheel == "missing":
-        monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
-    elif wheel == "none":
-        monkeypatch.setattr(library.Path, "glob", lambda *_: iter(()))
-    else:
-        monkeypatch.setitem(library._SIGNATURES, "llg_of_another", (None, []))
-    engine = make_engine(folder)
-    words = {"missing": "llguidance is not installed", "none": "lacks the C interface"}
-    word = words.get(wheel, "llg_of_another")
-    assert word in caplog.text
-    free = Request("free", PROMPT, sampling(None, max_tokens=3))
-    run = drive(engine, [Request("a", PROMPT, sampling(schema(POINT))), free])
-    assert run.last["free"].finish_reason is FinishReason.LENGTH
-    error = run.last["a"].error
-    assert error is not None
-    assert error.code == "internal"
-    assert word in error.message
-    assert not engine.aside._grammars._threads
-    with pytest.raises(Unavailable, match=word):
-        Compiler(str(folder), VOCAB, [EOS])
-
-
-@pytest.mark.parametrize("at", ["start", "trial", "library"])
-def test_closing_waits_for_nobody_long(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    """Neither for a process that does not start or tries for long, which ends then, nor for a
-    thread that the library does not let go: it tells nobody when it is done."""
-    inside, may_end = threading.Event(), threading.Event()
-    constraint = HOSTILE["memory"] if at == "trial" else Constraint("choice", '["x"]')
-    if at == "start":
-        starts = tmp_path / "starts"
-        starts.write_text("#!/bin/sh\nexec sleep 600\n")
-        starts.chmod(0o755)
-        monkeypatch.setattr("sys.executable", str(starts))
-    if at == "library":
-        monkeypatch.setattr(Compiler, "matcher", lambda *_: inside.set() or may_end.wait(600))
-    made = Grammars(str(folder), VOCAB, [EOS])
-    made.want(constraint, b"")
-    trial = made._makes._trial
-    if at == "library":
-        assert inside.wait(60)
-    while trial._process is None or (at == "trial" and not children(trial._process.pid)):
-        sleep(0.01)
-    for child in children(trial._process.pid):
-        os.kill(child, signal.SIGSTOP)
-    began = monotonic()
-    made.close(began + 0.1)
-    while children(trial._process.pid) and monotonic() < began + 20:
-        sleep(0.01)
-    assert monotonic() - began < 20
-    assert trial._process.returncode is not None
-    next_one = os.eventfd(0, os.EFD_NONBLOCK)
-    assert next_one == made.news, "the same number, for something else"
-    may_end.set()
-    for thread in made._threads:
-        thread.join()
-    with pytest.raises(BlockingIOError):
-        os.eventfd_read(next_one)
-    os.close(next_one)
-
-
-def children(group: int) -> list[int]:
-    """Processes of the group but its first."""
-    found = []
-    for one in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            state, _, its_group = one.read_text().rsplit(")", 1)[1].split()[:3]
-            if its_group == str(group) and one.parent.name != its_group and state != "Z":
-                found.append(int(one.parent.name))
-    return found
 
 
 class PanicException(BaseException):
