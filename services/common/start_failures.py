@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from services.common.redis import Redis, RedisAway
 
 _KEPT_S = 600
+_MOST = 100  # the earliest: a replica that is started again and again tells the same
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ async def tell(redis: Redis, namespace: str, failure: StartFailure) -> None:
     """Best effort: the failure itself is raised by the caller."""
     with suppress(*RedisAway):
         await redis.rpush(_key(namespace), json.dumps(asdict(failure)))
+        await redis.ltrim(_key(namespace), 0, _MOST - 1)
         await redis.expire(_key(namespace), _KEPT_S)
 
 

@@ -21,6 +21,17 @@ async def test_the_first_is_told_until_it_is_forgotten(redis: Redis, namespace: 
     assert await first_told(redis, namespace) is None
 
 
+async def test_a_replica_that_fails_again_and_again_keeps_a_bounded_list_with_the_first(
+    redis: Redis, namespace: str
+) -> None:
+    await tell(redis, namespace, FIRST)
+    for attempt in range(150):
+        await tell(redis, namespace, StartFailure("router", f"attempt {attempt}", ""))
+    (key,) = [key async for key in redis.scan_iter(f"{namespace}*")]
+    assert await redis.llen(key) <= 100
+    assert await first_told(redis, namespace) == FIRST
+
+
 def test_in_words_with_the_log_where_there_is_one() -> None:
     assert str(FIRST) == "retrieval did not start: no such model\nits log: /logs/retrieval"
     assert str(SECOND) == "router did not start: so"

@@ -67,6 +67,7 @@ def refusal(fields: Any, limits: GatewaySettings | None = None) -> PenstockError
         ({"name": "a", "metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
         (b'{"name": "a", "share": NaN}', "", "invalid_json"),
         (b'{"name": "a", "share": Infinity}', "", "invalid_json"),
+        (b'{"name": "a", "share": 1e999}', "share", "invalid_value"),
         (b'"name"', "", "invalid_json"),
         (b"null", "", "invalid_json"),
         (b"", "", "invalid_json"),
