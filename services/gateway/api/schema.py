@@ -48,7 +48,7 @@ _NAME_SHOWN = 64  # characters of a client's field name that an error repeats
 
 
 class Body(BaseModel):
-    """A JSON object of a request: exact types, no unknown fields, finite numbers (JSON has 1e999)."""
+    """A JSON object of a request: exact types, no unknown fields, no numbers such as 1e999."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}

@@ -1,6 +1,7 @@
 """Who asks: from the bearer key or token alone. No other header or field names a tenant or a
 priority."""
 
+import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -60,6 +61,7 @@ class Authenticator:
         # By the hash of what is shown; nothing is in both.
         self._known = Known()
         self._revoked: OrderedDict[str, None] = OrderedDict()  # the latest last
+        self._looks: dict[str, asyncio.Task[tuple[float, Principal, bool]]] = {}  # under way
         self._heard = Heard()
         self._trusted_since = float("-inf")
         self._redis_away_until = 0.0
@@ -121,7 +123,7 @@ class Authenticator:
         if principal is not None and trusted:
             return principal
         try:
-            principal, current = await self._verify(verifier, shown, hashed, now)
+            began, principal, current = await self._look(verifier, shown, hashed)
         except (*RedisAway, IssuerAway) as away:
             self._refuse_revoked(hashed)  # told meanwhile
             still = hashed in self._known and now - verified < self._settings.key_stale_s
@@ -142,7 +144,7 @@ class Authenticator:
             raise
         self._refuse_revoked(hashed)
         if current:
-            self._known.keep(hashed, now, principal)
+            self._known.keep(hashed, began, principal)
         return principal
 
     def _end(self, hashed: str) -> None:
@@ -157,11 +159,29 @@ class Authenticator:
         if hashed in self._revoked:
             raise Refused("revoked", "Incorrect API key provided.")
 
+    async def _look(
+        self, verifier: Verifier, shown: str, hashed: str
+    ) -> tuple[float, Principal, bool]:
+        """As `_verify`: one look answers all who show the same meanwhile, however many come at once
+        that are not known yet. Who leaves takes it from nobody."""
+        look = self._looks.get(hashed)
+        if look is None:
+            look = asyncio.create_task(self._verify(verifier, shown, hashed))
+            self._looks[hashed] = look
+            look.add_done_callback(lambda look: self._looked(hashed, look))
+        return await asyncio.shield(look)
+
+    def _looked(self, hashed: str, look: asyncio.Task[tuple[float, Principal, bool]]) -> None:
+        del self._looks[hashed]
+        if not look.cancelled():
+            look.exception()  # all who waited may have left: nobody else reads it then
+
     async def _verify(
-        self, verifier: Verifier, shown: str, hashed: str, now: float
-    ) -> tuple[Principal, bool]:
-        """Whoever it stands for, and whether that is the latest: where news of him come without end
-        it is for this request alone, as if that had come before them."""
+        self, verifier: Verifier, shown: str, hashed: str
+    ) -> tuple[float, Principal, bool]:
+        """When the look began, whoever it is, and whether that is the latest: where news of him
+        come without end it is for these requests alone, as if that had come before them."""
+        now = time.monotonic()
         if now < self._redis_away_until:
             raise ConnectionError("Redis did not answer a moment ago")
         try:
@@ -173,8 +193,8 @@ class Authenticator:
                     told = "What is granted here was written by another version of Penstock."
                     raise Refused("unreadable", told) from None
                 if not self._heard.since(began, _key(hashed), _tenant(principal.tenant)):
-                    return principal, True
-            return principal, False
+                    return now, principal, True
+            return now, principal, False
         except RedisAway:
             self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
             raise

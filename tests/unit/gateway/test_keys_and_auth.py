@@ -158,6 +158,21 @@ async def test_a_priority_is_told_as_it_was_granted(store, priority, told):
     assert (await auth(store).identify(f"Bearer {key}")).caller("r").priority == told
 
 
+async def test_a_crowd_with_a_key_not_known_yet_is_one_look(redis, namespace):
+    store = Away(redis, namespace)
+    key, record = await store.create("acme")
+    authenticator = auth(store)
+    crowd = [asyncio.create_task(authenticator.identify(f"Bearer {key}")) for _ in range(500)]
+    await asyncio.sleep(0)
+    crowd[0].cancel()  # who came first, and began the look, leaves
+    came = await asyncio.gather(*crowd[1:])
+    assert {one.user for one in came} == {record.id}
+    assert store.asked == 1
+    store.away = True
+    crowd = [asyncio.create_task(refusal(auth(store), f"Bearer {key}")) for _ in range(3)]
+    assert {error.reason for error in await asyncio.gather(*crowd)} == {"keys_unavailable"}
+
+
 async def test_without_more_a_key_is_ordinary(store):
     key, _ = await store.create("acme")
     identity = await auth(store).identify(f"Bearer {key}")
