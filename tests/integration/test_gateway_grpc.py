@@ -37,6 +37,7 @@ from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
 MESSAGES = [said("user", "Hi")]
+LIMIT_S = 30.0
 
 
 @pytest.fixture
@@ -112,7 +113,8 @@ async def test_prompts_of_one_request_are_answered_each(rig):
         request = CompleteRequest(
             model=MODEL, prompts=prompts, sampling=SamplingOptions(n=2, echo=True)
         )
-        events = [event async for event in service.Complete(request, metadata=signed(rig))]
+        call = service.Complete(request, metadata=signed(rig), timeout=LIMIT_S)
+        events = [event async for event in call]
         said: dict[int, str] = {}
         for event in events:
             said[event.choice] = said.get(event.choice, "") + event.text

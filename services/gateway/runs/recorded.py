@@ -67,7 +67,7 @@ async def recorded(
         journal.fail(late)
         raise late from None
     except asyncio.CancelledError:
-        gone = "the client went away"
+        gone = "its client cancelled it or went away"
         journal.fail(
             PenstockError(grpc.StatusCode.CANCELLED, gone, stage="client", reason="cancelled")
         )
