@@ -1,5 +1,6 @@
 """order.lua as a router calls it, its clock ahead where a test wants it."""
 
+import json
 import uuid
 
 from redis import Redis as BlockingRedis
@@ -33,9 +34,11 @@ class Script:
     def call(self, capacity: int, op: str, *args: object, router: str = "r1"):
         """(granted, displaced, recalled, the op's first and second result)"""
         common = [op, router, f"{self.root}:word:", capacity, *self.options]
-        granted, displaced, recalled, advice, *own = self._run([self.root], [*common, *args])
+        said = json.loads(self._run([self.root], [*common, *args]))
+        *lists, advice, self.held, self.waiting, first, second = said
+        granted, displaced, recalled = map(list, lists)
         self.advice_s = float(advice)
-        return granted, displaced, recalled, *own
+        return granted, displaced, recalled, first, second
 
     def enter(
         self,

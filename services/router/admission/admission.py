@@ -1,7 +1,8 @@
 """A router's end of admission: its tickets, and which of the two orders they stand in.
 
-A grant comes back with the call that caused it, is pushed to the router that holds the stream, and,
-should that push be lost, is found by the next renewal. Slots and places are leases.
+Where there is room enough (room.py) a request goes ahead while Redis hears of it; else it waits for
+its grant. That comes back with the call that caused it, is pushed to the router that holds the
+stream, and, should that push be lost, is found by the next renewal. Slots and places are leases.
 
 While Redis is away: "closed" refuses; "open" admits in the same order within this router, up to its
 share of the slots. When Redis is back, the slots held are entered again, and so are the waiting
@@ -23,6 +24,7 @@ from services.common.redis import Redis, RedisAway, RedisError
 from services.router import metrics
 from services.router.admission.local_order import LEAST_ADVICE_S, LocalOrder
 from services.router.admission.patience import Patience
+from services.router.admission.room import Room
 from services.router.admission.shared_order import Reply, SharedOrder
 from services.router.admission.ticket import LANE_NAMES, Ticket
 
@@ -47,7 +49,8 @@ class Admission:
     ) -> None:
         """`capacity(model)` is the number of slots, `routers()` how many routers share them."""
         self._settings = settings.router
-        self._shared = SharedOrder(redis, settings, router_id, capacity)
+        self._room = Room(capacity, routers)
+        self._shared = SharedOrder(redis, settings, router_id, capacity, self._room.hear)
         self._tickets: dict[str, Ticket] = {}  # waiting or holding a slot
         self._local = LocalOrder(settings.router, capacity, routers, self._tickets)
         self._patience = Patience(
@@ -90,6 +93,8 @@ class Admission:
         self._tickets[ticket.id] = ticket
         if ticket.resumed:
             self._resume(ticket)
+        elif not self.away and self._room.take(ticket.model):
+            self._go_ahead(ticket)
         else:
             await self._wait(ticket)
         metrics.wait.observe(ticket.waited_s)
@@ -99,6 +104,16 @@ class Admission:
         self._grant(ticket, "before")
         self._local.hold(ticket)
         self.poke()  # the renewal tells Redis of it, as of any slot that it has lost
+
+    def _go_ahead(self, ticket: Ticket) -> None:
+        """Nobody waits, and there is room: the order is told meanwhile."""
+        self._grant(ticket, "ahead")
+        telling = self._spawn(self._hold_ahead(ticket), f"hold {ticket.id}")
+        telling.add_done_callback(lambda _: self._room.entered(ticket.model))
+
+    async def _hold_ahead(self, ticket: Ticket) -> None:
+        with self._watching_redis():
+            await self._hold(ticket.id)
 
     async def _wait(self, ticket: Ticket) -> None:
         self._patience.look(ticket.model)
@@ -332,12 +347,13 @@ class Admission:
             waiting = [t.id for t in tickets if t.waits]
             reply = await self._shared.renew(model, held, waiting)
             self._follow(model, reply)
-            await asyncio.gather(*(self._hold_again(id) for id in reply.first))
+            await asyncio.gather(*(self._hold(id) for id in reply.first))
             if not self.away:
                 self._enter_again(self._tickets[id] for id in reply.second if id in self._tickets)
         self._regain_redis()
 
-    async def _hold_again(self, id: str) -> None:
+    async def _hold(self, id: str) -> None:
+        """Tells Redis of a slot that it does not know."""
         ticket = self._tickets.get(id)
         if ticket and ticket.holds and id not in self._giving_back:
             reply = await self._shared.hold(ticket)
@@ -352,6 +368,7 @@ class Admission:
             return
         log.warning("admission goes on without Redis: %s", error)
         self.away = True
+        self._room.forget()
         metrics.redis_away.set(1)
         self._enter_again([t for t in self._tickets.values() if t.waits])
 

@@ -47,9 +47,10 @@
 --   leave   (id, work missed)...
 --   renew   count, held id..., waiting id...  -> held ids, then waiting ids that are not known
 --   status                                    -> held, waiting
--- Before these, each reply has what became of the calling router's requests: granted, displaced,
--- recalled (ids), and an advice for the displaced: in how many seconds one that came now would have
--- its turn. Other routers are told on <channel><router>, as JSON: [what, KEYS[1], id, advice].
+-- Before these, each reply (JSON: read at once) has what became of the calling router's requests:
+-- granted, displaced, recalled (ids), an advice for the displaced: in how many seconds one that came
+-- now would have its turn, and how many hold a slot and wait. An empty list may be an empty object.
+-- Other routers are told on <channel><router>, as JSON: [what, KEYS[1], id, advice].
 
 local root = KEYS[1]
 local op, router, channel = ARGV[1], ARGV[2], ARGV[3]
@@ -505,4 +506,5 @@ lift()
 local a, b = ops[op](unpack(ARGV, FIRST, FIRST + 7)) -- the two that take lists read ARGV
 pump()
 recall()
-return {told.granted, told.displaced, told.recalled, advice(), a or '', b or ''}
+return cjson.encode({told.granted, told.displaced, told.recalled, advice(), size(HELD), size(WAITING),
+  a or '', b or ''})

@@ -36,8 +36,14 @@ class SharedOrder:
     """Raises one of `RedisAway`, or RedisError, when a call cannot be made."""
 
     def __init__(
-        self, redis: Redis, settings: Settings, router_id: str, capacity: Callable[[str], int]
+        self,
+        redis: Redis,
+        settings: Settings,
+        router_id: str,
+        capacity: Callable[[str], int],
+        hear: Callable[[str, int, int], None] = lambda model, held, waiting: None,
     ) -> None:
+        """`hear`: told with each reply of how many hold a slot of the model, and how many wait."""
         self._redis = redis
         self._script = ScriptLine(redis, SOURCE)
         self._namespace = settings.namespace
@@ -45,6 +51,7 @@ class SharedOrder:
         self._settings = settings.router
         self._router_id = router_id
         self._capacity = capacity
+        self._hear = hear
 
     async def enter(self, ticket: Ticket, limit: int) -> Reply:
         """Asks for a slot, or a place with `ticket.waited_s`; `first` is what it got."""
@@ -120,8 +127,10 @@ class SharedOrder:
         settings = self._settings
         common = [self._capacity(model), settings.slot_lease_s, settings.ageing_s]
         recalls = [settings.recall_after_s, settings.max_recalls]
-        granted, displaced, recalled, advice, first, second = await self._script(
+        said = await self._script(
             [self._root + model + "}"],
             [op, self._router_id, self.channel(""), *common, *recalls, *args],
         )
+        granted, displaced, recalled, advice, held, waiting, first, second = json.loads(said)
+        self._hear(model, held, waiting)
         return Reply(granted, displaced, recalled, float(advice), first, second)

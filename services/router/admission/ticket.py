@@ -28,7 +28,7 @@ class Ticket:
     entered_s: float = field(default_factory=time.monotonic)
     before: int = 0  # requests that waited already when it came
     queued: bool = False  # it was not admitted at once
-    order: str = "redis"  # or "local": which order granted it; "before": it was resumed
+    order: str = "redis"  # or "local": which granted it; "ahead" of it; "before": it was resumed
     left: bool = False
     recalls: int = 0  # how often its slot went to another
     paid: float = 0.0  # tokens used in earlier stints

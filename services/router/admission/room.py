@@ -1,0 +1,52 @@
+"""When there is so much room that a request need not wait for its slot to be entered in the order.
+
+Where nobody waits and slots are free, the order has nothing to decide: whoever comes gets one. What
+a router was last told of a model says so, up to what the other routers have let in since. So each
+goes ahead with a part of what was free, which all of them together do not fill; its slots are
+entered meanwhile, and are charged like any other.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+_TRUSTED_S = 1.0  # what was told; each request that leaves brings news
+
+
+class _Told(NamedTuple):
+    held: int  # slots, over all routers
+    waiting: int  # requests
+    at_s: float  # monotonic
+
+
+class Room:
+    def __init__(self, capacity: Callable[[str], int], routers: Callable[[], int]) -> None:
+        """As Admission has them."""
+        self._capacity = capacity
+        self._routers = routers
+        self._told: dict[str, _Told] = {}  # by model
+        self._ahead: Counter[str] = Counter()  # slots of it that the order has not confirmed
+
+    def hear(self, model: str, held: int, waiting: int) -> None:
+        """What the order says now."""
+        self._told[model] = _Told(held, waiting, time.monotonic())
+
+    def take(self, model: str) -> bool:
+        """Whether one may go ahead; then `entered` must follow."""
+        told = self._told.get(model)
+        if told is None or told.waiting or time.monotonic() - told.at_s > _TRUSTED_S:
+            return False
+        free = self._capacity(model) - told.held
+        if 2 * max(1, self._routers()) * (self._ahead[model] + 1) > free:
+            return False
+        self._ahead[model] += 1
+        return True
+
+    def entered(self, model: str) -> None:
+        """The order knows of it, or cannot be told."""
+        self._ahead[model] -= 1
+
+    def forget(self) -> None:
+        """Nothing is known any more."""
+        self._told.clear()
