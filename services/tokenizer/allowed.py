@@ -49,6 +49,8 @@ async def allowed(
     An answer that is gone on with was allowed when it began, and is redacted as it was then.
     Raises INVALID_ARGUMENT that names rule and field, and Routed.
     """
+    if not policy.texts.has("input", "retrieved"):
+        return model, await make(model)
     verdict, made = await asyncio.gather(
         _check(pipeline, policy, model, request, span), make(model), return_exceptions=True
     )
@@ -83,9 +85,7 @@ async def _again(
 async def _check(
     pipeline: Pipeline, policy: Policy, model: ServedModel, request: PromptRequest, span: Span
 ) -> Verdict:
-    """In a thread, where there is something to check."""
-    if not policy.texts.has("input", "retrieved"):
-        return Verdict()
+    """In a thread."""
 
     def work() -> Verdict:
         return pipeline.policy.check(policy, subjects(request, model.decode))

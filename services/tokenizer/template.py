@@ -23,6 +23,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from time import thread_time
 from typing import Any
 
@@ -37,6 +38,9 @@ from services.tokenizer.tool_parsers import mistral
 _QUICK_S = 0.01
 _LITTLE_BYTES = 1024
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+_KNOWN_SHAPES, _KNOWN_TURNS = 128, 32
+_UNSTEADY = {"strftime_now", "lipsum", "random"}
+"""Functions and filters that do not always give the same."""
 _NO_PARAMETERS = '{"type": "object", "properties": {}}'
 # Given by Penstock and by transformers: no option of a client's.
 _OURS = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
@@ -89,6 +93,9 @@ class ChatTemplate:
         self.takes_tools = "tools" in of_tools
         variables |= of_tools
         self._options = variables - _OURS - {*self._given}
+        names = {one.name for kind in (nodes.Name, nodes.Filter) for one in tree.find_all(kind)}
+        self._is_steady = not names & _UNSTEADY
+        self._known_skeleton = lru_cache(_KNOWN_SHAPES)(self._skeleton_of_roles)
         self._takes_system = self._can_render(["system", "user"])
 
     @property
@@ -112,8 +119,7 @@ class ChatTemplate:
         given = sum(one.ByteSize() for one in (*messages, *passages))
         little = not tools and given <= _LITTLE_BYTES
         try:
-            harmless = _harmless(offered, self._special)
-            skeleton = self._apply(_harmless(turns, self._special), marks, harmless, little)
+            skeleton = self._skeleton(turns, marks, offered, little)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError as error:
@@ -146,6 +152,28 @@ class ChatTemplate:
             why = "the model's chat template refuses the content of the messages"
             raise NotRenderableError(None, why) from None
         return locate(text, skeleton, fields, len(messages))
+
+    def _skeleton(
+        self,
+        turns: Sequence[dict[str, Any]],
+        marks: Sequence[str],
+        offered: dict[str, Any],
+        little: bool,
+    ) -> str:
+        """Rendered with marks for the contents; of a chat of nothing but roles and contents, as
+        most are, it is known from the last one of the same shape."""
+        plain = len(marks) == len(turns) <= _KNOWN_TURNS and all(len(turn) == 1 for turn in turns)
+        if plain and self._is_steady and offered == {"tools": None}:
+            shape = ((turn["role"], bool(has)) for turn, has in zip(turns, marks, strict=True))
+            return self._known_skeleton(tuple(shape))
+        harmless = _harmless(offered, self._special)
+        return self._apply(_harmless(turns, self._special), marks, harmless, little)
+
+    def _skeleton_of_roles(self, shape: Sequence[tuple[str, bool]]) -> str:
+        """`shape`: of each message its role, and whether it says something."""
+        marks = [mark(number) if says else "" for number, (_, says) in enumerate(shape)]
+        turns = _harmless([{"role": role} for role, _ in shape], self._special)
+        return self._apply(turns, marks, {"tools": None}, True)
 
     def _apply(
         self,

@@ -281,3 +281,60 @@ def test_an_option_forges_no_control_token() -> None:
     )
     assert rendered.text.endswith(EOS)
     assert not any(EOS in own for own in rendered.own)
+
+
+# ---- what is known of chats of the same shape -------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), st.text()), min_size=1))
+@settings(max_examples=60)
+def test_what_is_known_of_a_shape_is_what_another_chat_of_it_gives(turns: Any) -> None:
+    known, fresh = ChatTemplate(tokenizer(CHATML)), ChatTemplate(tokenizer(CHATML))
+    known.render(chat(*((role, "x" if content else "") for role, content in turns)))
+    fresh._is_steady = False
+    talk = chat(*turns)
+    assert known.render(talk) == fresh.render(talk)
+
+
+def renderings(template: ChatTemplate, **given: Any) -> int:
+    """How often a second chat of one shape is rendered."""
+    count, apply = 0, template._apply
+
+    def counting(*args: Any) -> str:
+        nonlocal count
+        count += 1
+        return apply(*args)
+
+    template.render(chat(("user", "a")), **given)
+    template._apply = counting  # type: ignore[method-assign]
+    template.render(chat(("user", "b")), **given)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("writes", "times"),
+    [
+        ("", 1),
+        ("{{ strftime_now('%Y') }}", 2),
+        ("{{ [1, 2] | random }}", 2),
+        ("{%- if thinking is defined -%}{{ thinking }}{%- endif -%}", 1),
+    ],
+)
+def test_only_what_a_shape_alone_tells_is_known(writes: str, times: int) -> None:
+    assert renderings(ChatTemplate(tokenizer(CHATML + writes))) == times
+
+
+def test_with_options_and_passages_nothing_is_known() -> None:
+    template = ChatTemplate(tokenizer(CHATML + "{{ thinking }}"))
+    assert renderings(template, options={"thinking": False}) == 2
+    assert renderings(template, passages=PASSAGES) == 2
+
+
+def test_a_named_turn_is_of_another_shape() -> None:
+    named = ChatTemplate(
+        tokenizer("{%- for m in messages -%}{{ m.name or '-' }}:{{ m.content }};{%- endfor -%}")
+    )
+    assert named.render([said("user", "a")]).own == ["-:", ";"]
+    ann = said("user", "a")
+    ann.name = "ann"
+    assert named.render([ann]).own == ["ann:", ";"]
