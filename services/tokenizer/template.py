@@ -93,7 +93,8 @@ class ChatTemplate:
         self.takes_tools = "tools" in of_tools
         variables |= of_tools
         self._options = variables - _OURS - {*self._given}
-        names = {one.name for kind in (nodes.Name, nodes.Filter) for one in tree.find_all(kind)}
+        names = {name.name for name in tree.find_all(nodes.Name)}
+        names |= {one.name for one in tree.find_all(nodes.Filter)}
         self._is_steady = not names & _UNSTEADY
         self._known_skeleton = lru_cache(_KNOWN_SHAPES)(self._skeleton_of_roles)
         self._takes_system = self._can_render(["system", "user"])

@@ -30,7 +30,7 @@ from services.common.link.frames import (
     status,
 )
 from services.common.link.health import PeerHealth
-from services.common.link.local import LocalWire, Wire, taken
+from services.common.link.local import LocalWire, Wire, read_all, taken, write_all
 from services.common.transport import Transport, end_call
 
 log = logging.getLogger(__name__)
@@ -313,9 +313,9 @@ class LinkClient:
             call = channel.stream_stream(self._method, None, None)(None)
             try:
                 async with asyncio.TaskGroup() as group, self._attached(call) as wire:
-                    group.create_task(self._write(wire))
+                    group.create_task(write_all(wire, self._outbox, LinkUp.SerializeToString))
                     group.create_task(self._beat())
-                    await self._read(wire)
+                    await read_all(wire, lambda raw: self._receive(_decode(raw)))
             except* EXPECTED_LOSSES as lost:
                 self._lose(_describe(lost.exceptions[0]))
             finally:
@@ -362,15 +362,6 @@ class LinkClient:
             self._hello.hello.host = ""
             raise LinkLostError("its socket cannot be reached from here")
         return wire
-
-    async def _read(self, wire: Wire) -> None:
-        while True:
-            self._receive(_decode(await wire.read()))
-
-    async def _write(self, wire: Wire) -> None:
-        while True:
-            frame = await self._outbox.take()
-            await wire.write(frame.SerializeToString())
 
     async def _beat(self) -> None:
         """Pings, and gives up on a peer that is silent or stalled."""

@@ -35,38 +35,58 @@ class LinkLostError(Exception):
 
 
 class Outbox(Generic[Frame]):
-    """Gathers entries for one peer in `frame` until the writer takes it.
+    """Gathers entries for one peer in `frame` until they are sent.
 
-    The writer wakes one loop turn after the first entry, so whatever else that turn produces rides
-    along; while flow control holds the writer, entries go on gathering.
+    They leave one loop turn after the first entry, so whatever else that turn produces rides along;
+    while flow control holds them, entries go on gathering.
     """
 
     def __init__(self, new_frame: Callable[[], Frame]) -> None:
         self._new_frame: Callable[[], Frame] = new_frame
         self._ready = asyncio.Event()
         self._flushed = asyncio.Event()
+        self._wake: Callable[[], None] | None = None  # instead of who waits in `take`
         self.frame: Frame = new_frame()
         self.pending_bytes = 0
 
     def mark(self, payload_bytes: int = 0) -> None:
         """To call after each change of `frame`."""
+        if not self.pending_bytes:
+            self._flushed.clear()
+            if self._wake is None:
+                self._ready.set()
+            else:
+                asyncio.get_running_loop().call_soon(self._wake)
         self.pending_bytes += payload_bytes + ENTRY_BYTES
-        self._ready.set()
-        self._flushed.clear()
+
+    def wake(self, send: Callable[[], None] | None) -> None:
+        """From now on `send` is called, one turn after the first entry; it is to `pop`."""
+        self._wake = send
+        if send is not None and self.pending_bytes:
+            send()
 
     async def take(self) -> Frame:
         """Waits for a marked frame and starts the next. Calling it again says: that was sent."""
-        if not self._ready.is_set():
+        if not self.pending_bytes:
             self._flushed.set()
             await self._ready.wait()
         self._ready.clear()
+        return self.pop()
+
+    def pop(self) -> Frame:
+        """What has gathered, and starts the next."""
         taken: Frame = self.frame
         self.frame = self._new_frame()
         self.pending_bytes = 0
         return taken
 
+    def sent(self) -> None:
+        """All that was popped has been handed on."""
+        if not self.pending_bytes:
+            self._flushed.set()
+
     async def flushed(self) -> None:
-        """Returns when all that was marked before has been handed to gRPC."""
+        """Returns when all that was marked before has been handed to gRPC or to the socket."""
         await self._flushed.wait()
 
 

@@ -15,13 +15,13 @@ import hmac
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol, cast
 
 from protos.common_pb2 import Beside
-from services.common.link.frames import MAX_FRAME_BYTES, LinkLostError
+from services.common.link.frames import MAX_FRAME_BYTES, Frame, LinkLostError, Outbox
 from services.common.socket_folder import SocketFolder, is_own
 
 _LENGTH_BYTES = 4
@@ -42,8 +42,28 @@ class Wire(Protocol):
         """Returns when the next may be written. May raise where the peer is lost."""
 
 
+async def read_all(wire: Wire, take: Callable[[object], None]) -> None:
+    """Gives `take` each frame, as `Wire.read` has them; ends with what it raises."""
+    if isinstance(wire, LocalWire):
+        await wire.read_all(take)
+    while True:
+        take(await wire.read())
+
+
+async def write_all(wire: Wire, outbox: Outbox[Frame], seal: Callable[[Frame], bytes]) -> None:
+    """Sends what gathers, as `seal` makes bytes of it; ends with what that or the wire raises."""
+    if isinstance(wire, LocalWire):
+        await wire.write_all(outbox, seal)
+    while True:
+        await wire.write(seal(await outbox.take()))
+
+
 class LocalWire(asyncio.Protocol):
-    """One end of the socket."""
+    """One end of the socket.
+
+    Who reads or writes all of it does so by plain calls, where data come and as soon as there is
+    something to send: waking a task for each frame takes as long as most frames do.
+    """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -52,7 +72,9 @@ class LocalWire(asyncio.Protocol):
         self._unread = 0  # bytes of these
         self._lost = False
         self._coming: asyncio.Future[None] | None = None  # somebody reads
-        self._room: asyncio.Future[None] | None = None  # somebody may not write
+        self._take: Callable[[object], None] | None = None  # somebody reads all
+        self._room: asyncio.Future[None] | None = None  # nothing may be written
+        self._send: Callable[[], None] | None = None  # what is to be done when it may
 
     async def read(self) -> bytes | None:
         while not self._frames:
@@ -70,9 +92,55 @@ class LocalWire(asyncio.Protocol):
         """Raises LinkLostError."""
         if self._lost:
             raise LinkLostError("the peer is gone")
-        self._transport.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
+        self._write(frame)
         if self._room is not None:
             await asyncio.shield(self._room)
+
+    async def read_all(self, take: Callable[[object], None]) -> None:
+        """As the function."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take_one(frame: object) -> None:
+            try:
+                take(frame)
+            except Exception as error:
+                self._take = None
+                over.set_exception(error)
+
+        while self._frames or self._lost:
+            take(await self.read())
+        self._take = take_one
+        try:
+            await over
+        finally:
+            self._take = None
+
+    async def write_all(self, outbox: Outbox[Frame], seal: Callable[[Frame], bytes]) -> None:
+        """As the function."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def send() -> None:
+            if over.done() or self._room is not None:
+                return
+            try:
+                if outbox.pending_bytes:
+                    self._write(seal(outbox.pop()))
+            except Exception as error:
+                over.set_exception(error)
+            if self._room is None:
+                outbox.sent()
+
+        self._send = send
+        outbox.wake(send)
+        try:
+            await over
+        finally:
+            outbox.wake(None)
+            self._send = None
+            over.cancel()
+
+    def _write(self, frame: bytes) -> None:
+        self._transport.writelines((len(frame).to_bytes(_LENGTH_BYTES, "little"), frame))
 
     def close(self) -> None:
         """What was written leaves first."""
@@ -85,23 +153,28 @@ class LocalWire(asyncio.Protocol):
         self._transport.set_write_buffer_limits(_MOST_UNWRITTEN)
 
     def data_received(self, data: bytes) -> None:
-        self._part += data
+        part = self._part
+        part += data
         at = 0
-        while len(self._part) - at >= _LENGTH_BYTES:
-            size = int.from_bytes(self._part[at : at + _LENGTH_BYTES], "little")
+        while len(part) - at >= _LENGTH_BYTES:
+            size = int.from_bytes(part[at : at + _LENGTH_BYTES], "little")
             if size > MAX_FRAME_BYTES:
                 self._transport.abort()
                 return
             end = at + _LENGTH_BYTES + size
-            if end > len(self._part):
+            if end > len(part):
                 break
-            self._frames.append(bytes(self._part[at + _LENGTH_BYTES : end]))
-            self._unread += size
+            self._hand_on(bytes(memoryview(part)[at + _LENGTH_BYTES : end]))
             at = end
-        if not at:
-            return
-        del self._part[:at]
-        if self._unread > _MOST_UNREAD:
+        if at:
+            del part[:at]
+
+    def _hand_on(self, frame: bytes) -> None:
+        if self._take is not None:
+            return self._take(frame)
+        self._frames.append(frame)
+        before, self._unread = self._unread, self._unread + len(frame)
+        if before <= _MOST_UNREAD < self._unread:
             self._transport.pause_reading()
         _done(self._coming)
 
@@ -111,9 +184,13 @@ class LocalWire(asyncio.Protocol):
     def resume_writing(self) -> None:
         _done(self._room)
         self._room = None
+        if self._send is not None:
+            self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        if self._take is not None:
+            self._take(None)
         _done(self._coming)
         _done(self._room)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -22,7 +23,7 @@ from services.common.link.frames import (
     stage_of,
     status,
 )
-from services.common.link.local import LocalWire, Wire, offered
+from services.common.link.local import LocalWire, Wire, offered, read_all, write_all
 
 log = logging.getLogger(__name__)
 
@@ -195,29 +196,31 @@ class _Attachment:
             self._wire.close()
 
     async def read(self) -> None:
-        while True:
-            frame = _decode(await self._wire.read())
-            self._heard = True
-            if frame.HasField("hello"):
-                raise LinkLostError("a second hello")
-            if frame.ping:
-                self.outbox.frame.pong = frame.ping
-                self.mark()
-            for opened in frame.open:
-                self._open(opened)
-            for id in frame.cancel:
-                call = self._calls.get(id)
-                if call is not None:
-                    call._cancel(_cancelled(self._server.stage))
+        await read_all(self._wire, lambda raw: self._receive(_decode(raw)))
 
     async def write(self) -> None:
-        while True:
-            frame = await self.outbox.take()
-            vitals = self._server.vitals()
-            frame.vitals.steps, frame.vitals.pending = vitals.steps, vitals.pending
-            frame.vitals.step_ms = min(round(vitals.step_s * 1000), 2**32 - 1)
-            frame.draining = self._server.draining
-            await self._wire.write(frame.SerializeToString())
+        await write_all(self._wire, self.outbox, self._sealed)
+
+    def _receive(self, frame: LinkUp) -> None:
+        self._heard = True
+        if frame.HasField("hello"):
+            raise LinkLostError("a second hello")
+        if frame.ping:
+            self.outbox.frame.pong = frame.ping
+            self.mark()
+        for opened in frame.open:
+            self._open(opened)
+        for id in frame.cancel:
+            call = self._calls.get(id)
+            if call is not None:
+                call._cancel(_cancelled(self._server.stage))
+
+    def _sealed(self, frame: LinkDown) -> bytes:
+        vitals = self._server.vitals()
+        frame.vitals.steps, frame.vitals.pending = vitals.steps, vitals.pending
+        frame.vitals.step_ms = min(round(vitals.step_s * 1000), 2**32 - 1)
+        frame.draining = self._server.draining
+        return bytes(frame.SerializeToString())
 
     async def watch(self) -> None:
         """Ends the link when told to, or when the client has fallen silent.
@@ -267,18 +270,22 @@ class _Attachment:
         deadline = loop.time() + opened.deadline_ms / 1000
         call = self._calls[opened.id] = LinkCall(self, opened, deadline)
         server.running += 1
-        too_late = status(
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"{server.stage} did not finish in time",
-            stage=server.stage,
-            reason="deadline",
-        )
-        call._timer = loop.call_at(deadline, call._cancel, too_late)
+        call._timer = loop.call_at(deadline, self._end_late, call)
         call._task = loop.create_task(self._run(call))
         server.tasks.add(call._task)
-        call._task.add_done_callback(server.tasks.discard)
+        call._task.add_done_callback(partial(self._ran, call))
+
+    def _end_late(self, call: LinkCall) -> None:
+        stage = self._server.stage
+        why = f"{stage} did not finish in time"
+        late = status(grpc.StatusCode.DEADLINE_EXCEEDED, why, stage=stage, reason="deadline")
+        call._cancel(late)
+
+    def _ran(self, call: LinkCall, task: asyncio.Task[None]) -> None:
+        self._server.tasks.discard(task)
         # A task cancelled before its first step runs nothing, so nothing in it can end the request.
-        call._task.add_done_callback(lambda _: call.end(_cancelled(server.stage)))
+        if not call._ended:
+            call.end(_cancelled(self._server.stage))
 
     def _refusal(self, opened: Open) -> Status | None:
         stage = self._server.stage
