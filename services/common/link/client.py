@@ -237,6 +237,7 @@ class LinkClient:
             f"{self.stage} did not finish in time",
             "deadline",
         )
+        self._outbox.hurry()
         return request
 
     def _refusal(self, left_s: float, payload_bytes: int) -> Status | None:

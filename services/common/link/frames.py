@@ -65,6 +65,12 @@ class Outbox(Generic[Frame]):
         if send is not None and self.pending_bytes:
             send()
 
+    def hurry(self) -> None:
+        """What has gathered leaves now, where that takes a call alone: somebody waits for it, and
+        whatever else is done in this turn comes after it."""
+        if self._wake is not None:
+            self._wake()
+
     async def take(self) -> Frame:
         """Waits for a marked frame and starts the next. Calling it again says: that was sent."""
         if not self.pending_bytes:
