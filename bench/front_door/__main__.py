@@ -8,7 +8,7 @@ costs are processor seconds of each service, children included, so they hold wha
 
 chats    short chats (`--tokens` each, streamed), as many at once as `--connections`: processor time
          of each; then at half of that rate, arriving by chance: time to the first token, over all
-         three services and of a gateway alone
+         three services and of a gateway alone, and what that adds to the engine's own
 prompts  prompts of 220 KB and of 2 MB, one tenant's, beside ten streams: processor time of each,
          and the longest that a token of the others was late
 streams  1,000 and 5,000 streams at 10 tokens a second: how late tokens come, memory of each stream
@@ -127,7 +127,20 @@ def chats(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for name, opened in openers.items():
         with opened() as door:
             told[name] = _chats(door, given)
+    with stack.engine_alone(folder, given.pace) as door:
+        for one in told.values():
+            _measure_added(door, given, one)
     return told
+
+
+def _measure_added(door: Door, given: argparse.Namespace, one: dict[str, Any]) -> None:
+    """To what asking the engine itself takes at the same rate."""
+    asked = {"tokens": given.tokens, "connections": given.connections, "warm_s": 3.0}
+    alone = window(door, mode="open", rate=one["half_rate"], seconds=given.seconds, **asked)
+    for percent in (50, 99):
+        took = percentile(alone.seen["ttft_ms"], percent)
+        one[f"engine_ttft_ms_p{percent}"] = took
+        one[f"added_ms_p{percent}"] = one[f"ttft_ms_p{percent}"] - took
 
 
 def _chats(door: Door, given: argparse.Namespace) -> dict[str, Any]:

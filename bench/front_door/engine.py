@@ -42,9 +42,8 @@ _NUMBER = re.compile(r"#(\d+)#")
 _LOOKED_AT = 96  # the last tokens of a prompt, where its number is
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stream:
-    key: int
     left: int  # tokens
     send: Callable[[bool], None]  # a token, and whether it is the last
     stamps: list[int] = field(default_factory=list)  # ns
@@ -59,24 +58,24 @@ class Engine:
         self.left: dict[int, list[int]] = {}  # when tokens of each request left
         self.after: Callable[[], None] = lambda: None  # each tick that sent something
         self.running = 0
-        self._due: list[set[int]] = [set() for _ in range(self.every)]
-        self._streams: dict[int, _Stream] = {}
+        self._due: list[set[_Stream]] = [set() for _ in range(self.every)]
 
-    def begin(self, key: int, tokens: int, send: Callable[[bool], None]) -> Callable[[], None]:
-        """Its first token at once. What is given back ends it early."""
-        stream = self._streams[key] = _Stream(key, tokens, send)
-        self.left[key] = stream.stamps
+    def begin(
+        self, tokens: int, send: Callable[[bool], None]
+    ) -> tuple[list[int], Callable[[], None]]:
+        """Its first token at once. When each left, for `left`, and what ends it early."""
+        stream = _Stream(tokens, send)
         self.running += 1
         phase = self.ticks % self.every
-        self._due[phase].add(key)
+        self._due[phase].add(stream)
         self._step(stream, phase)
 
         def end() -> None:
-            if self._streams.pop(key, None) is not None:
-                self._due[phase].discard(key)
+            if stream in self._due[phase]:
+                self._due[phase].remove(stream)
                 self.running -= 1
 
-        return end
+        return stream.stamps, end
 
     async def run(self) -> None:
         due = time.monotonic()
@@ -86,16 +85,15 @@ class Engine:
             self.ticks += 1
             phase = self.ticks % self.every
             if self._due[phase]:
-                for key in list(self._due[phase]):
-                    self._step(self._streams[key], phase)
+                for stream in list(self._due[phase]):
+                    self._step(stream, phase)
                 self.after()
 
     def _step(self, stream: _Stream, phase: int) -> None:
         stream.stamps.append(time.monotonic_ns())
         stream.left -= 1
         if not stream.left:
-            del self._streams[stream.key]
-            self._due[phase].discard(stream.key)
+            self._due[phase].remove(stream)
             self.running -= 1
         stream.send(not stream.left)
 
@@ -128,18 +126,23 @@ class Worker:
     async def _handle(self, call: LinkCall) -> None:
         work = WorkRequest.FromString(call.payload)
         prompt = work.prompt_token_ids  # perhaps hundreds of thousands: not to be made a list of
-        told = self._tokenizer.decode(prompt[-_LOOKED_AT:], skip_special_tokens=False)
         tokens = work.sampling.max_tokens
-        usage = Usage(prompt_tokens=len(prompt), completion_tokens=tokens)
-        last = TokenDelta(token_ids=[self._token], finish=FINISH_LENGTH, usage=usage)
         over = asyncio.Event()
 
         def send(is_last: bool) -> None:
-            call.send(last.SerializeToString() if is_last else self._delta)
+            delta = self._delta
             if is_last:
+                usage = Usage(prompt_tokens=len(prompt), completion_tokens=tokens)
+                last = TokenDelta(token_ids=[self._token], finish=FINISH_LENGTH, usage=usage)
+                delta = last.SerializeToString()
                 over.set()
+            call.send(delta)
 
-        call.on_cancel(self._engine.begin(number_in(told), tokens, send))
+        stamps, end = self._engine.begin(tokens, send)
+        call.on_cancel(end)
+        await asyncio.sleep(0)  # the first token has left: the rest is nobody's time
+        told = self._tokenizer.decode(prompt[-_LOOKED_AT:], skip_special_tokens=False)
+        self._engine.left[number_in(told)] = stamps
         await over.wait()
 
     def _load(self) -> Load:
@@ -217,7 +220,7 @@ async def _events(engine: Engine, asked: dict[str, Any]) -> AsyncIterator[bytes]
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         return b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n"
 
-    end = engine.begin(number, asked["max_tokens"], tokens.put_nowait)
+    engine.left[number], end = engine.begin(asked["max_tokens"], tokens.put_nowait)
     last, opening = False, {"role": "assistant"}
     try:
         while not last:

@@ -52,7 +52,8 @@ class Scripted(Service):
                 over.set()
             call.send(delta.SerializeToString())
 
-        call.on_cancel(self.engine.begin(number_in(said), tokens, send))
+        self.engine.left[number_in(said)], end = self.engine.begin(tokens, send)
+        call.on_cancel(end)
         await over.wait()
 
 

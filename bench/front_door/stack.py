@@ -88,6 +88,17 @@ def gateway_alone(folder: Path, pace: float) -> Iterator[Door]:
 
 
 @contextmanager
+def engine_alone(folder: Path, pace: float) -> Iterator[Door]:
+    """The engine's own HTTP server: what asking it without any front door takes."""
+    with ExitStack() as stack:
+        variables, _ = stack.enter_context(_environment(folder))
+        engine = Child(stack, "bench.front_door.engine", "--pace", str(pace), variables=variables)
+        door = Door(f"http://{engine.address}", "none", {}, engine.address)
+        _wait_until_answering(door)
+        yield door
+
+
+@contextmanager
 def litellm(folder: Path, environment: Path, pace: float) -> Iterator[Door]:
     """LiteLLM's proxy before the same engine, one process of it, quiet, without a database."""
     with ExitStack() as stack:
