@@ -24,8 +24,8 @@ from services.gateway.ids import FILE, not_found
 from services.gateway.stores.storage_room import StorageRoom, storage_full
 
 Purpose = Literal["assistants", "batch", "batch_output"]
-_SUFFIXES = {"assistants": (".txt", ".md"), "batch": (".jsonl",)}
-PURPOSES = tuple(_SUFFIXES)
+_SUFFIXES: dict[Purpose, tuple[str, ...]] = {"assistants": (".txt", ".md"), "batch": (".jsonl",)}
+PURPOSES: tuple[Purpose, ...] = tuple(_SUFFIXES)
 """Of what may be uploaded."""
 _NAME_CHARS = 255
 

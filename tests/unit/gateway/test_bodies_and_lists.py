@@ -10,7 +10,8 @@ import pytest
 from protos.common_pb2 import Passage
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
-from services.gateway.api.rest.pages import PageQuery, page, page_query
+from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import (
     Body,
     Metadata,

@@ -11,7 +11,8 @@ from protos.common_pb2 import Passage, Record
 from services.common.errors import PenstockError
 from services.common.shares import Shares
 from services.gateway import metrics
-from services.gateway.api.rest.pages import PageQuery, page, page_query
+from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.rest.queries import page_query
 from services.gateway.ids import FILE
 from services.gateway.intake import Intake
 from services.gateway.runs.citations import annotations

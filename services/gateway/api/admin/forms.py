@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from services.common.errors import PenstockError
+from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.pages import PageQuery, page
 from services.gateway.api.schema import Body, bad_value, field_path
 from services.gateway.identity.audit import Actor
 from services.gateway.identity.limits import MOST_RULES, Limit

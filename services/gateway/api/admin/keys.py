@@ -19,8 +19,9 @@ from services.gateway.api.admin.forms import (
     named_wrong,
     new_limits,
 )
+from services.gateway.api.resources.pages import PageQuery
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.pages import PageQuery, page_query
+from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import Body, bad_value, parse_body
 from services.gateway.identity.key_record import KeyRecord
 from services.gateway.identity.principal import (

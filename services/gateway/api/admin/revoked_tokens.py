@@ -7,7 +7,7 @@ from typing import Any
 
 from services.gateway.api.admin.forms import actor, known_tenant, listed, named_wrong
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.pages import page_query
+from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import Body, bad_value, parse_body
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.identity.revoked_tokens import RevokedTokens

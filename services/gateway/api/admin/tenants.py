@@ -18,7 +18,7 @@ from services.gateway.api.admin.forms import (
     new_limits,
 )
 from services.gateway.api.rest.http import Exchange
-from services.gateway.api.rest.pages import page_query
+from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import Body, parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.identity.tenants import TenantRecord

@@ -13,7 +13,7 @@ from protos.gateway_pb2 import (
     PublicSearchStoreRequest,
 )
 from services.gateway.api.grpc.calls import Context, cost_of, tell_headers
-from services.gateway.api.rest.stores import SearchStore
+from services.gateway.api.resources.vector_stores import SearchStore
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found

@@ -46,19 +46,19 @@ from services.gateway.api.pooled_schema import (
     RerankRequest,
     ScoreRequest,
 )
-from services.gateway.api.responses_schema import ResponsesRequest
-from services.gateway.api.rest.batches import CreateBatch
-from services.gateway.api.rest.lasting import Resume
-from services.gateway.api.rest.messages import MessagesQuery
-from services.gateway.api.rest.pages import PageQuery
-from services.gateway.api.rest.responses import ItemsQuery, RetrieveQuery
-from services.gateway.api.rest.stores import (
+from services.gateway.api.resources.batches import CreateBatch
+from services.gateway.api.resources.files import FileList
+from services.gateway.api.resources.pages import PageQuery
+from services.gateway.api.resources.vector_stores import (
     AttachedList,
     AttachFile,
     CreateStore,
-    FileList,
     SearchStore,
 )
+from services.gateway.api.responses_schema import ResponsesRequest
+from services.gateway.api.rest.lasting import Resume
+from services.gateway.api.rest.messages import MessagesQuery
+from services.gateway.api.rest.responses import ItemsQuery, RetrieveQuery
 from services.gateway.api.schema import Body
 from services.gateway.api.tokens_schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.stores.files import PURPOSES

@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from services.common.errors import PenstockError, invalid
+from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.responses_schema import Include
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.lasting import Resume, idempotency_key, last_event, resume_query
-from services.gateway.api.rest.pages import PageQuery, page, page_query
+from services.gateway.api.rest.queries import page_query
 from services.gateway.api.rest.responses_front import ResponsesFront
 from services.gateway.api.rest.stored_responses import input_items, snapshot, stored_response
 from services.gateway.api.schema import bad_value, validated

@@ -24,8 +24,8 @@ from services.gateway.api.rest.http import Endpoint, Exchange, Handler, error_bo
 from services.gateway.api.rest.lasting import refuse_key
 from services.gateway.api.rest.messages import create_message
 from services.gateway.api.rest.moderations import create_moderation
-from services.gateway.api.rest.pages import refuse_query, refuse_twice
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
+from services.gateway.api.rest.queries import refuse_query, refuse_twice
 from services.gateway.api.rest.tokens import count_tokens, detokenize, tokenize
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal

@@ -1,34 +1,35 @@
 """/v1/files and /v1/vector_stores, as OpenAI has them, in simple form."""
 
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Any
 
-from pydantic import BeforeValidator, Field
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.common.errors import invalid
-from services.gateway.api.generation_schema import Name, as_list
+from services.gateway.api.resources import files, vector_stores
+from services.gateway.api.resources.files import FileList, purpose_of
+from services.gateway.api.resources.vector_stores import (
+    AttachedList,
+    AttachFile,
+    CreateStore,
+    SearchStore,
+)
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.openai_format import priced
-from services.gateway.api.rest.pages import PageQuery, page, page_query
-from services.gateway.api.schema import UNKNOWN, UNSUPPORTED, Body, Metadata, parse_body
+from services.gateway.api.rest.queries import page_query
+from services.gateway.api.schema import UNKNOWN, parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.runs.citations import filename
-from services.gateway.stores.files import PURPOSES, Purpose
-from services.gateway.stores.searching import Search, search
+from services.gateway.stores.files import Purpose
+from services.gateway.stores.searching import search
 
-_AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}
 _UTF_8 = (b"utf-8", b"utf8")
 _POLL_AFTER_MS = "100"  # what OpenAI's client waits between two looks at a file's status
 
 # ---- files --------------------------------------------------------------------------------------
-
-
-class FileList(PageQuery):
-    purpose: str | None = None
 
 
 async def create_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -39,9 +40,7 @@ async def create_file(gateway: Gateway, exchange: Exchange, principal: Principal
 
 async def list_files(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(exchange.query, FileList)
-    records = await gateway.files.all(principal.tenant)
-    shown = (one.as_json() for one in records if query.purpose in (None, one.purpose))
-    await exchange.reply_json(page(shown, query))
+    await exchange.reply_json(await files.list_files(gateway, principal.tenant, query))
 
 
 async def get_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -57,12 +56,8 @@ async def get_content(gateway: Gateway, exchange: Exchange, principal: Principal
 
 
 async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    id = exchange.path["file"]
-    await gateway.files.get(principal.tenant, id)
-    await gateway.batches.require_unused(principal.tenant, id)
-    await gateway.stores.forget_file(principal.caller(exchange.request_id), id)
-    await gateway.files.delete(principal.tenant, id)
-    await exchange.reply_json({"id": id, "object": "file", "deleted": True})
+    caller = principal.caller(exchange.request_id)
+    await exchange.reply_json(await files.delete_file(gateway, caller, exchange.path["file"]))
 
 
 async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
@@ -87,10 +82,8 @@ async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
             raise invalid("Missing required parameter: 'file'.", "file")
-        if purpose not in PURPOSES:
-            told = " or ".join(f"'{one}'" for one in PURPOSES)
-            raise invalid(f"Only {told} is supported.", "purpose", reason=UNSUPPORTED)
-        return file.filename or "", await file.read(), cast(Purpose, purpose)
+        told = purpose_of(purpose)
+        return file.filename or "", await file.read(), told
     finally:
         await form.close()
 
@@ -98,31 +91,15 @@ async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
 # ---- vector stores ------------------------------------------------------------------------------
 
 
-class CreateStore(Body):
-    NEUTRAL: ClassVar = {**_AUTO_CHUNKING, "expires_after": (), "description": ()}
-
-    name: Annotated[str, Field(max_length=256)] | None = None
-    file_ids: Annotated[list[Name], Field(max_length=100)] | None = None
-    metadata: Metadata | None = None
-
-
 async def create_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(CreateStore, await exchange.json_body())
-    store = await gateway.stores.create(
-        principal,
-        principal.caller(exchange.request_id),
-        body.name or "",
-        body.metadata or {},
-        list(dict.fromkeys(body.file_ids or ())),
-    )
-    await exchange.reply_json(store)
+    caller = principal.caller(exchange.request_id)
+    await exchange.reply_json(await vector_stores.create_store(gateway, principal, caller, body))
 
 
 async def list_stores(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(exchange.query)
-    listed = page(({"id": id} for id in await gateway.stores.ids(principal.tenant)), query)
-    shown = await gateway.stores.some(principal.tenant, (one["id"] for one in listed["data"]))
-    await exchange.reply_json({**listed, "data": shown})
+    await exchange.reply_json(await vector_stores.list_stores(gateway, principal.tenant, query))
 
 
 async def get_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -130,78 +107,33 @@ async def get_store(gateway: Gateway, exchange: Exchange, principal: Principal) 
 
 
 async def delete_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    id = exchange.path["store"]
-    await gateway.stores.delete(principal.caller(exchange.request_id), id)
-    await exchange.reply_json({"id": id, "object": "vector_store.deleted", "deleted": True})
-
-
-# ---- files in a store ---------------------------------------------------------------------------
-
-
-class AttachFile(Body):
-    NEUTRAL: ClassVar = {**_AUTO_CHUNKING, "attributes": ({},)}
-
-    file_id: Name
-
-
-class AttachedList(PageQuery):
-    filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
+    caller, store = principal.caller(exchange.request_id), exchange.path["store"]
+    await exchange.reply_json(await vector_stores.delete_store(gateway, caller, store))
 
 
 async def attach_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(AttachFile, await exchange.json_body())
-    caller = principal.caller(exchange.request_id)
-    attached = await gateway.stores.attach(principal, caller, exchange.path["store"], body.file_id)
-    await exchange.reply_json(attached.as_json())
+    caller, store = principal.caller(exchange.request_id), exchange.path["store"]
+    told = await vector_stores.attach_file(gateway, principal, caller, store, body)
+    await exchange.reply_json(told)
 
 
 async def list_attached(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    query = page_query(exchange.query, AttachedList)
-    store = exchange.path["store"]
-    await gateway.stores.get(principal.tenant, store)
-    files = await gateway.stores.files(principal.tenant, store)
-    shown = (f.as_json() for f in files if query.filter in (None, f.state))
-    await exchange.reply_json(page(shown, query))
+    query, store = page_query(exchange.query, AttachedList), exchange.path["store"]
+    told = await vector_stores.list_attached(gateway, principal.tenant, store, query)
+    await exchange.reply_json(told)
 
 
 async def get_attached(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     store, file = exchange.path["store"], exchange.path["file"]
-    attached = await gateway.stores.file(principal.tenant, store, file)
-    await exchange.reply_json(attached.as_json(), headers={"openai-poll-after-ms": _POLL_AFTER_MS})
+    told = await vector_stores.get_attached(gateway, principal.tenant, store, file)
+    await exchange.reply_json(told, headers={"openai-poll-after-ms": _POLL_AFTER_MS})
 
 
 async def detach_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    caller = principal.caller(exchange.request_id)
     store, file = exchange.path["store"], exchange.path["file"]
-    await gateway.stores.detach(principal.caller(exchange.request_id), store, file)
-    await exchange.reply_json({"id": file, "object": "vector_store.file.deleted", "deleted": True})
-
-
-# ---- search -------------------------------------------------------------------------------------
-
-
-class RankingOptions(Body):
-    NEUTRAL: ClassVar = {"ranker": ("none", "auto")}
-
-    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-
-
-_Question = Annotated[str, Field(pattern=r"\S")]
-_Queries = Annotated[list[_Question], Field(min_length=1, max_length=1)]
-
-
-class SearchStore(Body):
-    NEUTRAL: ClassVar = {"filters": (), "rewrite_query": (False,)}
-
-    query: Annotated[
-        _Queries, BeforeValidator(as_list, json_schema_input_type=_Question | _Queries)
-    ]
-    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
-    ranking_options: RankingOptions | None = None
-
-    def search(self, store: str) -> Search:
-        options = self.ranking_options
-        threshold = options.score_threshold if options else None
-        return Search(store, self.query[0], self.max_num_results or 10, threshold or 0.0)
+    await exchange.reply_json(await vector_stores.detach_file(gateway, caller, store, file))
 
 
 async def search_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:

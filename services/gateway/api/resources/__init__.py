@@ -1,0 +1,1 @@
+"""What tenants keep, as the API has it: read, done and told the same over REST and gRPC."""

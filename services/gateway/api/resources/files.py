@@ -1,0 +1,38 @@
+"""Files: a list of them, and their end."""
+
+from typing import Any
+
+from protos.common_pb2 import Caller
+from services.common.errors import invalid
+from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.schema import UNSUPPORTED
+from services.gateway.parts import Gateway
+from services.gateway.stores.files import PURPOSES, Purpose
+
+
+class FileList(PageQuery):
+    purpose: str | None = None
+
+
+def purpose_of(told: object) -> Purpose:
+    """Of an upload. Raises INVALID_ARGUMENT."""
+    for purpose in PURPOSES:
+        if told == purpose:
+            return purpose
+    accepted = " or ".join(f"'{one}'" for one in PURPOSES)
+    raise invalid(f"Only {accepted} is supported.", "purpose", reason=UNSUPPORTED)
+
+
+async def list_files(gateway: Gateway, tenant: str, query: FileList) -> dict[str, Any]:
+    records = await gateway.files.all(tenant)
+    shown = (one.as_json() for one in records if query.purpose in (None, one.purpose))
+    return page(shown, query)
+
+
+async def delete_file(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:
+    """Takes it out of all stores first. Raises ABORTED while a batch reads it."""
+    await gateway.files.get(caller.tenant, id)
+    await gateway.batches.require_unused(caller.tenant, id)
+    await gateway.stores.forget_file(caller, id)
+    await gateway.files.delete(caller.tenant, id)
+    return {"id": id, "object": "file", "deleted": True}
