@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helm_python import HelmError
 
-from protos import gateway_pb2
+from services.gateway.api.grpc.calls import SERVICES
 from services.gateway.api.rest import routes
 from tests.deploy.conftest import EVERYTHING
 from tests.deploy.environment import settings_of
@@ -30,11 +30,10 @@ def test_no_route_bounds_a_stream_before_the_gateway_does(everything: Release) -
     assert rule["timeouts"] == {"request": "0s"}
 
 
-def test_the_grpc_route_is_of_the_public_service(everything: Release) -> None:
+def test_the_grpc_route_is_of_the_public_services(everything: Release) -> None:
     [rule] = everything.one("GRPCRoute")["spec"]["rules"]
     services = {match["method"]["service"] for match in rule["matches"]}
-    assert gateway_pb2.DESCRIPTOR.services_by_name["Inference"].full_name in services
-    assert not {s for s in services if s.startswith("penstock.v1.")} - {"penstock.v1.Inference"}
+    assert services == {*SERVICES, "grpc.health.v1.Health"}
 
 
 def test_ingress_leads_to_the_doors_ports(everything: Release) -> None:
@@ -45,7 +44,7 @@ def test_ingress_leads_to_the_doors_ports(everything: Release) -> None:
             assert path["backend"]["service"] == {"name": "demo-penstock", "port": {"name": name}}
         if name == "grpc":
             paths = [(path["path"], path["pathType"]) for path in rule["http"]["paths"]]
-            assert paths == [("/penstock.v1.Inference", "Prefix")]
+            assert paths == [(f"/{service}", "Prefix") for service in SERVICES]
 
 
 def test_a_gateway_that_encrypts_again_checks_whom_it_reached(everything: Release) -> None:

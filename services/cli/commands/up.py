@@ -165,7 +165,7 @@ def _tell(stack: "Stack", running: "Running", how_it_ends: str) -> None:
         f"""
 Penstock is up.
   API      {running.url}/v1   (OpenAI-compatible)
-  gRPC     {running.grpc}   (penstock.v1.Inference){admin}
+  gRPC     {running.grpc}   (penstock.v1: Inference and others){admin}
   key      {stack.told_key(running)}
   metrics  {stack.metrics_url}   (Prometheus; all replicas: /targets beside it){logs}
 

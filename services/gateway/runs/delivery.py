@@ -39,23 +39,27 @@ class Delivery:
         if answer.finish == FINISH_CONTENT_FILTER:
             answer.withdraw()
             return ()
-        calls = [
-            ToolCallDelta(index=index, name=call.name, arguments=call.arguments)
-            for index, call in enumerate(answer.calls)
-        ]
-        whole = TextDelta(
-            text=answer.text,
-            reasoning=answer.reasoning,
-            tool_calls=calls,
-            logprobs=answer.logprobs,
-            choice=answer.choice,
-        )
-        return [whole]
+        return [whole_of(answer)]
 
     async def pause(self, stream: TextStream) -> None:
         """Before the next look at what has come; not once it has ended."""
         if self._mode == "hybrid":
             await stream.gather(self._longest_s * min(1.0, self._load()))
+
+
+def whole_of(answer: Answer) -> TextDelta:
+    """All that has come of it, in one."""
+    calls = [
+        ToolCallDelta(index=index, name=call.name, arguments=call.arguments)
+        for index, call in enumerate(answer.calls)
+    ]
+    return TextDelta(
+        text=answer.text,
+        reasoning=answer.reasoning,
+        tool_calls=calls,
+        logprobs=answer.logprobs,
+        choice=answer.choice,
+    )
 
 
 def joined(deltas: Iterable[TextDelta]) -> list[TextDelta]:

@@ -21,7 +21,7 @@ from services.common.redis import connect
 from services.common.telemetry import Telemetry
 from services.gateway import server
 from services.gateway.api.grpc import strangers as grpc_strangers
-from services.gateway.api.grpc.calls import INFERENCE
+from services.gateway.api.grpc.calls import SERVICES
 from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.api.rest.routes import application
 from services.gateway.connections import http_server
@@ -31,6 +31,7 @@ from services.gateway.server import GatewayService
 from tests.support.gateway_parts import gateway_parts
 from tests.support.waiting import until
 
+INFERENCE = "penstock.v1.Inference"
 CODE = grpc.StatusCode
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -116,7 +117,8 @@ async def check(channel: grpc.aio.Channel, service: str = "") -> Any:
 async def test_health_and_reflection_tell_what_there_is(parts):
     async with serving(parts) as (server, channel):
         assert await check(channel) == SERVING
-        assert await check(channel, INFERENCE) == SERVING
+        for service in SERVICES:
+            assert await check(channel, service) == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await check(channel, "penstock.v1.Worker")
         assert unknown.value.code() is CODE.NOT_FOUND
@@ -128,7 +130,7 @@ async def test_health_and_reflection_tell_what_there_is(parts):
         asked = [ask(list_services=""), ask(file_containing_symbol=INFERENCE)]
         names, file = [a async for a in reflection.ServerReflectionInfo(iter(asked))]
         assert {one.name for one in names.list_services_response.service} == {
-            INFERENCE,
+            *SERVICES,
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
         }

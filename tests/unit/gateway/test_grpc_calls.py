@@ -35,6 +35,7 @@ from services.common.errors import PenstockError, invalid
 from services.common.link import End
 from services.gateway import metrics
 from services.gateway.api.grpc import calls
+from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.grpc.inference import Inference
 from services.gateway.api.rest.http import CLIENT_GONE
 from tests.support.gateway_parts import (
@@ -81,6 +82,10 @@ class Call:
         self.asked += 1
         return self.message
 
+    async def send_initial_metadata(self, headers: Any) -> None:
+        assert not self.events
+        self.headers = dict(headers)
+
     async def write(self, event: GenerateEvent) -> None:
         if not self.reads:
             await asyncio.Event().wait()
@@ -117,10 +122,14 @@ def says(error: PenstockError) -> Callable[[Opened], None]:
     return lambda opened: opened.finish(End(status=error.to_status()))
 
 
+def inference(parts: Any) -> Inference:
+    return Inference(parts, Inbox(parts.settings.gateway))
+
+
 async def chat(parts: Any, call: Call) -> Call:
     async with asyncio.timeout(30):
         try:
-            await Inference(parts).chat(None, call)
+            await inference(parts).chat(None, call)
         except Aborted:
             assert call.code is not None
     return call
@@ -129,7 +138,7 @@ async def chat(parts: Any, call: Call) -> Call:
 async def complete(parts: Any, call: Call) -> Call:
     async with asyncio.timeout(30):
         try:
-            await Inference(parts).complete(None, call)
+            await inference(parts).complete(None, call)
         except Aborted:
             assert call.code is not None
     return call
@@ -234,7 +243,7 @@ async def test_a_key_for_some_models_is_shown_only_these(parts):
     parts.auth.keys["Bearer embeds"] = principal(models=frozenset({EMBEDDING_MODEL}))
 
     async def names(key: str) -> list[str]:
-        reply = await Inference(parts).list_models(None, Call(key=key))
+        reply = await inference(parts).list_models(None, Call(key=key))
         assert isinstance(reply, PublicListModelsReply)
         return [model.name for model in reply.models]
 
@@ -264,7 +273,7 @@ class Embeds:
 
 async def test_embeddings_have_places_as_generations_do(parts):
     parts.retrieval = Embeds()
-    service = Inference(parts)
+    service = inference(parts)
     asked = PublicEmbedRequest(model=EMBEDDING_MODEL, texts=["a", "bb"])
     running = [asyncio.create_task(service.pooled("Embed")(None, Call(asked))) for _ in range(2)]
     await until(lambda: len(parts.retrieval.requests) == 2)
@@ -286,7 +295,7 @@ async def test_embeddings_have_places_as_generations_do(parts):
 @pytest.mark.parametrize("method", ["chat", "complete", "embed"])
 async def test_a_strangers_message_stays_unread(parts, method):
     call = Call(ChatRequest(model=MODEL, messages=HI), key="Bearer other")
-    service = Inference(parts)
+    service = inference(parts)
     handler = service.pooled("Embed") if method == "embed" else getattr(service, method)
     with pytest.raises(Aborted):
         await handler(None, call)

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from starlette.routing import Router
 
-from services.gateway.api.grpc.calls import INFERENCE
-from services.gateway.api.grpc.inference import inference
+from services.gateway.api.grpc.calls import SERVICES
+from services.gateway.api.grpc.services import services
 from services.gateway.api.rest.routes import application
 from services.gateway.identity.permissions import NEEDS
 from services.gateway.identity.principal import Permission, Principal
@@ -33,8 +33,11 @@ def rest(parts: Any) -> set[str]:
     }
 
 
-def rpcs(parts: Any) -> set[str]:
-    return set(inference(parts)._method_handlers)
+def rpcs(parts: Any) -> dict[str, Any]:
+    """The handlers, by their methods."""
+    return {
+        path: one for service in services(parts) for path, one in service._method_handlers.items()
+    }
 
 
 def held() -> dict[str, Permission]:
@@ -43,28 +46,50 @@ def held() -> dict[str, Permission]:
 
 def test_each_endpoint_is_in_the_table_and_nothing_else_is(parts):
     public = {endpoint for endpoint in NEEDS if "/admin/" not in endpoint}
-    assert rest(parts) | rpcs(parts) == public
+    assert rest(parts) | rpcs(parts).keys() == public
 
 
 def test_over_grpc_the_same_is_needed_as_over_rest():
     twins = {
-        "Chat": "POST /v1/chat/completions",
-        "Complete": "POST /v1/completions",
-        "Embed": "POST /v1/embeddings",
-        "Score": "POST /v1/score",
-        "Rerank": "POST /v1/rerank",
-        "Classify": "POST /v1/classify",
-        "Moderate": "POST /v1/moderations",
-        "Tokenize": "POST /tokenize",
-        "Detokenize": "POST /detokenize",
-        "SearchStore": "POST /v1/vector_stores/{store}/search",
-        "GetRecord": "GET /v1/requests/{request}",
-        "ListModels": "GET /v1/models",
+        "Inference/Chat": "POST /v1/chat/completions",
+        "Inference/Complete": "POST /v1/completions",
+        "Inference/Embed": "POST /v1/embeddings",
+        "Inference/Score": "POST /v1/score",
+        "Inference/Rerank": "POST /v1/rerank",
+        "Inference/Classify": "POST /v1/classify",
+        "Inference/Moderate": "POST /v1/moderations",
+        "Inference/Tokenize": "POST /tokenize",
+        "Inference/Detokenize": "POST /detokenize",
+        "Inference/SearchStore": "POST /v1/vector_stores/{store}/search",
+        "Inference/GetRecord": "GET /v1/requests/{request}",
+        "Inference/ListModels": "GET /v1/models",
+        "Runs/GetRun": "GET /v1/responses/{response}",
+        "Runs/FollowRun": "GET /v1/chat/completions/{completion}",
+        "Runs/CancelRun": "POST /v1/responses/{response}/cancel",
+        "Runs/DeleteRun": "DELETE /v1/responses/{response}",
+        "Files/UploadFile": "POST /v1/files",
+        "Files/ListFiles": "GET /v1/files",
+        "Files/GetFile": "GET /v1/files/{file}",
+        "Files/GetFileContent": "GET /v1/files/{file}/content",
+        "Files/DeleteFile": "DELETE /v1/files/{file}",
+        "VectorStores/CreateVectorStore": "POST /v1/vector_stores",
+        "VectorStores/ListVectorStores": "GET /v1/vector_stores",
+        "VectorStores/GetVectorStore": "GET /v1/vector_stores/{store}",
+        "VectorStores/DeleteVectorStore": "DELETE /v1/vector_stores/{store}",
+        "VectorStores/AttachFile": "POST /v1/vector_stores/{store}/files",
+        "VectorStores/ListAttachedFiles": "GET /v1/vector_stores/{store}/files",
+        "VectorStores/GetAttachedFile": "GET /v1/vector_stores/{store}/files/{file}",
+        "VectorStores/DetachFile": "DELETE /v1/vector_stores/{store}/files/{file}",
+        "Batches/CreateBatch": "POST /v1/batches",
+        "Batches/ListBatches": "GET /v1/batches",
+        "Batches/GetBatch": "GET /v1/batches/{batch}",
+        "Batches/CancelBatch": "POST /v1/batches/{batch}/cancel",
     }
-    ours = {name for name in NEEDS if name.startswith(f"/{INFERENCE}/")}
-    assert ours == {f"/{INFERENCE}/{route}" for route in twins}
+    ours = {name for name in NEEDS if name.startswith("/")}
+    assert ours == {f"/penstock.v1.{route}" for route in twins}
+    assert {name.split("/")[1] for name in ours} == set(SERVICES)
     for route, path in twins.items():
-        assert NEEDS[f"/{INFERENCE}/{route}"] is NEEDS[path], route
+        assert NEEDS[f"/penstock.v1.{route}"] is NEEDS[path], route
 
 
 def test_each_permission_is_for_something():
@@ -116,10 +141,10 @@ class Call:
         raise Aborted
 
 
-@pytest.mark.parametrize("endpoint", [e for e in held() if e.startswith(f"/{INFERENCE}/")])
+@pytest.mark.parametrize("endpoint", [e for e in held() if e.startswith("/")])
 async def test_a_key_without_the_permission_is_refused_over_grpc(parts, endpoint):
     parts.auth.keys["Bearer k"] = without(NEEDS[endpoint])
-    handler = inference(parts)._method_handlers[endpoint]
+    handler = rpcs(parts)[endpoint]
     call = Call()
     with pytest.raises(Aborted):
         await (handler.stream_stream or handler.stream_unary)(None, call)

@@ -5,25 +5,45 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
-from protos import gateway_pb2
+import grpc
+
+from protos import gateway_pb2, gateway_stores_pb2
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
+from services.common.redis import RedisAway
 from services.gateway import metrics
 from services.gateway.api.grpc.fields import param_of
 from services.gateway.api.rest.http import CLIENT_GONE, http_status, internal
 from services.gateway.api.rest.lasting import refuse_key
+from services.gateway.identity.permissions import admit
+from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
+from services.gateway.intake import Intake, Place
 from services.gateway.metering.prices import Cost
 from services.gateway.metering.refusals import LimitError
+from services.gateway.parts import Gateway
+from services.gateway.runs.text_stream import client_too_slow
+from services.gateway.stores.vector_stores import storage_away
 
 log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext, which has no type stubs
 Reply = TypeVar("Reply")
 
-INFERENCE = "penstock.v1.Inference"
+Enter = Callable[[Intake, str], AbstractContextManager[Place]]
+"""How a call takes its place: Intake.slot, or for looking at things Intake.visit."""
+
+SERVICES = {
+    service.full_name: service
+    for file in (gateway_pb2, gateway_stores_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+}
+"""The public ones, by their full names."""
+_SERVICE_OF = {method.name: name for name, one in SERVICES.items() for method in one.methods}
 LASTING = ("Chat", "Complete")  # what an idempotency key is for
 _LAST_WORD_S = 2.0  # for a client that does not read to take its error
 
@@ -40,7 +60,7 @@ class Asked(NamedTuple):
 
 def endpoint(route: str) -> str:
     """As permissions.py has it."""
-    return f"/{INFERENCE}/{route}"
+    return f"/{_SERVICE_OF[route]}/{route}"
 
 
 def metadata_of(context: Context) -> dict[str, str]:
@@ -55,6 +75,66 @@ def metadata_of(context: Context) -> dict[str, str]:
 async def tell_headers(context: Context, headers: Mapping[str, str]) -> None:
     if headers:
         await context.send_initial_metadata(tuple(headers.items()))
+
+
+Handler = Callable[[object, Context], Awaitable[Any]]
+
+
+def single(handler: Handler, reply: Any) -> Any:
+    """A method of one reply. All methods are for streams of requests: so gRPC leaves a call's
+    message unread until it is asked for it. On the wire one request is a stream of one."""
+    return grpc.stream_unary_rpc_method_handler(
+        handler, response_serializer=reply.SerializeToString
+    )
+
+
+def streaming(handler: Handler, reply: Any) -> Any:
+    """The same of several replies."""
+    return grpc.stream_stream_rpc_method_handler(
+        handler, response_serializer=reply.SerializeToString
+    )
+
+
+class Writer:
+    """The replies of a call that has several."""
+
+    def __init__(self, context: Context, settings: GatewaySettings) -> None:
+        self.headers: dict[str, str] = {}  # to be told with the first
+        self._context = context
+        self._timeout_s = settings.write_timeout_s
+        self._begun = False
+
+    async def write(self, message: Any) -> None:
+        """Raises RESOURCE_EXHAUSTED where the client does not read it."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if not self._begun:
+                    # By itself: if it goes with a message that is given up, gRPC takes it for
+                    # unsent and fails to tell the error.
+                    self._begun = True
+                    await self._context.send_initial_metadata(tuple(self.headers.items()))
+                await self._context.write(message)
+        except TimeoutError:
+            raise client_too_slow() from None
+
+
+async def caller(gateway: Gateway, metadata: Mapping[str, str], route: str) -> Principal:
+    """Raises UNAUTHENTICATED, PERMISSION_DENIED."""
+    principal = await gateway.auth.identify(metadata.get("authorization"))
+    return admit(principal, endpoint(route))
+
+
+@contextlib.asynccontextmanager
+async def admitted(
+    gateway: Gateway, metadata: Mapping[str, str], route: str, enter: Enter
+) -> AsyncIterator[tuple[Principal, Place]]:
+    """For what of a tenant is kept in Redis: who asks, and his place."""
+    principal = await caller(gateway, metadata, route)
+    try:
+        with enter(gateway.intake, principal.tenant) as place:
+            yield principal, place
+    except RedisAway:
+        raise storage_away() from None
 
 
 def cost_of(cost: Cost) -> gateway_pb2.Cost:

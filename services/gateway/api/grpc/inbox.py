@@ -2,6 +2,7 @@
 are parsed: a field without content is two bytes on the wire and a hundred when parsed."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -10,12 +11,14 @@ from google.protobuf.message import DecodeError, Message
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
-from services.gateway.intake import Place
+from services.gateway.api.rest.body import Pace
+from services.gateway.intake import Place, refused
 
 M = TypeVar("M", bound=Message)
 
 MESSAGE_TIMEOUT_S = 30.0  # for a call's message to arrive
 _READS_AT_ONCE = 8  # messages of one tenant
+_UPLOADS_AT_ONCE = 4  # of one tenant: each has a message on its way most of the time
 _OTHER_FIELDS = 4096  # of a message, beside a chat's: texts to embed are the most
 _FIELDS_PER_CHAT_MESSAGE = 4
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
@@ -28,6 +31,7 @@ class Inbox:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._uploads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def take(self, place: Place, context: Any) -> bytes:
         """The call's one message. Raises RESOURCE_EXHAUSTED ("too_many_bytes") or
@@ -42,9 +46,35 @@ class Inbox:
             text = f"The message did not arrive within {MESSAGE_TIMEOUT_S:.0f} s."
             raise invalid(text, "", reason="body_timeout") from None
         if message is grpc.aio.EOF:
-            raise invalid("The call has no message.", "", reason="no_message")
+            raise no_message()
         place.release(limit - len(message))
         return bytes(message)
+
+    async def pieces(self, place: Place, context: Any) -> AsyncGenerator[bytes, None]:
+        """The messages of a call that has several, of which the place holds what came. Raises
+        RESOURCE_EXHAUSTED ("too_many_uploads", "too_many_bytes"), INVALID_ARGUMENT
+        ("body_timeout")."""
+        limit = self._settings.body_limit_bytes
+        turn = self._uploads.setdefault(place.tenant, asyncio.Semaphore(_UPLOADS_AT_ONCE))
+        try:
+            async with asyncio.timeout(MESSAGE_TIMEOUT_S):
+                await turn.acquire()
+        except TimeoutError:
+            why = f"{_UPLOADS_AT_ONCE} of your uploads are under way at this gateway"
+            raise refused("too_many_uploads", why) from None
+        try:
+            pace, received = Pace(self._settings), 0
+            while True:
+                place.hold(limit)
+                message = await pace.keep(context.read(), received)
+                size = 0 if message is grpc.aio.EOF else len(message)
+                place.release(limit - size)
+                if message is grpc.aio.EOF:
+                    return
+                received += size
+                yield bytes(message)
+        finally:
+            turn.release()
 
     def parse(self, kind: type[M], message: bytes) -> M:
         """Raises INVALID_ARGUMENT for what is none, or has more fields than any within the limits
@@ -94,6 +124,10 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise DecodeError
+
+
+def no_message() -> PenstockError:
+    return invalid("The call has no message.", "", reason="no_message")
 
 
 def _no(kind: type[Message]) -> PenstockError:

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
-
 from protos.gateway_pb2 import (
     GenerateEvent,
     PublicListModelsReply,
@@ -14,24 +12,23 @@ from protos.gateway_pb2 import (
 )
 from protos.tokenizer_pb2 import ModelInfo, PromptRequest
 from services.common.errors import PenstockError
-from services.common.redis import RedisAway
 from services.gateway.api.grpc.calls import (
-    INFERENCE,
     Asked,
     Context,
     answered,
+    caller,
     cost_of,
     endpoint,
+    single,
+    streaming,
     tell_headers,
 )
 from services.gateway.api.grpc.generation import GrpcFront
 from services.gateway.api.grpc.inbox import Inbox
-from services.gateway.api.grpc.looking import LOOKING
 from services.gateway.api.grpc.pooled import POOLED, understood
 from services.gateway.api.grpc.tokens import TOKENS
 from services.gateway.api.moderation_schema import MAX_TEXTS, ModerationRequest
 from services.gateway.api.schema import validated
-from services.gateway.identity.permissions import admit
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
@@ -42,15 +39,14 @@ from services.gateway.runs.pooling import Numbers, compute, rename
 from services.gateway.runs.recorded import recorded
 from services.gateway.runs.records import Journal
 from services.gateway.runs.tokens import tokens_of
-from services.gateway.stores.vector_stores import storage_away
 
 
 class Inference:
     """penstock.v1.Inference."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, inbox: Inbox) -> None:
         self._gateway = gateway
-        self._inbox = Inbox(gateway.settings.gateway)
+        self._inbox = inbox
 
     async def chat(self, _: object, context: Context) -> None:
         await self._generate("Chat", context)
@@ -109,25 +105,6 @@ class Inference:
 
         return self._recorded(route, reply)
 
-    def looking(self, route: str) -> Callable[[object, Context], Awaitable[Any]]:
-        """The handler of one of LOOKING."""
-        one = LOOKING[route]
-
-        async def handler(_: object, context: Context) -> Any:
-            async def answer(id: str, metadata: dict[str, str]) -> Any:
-                principal = await self._caller(metadata, route)
-                try:
-                    with one.enter(self._gateway.intake, principal.tenant) as place:
-                        message = await self._inbox.take(place, context)
-                        request = self._inbox.parse(one.request, message)
-                        return await one.look(self._gateway, context, id, principal, request)
-                except RedisAway:
-                    raise storage_away() from None
-
-            return await answered(route, context, answer)
-
-        return handler
-
     def _recorded(
         self, route: str, reply: Callable[..., Awaitable[tuple[Any, Numbers | Judged | None]]]
     ) -> Callable[[object, Context], Awaitable[Any]]:
@@ -162,7 +139,7 @@ class Inference:
 
     async def list_models(self, _: object, context: Context) -> PublicListModelsReply | None:
         async def answer(id: str, metadata: dict[str, str]) -> PublicListModelsReply:
-            principal = await self._caller(metadata, "ListModels")
+            principal = await caller(self._gateway, metadata, "ListModels")
             models = await self._gateway.models.all()
             if embedding := self._gateway.retrieval.embedding_model:
                 models.append(ModelInfo(name=embedding))
@@ -170,10 +147,6 @@ class Inference:
             return PublicListModelsReply(models=usable)
 
         return await answered("ListModels", context, answer)
-
-    async def _caller(self, metadata: dict[str, str], route: str) -> Principal:
-        principal = await self._gateway.auth.identify(metadata.get("authorization"))
-        return admit(principal, endpoint(route))
 
     async def _generate(self, route: str, context: Context) -> None:
         async def answer(id: str, metadata: dict[str, str]) -> None:
@@ -183,31 +156,14 @@ class Inference:
         await answered(route, context, answer)
 
 
-def inference(gateway: Gateway) -> Any:
-    """The service's handlers, all of them for streams of requests: so gRPC leaves a call's message
-    unread until it is asked for it. On the wire one request is a stream of one."""
-    service = Inference(gateway)
-    events = GenerateEvent.SerializeToString
-    streaming, single = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
-    models = PublicListModelsReply.SerializeToString
-    methods = {
-        "Chat": streaming(service.chat, response_serializer=events),
-        "Complete": streaming(service.complete, response_serializer=events),
-        **{
-            route: single(service.pooled(route), response_serializer=one.reply.SerializeToString)
-            for route, one in POOLED.items()
-        },
-        "Moderate": single(
-            service.moderate(), response_serializer=PublicModerateReply.SerializeToString
-        ),
-        **{
-            route: single(service.tokens(route), response_serializer=one.reply.SerializeToString)
-            for route, one in TOKENS.items()
-        },
-        **{
-            route: single(service.looking(route), response_serializer=one.reply.SerializeToString)
-            for route, one in LOOKING.items()
-        },
-        "ListModels": single(service.list_models, response_serializer=models),
+def methods(gateway: Gateway, inbox: Inbox) -> dict[str, Any]:
+    """Their handlers, by route."""
+    service = Inference(gateway, inbox)
+    return {
+        "Chat": streaming(service.chat, GenerateEvent),
+        "Complete": streaming(service.complete, GenerateEvent),
+        **{route: single(service.pooled(route), one.reply) for route, one in POOLED.items()},
+        "Moderate": single(service.moderate(), PublicModerateReply),
+        **{route: single(service.tokens(route), one.reply) for route, one in TOKENS.items()},
+        "ListModels": single(service.list_models, PublicListModelsReply),
     }
-    return grpc.method_handlers_generic_handler(INFERENCE, methods)

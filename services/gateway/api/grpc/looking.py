@@ -1,7 +1,6 @@
-"""SearchStore and GetRecord: what is asked for of a tenant's own."""
+"""What is asked for of a tenant's own, in one message, and told in one."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from google.protobuf.json_format import ParseDict
@@ -12,12 +11,20 @@ from protos.gateway_pb2 import (
     PublicSearchStoreReply,
     PublicSearchStoreRequest,
 )
-from services.gateway.api.grpc.calls import Context, cost_of, tell_headers
+from services.gateway.api.grpc.calls import (
+    Context,
+    Enter,
+    admitted,
+    answered,
+    cost_of,
+    tell_headers,
+)
+from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.resources.vector_stores import SearchStore
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
-from services.gateway.intake import Intake, Place
+from services.gateway.intake import Intake
 from services.gateway.parts import Gateway
 from services.gateway.runs.records import Journal
 from services.gateway.stores.searching import search
@@ -29,8 +36,23 @@ class Look(NamedTuple):
     request: Any
     look: Callable[..., Awaitable[Any]]
     reply: Any
-    enter: Callable[[Intake, str], AbstractContextManager[Place]]
-    """The place that it has."""
+    enter: Enter
+
+
+def looking(
+    gateway: Gateway, inbox: Inbox, route: str, one: Look
+) -> Callable[[object, Context], Awaitable[Any]]:
+    """Its handler."""
+
+    async def handler(_: object, context: Context) -> Any:
+        async def answer(id: str, metadata: dict[str, str]) -> Any:
+            async with admitted(gateway, metadata, route, one.enter) as (principal, place):
+                request = inbox.parse(one.request, await inbox.take(place, context))
+                return await one.look(gateway, context, id, principal, request)
+
+        return await answered(route, context, answer)
+
+    return handler
 
 
 async def search_store(

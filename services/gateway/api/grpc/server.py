@@ -1,4 +1,4 @@
-"""The public gRPC server: the Inference service with its health and reflection, within bounds.
+"""The public gRPC server: its services with their health and reflection, within bounds.
 
 Apart from the Host's server, whose port is internal and which takes the large messages of peers.
 """
@@ -13,8 +13,8 @@ from grpc_health.v1 import health, health_pb2
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
 from services.common.transport import listen
-from services.gateway.api.grpc.calls import INFERENCE
-from services.gateway.api.grpc.inference import inference
+from services.gateway.api.grpc.calls import SERVICES
+from services.gateway.api.grpc.services import services
 from services.gateway.api.grpc.strangers import PLACES, Strangers
 from services.gateway.parts import Gateway
 
@@ -50,9 +50,9 @@ class GrpcServer:
         # Calls beyond their tenants' or the strangers' places end at once: here is room to say so.
         most = 2 * own.max_requests + PLACES
         self._server = grpc.aio.server(options=_options(own), maximum_concurrent_rpcs=most)
-        shown = (INFERENCE,) if gateway.settings.reflects else None
+        shown = tuple(SERVICES) if gateway.settings.reflects else None
         self._strangers = Strangers(self._health, shown)
-        self._server.add_generic_rpc_handlers((inference(gateway), *self._strangers.handlers()))
+        self._server.add_generic_rpc_handlers((*services(gateway), *self._strangers.handlers()))
 
     async def start(
         self, host: str, port: int, certificates: CertificateFiles | None = None
@@ -62,7 +62,7 @@ class GrpcServer:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_keeping)
         port = listen(self._server, host, port, certificates)
         await self._server.start()
-        for name in ("", INFERENCE):
+        for name in ("", *SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
 

@@ -6,6 +6,7 @@ from protos.common_pb2 import Caller
 from services.common.errors import invalid
 from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.schema import UNSUPPORTED
+from services.gateway.intake import Place
 from services.gateway.parts import Gateway
 from services.gateway.stores.files import PURPOSES, Purpose
 
@@ -27,6 +28,13 @@ async def list_files(gateway: Gateway, tenant: str, query: FileList) -> dict[str
     records = await gateway.files.all(tenant)
     shown = (one.as_json() for one in records if query.purpose in (None, one.purpose))
     return page(shown, query)
+
+
+async def content_of(gateway: Gateway, tenant: str, id: str, place: Place) -> bytes:
+    """Which the place holds. Raises RESOURCE_EXHAUSTED ("too_many_bytes")."""
+    record = await gateway.files.get(tenant, id)
+    place.hold(record.bytes)
+    return (await gateway.files.content(tenant, record.id)).encode()
 
 
 async def delete_file(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:

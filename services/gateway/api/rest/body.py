@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
+from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
@@ -12,11 +13,33 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway.intake import Place
 
+T = TypeVar("T")
+
 LINGER_S = 2.0  # for the rest of a refused body
 
 
 class ClientGoneError(Exception):
     """The client closed the connection before its answer was complete."""
+
+
+class Pace:
+    """How long what comes in pieces may take: some grace, and longer at its rate."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._grace_s = settings.body_grace_s
+        self._bytes_per_s = settings.body_min_bytes_per_s
+        self._began = time.monotonic()
+
+    async def keep(self, piece: Awaitable[T], received: int) -> T:
+        """The next one, behind so many bytes. Raises INVALID_ARGUMENT ("body_timeout")."""
+        due = self._began + self._grace_s + received / self._bytes_per_s
+        try:
+            async with asyncio.timeout(due - time.monotonic()):
+                return await piece
+        except TimeoutError:
+            rate = self._bytes_per_s
+            message = f"The body did not arrive in time; send at least {rate} bytes per second."
+            raise invalid(message, "", reason="body_timeout") from None
 
 
 class RequestBody:
@@ -31,7 +54,7 @@ class RequestBody:
         self._headers = headers
         self._receive = receive
         self._settings = settings
-        self._began = time.monotonic()
+        self._pace = Pace(settings)
         self._received = self._held = 0
 
     async def pieces(self, place: Place) -> AsyncGenerator[bytes, None]:
@@ -74,25 +97,18 @@ class RequestBody:
     def _expect(self, size: int, place: Place) -> None:
         limit = self._settings.body_limit_bytes
         if size > limit:
-            raise invalid(f"The body is larger than {limit} bytes.", "", reason="body_too_large")
+            raise too_large(limit)
         if size > self._held:
             place.hold(size - self._held)
             self._held = size
 
     async def _next(self) -> Message:
         """ASGI's `receive`, without a silent end."""
-        rate = self._settings.body_min_bytes_per_s
-        due = self._began + self._settings.body_grace_s + self._received / rate
-        try:
-            async with asyncio.timeout(due - time.monotonic()):
-                message = await self._receive()
-        except TimeoutError:
-            raise _too_slow(rate) from None
+        message = await self._pace.keep(self._receive(), self._received)
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         return message
 
 
-def _too_slow(rate: int) -> PenstockError:
-    message = f"The body did not arrive in time; send at least {rate} bytes per second."
-    return invalid(message, "", reason="body_timeout")
+def too_large(limit: int, param: str = "") -> PenstockError:
+    return invalid(f"The body is larger than {limit} bytes.", param, reason="body_too_large")

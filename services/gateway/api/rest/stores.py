@@ -49,10 +49,9 @@ async def get_file(gateway: Gateway, exchange: Exchange, principal: Principal) -
 
 
 async def get_content(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    record = await gateway.files.get(principal.tenant, exchange.path["file"])
-    exchange.place.hold(record.bytes)
-    text = await gateway.files.content(principal.tenant, record.id)
-    await exchange.reply(text.encode(), "application/octet-stream")
+    file = exchange.path["file"]
+    content = await files.content_of(gateway, principal.tenant, file, exchange.place)
+    await exchange.reply(content, "application/octet-stream")
 
 
 async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:

@@ -1,0 +1,109 @@
+"""What files hold, in pieces: UploadFile, and GetFileContent."""
+
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from protos.gateway_stores_pb2 import File, FileContent, GetFileContentRequest, UploadFileRequest
+from services.common.errors import PenstockError, invalid
+from services.gateway.api.grpc.calls import (
+    Context,
+    Handler,
+    Writer,
+    admitted,
+    answered,
+    single,
+    streaming,
+)
+from services.gateway.api.grpc.inbox import Inbox, no_message
+from services.gateway.api.grpc.kept import id_of, told
+from services.gateway.api.resources.files import content_of, purpose_of
+from services.gateway.api.rest.body import too_large
+from services.gateway.intake import Intake, Place
+from services.gateway.parts import Gateway
+from services.gateway.runs.pooling import rename
+from services.gateway.stores.files import Purpose
+
+_PIECE_BYTES = 64 * 1024
+_OF_CONTENT = ("invalid_file", "file_too_long")  # other faults are of the name
+
+
+class Upload(NamedTuple):
+    filename: str
+    content: bytes
+    purpose: Purpose
+
+
+def methods(gateway: Gateway, inbox: Inbox) -> dict[str, Any]:
+    """Their handlers, by route."""
+    return {
+        "UploadFile": single(_upload_file(gateway, inbox), File),
+        "GetFileContent": streaming(_get_file_content(gateway, inbox), FileContent),
+    }
+
+
+def _upload_file(gateway: Gateway, inbox: Inbox) -> Handler:
+    async def handler(_: object, context: Context) -> File | None:
+        async def answer(id: str, metadata: dict[str, str]) -> File:
+            entered = admitted(gateway, metadata, "UploadFile", Intake.slot)
+            async with entered as (principal, place):
+                limit = gateway.settings.gateway.body_limit_bytes
+                upload = await _arrived(inbox, place, context, limit)
+                try:
+                    record = await gateway.files.create(principal.tenant, *upload)
+                except PenstockError as error:
+                    ours = "data" if error.reason in _OF_CONTENT else "filename"
+                    rename(error, [("file", ours)])
+                    raise
+                return told(File, record.as_json())
+
+        return await answered("UploadFile", context, answer)
+
+    return handler
+
+
+async def _arrived(inbox: Inbox, place: Place, context: Context, limit: int) -> Upload:
+    """A call that ends is no proof that all of it has come: a client that is lost ends it too. So
+    how much is to come is said first."""
+    first: UploadFileRequest | None = None
+    pieces, received = list[bytes](), 0
+    async with aclosing(inbox.pieces(place, context)) as messages:
+        async for message in messages:
+            one = inbox.parse(UploadFileRequest, message)
+            if first is None:
+                first, purpose = one, purpose_of(one.purpose)
+                if not one.bytes:
+                    raise invalid("Say how many bytes come.", "bytes", stage="gateway")
+                if one.bytes > limit:
+                    raise too_large(limit, "bytes")
+            else:
+                for field in ("filename", "purpose", "bytes"):
+                    if getattr(one, field):
+                        raise invalid("Only the first message says it.", field, stage="gateway")
+            received += len(one.data)
+            if received > first.bytes:
+                why = f"More came than the {first.bytes} bytes that were told."
+                raise invalid(why, "data", stage="gateway", reason="upload_too_long")
+            pieces.append(one.data)
+    if first is None:
+        raise no_message()
+    if received < first.bytes:
+        why = f"The upload ended after {received} of {first.bytes} bytes."
+        raise invalid(why, "data", stage="gateway", reason="incomplete_upload")
+    return Upload(first.filename, b"".join(pieces), purpose)
+
+
+def _get_file_content(gateway: Gateway, inbox: Inbox) -> Handler:
+    async def handler(_: object, context: Context) -> None:
+        async def answer(id: str, metadata: dict[str, str]) -> None:
+            entered = admitted(gateway, metadata, "GetFileContent", Intake.visit)
+            async with entered as (principal, place):
+                request = inbox.parse(GetFileContentRequest, await inbox.take(place, context))
+                tenant, file = principal.tenant, id_of(request, "file_id")
+                content = await content_of(gateway, tenant, file, place)
+                writer = Writer(context, gateway.settings.gateway)
+                for at in range(0, len(content), _PIECE_BYTES):
+                    await writer.write(FileContent(data=content[at : at + _PIECE_BYTES]))
+
+        await answered("GetFileContent", context, answer)
+
+    return handler

@@ -1,0 +1,185 @@
+"""Files, vector stores and batches: REST's requests in gRPC's shape, done by the same code.
+
+What REST tells is told here by the same names, as far as the messages have them: what says the
+kind (`object`), and what is never set, is left out.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message
+
+from protos import gateway_stores_pb2 as pb
+from services.common.errors import invalid
+from services.gateway.api.grpc.looking import Look
+from services.gateway.api.resources import batches, files, vector_stores
+from services.gateway.api.resources.batches import CreateBatch, require_files
+from services.gateway.api.resources.files import FileList
+from services.gateway.api.resources.pages import PageQuery
+from services.gateway.api.resources.vector_stores import AttachedList, AttachFile, CreateStore
+from services.gateway.api.schema import validated
+from services.gateway.identity.principal import Principal
+from services.gateway.intake import Intake
+from services.gateway.parts import Gateway
+
+M = TypeVar("M", bound=Message)
+Fields = dict[str, Any]
+
+
+def told(kind: type[M], json: Fields) -> M:
+    """What REST tells."""
+    return ParseDict(json, kind(), ignore_unknown_fields=True)
+
+
+def fields_of(request: Message, *besides: str) -> Fields:
+    """Those that are set, for REST's rules."""
+    return {
+        field.name: _plain(value)
+        for field, value in request.ListFields()
+        if field.name not in besides
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int):
+        return value
+    return dict(value) if hasattr(value, "items") else list(value)
+
+
+def id_of(request: Any, field: str) -> str:
+    """Raises INVALID_ARGUMENT without one."""
+    if id := getattr(request, field):
+        return str(id)
+    message = f"Missing required parameter: '{field}'."
+    raise invalid(message, field, stage="gateway", reason="missing_required_parameter")
+
+
+class Call:
+    """What such a request needs to be done."""
+
+    def __init__(self, gateway: Gateway, id: str, principal: Principal, request: Any) -> None:
+        self.gateway = gateway
+        self.principal = principal
+        self.tenant = principal.tenant
+        self.caller = principal.caller(id)
+        self.request = request
+
+    def id(self, field: str) -> str:
+        return id_of(self.request, field)
+
+
+def _look(
+    request: type[Message],
+    does: Callable[[Call], Awaitable[Fields]],
+    reply: type[Message],
+    enter: Any,
+) -> Look:
+    async def look(
+        gateway: Gateway, context: object, id: str, principal: Principal, request: Any
+    ) -> Message:
+        return told(reply, await does(Call(gateway, id, principal, request)))
+
+    return Look(request, look, reply, enter)
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+async def _list_files(call: Call) -> Fields:
+    query = validated(FileList, fields_of(call.request))
+    return await files.list_files(call.gateway, call.tenant, query)
+
+
+async def _get_file(call: Call) -> Fields:
+    return (await call.gateway.files.get(call.tenant, call.id("file_id"))).as_json()
+
+
+async def _delete_file(call: Call) -> Fields:
+    return await files.delete_file(call.gateway, call.caller, call.id("file_id"))
+
+
+# ---- vector stores ------------------------------------------------------------------------------
+
+
+async def _create_store(call: Call) -> Fields:
+    body = validated(CreateStore, fields_of(call.request))
+    return await vector_stores.create_store(call.gateway, call.principal, call.caller, body)
+
+
+async def _list_stores(call: Call) -> Fields:
+    query = validated(PageQuery, fields_of(call.request))
+    return await vector_stores.list_stores(call.gateway, call.tenant, query)
+
+
+async def _get_store(call: Call) -> Fields:
+    return await call.gateway.stores.get(call.tenant, call.id("vector_store_id"))
+
+
+async def _delete_store(call: Call) -> Fields:
+    return await vector_stores.delete_store(call.gateway, call.caller, call.id("vector_store_id"))
+
+
+async def _attach_file(call: Call) -> Fields:
+    store = call.id("vector_store_id")
+    body = validated(AttachFile, fields_of(call.request, "vector_store_id"))
+    return await vector_stores.attach_file(call.gateway, call.principal, call.caller, store, body)
+
+
+async def _list_attached(call: Call) -> Fields:
+    store = call.id("vector_store_id")
+    query = validated(AttachedList, fields_of(call.request, "vector_store_id"))
+    return await vector_stores.list_attached(call.gateway, call.tenant, store, query)
+
+
+async def _get_attached(call: Call) -> Fields:
+    store, file = call.id("vector_store_id"), call.id("file_id")
+    return await vector_stores.get_attached(call.gateway, call.tenant, store, file)
+
+
+async def _detach_file(call: Call) -> Fields:
+    store, file = call.id("vector_store_id"), call.id("file_id")
+    return await vector_stores.detach_file(call.gateway, call.caller, store, file)
+
+
+# ---- batches ------------------------------------------------------------------------------------
+
+
+async def _create_batch(call: Call) -> Fields:
+    require_files(call.principal)
+    body = validated(CreateBatch, fields_of(call.request))
+    return await batches.create_batch(call.gateway, call.principal, body)
+
+
+async def _list_batches(call: Call) -> Fields:
+    query = validated(PageQuery, fields_of(call.request))
+    return await batches.list_batches(call.gateway, call.tenant, query)
+
+
+async def _get_batch(call: Call) -> Fields:
+    return await batches.get_batch(call.gateway, call.tenant, call.id("batch_id"))
+
+
+async def _cancel_batch(call: Call) -> Fields:
+    return await batches.cancel_batch(call.gateway, call.tenant, call.id("batch_id"))
+
+
+_SLOT, _VISIT = Intake.slot, Intake.visit
+_PAGE, _FILES = pb.ListVectorStoresReply, pb.ListAttachedFilesReply
+KEPT = {
+    "ListFiles": _look(pb.ListFilesRequest, _list_files, pb.ListFilesReply, _VISIT),
+    "GetFile": _look(pb.GetFileRequest, _get_file, pb.File, _VISIT),
+    "DeleteFile": _look(pb.DeleteFileRequest, _delete_file, pb.Deleted, _SLOT),
+    "CreateVectorStore": _look(pb.CreateVectorStoreRequest, _create_store, pb.VectorStore, _SLOT),
+    "ListVectorStores": _look(pb.ListVectorStoresRequest, _list_stores, _PAGE, _VISIT),
+    "GetVectorStore": _look(pb.GetVectorStoreRequest, _get_store, pb.VectorStore, _VISIT),
+    "DeleteVectorStore": _look(pb.DeleteVectorStoreRequest, _delete_store, pb.Deleted, _SLOT),
+    "AttachFile": _look(pb.AttachFileRequest, _attach_file, pb.VectorStoreFile, _SLOT),
+    "ListAttachedFiles": _look(pb.ListAttachedFilesRequest, _list_attached, _FILES, _VISIT),
+    "GetAttachedFile": _look(pb.GetAttachedFileRequest, _get_attached, pb.VectorStoreFile, _VISIT),
+    "DetachFile": _look(pb.DetachFileRequest, _detach_file, pb.Deleted, _SLOT),
+    "CreateBatch": _look(pb.CreateBatchRequest, _create_batch, pb.Batch, _SLOT),
+    "ListBatches": _look(pb.ListBatchesRequest, _list_batches, pb.ListBatchesReply, _VISIT),
+    "GetBatch": _look(pb.GetBatchRequest, _get_batch, pb.Batch, _VISIT),
+    "CancelBatch": _look(pb.CancelBatchRequest, _cancel_batch, pb.Batch, _SLOT),
+}

@@ -1,0 +1,64 @@
+"""What REST tells of what tenants keep is what gRPC has messages for."""
+
+from typing import Any
+
+import pytest
+
+from protos import gateway_stores_pb2 as pb
+from services.gateway.api.grpc.kept import fields_of, told
+from services.gateway.api.openapi.answers import batches, stores
+from services.gateway.api.resources.batches import CreateBatch
+from services.gateway.api.resources.files import FileList
+from services.gateway.api.resources.pages import PageQuery
+from services.gateway.api.resources.vector_stores import AttachedList, AttachFile, CreateStore
+
+KIND = {"object"}
+
+
+def names(message: Any) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.fields}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "left_out"),
+    [
+        (stores.File, pb.File, KIND),
+        (stores.DeletedFile, pb.Deleted, KIND),
+        (stores.VectorStore, pb.VectorStore, KIND | {"expires_after", "expires_at"}),
+        (stores.FileCounts, pb.VectorStore.FileCounts, set()),
+        (stores.StoreFile, pb.VectorStoreFile, KIND | {"attributes"}),
+        (stores.IndexFailure, pb.VectorStoreFile.Failure, set()),
+        (batches.Batch, pb.Batch, KIND),
+        (batches.BatchFaults, pb.Batch.Errors, KIND),
+        (batches.BatchFault, pb.Batch.Error, set()),
+        (batches.RequestCounts, pb.Batch.RequestCounts, set()),
+    ],
+)
+def test_nothing_is_told_over_rest_alone(answer: Any, message: Any, left_out: set[str]) -> None:
+    """`left_out`: what says the kind, or is never set."""
+    assert answer.__annotations__.keys() - left_out == names(message)
+
+
+@pytest.mark.parametrize(
+    ("model", "message", "path"),
+    [
+        (PageQuery, pb.ListVectorStoresRequest, set()),
+        (PageQuery, pb.ListBatchesRequest, set()),
+        (FileList, pb.ListFilesRequest, set()),
+        (AttachedList, pb.ListAttachedFilesRequest, {"vector_store_id"}),
+        (CreateStore, pb.CreateVectorStoreRequest, set()),
+        (AttachFile, pb.AttachFileRequest, {"vector_store_id"}),
+        (CreateBatch, pb.CreateBatchRequest, set()),
+    ],
+)
+def test_nothing_can_be_asked_over_rest_alone(model: Any, message: Any, path: set[str]) -> None:
+    assert model.model_fields.keys() | path == names(message)
+
+
+def test_what_is_not_set_is_not_asked_and_what_is_null_is_not_told() -> None:
+    request = pb.ListAttachedFilesRequest(vector_store_id="vs_1", limit=0)
+    assert fields_of(request, "vector_store_id") == {"limit": 0}
+    store = pb.CreateVectorStoreRequest(file_ids=["a"], metadata={"b": "c"})
+    assert fields_of(store) == {"file_ids": ["a"], "metadata": {"b": "c"}}
+    batch = told(pb.Batch, {"id": "b", "object": "batch", "errors": None, "failed_at": None})
+    assert batch == pb.Batch(id="b")
