@@ -46,12 +46,13 @@ jobs = Gauge(
 jobs_ended = Counter(
     "penstock_gateway_jobs_ended_total",
     "Jobs that this gateway had, by what became of them: done; retried, to be done later; released "
-    "for another gateway; dead, tried for the last time",
+    "for another gateway; left, to one of a later version that can read it; dead, tried for the "
+    "last time",
     ["kind", "outcome"],
 )
 from_zero(
     jobs_ended,
-    product(("line", "batch", "index"), ("done", "retried", "released", "dead", "failed")),
+    product(("line", "batch", "index"), ("done", "retried", "released", "left", "dead", "failed")),
 )
 jobs_dead = Gauge(
     "penstock_gateway_jobs_dead", "Jobs that nobody will try again; every gateway tells it"

@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import ParamSpec, Protocol
+
+from pydantic import ValidationError
 
 from services.common.config import JobsSettings
 from services.common.redis import Redis, RedisAway
@@ -16,6 +19,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 MAX_CLAIMS = 4  # three gateways were lost under it: it may be the job that they die of
+_LEFT_S = 30.0  # what cannot be read here is left for so long, to a gateway of a later version,
+_MOST_LEFT = 120  # so often: an upgrade has an end, and may have been taken back
 _LOOK_EVERY_S = 1.0  # where there was nothing to do
 _PROMISED_S = 30.0  # longer than Redis may take for what comes in between
 _AWAY_S = 1.0  # between two tries while Redis is away
@@ -41,6 +46,10 @@ class Dead(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
+
+
+class Unreadable(Exception):
+    """A job is stored in a way that this version does not know."""
 
 
 class Places(Protocol):
@@ -75,6 +84,7 @@ class Jobs:
         self._leaving: Callable[[], bool] = lambda: False
         self._wake: dict[str, asyncio.Event] = {}
         self._own: dict[asyncio.Task[None], Claimed] = {}
+        self._has: dict[str, Counter[str]] = {}  # by kind: how many of these are each tenant's
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -82,6 +92,7 @@ class Jobs:
         """`leaving`: whether other gateways are to take what comes."""
         self._kinds, self._leaving = kinds, leaving
         self._wake = {kind.name: asyncio.Event() for kind in kinds}
+        self._has = {kind.name: Counter() for kind in kinds}
         works = [*(self._feed(kind) for kind in kinds), self._renew(), self._count()]
         self._loops = [asyncio.create_task(work, name="jobs") for work in works]
 
@@ -123,7 +134,7 @@ class Jobs:
             try:
                 wake.clear()
                 if not (self._stopping or self._leaving()):
-                    job = await self.queues.claim(kind.name)
+                    job = await self.queues.claim(kind.name, self._has[kind.name])
             except RedisAway as error:
                 log.debug("no jobs are claimed: %s", type(error).__name__)
             except Exception:  # the next look may fare better, and nobody else takes it
@@ -143,9 +154,14 @@ class Jobs:
     def _begin(self, kind: Kind, job: Claimed) -> None:
         task = asyncio.create_task(self._carry_out(kind, job), name=f"{kind.name} {job.body[:40]}")
         self._own[task] = job
+        has, tenant = self._has[kind.name], job.queue.tenant
+        has[tenant] += 1
 
         def over(task: "asyncio.Task[None]") -> None:
             self._own.pop(task)
+            has[tenant] -= 1
+            if not has[tenant]:
+                del has[tenant]
             kind.places.give_back()
 
         task.add_done_callback(over)
@@ -155,6 +171,8 @@ class Jobs:
     async def _carry_out(self, kind: Kind, job: Claimed) -> None:
         outcome = "failed"
         try:
+            if job.shape > self.queues.shape:
+                raise Unreadable
             if job.claims > MAX_CLAIMS:
                 raise Dead(f"it was begun {MAX_CLAIMS - 1} times, and never ended")
             await kind.run(job)
@@ -165,6 +183,8 @@ class Jobs:
             await self._say(self.queues.later, job, later.body, later.delay_s)
             if later.pauses:
                 await self._say(self.queues.pause, job.queue, later.delay_s)
+        except (Unreadable, ValidationError):
+            outcome = await self._leave(kind, job)
         except Dead as dead:
             outcome = "dead"
             log.error("%s of %s is dead: %s", kind.name, job.queue.tenant, dead.why)
@@ -181,6 +201,19 @@ class Jobs:
             log.exception("a job failed: %s", kind.name)
         finally:
             metrics.jobs_ended.labels(kind.name, outcome).inc()
+
+    async def _leave(self, kind: Kind, job: Claimed) -> str:
+        """To a gateway of a later version, which can read it, or what it is about. What becomes of
+        it."""
+        if job.left < _MOST_LEFT:
+            log.warning("%s of %s cannot be read by this version", kind.name, job.queue.tenant)
+            await self._say(self.queues.leave, job, _LEFT_S)
+            await asyncio.sleep(_LOOK_EVERY_S)  # with its place: the others of its kind come slowly
+            return "left"
+        why = "no gateway could read it: it is of a later version"
+        log.error("%s of %s is dead: %s", kind.name, job.queue.tenant, why)
+        await self._say(self.queues.bury, job, why)
+        return "dead"
 
     async def _bury(self, kind: Kind, job: Claimed, why: str) -> None:
         try:

@@ -5,8 +5,10 @@
 -- a lease is claimed anew. So each job is carried out at least once, and who carries it out sees to
 -- it that twice is the same as once.
 --
--- Queues are of a kind (what is to be done) and of a tenant. Tenants are served in turn, and in each
--- its queues in turn.
+-- Queues are of a kind (what is to be done) and of a tenant. The tenant that has the fewest jobs under
+-- way at a gateway is served first there, of those that have as many the one that was not for the
+-- longest time; and in each its queues in turn. So tenants have equal parts of a gateway's places,
+-- however long their jobs take, and one alone has all.
 --
 -- Keys, all below KEYS[1] (one hash slot). No name of a part has a colon.
 --   :tenants:<kind>                  zset    tenant -> when it was looked at last, µs
@@ -19,7 +21,8 @@
 --   fill     kind, tenant, queue, number of the first (from 1), job...  before it is open, in order
 --   open     kind, tenant, queue
 --   add      kind, tenant, queue, delay (µs), job
---   claim    kind, owner, lease (ms)     -> tenant, queue, id, job, how often it was claimed; or none
+--   claim    kind, owner, lease (ms), (tenant, how many jobs of it the owner has)*
+--                                        -> tenant, queue, id, job, how often it was claimed; or none
 --   renew    kind, tenant, queue, id, owner  -> ok | lost
 --   done     kind, tenant, queue, id
 --   later    kind, tenant, queue, id, owner, job, delay (µs): instead of what was claimed
@@ -112,9 +115,22 @@ function ops.add(kind, tenant, queue, delay, job)
   opened(kind, tenant, queue)
 end
 
-function ops.claim(kind, owner, lease)
+local function in_turn(tenants, ...)
+  local told, has, turn = {...}, {}, {}
+  for i = 1, #told, 2 do has[told[i]] = tonumber(told[i + 1]) end
+  local found = call('ZRANGE', tenants, 0, LOOKS - 1)
+  for i, tenant in ipairs(found) do turn[tenant] = i end
+  table.sort(found, function(a, b)
+    local of_a, of_b = has[a] or 0, has[b] or 0
+    if of_a ~= of_b then return of_a < of_b end
+    return turn[a] < turn[b]
+  end)
+  return found
+end
+
+function ops.claim(kind, owner, lease, ...)
   local tenants = key('tenants', kind)
-  for _, tenant in ipairs(call('ZRANGE', tenants, 0, LOOKS - 1)) do
+  for _, tenant in ipairs(in_turn(tenants, ...)) do
     local open = key('open', kind, tenant)
     call('ZADD', tenants, whole(now), tenant)
     for _, queue in ipairs(call('ZRANGEBYSCORE', open, '-inf', whole(now), 'LIMIT', 0, LOOKS)) do

@@ -1,6 +1,7 @@
 """Queues of durable jobs in Redis (queue.lua), as a gateway calls them."""
 
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,10 @@ KINDS = {
 }
 """Of jobs, and what they are."""
 _AT_ONCE = 500  # jobs in one call
+SHAPE = 1
+"""Of what is stored of jobs. It is one more as soon as a gateway before could not read, or would
+ignore, what is new in any kind's: such a gateway leaves them to others."""
+_TEXT = re.compile(r"(\d+)(?:\+(\d+))?:(.*)", re.DOTALL)
 
 
 class Queue(NamedTuple):
@@ -28,12 +33,14 @@ class Queue(NamedTuple):
 
 class Claimed(NamedTuple):
     """One job that this gateway has. `claims`: how often somebody has had it and not said what
-    became of it, this time included."""
+    became of it, this time included; `left`: how often somebody could not read it."""
 
     queue: Queue
     id: str
     body: str
     claims: int
+    shape: int = SHAPE
+    left: int = 0
 
 
 class Dead(NamedTuple):
@@ -72,33 +79,38 @@ class Queues:
         self._root = f"{namespace}:{{jobs}}"
         self._owner = owner
         self._lease_ms = round(lease_s * 1000)
+        self.shape = SHAPE
 
     async def fill(self, queue: Queue, jobs: Sequence[str]) -> None:
         """All jobs of a queue that nobody claims from yet; to do it again changes nothing."""
         for first in range(0, len(jobs), _AT_ONCE):
-            await self._call("fill", *queue, first + 1, *jobs[first : first + _AT_ONCE])
+            some = [self._text(job) for job in jobs[first : first + _AT_ONCE]]
+            await self._call("fill", *queue, first + 1, *some)
 
     async def open(self, queue: Queue) -> None:
         """From here on it is claimed from."""
         await self._call("open", *queue)
 
     async def add(self, queue: Queue, job: str, delay_s: float = 0.0) -> None:
-        await self._call("add", *queue, _micros(delay_s), job)
+        await self._call("add", *queue, _micros(delay_s), self._text(job))
 
     async def hasten(self, queue: Queue, job: str) -> None:
         """It is to be done now: of one with a delay."""
-        await self._redis.zadd(self._key("later", *queue), {job: 0}, xx=True)
+        await self._redis.zadd(self._key("later", *queue), {self._text(job): 0}, xx=True)
 
     async def withdraw(self, queue: Queue, job: str) -> None:
         """It is not to be done after all, unless somebody has it already: of one with a delay."""
-        await self._redis.zrem(self._key("later", *queue), job)
+        await self._redis.zrem(self._key("later", *queue), self._text(job))
 
-    async def claim(self, kind: str) -> Claimed | None:
-        told = await self._call("claim", kind, self._owner, self._lease_ms)
+    async def claim(self, kind: str, has: Mapping[str, int] = {}) -> Claimed | None:
+        """`has`: how many jobs of the kind each tenant has under way here."""
+        parts = [told for tenant, count in has.items() for told in (tenant, count)]
+        told = await self._call("claim", kind, self._owner, self._lease_ms, *parts)
         if not told:
             return None
-        tenant, name, id, body, claims = told
-        return Claimed(Queue(kind, tenant, name), id, body, int(claims))
+        tenant, name, id, text, claims = told
+        shape, left, body = _read(text)
+        return Claimed(Queue(kind, tenant, name), id, body, int(claims), shape, left)
 
     async def renew(self, job: Claimed) -> bool:
         """Whether it is still this gateway's."""
@@ -109,7 +121,14 @@ class Queues:
 
     async def later(self, job: Claimed, body: str, delay_s: float) -> None:
         """It is to be done after a while, as `body` says."""
-        await self._call("later", *job.queue, job.id, self._owner, body, _micros(delay_s))
+        await self._later(job, self._text(body), delay_s)
+
+    async def leave(self, job: Claimed, for_s: float) -> None:
+        """It is as it was, after a while: for somebody who can read it."""
+        await self._later(job, self._text(job.body, job.shape, job.left + 1), for_s)
+
+    async def _later(self, job: Claimed, text: str, delay_s: float) -> None:
+        await self._call("later", *job.queue, job.id, self._owner, text, _micros(delay_s))
 
     async def release(self, job: Claimed) -> None:
         """Another gateway may have it at once, as if this one had not had it."""
@@ -141,17 +160,25 @@ class Queues:
         return int(waiting), int(running)
 
     async def rest(self, queue: Queue) -> AsyncIterator[list[str]]:
-        """What is left in it, some at a time."""
+        """What is left in it and can be read, some at a time."""
         at = "-"
         while True:
             found: Any = await self._redis.xrange(self._key("todo", *queue), at, count=_AT_ONCE)
             if not found:
                 break
-            yield [fields["j"] for _, fields in found]
+            yield self._readable(fields["j"] for _, fields in found)
             at = f"({found[-1][0]}"
         due = await self._redis.zrange(self._key("later", *queue), 0, -1)
         for first in range(0, len(due), _AT_ONCE):
-            yield [str(job) for job in due[first : first + _AT_ONCE]]
+            yield self._readable(str(text) for text in due[first : first + _AT_ONCE])
+
+    def _readable(self, texts: Iterable[str]) -> list[str]:
+        read = [_read(text) for text in texts]
+        return [body for shape, _, body in read if shape <= self.shape]
+
+    def _text(self, body: str, shape: int = 0, left: int = 0) -> str:
+        """As it is stored."""
+        return f"{shape or self.shape}{f'+{left}' if left else ''}:{body}"
 
     async def dead(self, most: int, before: str = "") -> list[Dead]:
         """The latest first; `before`: the id of the last of the page before."""
@@ -170,6 +197,14 @@ class Queues:
 
     async def _call(self, op: str, *args: Any) -> Any:
         return await self._line([self._root], [op, *args])
+
+
+def _read(text: str) -> tuple[int, int, str]:
+    """Its shape, how often it was left, its body. What has no number is from before there were
+    any."""
+    if found := _TEXT.fullmatch(text):
+        return int(found[1]), int(found[2] or 0), found[3]
+    return 1, 0, text
 
 
 def _micros(seconds: float) -> int:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import ANY
 
 import grpc
 import pytest
@@ -18,12 +19,14 @@ from services.common.config import JobsSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
+from services.gateway import metrics
 from services.gateway.batches.answering import request_id
 from services.gateway.batches.lines import Lines
 from services.gateway.batches.record import BatchRecord
 from services.gateway.batches.validation import Entry, read
 from services.gateway.identity.standing import Grantee
 from services.gateway.ids import BATCH, REQUEST
+from services.gateway.jobs import jobs as jobs_module
 from services.gateway.jobs.jobs import MAX_CLAIMS, Dead, Jobs, Later, backoff_s
 from services.gateway.jobs.places import Places
 from services.gateway.jobs.queue import Claimed, Queue, Queues
@@ -157,6 +160,145 @@ async def test_tenants_take_turns_and_in_each_its_queues(queues: Queues) -> None
     assert not await queues.renew(next(job for job in claimed if job and job.queue == A))
 
 
+RIVALS = 40
+
+
+class TwoTenants:
+    """A kind with four places, of which one tenant's jobs take long."""
+
+    name = "k"
+
+    def __init__(self) -> None:
+        self.places = Places(4)
+        self.ran: Counter[str] = Counter()
+        self.slow = 0
+        self.most_slow = 0
+        self.gate = asyncio.Event()
+
+    async def run(self, job: Claimed) -> None:
+        self.ran[job.queue.tenant] += 1
+        if job.queue.tenant == "acme":
+            self.slow += 1
+            if self.ran["rival"] < RIVALS:
+                self.most_slow = max(self.most_slow, self.slow)
+            await self.gate.wait()
+            self.slow -= 1
+
+    async def give_up(self, job: Claimed, why: str) -> None:
+        raise AssertionError(why)
+
+
+async def test_one_tenants_long_jobs_leave_the_others_their_part_of_the_places(
+    redis: Redis, namespace: str
+) -> None:
+    kind, jobs = TwoTenants(), Jobs(redis, namespace, "g1", JobsSettings(lease_s=60))
+    for queue, count in ((A, 10), (B, 10), (RIVAL, RIVALS)):
+        for n in range(count):
+            await jobs.queues.add(queue, f"{queue.name} {n}")
+    jobs.start([kind], lambda: False)
+    try:
+        await until(lambda: kind.ran["rival"] == RIVALS, 20, "all of the other's are done")
+        assert kind.most_slow == 2, "half of four"
+        jobs.look("k")
+        await until(lambda: kind.slow == 4, 10, "who is alone has all places")
+        await jobs.queues.add(RIVAL, "one more")
+        kind.gate.set()
+        await until(lambda: (kind.ran["acme"], kind.ran["rival"]) == (20, RIVALS + 1), 10)
+    finally:
+        await jobs.stop()
+    assert jobs._has == {"k": {}}
+
+
+async def test_the_tenant_with_the_fewest_is_served_first(queues: Queues) -> None:
+    for queue in (A, RIVAL, Queue("k", "third", "one")):
+        for n in range(3):
+            await queues.add(queue, f"{queue.tenant} {n}")
+
+    async def whose(**has: int) -> str:
+        job = await queues.claim("k", has)
+        assert job is not None
+        return job.queue.tenant
+
+    assert await whose(acme=2, rival=1, third=3) == "rival"
+    assert await whose(acme=2, rival=2, third=1) == "third"
+    assert await whose(acme=2, rival=2, third=2) == "acme", "the one that was not for longest"
+    assert await whose(acme=5, rival=9) == "third"
+    assert await whose(acme=5, rival=9, third=10) == "acme"
+    left = [await whose(acme=1, rival=9, third=0) for _ in range(4)]
+    assert left == ["third", "acme", "rival", "rival"], "none of them is forgotten"
+
+
+async def test_a_job_of_a_later_version_is_left_to_it(
+    redis: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_LEFT_S", 0.05)
+    monkeypatch.setattr(jobs_module, "_LOOK_EVERY_S", 0.05)
+    kind, jobs = Scripted(), Jobs(redis, namespace, "g1", JobsSettings(lease_s=60))
+    newer = Queues(redis, namespace, "g2", 60)
+    newer.shape = 2
+    await newer.add(A, "new")
+    await newer.add(A, "newest", 3600)
+    await jobs.queues.add(A, "fine")
+    jobs.start([kind], lambda: False)
+    before = metrics.jobs_ended.labels("k", "left")._value.get()
+    try:
+        await until(lambda: metrics.jobs_ended.labels("k", "left")._value.get() > before + 1, 10)
+        assert kind.ran == {"fine": 1}
+        assert await jobs.queues.counts("k") in ((2, 0), (1, 1))
+        assert [some async for some in jobs.queues.rest(A)] in ([[]], [[], []])
+    finally:
+        await jobs.stop()
+    job: Claimed | None = None
+
+    async def claimed() -> bool:
+        nonlocal job
+        job = await newer.claim("k")
+        return job is not None
+
+    await until(claimed, 10)
+    assert job is not None
+    assert (job.body, job.shape, job.claims) == ("new", 2, 1)
+    assert job.left >= 2
+    await newer.later(job, "newer", 0)
+    assert await newer.claim("k") == job._replace(id=ANY, body="newer", left=0)
+
+
+async def test_a_job_that_no_version_comes_for_is_told_of(
+    redis: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_LEFT_S", 0.01), ("_LOOK_EVERY_S", 0.01), ("_MOST_LEFT", 2)):
+        monkeypatch.setattr(jobs_module, name, value)
+    kind, jobs = Scripted(), Jobs(redis, namespace, "g1", JobsSettings(lease_s=60))
+    newer = Queues(redis, namespace, "g2", 60)
+    newer.shape = 2
+    await newer.add(A, "new")
+    await jobs.queues.add(A, "odd record")
+    jobs.start([kind], lambda: False)
+    try:
+
+        async def all_dead() -> bool:
+            return len(await jobs.queues.dead(10)) == 2
+
+        await until(all_dead, 20)
+        dead = await jobs.queues.dead(10)
+        assert {one.body for one in dead} == {"new", "odd record"}
+        assert all("later version" in one.why for one in dead)
+        assert kind.ran == {"odd record": 3}
+        assert await jobs.queues.counts("k") == (0, 0)
+    finally:
+        await jobs.stop()
+
+
+async def test_what_was_stored_before_shapes_had_numbers_is_read(
+    redis: Redis, queues: Queues
+) -> None:
+    await queues.open(A)
+    await queues.add(B, "with a number")
+    await redis.zadd(queues._key("later", *A), {'{"do":"end"}': 0})
+    bodies = [job.body for _ in range(2) if (job := await queues.claim("k"))]
+    assert sorted(bodies) == ["with a number", '{"do":"end"}']
+
+
 class Scripted:
     """A kind that does with each job as its name says."""
 
@@ -183,6 +325,8 @@ class Scripted:
                 await self.gate.wait()
             case "unreadable":
                 raise Dead("it cannot be read")
+            case "odd record":
+                BatchRecord.model_validate_json("{}")
 
     async def give_up(self, job: Claimed, why: str) -> None:
         self.given_up[job.body] = why
