@@ -40,7 +40,7 @@ from_zero(runs, ("begun", "retried", "taken_over", "kept"))
 jobs = Gauge(
     "penstock_gateway_jobs",
     "Durable jobs of all gateways, by kind: lines of batches, batches (their beginnings and ends), "
-    "files to be indexed; waiting or running. Every gateway tells it",
+    "files to be indexed, or removed; waiting or running. Every gateway tells it",
     ["kind", "state"],
 )
 jobs_ended = Counter(
@@ -52,7 +52,10 @@ jobs_ended = Counter(
 )
 from_zero(
     jobs_ended,
-    product(("line", "batch", "index"), ("done", "retried", "released", "left", "dead", "failed")),
+    product(
+        ("line", "batch", "index", "remove"),
+        ("done", "retried", "released", "left", "dead", "failed"),
+    ),
 )
 jobs_dead = Gauge(
     "penstock_gateway_jobs_dead", "Jobs that nobody will try again; every gateway tells it"

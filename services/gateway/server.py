@@ -78,7 +78,8 @@ class GatewayService(Service):
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
-        kinds = (Control(self.gateway), Lines(self.gateway), self.gateway.stores.indexing)
+        stores = self.gateway.stores
+        kinds = (Control(self.gateway), Lines(self.gateway), stores.indexing, stores.removals)
         self.gateway.jobs.start(kinds, lambda: intake.leaving or intake.draining)
         own = self.settings.gateway
         certificates = _certificates(own)
@@ -191,6 +192,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     meter = Meter.of(redis, settings, tenants_told)
     jobs = Jobs(redis, namespace, id, settings.jobs)
     indexing = Indexing(files, store_files, retrieval, meter, telemetry, jobs, identity.standing)
+    stores = VectorStores(redis, namespace, files, store_files, indexing, jobs, own.max_files)
     return Gateway(
         settings=settings,
         telemetry=telemetry,
@@ -202,7 +204,7 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
         retrieval=retrieval,
         policy=policy,
         files=files,
-        stores=VectorStores(redis, namespace, files, store_files, indexing, own.max_files),
+        stores=stores,
         runs=Runs(redis, namespace, id, settings.runs),
         jobs=jobs,
         batches=Batches(redis, namespace, settings.jobs, jobs, files),

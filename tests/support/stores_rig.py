@@ -118,7 +118,7 @@ class StoresRig:
             cast(Any, Standings(self.who)),
         )
         self.stores = VectorStores(
-            redis, namespace, self.files, self.store_files, self.indexing, max_stores=10
+            redis, namespace, self.files, self.store_files, self.indexing, self.jobs, max_stores=10
         )
 
     @asynccontextmanager
@@ -130,7 +130,7 @@ class StoresRig:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["StoresRig"]:
-        self.jobs.start([self.indexing], lambda: False)
+        self.jobs.start([self.indexing, self.stores.removals], lambda: False)
         try:
             yield self
         finally:

@@ -5,12 +5,13 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec, Protocol
 
 from pydantic import ValidationError
 
 from services.common.config import JobsSettings
+from services.common.errors import PenstockError
 from services.common.redis import Redis, RedisAway
 from services.gateway import metrics
 from services.gateway.jobs.queue import Claimed, Queue, Queues
@@ -118,6 +119,19 @@ class Jobs:
         yield
         await self.queues.hasten(queue, job)
         self.look(queue.kind)
+
+    @asynccontextmanager
+    async def insured(self, queue: Queue, job: str) -> AsyncIterator[None]:
+        """For what is done here, in steps, and is this job's to do where this gateway is lost in
+        between, or its client has left. Who fails tells his client, who may ask again."""
+        await self.queues.add(queue, job, _PROMISED_S)
+        try:
+            yield
+        except (PenstockError, *RedisAway):
+            with suppress(*RedisAway):
+                await self.queues.withdraw(queue, job)
+            raise
+        await self.queues.withdraw(queue, job)
 
     def look(self, kind: str) -> None:
         """There is something to do."""

@@ -14,6 +14,7 @@ KINDS = {
     "line": "lines of batches",
     "batch": "batches: their beginnings and ends",
     "index": "files to be indexed",
+    "remove": "files and vector stores to be taken out, where a gateway was lost over it",
 }
 """Of jobs, and what they are."""
 _AT_ONCE = 500  # jobs in one call

@@ -164,7 +164,7 @@ class Files:
         return fits and int(all or 0) < self._limits["all"] and not self.room.full
 
     async def delete(self, tenant: str, id: str) -> None:
-        """To call after the vector stores gave it up (VectorStores.forget_file)."""
+        """To call after the vector stores gave it up (VectorStores.delete_file)."""
         own = self._one(tenant, id)
         keys = [
             self.room.file_bytes_key,

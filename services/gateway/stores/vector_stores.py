@@ -3,13 +3,14 @@
     {ns}:{tenant}:stores        hash   store id → JSON of StoreRecord
 
 A store is a collection of the retrieval service, a file in it a source. What is searchable is
-changed first and the record of it after, so an operation that broke off can be repeated.
+changed first and the record of it after, so an operation that broke off can be repeated: a removal
+is a job's (removals.py).
 """
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,8 +20,10 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import Redis, RedisAway, Script
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import STORE, not_found
+from services.gateway.jobs.jobs import Jobs
 from services.gateway.stores.files import FileRecord, Files, too_many
 from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.removals import Removal, Removals
 from services.gateway.stores.store_files import AttachedFile, StoreFiles, Unready, tenant_key
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class VectorStores:
         files: Files,
         store_files: StoreFiles,
         indexing: Indexing,
+        jobs: Jobs,
         max_stores: int,
     ) -> None:
         self._redis = redis
@@ -78,6 +82,7 @@ class VectorStores:
         self._files = files
         self._store_files = store_files
         self.indexing = indexing
+        self.removals = Removals(jobs, self._redo)
         self._max_stores = max_stores
         self._create = Script(redis, _CREATE)
 
@@ -127,8 +132,13 @@ class VectorStores:
         return found
 
     async def delete(self, caller: Caller, id: str) -> None:
+        await self._record(caller.tenant, id)
+        removal = Removal(request_id=caller.request_id, store=id)
+        async with self.removals.insured(caller.tenant, removal):
+            await self._delete(caller, id)
+
+    async def _delete(self, caller: Caller, id: str) -> None:
         tenant = caller.tenant
-        await self.get(tenant, id)
         attached = await self.files(tenant, id)
         await self.indexing.remove(caller, id)
         for file in attached:
@@ -177,16 +187,43 @@ class VectorStores:
         return await self._store_files.get(tenant, id, file_id)
 
     async def detach(self, caller: Caller, id: str, file_id: str) -> None:
-        await self.file(caller.tenant, id, file_id)
+        attached = await self.file(caller.tenant, id, file_id)
+        removal = Removal(
+            request_id=caller.request_id, store=id, file=file_id, attachment=attached.attachment
+        )
+        async with self.removals.insured(caller.tenant, removal):
+            await self._detach(caller, id, file_id)
+
+    async def _detach(self, caller: Caller, id: str, file_id: str) -> None:
         await self.indexing.remove(caller, id, file_id)
         await self._store_files.drop(caller.tenant, id, file_id)
         await self._files.note_store(caller.tenant, file_id, id, held=False)
 
-    async def forget_file(self, caller: Caller, file_id: str) -> None:
-        """Takes a file out of every store, before it is deleted."""
+    async def delete_file(self, caller: Caller, file_id: str) -> None:
+        """Takes it out of every store first."""
+        if not await self._files.stores_of(caller.tenant, file_id):
+            return await self._files.delete(caller.tenant, file_id)
+        removal = Removal(request_id=caller.request_id, file=file_id)
+        async with self.removals.insured(caller.tenant, removal):
+            await self._delete_file(caller, file_id)
+
+    async def _delete_file(self, caller: Caller, file_id: str) -> None:
         for store in await self._files.stores_of(caller.tenant, file_id):
-            await self.indexing.remove(caller, store, file_id)
-            await self._store_files.drop(caller.tenant, store, file_id)
+            await self._detach(caller, store, file_id)
+        await self._files.delete(caller.tenant, file_id)
+
+    async def _redo(self, caller: Caller, removal: Removal) -> None:
+        """What of it a gateway that was lost had not done."""
+        tenant, store, file = caller.tenant, removal.store, removal.file
+        with _whole():
+            if not store:
+                await self._files.get(tenant, file)
+                await self._delete_file(caller, file)
+            elif not file:
+                await self._record(tenant, store)
+                await self._delete(caller, store)
+            elif (await self.file(tenant, store, file)).attachment == removal.attachment:
+                await self._detach(caller, store, file)
 
     async def _to_index(self, tenant: str, id: str, param: str) -> FileRecord:
         file = await self._files.get(tenant, id, param)
@@ -203,6 +240,16 @@ class VectorStores:
 
     def _stores(self, tenant: str) -> str:
         return tenant_key(self._namespace, tenant, "stores")
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Of what is not there any more nothing is left to do."""
+    try:
+        yield
+    except PenstockError as error:
+        if error.reason != "not_found":
+            raise
 
 
 def storage_away() -> PenstockError:

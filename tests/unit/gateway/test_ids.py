@@ -85,7 +85,7 @@ def stores(files: Files) -> VectorStores:
     retrieval = RetrievalClient(redis, settings)
     nobody: Any = None  # carries it out
     indexing = Indexing(files, store_files, retrieval, meter(), telemetry, nobody, nobody)
-    return VectorStores(redis, "ns", files, store_files, indexing, 9)
+    return VectorStores(redis, "ns", files, store_files, indexing, nobody, 9)
 
 
 async def test_an_odd_id_never_reaches_redis():

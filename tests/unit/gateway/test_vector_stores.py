@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
 
 import grpc
 import pytest
@@ -10,9 +12,13 @@ import pytest
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import RedisAway, connect
 from services.gateway.ids import FILE, STORE
-from services.gateway.stores import indexing
+from services.gateway.jobs import jobs as jobs_module
+from services.gateway.jobs.queue import Queue
+from services.gateway.stores import indexing, removals
+from services.gateway.stores.removals import Removal
 from services.gateway.stores.store_files import Unready
 from tests.support.stores_rig import CALLER, RIVAL, THEIRS, WHO, StoresRig
+from tests.support.waiting import until
 
 AWAY = unavailable("retrieval is away", stage="retrieval", reason="no_replica")
 
@@ -37,8 +43,7 @@ async def test_a_deleted_file_leaves_no_key(rig: StoresRig) -> None:
     file = await rig.file()
     await rig.store(file)
     await rig.arrived()
-    await rig.stores.forget_file(CALLER, file.id)
-    await rig.files.delete("acme", file.id)
+    await rig.stores.delete_file(CALLER, file.id)
     assert await rig.files.stores_of("acme", file.id) == set()
     assert [key async for key in rig.redis.scan_iter(f"*{file.id}*")] == []
 
@@ -166,7 +171,7 @@ async def test_what_retrieval_did_not_take_out_stays_and_can_be_taken_out_again(
         elif what == "detach":
             await rig.stores.detach(CALLER, store, file.id)
         else:
-            await rig.stores.forget_file(CALLER, file.id)
+            await rig.stores.delete_file(CALLER, file.id)
 
     rig.retrieval.remove_failures = [AWAY]
     with pytest.raises(PenstockError) as failed:
@@ -200,7 +205,7 @@ async def test_a_deleted_file_is_taken_out_of_every_store_and_no_other_is(rig: S
     file, other = await rig.file(), await rig.file()
     stores = [await rig.store(file, other) for _ in range(3)]
     await rig.arrived()
-    await rig.stores.forget_file(CALLER, file.id)
+    await rig.stores.delete_file(CALLER, file.id)
     assert set(rig.retrieval.documents) == {("acme", store, other.id) for store in stores}
     for store in stores:
         assert [held.id for held in await rig.stores.files("acme", store)] == [other.id]
@@ -224,8 +229,7 @@ async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig
         rig.files.content("rival", file.id),
     ):
         await not_found(call)
-    await rig.stores.forget_file(RIVAL, file.id)
-    await rig.files.delete("rival", file.id)
+    await rig.stores.delete_file(RIVAL, file.id)
     assert await rig.stores.files("rival", store) == []
     assert await rig.files.stores_of("rival", file.id) == set()
     assert rig.retrieval.documents == documents
@@ -263,3 +267,84 @@ async def test_while_redis_is_away_stores_pass_but_odd_ids(rig: StoresRig) -> No
             await away.stores.get("acme", STORE.new())
     finally:
         await away.redis.aclose()
+
+
+class Killed(BaseException):
+    """As far as Redis can tell, a gateway's end."""
+
+
+@pytest.mark.parametrize("what", ["delete", "detach", "file"])
+@pytest.mark.parametrize("after", ["remove", "drop", "drop_all", "note_store"])
+async def test_what_a_killed_gateway_was_taking_out_is_taken_out(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, what: str, after: str
+) -> None:
+    monkeypatch.setattr(jobs_module, "_PROMISED_S", 0.3)
+    file, other = await rig.file(), await rig.file()
+    store = await rig.store(file, other)
+    await rig.arrived()
+    of: Any = {"remove": rig.retrieval, "note_store": rig.files}.get(after, rig.store_files)
+    step, killed = getattr(of, after), [False]
+
+    async def killed_once(*args: Any, **more: Any) -> None:
+        await step(*args, **more)
+        if not killed[0]:
+            killed[0] = True
+            raise Killed
+
+    monkeypatch.setattr(of, after, killed_once)
+    takes_out = {
+        "delete": lambda: rig.stores.delete(CALLER, store),
+        "detach": lambda: rig.stores.detach(CALLER, store, file.id),
+        "file": lambda: rig.stores.delete_file(CALLER, file.id),
+    }[what]
+    with suppress(Killed):
+        await takes_out()
+
+    async def over() -> bool:
+        return await rig.jobs.queues.counts("remove") == (0, 0)
+
+    await until(over, 10, "the removal is a job's")
+    assert ("acme", store, file.id) not in rig.retrieval.documents
+    left = [held.id for held in await rig.stores.files("acme", store)]
+    assert left == ([] if what == "delete" else [other.id])
+    assert await rig.stores.ids("acme") == ([] if what == "delete" else [store])
+    await rig.stores.delete_file(CALLER, file.id)
+    assert [key async for key in rig.redis.scan_iter(f"*{file.id}*")] == []
+
+
+async def test_what_was_attached_anew_is_not_taken_out_by_an_old_removal(rig: StoresRig) -> None:
+    file = await rig.file()
+    store = await rig.store(file)
+    await rig.arrived()
+    old = (await rig.stores.file("acme", store, file.id)).attachment
+    await rig.stores.attach(WHO, CALLER, store, file.id)
+    await rig.arrived()
+    queue = Queue("remove", "acme", "all")
+    removal = Removal(request_id="r", store=store, file=file.id, attachment=old)
+    await rig.jobs.queues.add(queue, removal.model_dump_json())
+    rig.jobs.look("remove")
+
+    async def over() -> bool:
+        return await rig.jobs.queues.counts("remove") == (0, 0)
+
+    await until(over, 10)
+    assert await rig.statuses(store) == ["completed"]
+    assert ("acme", store, file.id) in rig.retrieval.documents
+
+
+async def test_a_removal_waits_for_retrieval(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removals, "_AGAIN_S", 0.05)
+    store = await rig.store(await rig.file())
+    await rig.arrived()
+    rig.retrieval.remove_failures = [AWAY, AWAY]
+    removal = Removal(request_id="r", store=store)
+    await rig.jobs.queues.add(Queue("remove", "acme", "all"), removal.model_dump_json())
+    rig.jobs.look("remove")
+
+    async def gone() -> bool:
+        return await rig.stores.ids("acme") == []
+
+    await until(gone, 20)
+    assert rig.retrieval.documents == {}

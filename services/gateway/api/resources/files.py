@@ -41,6 +41,5 @@ async def delete_file(gateway: Gateway, caller: Caller, id: str) -> dict[str, An
     """Takes it out of all stores first. Raises ABORTED while a batch reads it."""
     await gateway.files.get(caller.tenant, id)
     await gateway.batches.require_unused(caller.tenant, id)
-    await gateway.stores.forget_file(caller, id)
-    await gateway.files.delete(caller.tenant, id)
+    await gateway.stores.delete_file(caller, id)
     return {"id": id, "object": "file", "deleted": True}
