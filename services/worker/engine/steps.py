@@ -170,8 +170,8 @@ class Steps:
             return [Result([], RequestError("internal", message))]
 
     def _alone(self, chunk: Chunk) -> Result:
-        if chunk.sequence.status is Status.FINISHED:
-            return Result([])
+        if chunk.sequence.status is Status.FINISHED or chunk.known > len(chunk.sequence.tokens):
+            return Result([])  # nobody waits for it, or what it lies behind did not come
         running = Running([chunk])
         self.launch(running)
         self.constrain(running)

@@ -1,5 +1,6 @@
 """What a grammar takes is bounded, and no thread but those for it wait for the library."""
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from services.worker.engine.grammar.matcher import (
     TooSlow,
     Unavailable,
 )
+from services.worker.engine.plan import Collected, StepPlan
+from services.worker.engine.runner import Ticket
 from tests.support.checkpoint import write_checkpoint
 from tests.unit.engine.driving import drive, make_engine
 from tests.unit.engine.guessing import guessing_engine
@@ -113,12 +116,12 @@ def test_a_slow_grammar_costs_its_own_requests(
     assert {"llg_matcher_consume_token", "llg_matcher_compute_ff_tokens"} <= elsewhere
 
 
-@pytest.mark.parametrize("way", ["overlapped", "guessing"])
+@pytest.mark.parametrize("way", ["overlapped", "failing", "guessing"])
 def test_who_is_late_loses_a_step_and_nothing_else(
     folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Or some steps: tokens and ends are as ever, of those that go on after a split or elsewhere,
-    too."""
+    too, and where a step fails that was launched behind a token that did not come."""
     asked = [
         ask(str(i), [LINES, NAMED, Constraint("choice", '["a", "on"]')][i % 3], i) for i in range(6)
     ]
@@ -139,6 +142,8 @@ def test_who_is_late_loses_a_step_and_nothing_else(
     monkeypatch.setattr(Filler, "run", run_)
     if way == "guessing":
         engine = guessing_engine(folder, monkeypatch, want.tokens)
+    elif way == "failing":
+        fail_some_steps(engine, monkeypatch)
     found = drive(engine, [*asked, *free])
     assert late > 20
     assert found.tokens == want.tokens
@@ -155,6 +160,28 @@ def test_who_is_late_loses_a_step_and_nothing_else(
             FinishReason.STOP,
             len(first),
         )
+
+
+def fail_some_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of several, which are computed again, singly."""
+    runner, calls = engine._runner, itertools.count()
+    several: list[Ticket] = []
+    launch, collect = runner.launch, runner.collect
+
+    def note(plan: StepPlan) -> Ticket:
+        ticket = launch(plan)
+        if len(plan.lengths) > 1:
+            several.append(ticket)
+        return ticket
+
+    def fail(ticket: Ticket) -> Collected:
+        collected = collect(ticket)
+        if any(ticket is one for one in several) and next(calls) % 5 == 3:
+            raise MemoryError
+        return collected
+
+    monkeypatch.setattr(runner, "launch", note)
+    monkeypatch.setattr(runner, "collect", fail)
 
 
 def test_whose_grammar_was_too_slow_may_try_it_again_later(

@@ -85,7 +85,7 @@ def test_closing_waits_for_nobody_long(
         monkeypatch.setattr(Compiler, "matcher", lambda *_: inside.set() or may_end.wait(600))
     made = Grammars(str(folder), VOCAB, [EOS])
     made.want(constraint, b"")
-    trial = made._makes._trial
+    trial = made._trial
     if at == "library":
         assert inside.wait(60)
 

@@ -21,7 +21,7 @@ _ENDS_S = 2.0
 class Aside:
     def __init__(self, folder: str, info: ModelInfo) -> None:
         """`folder`: of the checkpoint."""
-        self._grammars = Grammars(folder, info.vocab_size, info.eos_token_ids)
+        self._grammars = Grammars(folder, info.vocab_size, info.eos_token_ids, info.generates)
         self._so_far = SoFar(self._grammars.tell)
         self._behind: dict[str, Matcher] = {}
         """Of sequences that go on here: they take in what was generated before."""
@@ -45,7 +45,7 @@ class Aside:
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
-        with suppress(Unavailable):  # which `take` tells
+        with suppress(ConstraintError, Unavailable):  # which `take` tells
             self._grammars.want(*_wanted(sequence))
 
     def leave(self, request_id: str) -> Sequence | None:

@@ -57,7 +57,9 @@ class Compiler:
             self._vocabulary = Vocabulary(path.read_text(), vocab_size, eos_token_ids)
         except Missing as error:
             raise Unavailable(str(error)) from error
-        except Exception as error:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             why = f"the checkpoint's tokenizer cannot be constrained: {error}"
             raise ConstraintError(why[:_TOLD]) from error
 

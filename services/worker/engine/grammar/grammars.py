@@ -13,7 +13,6 @@ from math import inf
 from time import monotonic
 
 from services.worker.engine.grammar.compiler import Compiler, is_panic
-from services.worker.engine.grammar.library import Missing, load
 from services.worker.engine.grammar.matcher import (
     Allowance,
     ConstraintError,
@@ -68,30 +67,39 @@ class Tenants:
 class Grammars:
     """Used from the engine's thread: `want` a grammar, `find` it until it is there, or `leave`."""
 
-    def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
-        """Costs next to nothing before the first is wanted, and tells if none can be made."""
+    def __init__(
+        self, folder: str, vocab_size: int, eos_token_ids: Seq[int], generates: bool = True
+    ) -> None:
+        """Blocking, up to seconds: the vocabulary of a checkpoint that generates is read now, since
+        that holds the interpreter, and later every step would wait for it. Logs if none can be
+        made."""
         self._made: OrderedDict[Constraint, _Made] = OrderedDict()
         self._wanted = Turns()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
-        self._makes = _Work((folder, vocab_size, tuple(eos_token_ids)))
+        self._trial = Trial(folder, vocab_size, eos_token_ids)
+        self._compiler: Compiler | ConstraintError | Unavailable
+        """Or why there is none."""
         self._tenants = Tenants()
         self._closed = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when something was made, until `hear`."""
         self._end_news = weakref.finalize(self, os.close, self.news)
         self._end_news.atexit = False  # its threads may write to it as long as the process lives
-        self._missing = ""
         try:
-            load()
-        except Missing as error:
-            self._missing = f"there are no grammars here: {error}"
+            if generates:
+                self._compiler = Compiler(folder, vocab_size, eos_token_ids)
+            else:
+                self._compiler = Unavailable("the model makes no text")
+        except (ConstraintError, Unavailable) as error:
+            self._compiler = error.with_traceback(None)
             log.warning("requests with a constraint will fail: %s", error)
 
     def want(self, constraint: Constraint, tenant: bytes) -> None:
-        """Has it made, unless it is there. Raises Unavailable."""
-        if self._missing:
-            raise Unavailable(self._missing)
+        """Has it made, unless it is there. Raises Unavailable, and ConstraintError where the
+        checkpoint takes none."""
+        if not isinstance(self._compiler, Compiler):
+            raise self._compiler.with_traceback(None)
         with self._changed:
             made = self._made.get(constraint)
             if made is not None and monotonic() < made.until:
@@ -112,7 +120,7 @@ class Grammars:
             return None
         if made.matcher is None:
             assert made.error is not None
-            raise made.error
+            raise made.error.with_traceback(None)
         allowance = made.allowances.get(tenant)
         if allowance is None or allowance.ended_s > _REFUSED_S:
             allowance = made.allowances[tenant] = Allowance(self._tenants.of(tenant))
@@ -147,7 +155,7 @@ class Grammars:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._makes.close()
+        self._trial.close()
         for thread in self._threads:
             thread.join(max(0.0, until - monotonic()))
         self._end_news()
@@ -168,11 +176,23 @@ class Grammars:
         while (constraint := self._next()) is not None:
             began, matcher, error = monotonic(), None, None
             try:
-                matcher = self._makes.make(constraint)
+                matcher = self._make(constraint)
             except (ConstraintError, Unavailable) as why:
                 error = why
             self._keep(constraint, matcher, error, monotonic() - began)
             self.tell()
+
+    def _make(self, constraint: Constraint) -> Matcher:
+        """Raises ConstraintError, and Unavailable for anything else that goes wrong."""
+        assert isinstance(self._compiler, Compiler)
+        try:
+            return self._compiler.matcher(self._trial.grammar(constraint))
+        except (ConstraintError, Unavailable):
+            raise
+        except BaseException as error:
+            if is_panic(error):
+                raise ConstraintError(f"the grammar library failed: {error}") from error
+            raise Unavailable(f"{type(error).__name__}: {error}") from error
 
     def _next(self) -> Constraint | None:
         """What to make, once there is something; None at the end."""
@@ -200,30 +220,3 @@ class Grammars:
                 most, _ = Counter(made.tenant for made in self._made.values()).most_common(1)[0]
                 del self._made[next(c for c, made in self._made.items() if made.tenant == most)]
             self._changed.notify_all()
-
-
-class _Work:
-    """What the threads share."""
-
-    def __init__(self, of: tuple[str, int, tuple[int, ...]]) -> None:
-        self._of = of
-        self._trial = Trial(*of)
-        self._compiler: Compiler | None = None
-        self._reading = threading.Lock()
-
-    def close(self) -> None:
-        self._trial.close()
-
-    def make(self, constraint: Constraint) -> Matcher:
-        """Raises ConstraintError, and Unavailable for anything else that goes wrong."""
-        try:
-            grammar = self._trial.grammar(constraint)
-            with self._reading:
-                self._compiler = self._compiler or Compiler(*self._of)
-            return self._compiler.matcher(grammar)
-        except (ConstraintError, Unavailable):
-            raise
-        except BaseException as error:
-            if is_panic(error):
-                raise ConstraintError(f"the grammar library failed: {error}") from error
-            raise Unavailable(f"{type(error).__name__}: {error}") from error
