@@ -144,6 +144,7 @@ class VectorStores:
         for file in attached:
             await self._files.note_store(tenant, file.id, id, held=False)
         await self._store_files.drop_all(tenant, id)
+        await self._remove_again(caller, attached)
         await self._redis.hdel(self._stores(tenant), id)
 
     async def require(self, tenant: str, ids: Sequence[str]) -> Unready:
@@ -195,9 +196,19 @@ class VectorStores:
             await self._detach(caller, id, file_id)
 
     async def _detach(self, caller: Caller, id: str, file_id: str) -> None:
+        attached: list[AttachedFile] = []
+        with _whole():
+            attached.append(await self.file(caller.tenant, id, file_id))
         await self.indexing.remove(caller, id, file_id)
         await self._store_files.drop(caller.tenant, id, file_id)
+        await self._remove_again(caller, attached)
         await self._files.note_store(caller.tenant, file_id, id, held=False)
+
+    async def _remove_again(self, caller: Caller, attached: Iterable[AttachedFile]) -> None:
+        """What another gateway may have indexed behind its removal, while it was still listed."""
+        for file in attached:
+            if file.state == "in_progress":
+                await self.indexing.remove(caller, file.store, file.id)
 
     async def delete_file(self, caller: Caller, file_id: str) -> None:
         """Takes it out of every store first."""

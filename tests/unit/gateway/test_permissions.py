@@ -9,11 +9,15 @@ import httpx
 import pytest
 from starlette.routing import Router
 
+from services.gateway.api.grpc import lasting
 from services.gateway.api.grpc.calls import SERVICES
+from services.gateway.api.grpc.kept import KEPT
+from services.gateway.api.grpc.looking import LOOKING
 from services.gateway.api.grpc.services import services
 from services.gateway.api.rest.routes import application
 from services.gateway.identity.permissions import NEEDS
 from services.gateway.identity.principal import Permission, Principal
+from services.gateway.intake import Intake
 from tests.support.gateway_parts import MODEL, gateway_parts
 
 
@@ -49,47 +53,59 @@ def test_each_endpoint_is_in_the_table_and_nothing_else_is(parts):
     assert rest(parts) | rpcs(parts).keys() == public
 
 
+TWINS = {
+    "Inference/Chat": "POST /v1/chat/completions",
+    "Inference/Complete": "POST /v1/completions",
+    "Inference/Embed": "POST /v1/embeddings",
+    "Inference/Score": "POST /v1/score",
+    "Inference/Rerank": "POST /v1/rerank",
+    "Inference/Classify": "POST /v1/classify",
+    "Inference/Moderate": "POST /v1/moderations",
+    "Inference/Tokenize": "POST /tokenize",
+    "Inference/Detokenize": "POST /detokenize",
+    "Inference/SearchStore": "POST /v1/vector_stores/{store}/search",
+    "Inference/GetRecord": "GET /v1/requests/{request}",
+    "Inference/ListModels": "GET /v1/models",
+    "Runs/GetRun": "GET /v1/responses/{response}",
+    "Runs/FollowRun": "GET /v1/chat/completions/{completion}",
+    "Runs/CancelRun": "POST /v1/responses/{response}/cancel",
+    "Runs/DeleteRun": "DELETE /v1/responses/{response}",
+    "Files/UploadFile": "POST /v1/files",
+    "Files/ListFiles": "GET /v1/files",
+    "Files/GetFile": "GET /v1/files/{file}",
+    "Files/GetFileContent": "GET /v1/files/{file}/content",
+    "Files/DeleteFile": "DELETE /v1/files/{file}",
+    "VectorStores/CreateVectorStore": "POST /v1/vector_stores",
+    "VectorStores/ListVectorStores": "GET /v1/vector_stores",
+    "VectorStores/GetVectorStore": "GET /v1/vector_stores/{store}",
+    "VectorStores/DeleteVectorStore": "DELETE /v1/vector_stores/{store}",
+    "VectorStores/AttachFile": "POST /v1/vector_stores/{store}/files",
+    "VectorStores/ListAttachedFiles": "GET /v1/vector_stores/{store}/files",
+    "VectorStores/GetAttachedFile": "GET /v1/vector_stores/{store}/files/{file}",
+    "VectorStores/DetachFile": "DELETE /v1/vector_stores/{store}/files/{file}",
+    "Batches/CreateBatch": "POST /v1/batches",
+    "Batches/ListBatches": "GET /v1/batches",
+    "Batches/GetBatch": "GET /v1/batches/{batch}",
+    "Batches/CancelBatch": "POST /v1/batches/{batch}/cancel",
+}
+"""What is asked over gRPC, and what of REST is the same."""
+
+
 def test_over_grpc_the_same_is_needed_as_over_rest():
-    twins = {
-        "Inference/Chat": "POST /v1/chat/completions",
-        "Inference/Complete": "POST /v1/completions",
-        "Inference/Embed": "POST /v1/embeddings",
-        "Inference/Score": "POST /v1/score",
-        "Inference/Rerank": "POST /v1/rerank",
-        "Inference/Classify": "POST /v1/classify",
-        "Inference/Moderate": "POST /v1/moderations",
-        "Inference/Tokenize": "POST /tokenize",
-        "Inference/Detokenize": "POST /detokenize",
-        "Inference/SearchStore": "POST /v1/vector_stores/{store}/search",
-        "Inference/GetRecord": "GET /v1/requests/{request}",
-        "Inference/ListModels": "GET /v1/models",
-        "Runs/GetRun": "GET /v1/responses/{response}",
-        "Runs/FollowRun": "GET /v1/chat/completions/{completion}",
-        "Runs/CancelRun": "POST /v1/responses/{response}/cancel",
-        "Runs/DeleteRun": "DELETE /v1/responses/{response}",
-        "Files/UploadFile": "POST /v1/files",
-        "Files/ListFiles": "GET /v1/files",
-        "Files/GetFile": "GET /v1/files/{file}",
-        "Files/GetFileContent": "GET /v1/files/{file}/content",
-        "Files/DeleteFile": "DELETE /v1/files/{file}",
-        "VectorStores/CreateVectorStore": "POST /v1/vector_stores",
-        "VectorStores/ListVectorStores": "GET /v1/vector_stores",
-        "VectorStores/GetVectorStore": "GET /v1/vector_stores/{store}",
-        "VectorStores/DeleteVectorStore": "DELETE /v1/vector_stores/{store}",
-        "VectorStores/AttachFile": "POST /v1/vector_stores/{store}/files",
-        "VectorStores/ListAttachedFiles": "GET /v1/vector_stores/{store}/files",
-        "VectorStores/GetAttachedFile": "GET /v1/vector_stores/{store}/files/{file}",
-        "VectorStores/DetachFile": "DELETE /v1/vector_stores/{store}/files/{file}",
-        "Batches/CreateBatch": "POST /v1/batches",
-        "Batches/ListBatches": "GET /v1/batches",
-        "Batches/GetBatch": "GET /v1/batches/{batch}",
-        "Batches/CancelBatch": "POST /v1/batches/{batch}/cancel",
-    }
     ours = {name for name in NEEDS if name.startswith("/")}
-    assert ours == {f"/penstock.v1.{route}" for route in twins}
+    assert ours == {f"/penstock.v1.{route}" for route in TWINS}
     assert {name.split("/")[1] for name in ours} == set(SERVICES)
-    for route, path in twins.items():
+    for route, path in TWINS.items():
         assert NEEDS[f"/penstock.v1.{route}"] is NEEDS[path], route
+
+
+def test_over_grpc_the_same_takes_a_place_as_over_rest():
+    """Looking at things stays possible on a gateway that is full or drains."""
+    looks = {**LOOKING, **KEPT, **lasting.LOOKING}
+    for route, path in TWINS.items():
+        if one := looks.get(route.partition("/")[2]):
+            visits = path.startswith("GET ")
+            assert one.enter is (Intake.visit if visits else Intake.slot), route
 
 
 def test_each_permission_is_for_something():

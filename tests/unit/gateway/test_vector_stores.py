@@ -269,6 +269,33 @@ async def test_while_redis_is_away_stores_pass_but_odd_ids(rig: StoresRig) -> No
         await away.redis.aclose()
 
 
+@pytest.mark.parametrize("what", ["delete", "detach", "file"])
+async def test_what_another_gateway_indexes_behind_its_removal_is_removed_too(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 10)
+    remove = rig.retrieval.remove
+
+    async def then_it_is_indexed(*args: Any) -> None:
+        await remove(*args)
+        rig.retrieval.gate.set()
+        await rig.arrived()
+
+    monkeypatch.setattr(rig.retrieval, "remove", then_it_is_indexed)
+    async with rig.another() as other:
+        if what == "delete":
+            await other.stores.delete(CALLER, store)
+        elif what == "detach":
+            await other.stores.detach(CALLER, store, file.id)
+        else:
+            await other.stores.delete_file(CALLER, file.id)
+    assert rig.retrieval.begun == 1
+    assert rig.retrieval.documents == {}
+
+
 class Killed(BaseException):
     """As far as Redis can tell, a gateway's end."""
 
