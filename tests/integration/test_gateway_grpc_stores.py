@@ -256,6 +256,8 @@ async def test_a_tenants_uploads_take_turns_and_others_calls_do_not_wait(
     rig: Rig, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = [await begun(desk) for _ in range(4)]
+    held = range(4 * LIMIT_BYTES + 1, 4 * (LIMIT_BYTES + 1000))
+    await until(lambda: rig.gateway.intake.bytes_held in held, 5, "what came, and a message's room")
     assert await desk.listed() == []
     waiting = asyncio.ensure_future(desk.file("later"))
     other = await Desk.of(rig, (await rig.keys.create("globex"))[0])
