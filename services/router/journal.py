@@ -1,7 +1,7 @@
 """What a request's record will say of its way through the router: what was decided, and why."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from protos import common_pb2
 from services.common.telemetry import decision
@@ -9,17 +9,24 @@ from services.router.admission import LANE_NAMES, Ticket
 from services.router.answer import Answer
 from services.router.breaker import State
 from services.router.leg import WorkerLostError
-from services.router.placement import Placement, Plan, SplitMode, reasons
+from services.router.placement import TOLD, Placement, Plan, SplitMode, reasons
 from services.router.quarantine import Case
 from services.router.workers import Worker
 
 
-@dataclass
 class Journal:
-    """One request's decisions, and the record of what is below this router."""
+    """One request's decisions, and the record of what is below this router.
 
-    decisions: list[common_pb2.Decision] = field(default_factory=list)
-    below: common_pb2.Record = field(default_factory=common_pb2.Record)
+    They are written out when somebody asks: a request's first token does not wait for that.
+    """
+
+    def __init__(self) -> None:
+        self.below = common_pb2.Record()
+        self._noted: list[Callable[[], common_pb2.Decision]] = []
+
+    @property
+    def decisions(self) -> list[common_pb2.Decision]:
+        return [written() for written in self._noted]
 
     def admission(self, ticket: Ticket) -> None:
         self._decide(
@@ -57,7 +64,8 @@ class Journal:
 
     def placement(self, placement: Placement, split: SplitMode) -> None:
         plan = placement.plan
-        self.decisions.append(decision("router", "placement", plan.name, reasons(placement)))
+        told = partial(reasons, plan, placement.candidates[:TOLD], len(placement.candidates))
+        self._noted.append(lambda: decision("router", "placement", plan.name, told()))
         self._decide(
             "split",
             "split" if plan.prefill else "unsplit",
@@ -73,7 +81,7 @@ class Journal:
             self._decide("breaker", "left alone", **open)
 
     def _decide(self, subject: str, choice: str, **figures: object) -> None:
-        self.decisions.append(decision("router", subject, choice, figures))
+        self._noted.append(partial(decision, "router", subject, choice, figures))
 
 
 def _admitted(ticket: Ticket) -> str:

@@ -122,12 +122,12 @@ def place(ask: Ask, workers: Sequence[Worker], now: float | None = None) -> Plac
     return Placement(best, plans, reason)
 
 
-def reasons(placement: Placement) -> dict[str, str]:
-    """The candidates' predictions for the why-record, at most `TOLD` of them."""
-    told = {plan.name: _figures(plan) for plan in placement.candidates[:TOLD]}
-    told[placement.plan.name] = _figures(placement.plan)
-    if len(placement.candidates) > len(told):
-        told["more candidates"] = str(len(placement.candidates) - len(told))
+def reasons(chosen: Plan, best: Sequence[Plan], weighed: int) -> dict[str, str]:
+    """The predictions of the chosen and the `best` of so many candidates, for the why-record."""
+    told = {plan.name: _figures(plan) for plan in best}
+    told[chosen.name] = _figures(chosen)
+    if weighed > len(told):
+        told["more candidates"] = str(weighed - len(told))
     return told
 
 

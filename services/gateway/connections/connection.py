@@ -34,6 +34,7 @@ MAX_AHEAD = 32  # requests sent before the answer to an earlier one
 MAX_PIECES = (
     4096  # of a body in one read of 256 KiB: a chunk of one byte costs as much as a long one
 )
+_HEAD, _CONTINUE = b"HTTP/1.1 ", b"HTTP/1.1 100"
 
 
 class _Flow(FlowControl):
@@ -47,6 +48,38 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self._ahead:
             super().resume_reading()
+
+
+class _Joined:
+    """The transport as answers write to it: a head leaves with what follows it in the same turn of
+    the loop, and else by itself. Each write wakes the client."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(b"".join((head, data)))
+        elif data.startswith(_HEAD) and not data.startswith(_CONTINUE):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
 
 
 class Connection(HttpToolsProtocol):
@@ -79,6 +112,7 @@ class Connection(HttpToolsProtocol):
             return self._refuse(error)
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
+        self._joined = _Joined(transport, self.loop)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -127,6 +161,8 @@ class Connection(HttpToolsProtocol):
         if len(self.url) + sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD_BYTES:
             self._fail(_too_large())
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = self._joined  # type: ignore[assignment]
         self._in_head, self._head_due = False, None
 
     def on_body(self, body: bytes) -> None:

@@ -103,9 +103,12 @@ async def answer_prompt(
 
 async def all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Returns when all are done; the first that fails ends the others, and its error is raised."""
+    first, *others = works
+    if not others:
+        return await first
     try:
         async with asyncio.TaskGroup() as group:
-            for work in works:
+            for work in (first, *others):
                 group.create_task(work)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None

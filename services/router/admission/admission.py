@@ -112,6 +112,7 @@ class Admission:
         telling.add_done_callback(lambda _: self._room.entered(ticket.model))
 
     async def _hold_ahead(self, ticket: Ticket) -> None:
+        await asyncio.sleep(0)  # the request's own next turn comes first
         with self._watching_redis():
             await self._hold(ticket.id)
 

@@ -15,6 +15,7 @@ from services.router.placement import (
     TOLD,
     TRUSTED_S,
     Ask,
+    Placement,
     Rates,
     place,
     rates_of,
@@ -42,6 +43,11 @@ def worker(number: int, role: str = "both", host: str = "host", **load: float) -
 
 NOW = 10_000.0
 ASK = Ask(prompt_tokens=1000, max_tokens=100, matched={}, split="auto", split_min_tokens=128)
+
+
+def told(placement: Placement) -> dict[str, str]:
+    best = placement.candidates[:TOLD]
+    return reasons(placement.plan, best, len(placement.candidates))
 
 
 def test_the_shorter_queue():
@@ -244,10 +250,10 @@ def test_the_nearer_decode_worker_among_equals():
 
 def test_the_record_is_bounded_and_names_the_choice():
     placement = place(ASK, [worker(n, running=n) for n in range(20)])
-    told = reasons(placement)
-    assert len(told) <= TOLD + 2
-    assert placement.plan.name in told
-    assert "ttft" in told[placement.plan.name]
+    shown = told(placement)
+    assert len(shown) <= TOLD + 2
+    assert placement.plan.name in shown
+    assert "ttft" in shown[placement.plan.name]
 
 
 def test_the_figures_of_an_unsplit_plan():
@@ -360,23 +366,23 @@ def test_the_bounds_of_splitting_are_exact():
     assert place(replace(ASK, prompt_tokens=128), pool).plan.prefill
     assert not place(replace(ASK, prompt_tokens=127), pool).plan.prefill
     assert place(replace(ASK, max_tokens=2, split="always"), pool).plan.prefill
-    told = place(replace(ASK, max_tokens=1), pool).split_reason
-    assert told == "a single token: nothing to decode"
+    why = place(replace(ASK, max_tokens=1), pool).split_reason
+    assert why == "a single token: nothing to decode"
 
 
 def test_the_record_tells_how_many_it_leaves_out_and_the_choice_wherever_it_stands():
     idle = [worker(n, running=n) for n in range(TOLD)]
-    assert list(reasons(place(ASK, idle, now=0))) == [f"w{n}" for n in range(TOLD)]
-    more = reasons(place(ASK, [*idle, worker(9, running=31), worker(8, running=31)], now=0))
+    assert list(told(place(ASK, idle, now=0))) == [f"w{n}" for n in range(TOLD)]
+    more = told(place(ASK, [*idle, worker(9, running=31), worker(8, running=31)], now=0))
     assert more["more candidates"] == "2"
     # What is chosen is dearer than all that is told.
     decoding = [worker(n, "decode", running=n) for n in range(TOLD)]
     slow = worker(9, "prefill", queued_prefill_tokens=90_000)
-    forced = reasons(place(replace(ASK, split="always"), [slow, *decoding], now=0))
+    forced = told(place(replace(ASK, split="always"), [slow, *decoding], now=0))
     assert len(forced) == TOLD + 2
     assert "w9 > w0" in forced
     plan = place(ASK, [worker(0)], now=0).plan
-    assert reasons(place(ASK, [worker(0)], now=0)) == {
+    assert told(place(ASK, [worker(0)], now=0)) == {
         "w0": f"cost {plan.cost_s:.3f} s, ttft 500.0 ms, itl 10.2 ms, cached 0, uncached 1000"
     }
 
