@@ -56,6 +56,39 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byt
     return int(head[0].split()[1]), headers, body
 
 
+# ---- how an answer leaves ----------------------------------------------------------------------
+
+
+async def test_a_head_leaves_with_what_follows_at_once() -> None:
+    one = Timed()
+    await one.says(GET, answered=1)
+    assert [piece.partition(b" ")[0] for piece in one.transport.pieces] == [b"HTTP/1.1"]
+    assert one.transport.written.endswith(b"ok")
+
+
+async def test_a_head_waits_for_nothing_else() -> None:
+    goes_on = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await goes_on.wait()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with client(slow) as (reader, writer):
+        writer.write(GET)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        goes_on.set()
+        assert await reader.readuntil(b"0\r\n\r\n") == b"2\r\nok\r\n0\r\n\r\n"
+
+
+async def test_a_head_without_a_body_leaves_before_the_connection_closes() -> None:
+    async with client() as (reader, writer):
+        writer.write(b"HEAD / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        head = await reader.read()
+        assert head.startswith(b"HTTP/1.1 200")
+        assert head.endswith(b"\r\n\r\n")
+
+
 # ---- heads, bodies and what is sent ahead ------------------------------------------------------
 
 
@@ -216,7 +249,7 @@ class Transport:
     """What a connection does with it."""
 
     def __init__(self) -> None:
-        self.written = b""
+        self.written, self.pieces = b"", list[bytes]()
         self.closed = self.aborted = False
         self.unsent = 0
 
@@ -225,6 +258,7 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         self.written += data
+        self.pieces.append(data)
 
     def close(self) -> None:
         self.closed = True
