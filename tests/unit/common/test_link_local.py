@@ -13,8 +13,8 @@ import pytest
 from protos.common_pb2 import Beside, LinkDown, LinkUp, Open
 from services.common.discovery import machine_id
 from services.common.link import LinkCall, LinkServer, LinkState, local
-from services.common.link.frames import MAX_FRAME_BYTES, LinkLostError
-from services.common.link.local import LocalWire, offered, taken
+from services.common.link.frames import MAX_FRAME_BYTES, LinkLostError, Outbox
+from services.common.link.local import LocalWire, offered, read_all, taken, write_all
 from tests.support.link_peers import METHOD, Context, Seen, linked, linked_to, raw_client, soon
 from tests.support.link_peers import grpc_server as serving
 from tests.support.waiting import until
@@ -203,3 +203,100 @@ async def test_a_frame_that_is_too_large_ends_the_wire() -> None:
         near._transport.write((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
         assert await read(far) is None
         assert await read(near) is None
+
+
+# ---- who reads or writes all -------------------------------------------------------------------
+
+
+async def test_what_came_before_is_taken_first_and_the_end_is_told() -> None:
+    came: list[object] = []
+
+    def take(frame: object) -> None:
+        came.append(frame)
+        if frame is None:
+            raise LinkLostError("gone")
+
+    async with pair() as (near, far):
+        await near.write(b"before")
+        await until(lambda: bool(far._frames))
+        reading = asyncio.create_task(read_all(far, take))
+        await until(lambda: came == [b"before"])
+        await near.write(b"after")
+        near.close()
+        with pytest.raises(LinkLostError, match="gone"):
+            await reading
+    assert came == [b"before", b"after", None]
+
+
+async def test_who_fails_on_a_frame_is_given_no_other() -> None:
+    came: list[object] = []
+
+    def take(frame: object) -> None:
+        came.append(frame)
+        raise LinkLostError("not like that")
+
+    async with pair() as (near, far):
+        reading = asyncio.create_task(read_all(far, take))
+        await asyncio.sleep(0)
+        near._transport.write(b"".join(len(f).to_bytes(4, "little") + f for f in (b"a", b"b")))
+        with pytest.raises(LinkLostError, match="not like that"):
+            await reading
+    assert came == [b"a"]
+
+
+async def test_what_gathers_leaves_as_one_frame_and_what_is_hurried_at_once() -> None:
+    outbox = Outbox(LinkUp)
+    async with pair() as (near, far):
+        writing = asyncio.create_task(write_all(near, outbox, LinkUp.SerializeToString))
+        for id in (1, 2):
+            outbox.frame.cancel.append(id)
+            outbox.mark()
+        assert LinkUp.FromString(await read(far) or b"").cancel == [1, 2]
+        async with asyncio.timeout(10):
+            await outbox.flushed()
+        outbox.frame.cancel.append(3)
+        outbox.mark()
+        outbox.hurry()
+        assert not outbox.pending_bytes
+        assert LinkUp.FromString(await read(far) or b"").cancel == [3]
+        writing.cancel()
+
+
+async def test_while_the_peer_does_not_read_it_gathers_and_then_all_of_it_leaves() -> None:
+    outbox = Outbox(LinkUp)
+    async with pair() as (near, far):
+        writing = asyncio.create_task(write_all(near, outbox, LinkUp.SerializeToString))
+        far._transport.pause_reading()
+        count = 0
+        while near._room is None:
+            count += 1
+            outbox.frame.open.add(id=count, payload=b"x" * 2**18)
+            outbox.mark(2**18)
+            await asyncio.sleep(0)
+        for _ in range(3):
+            count += 1
+            outbox.frame.cancel.append(count)
+            outbox.mark()
+            await asyncio.sleep(0)
+        assert outbox.pending_bytes
+        flushed = asyncio.create_task(outbox.flushed())
+        far._transport.resume_reading()
+        ids: list[int] = []
+        while len(ids) < count:
+            frame = LinkUp.FromString(await read(far) or b"")
+            ids += [one.id for one in frame.open] + list(frame.cancel)
+        assert ids == list(range(1, count + 1))
+        async with asyncio.timeout(10):
+            await flushed
+        writing.cancel()
+
+
+async def test_what_cannot_be_sealed_ends_the_writing() -> None:
+    def seal(frame: LinkUp) -> bytes:
+        raise LinkLostError("cannot be told")
+
+    outbox = Outbox(LinkUp)
+    outbox.mark()
+    async with pair() as (near, _):
+        with pytest.raises(LinkLostError, match="cannot be told"):
+            await write_all(near, outbox, seal)
