@@ -47,16 +47,19 @@ async def run(
             model, prompt = await _prompt(pipeline, policy, request, replaced, span, record)
         except Routed as to:
             return call.send(TextDelta(model=to.model).SerializeToString())
-        record.decisions.append(_context_decision(prompt))
-
-        # Out: tokens to text, in the link's callback, until the end or a stop string.
-        outputs = _outputs(model, request, prompt, policy, given)
-        if request.HasField("resume"):
-            await _resume(pipeline, outputs, request, span)
-        before = sum(len(output.token_ids) for output in outputs)
-        way = Way(call, pipeline.routers, pipeline.router_patience_s, traceparent(span), record)
-        asked = _generate_requests(request, model, prompt, len(outputs))
-        end = await generate_all(asked, outputs, way)
+        context_at = len(record.decisions)
+        try:
+            # Out: tokens to text, in the link's callback, until the end or a stop string.
+            outputs = _outputs(model, request, prompt, policy, given)
+            if request.HasField("resume"):
+                await _resume(pipeline, outputs, request, span)
+            before = sum(len(output.token_ids) for output in outputs)
+            patience_s = pipeline.router_patience_s
+            way = Way(call, pipeline.routers, patience_s, traceparent(span), record)
+            asked = _generate_requests(request, model, prompt, len(outputs))
+            end = await generate_all(asked, outputs, way)
+        finally:  # the first token does not wait for what is told of the prompt
+            record.decisions.insert(context_at, _context_decision(prompt))
         begun = any(output.token_ids for output in outputs)
         if end.status.reason != "checkpoint_replaced" or begun:
             break

@@ -59,12 +59,12 @@ class _Joined:
         self._loop = loop
         self._head = b""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         if self._head:
             head, self._head = self._head, b""
             self._transport.write(b"".join((head, data)))
-        elif data.startswith(_HEAD) and not data.startswith(_CONTINUE):
-            self._head = data
+        elif data[: len(_HEAD)] == _HEAD and data[: len(_CONTINUE)] != _CONTINUE:
+            self._head = bytes(data)
             self._loop.call_soon(self._flush)
         else:
             self._transport.write(data)

@@ -81,6 +81,22 @@ async def test_a_head_waits_for_nothing_else() -> None:
         assert await reader.readuntil(b"0\r\n\r\n") == b"2\r\nok\r\n0\r\n\r\n"
 
 
+async def test_a_body_that_reads_like_a_head_arrives_as_it_is() -> None:
+    pieces = [b"HTTP/1.1 200 OK", b"HTTP/1.1 100", b"HTTP/1.1 200 OK", b"and so on"]
+
+    async def told(scope: Any, receive: Any, send: Any) -> None:
+        size = [(b"content-length", b"%d" % len(b"".join(pieces)))]
+        await send({"type": "http.response.start", "status": 200, "headers": size})
+        for piece in pieces:
+            body = memoryview(piece)  # as of a file
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with client(told) as (reader, writer):
+        writer.write(GET)
+        assert (await answer(reader))[2] == b"".join(pieces)
+
+
 async def test_a_head_without_a_body_leaves_before_the_connection_closes() -> None:
     async with client() as (reader, writer):
         writer.write(b"HEAD / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
