@@ -108,13 +108,16 @@ class Admission:
     def _go_ahead(self, ticket: Ticket) -> None:
         """Nobody waits, and there is room: the order is told meanwhile."""
         self._grant(ticket, "ahead")
-        telling = self._spawn(self._hold_ahead(ticket), f"hold {ticket.id}")
-        telling.add_done_callback(lambda _: self._room.entered(ticket.model))
+        called = self._shared.hold(ticket)  # before any later request of this router enters
 
-    async def _hold_ahead(self, ticket: Ticket) -> None:
-        await asyncio.sleep(0)  # the request's own next turn comes first
-        with self._watching_redis():
-            await self._hold(ticket.id)
+        async def told() -> None:
+            try:
+                with self._watching_redis():
+                    self._follow(ticket.model, await called)
+            finally:
+                self._room.entered(ticket.model)
+
+        self._spawn(told(), f"hold {ticket.id}")
 
     async def _wait(self, ticket: Ticket) -> None:
         self._patience.look(ticket.model)

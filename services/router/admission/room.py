@@ -2,8 +2,8 @@
 
 Where nobody waits and slots are free, the order has nothing to decide: whoever comes gets one. What
 a router was last told of a model says so, up to what the other routers have let in since. So each
-goes ahead with a part of what was free, which all of them together do not fill; its slots are
-entered meanwhile, and are charged like any other.
+goes ahead with a part of what was free, all of them together with half; its slots are entered
+meanwhile, before whatever else it asks of the order, and are charged like any other.
 """
 
 import time

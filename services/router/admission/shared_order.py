@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -57,9 +57,10 @@ class SharedOrder:
         """Asks for a slot, or a place with `ticket.waited_s`; `first` is what it got."""
         return await self._call(ticket.model, "enter", *self._facts(ticket), ticket.waited_s, limit)
 
-    async def hold(self, ticket: Ticket) -> Reply:
-        """Tells of a slot that Redis does not know, or has given away."""
-        return await self._call(ticket.model, "hold", *self._facts(ticket))
+    def hold(self, ticket: Ticket) -> Coroutine[Any, Any, Reply]:
+        """Tells of a slot that Redis does not know, or has given away: before whatever is called
+        from now on, whenever the reply is awaited."""
+        return self._call(ticket.model, "hold", *self._facts(ticket))
 
     async def give_back(self, ticket: Ticket, left_over: float) -> Reply:
         """Gives a recalled slot back for a place; `first` is "waiting" if it was still wanted."""
@@ -123,14 +124,18 @@ class SharedOrder:
             ticket.recalls,
         ]
 
-    async def _call(self, model: str, op: str, *args: object) -> Reply:
+    def _call(self, model: str, op: str, *args: object) -> Coroutine[Any, Any, Reply]:
         settings = self._settings
         common = [self._capacity(model), settings.slot_lease_s, settings.ageing_s]
         recalls = [settings.recall_after_s, settings.max_recalls]
-        said = await self._script(
+        called = self._script(
             [self._root + model + "}"],
             [op, self._router_id, self.channel(""), *common, *recalls, *args],
         )
+        return self._reply(model, called)
+
+    async def _reply(self, model: str, called: "asyncio.Future[str]") -> Reply:
+        said = await called
         granted, displaced, recalled, advice, held, waiting, first, second = json.loads(said)
         self._hear(model, held, waiting)
         return Reply(granted, displaced, recalled, float(advice), first, second)

@@ -117,6 +117,20 @@ async def test_who_went_ahead_and_left_at_once_leaves_nothing(routers):
     await queued(end, 0, 0)
 
 
+async def test_who_asks_the_order_comes_behind_who_went_ahead(routers):
+    """So one router never runs more than may."""
+    routers.capacity = 2
+    end = await routers.add()
+    await queued(end, 0, 0)  # it knows that both are free
+    claims = [ticket() for _ in range(3)]
+    waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
+    await queued(end, 2, 1)
+    assert [claim.order for claim in claims[:2]] == ["ahead", "redis"]
+    assert [task.done() for task in waiting] == [True, True, False]
+    end.leave(claims[0])
+    await within(5, waiting[2])
+
+
 async def test_a_full_model_lets_nobody_ahead(routers):
     routers.capacity = 2
     end = await routers.add()
