@@ -166,6 +166,8 @@ async def test_prefix_decides_until_the_worker_is_busy(stack):
     assert other.usage.cached_tokens == 0
     workers[1].load.queued_prefill_tokens = 4000
     workers[1].tell()
+    known = stack.hosts[0].service._workers
+    await until(lambda: any(w.load.queued_prefill_tokens == 4000 for w in known.all()))
     busy = await ask(link).whole()
     assert busy.decisions["placement"].choice != "w1"
 
