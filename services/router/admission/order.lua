@@ -116,8 +116,10 @@ end
 
 -- After a charge: the tenant's place in its lane goes by its new start.
 local function restart(tenant)
+  if not score(TENANTS, tenant) then return end
+  local start = start_of(tenant)
   for _, lane in ipairs(LANES) do
-    call('ZADD', lane, 'XX', start_of(tenant), tenant)
+    call('ZADD', lane, 'XX', start, tenant)
   end
 end
 
@@ -229,13 +231,16 @@ end
 
 -- Whether no key is missing (evicted, deleted); only whole keys go.
 local function whole()
-  local in_lanes = 0
-  for _, lane in ipairs(LANES) do in_lanes = in_lanes + size(lane) end
+  local tenants, in_lanes = size(TENANTS), call('EXISTS', unpack(LANES))
+  if tenants > 0 then
+    in_lanes = 0
+    for _, lane in ipairs(LANES) do in_lanes = in_lanes + size(lane) end
+  end
   local holding, waiting = call('EXISTS', HELD, SLOTS, SEATS, SHARES),
     call('EXISTS', WAITING, LINE, TENANTS, SINCE, LIFT)
   return (holding == 0 or holding == 4) and (waiting == 0 or waiting == 5)
     and call('HLEN', ENTRIES) == size(HELD) + size(WAITING)
-    and in_lanes == size(TENANTS) and size(ASKED) <= size(HELD)
+    and in_lanes == tenants and size(ASKED) <= size(HELD)
 end
 
 -- Makes everything anew from the entries; those that are lost too are told again by their routers.
@@ -294,6 +299,7 @@ end
 -- Grants free slots in order. A grant lasts as long as the place did, until its router renews it:
 -- what is granted to a dead router is back as soon as its other leases are.
 local function pump()
+  if size(WAITING) == 0 then return end
   while size(HELD) < capacity do
     local _, tenant, start = next_tenant()
     if not tenant then return end
