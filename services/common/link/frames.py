@@ -46,6 +46,8 @@ class Outbox(Generic[Frame]):
         self._ready = asyncio.Event()
         self._flushed = asyncio.Event()
         self._wake: Callable[[], None] | None = None  # instead of who waits in `take`
+        self._soon = False  # it is to be called
+        self._hurried = False  # something left in this turn already
         self.frame: Frame = new_frame()
         self.pending_bytes = 0
 
@@ -53,10 +55,10 @@ class Outbox(Generic[Frame]):
         """To call after each change of `frame`."""
         if not self.pending_bytes:
             self._flushed.clear()
-            if self._wake is None:
-                self._ready.set()
-            else:
-                asyncio.get_running_loop().call_soon(self._wake)
+            self._ready.set()
+            if self._wake is not None and not self._soon:
+                self._soon = True
+                asyncio.get_running_loop().call_soon(self._next_turn)
         self.pending_bytes += payload_bytes + ENTRY_BYTES
 
     def wake(self, send: Callable[[], None] | None) -> None:
@@ -67,7 +69,14 @@ class Outbox(Generic[Frame]):
 
     def hurry(self) -> None:
         """What has gathered leaves now, where that takes a call alone: somebody waits for it, and
-        whatever else is done in this turn comes after it."""
+        whatever else is done in this turn comes after it. What another hurries in the same turn
+        leaves as one frame behind that: many at once are cheaper together."""
+        if self._wake is not None and not self._hurried:
+            self._hurried = True
+            self._wake()
+
+    def _next_turn(self) -> None:
+        self._soon = self._hurried = False
         if self._wake is not None:
             self._wake()
 

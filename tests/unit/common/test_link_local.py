@@ -254,11 +254,13 @@ async def test_what_gathers_leaves_as_one_frame_and_what_is_hurried_at_once() ->
         assert LinkUp.FromString(await read(far) or b"").cancel == [1, 2]
         async with asyncio.timeout(10):
             await outbox.flushed()
-        outbox.frame.cancel.append(3)
-        outbox.mark()
-        outbox.hurry()
-        assert not outbox.pending_bytes
+        for id in (3, 4, 5):
+            outbox.frame.cancel.append(id)
+            outbox.mark()
+            outbox.hurry()
+            assert bool(outbox.pending_bytes) == (id > 3), "the first alone"
         assert LinkUp.FromString(await read(far) or b"").cancel == [3]
+        assert LinkUp.FromString(await read(far) or b"").cancel == [4, 5]
         writing.cancel()
 
 
