@@ -1,10 +1,11 @@
 """Links: one long-lived stream between two replicas that carries many requests.
 
 The caller's end is a `LinkClient`, the serving end a `LinkServer`; the frames are `LinkUp` and
-`LinkDown` of protos/common.proto. What a loop turn produces for a peer leaves as one frame: a
-worker's step for 64 sequences is one gRPC message, not 64, and so it stays on every later hop. The
-way out is plain calls, with no task and no queue per token: the reader of one link calls `on_item`,
-which transforms and calls `LinkCall.send` of the next.
+`LinkDown` of protos/common.proto. What a loop turn produces for a peer leaves as one frame (but
+its first request, which on a socket goes at once): a worker's step for 64 sequences is one gRPC
+message, not 64, and so it stays on every later hop. The way out is plain calls, with no task and no
+queue per token: the reader of one link calls `on_item`, which transforms and calls `LinkCall.send`
+of the next.
 
     link = LinkClient(address, "/penstock.v1.Router/Link", transport=transport, peer_id="…")
     await link.start()
