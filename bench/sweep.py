@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -87,18 +88,17 @@ def decode_plan(batch: int, context: int) -> StepPlan:
     """One token for each of `batch` sequences of `context` tokens, that one included, each with
     blocks of its own."""
     each = -(-context // BLOCK)
-    rows = np.arange(batch, dtype=np.int32)
+    rows = array("i", range(batch))
     return StepPlan(
-        token_ids=np.full(batch, 20, np.int32),
-        awaited=np.zeros((0, 2), np.int32),
-        positions=np.full(batch, context - 1, np.int32),
-        starts=np.arange(batch + 1, dtype=np.int32),
-        lengths=np.full(batch, context, np.int32),
-        block_tables=np.arange(batch * each, dtype=np.int32).reshape(batch, each),
+        token_ids=array("i", [20]) * batch,
+        positions=array("i", [context - 1]) * batch,
+        starts=array("i", range(batch + 1)),
+        lengths=array("i", [context]) * batch,
+        tables=array("i", range(batch * each)),
         num_decodes=batch,
         sampled=rows,
         rows=rows,
-        samplings=np.zeros(batch, SAMPLING),
+        sampling_words=array("i", bytes(batch * SAMPLING.itemsize)),
     )
 
 

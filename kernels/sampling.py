@@ -1,5 +1,6 @@
 """How tokens are chosen, one row of parameters for each. Imports no torch."""
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,21 @@ EDIT = np.dtype(
 factor, else multiplied; then `add` is added, which may be -inf."""
 NO_EDITS = np.zeros(0, EDIT)
 
+SAMPLING_WORDS = SAMPLING.itemsize // 4
+"""Of four bytes, that a row of SAMPLING has: a step's rows travel as an array of these."""
+
+
+def word_of(field: str) -> int:
+    """Where a field of four bytes is in a row of SAMPLING."""
+    assert SAMPLING.fields is not None
+    return int(SAMPLING.fields[field][1]) // 4
+
+
+def rows_of(words: "array[int]") -> NDArray[np.void]:
+    """Rows of SAMPLING, in the same memory."""
+    return np.asarray(words).view(SAMPLING)
+
+
 NOT_FINITE, NONE_LEFT = -1, -2
 """In a sampled token's place: a logit of the row is NaN, or the best infinite; all are -inf."""
 
@@ -54,11 +70,13 @@ class Top:
     @classmethod
     def of(cls, samplings: NDArray[np.void]) -> "Top":
         """Room for what these rows ask for; of no width if none of them does."""
-        width = int(samplings["logprobs"].max(initial=0))
+        return cls.for_rows(len(samplings), int(samplings["logprobs"].max(initial=0)))
+
+    @classmethod
+    def for_rows(cls, rows: int, width: int) -> "Top":
         if not width:
             return NO_TOP
-        shape = (len(samplings), width)
-        return cls(np.empty(shape, np.int32), np.empty(shape, np.float32))
+        return cls(np.empty((rows, width), np.int32), np.empty((rows, width), np.float32))
 
     @property
     def width(self) -> int:

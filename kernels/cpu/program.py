@@ -4,9 +4,10 @@ them, so that a step may be launched while another runs."""
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,12 @@ from kernels.cpu.matrix import Matrix
 from kernels.cpu.memory import LINE, zeros
 from kernels.cpu.recorder import Floats, Recorder, Rows
 from kernels.heads import QkNorm, Scores
-from kernels.sampling import EDIT, NO_EDITS, SAMPLING, Top
+from kernels.sampling import EDIT, NO_EDITS, SAMPLING_WORDS, Top, word_of
 
-Ints = NDArray[np.int32]
-NO_ROWS: Ints = np.zeros(0, np.int32)
+Ints: TypeAlias = "array[int]"
+"""Of type "i". Whatever numpy does first in a step is a walk through memory that the kernels have
+driven out of the caches; this is not."""
+NO_INTS = array("i")
 Format = Literal["float32", "bfloat16_weights", "bfloat16"]
 
 
@@ -117,7 +120,7 @@ class Program:
                 f"is {limits.tokens}"
             )
         self._limits = limits
-        self._sampled_ids = np.empty(0, np.int32)  # of the step launched last
+        self._sampled_ids = NO_INTS  # of the step launched last
         self._running: list[Launched] = []
         """What may not have ended, collected or given up."""
         self._driver = Driver(library, threads, self._program, self._format)
@@ -132,76 +135,85 @@ class Program:
         lengths: Ints,
         block_tables: Ints,
         rows: Ints,
-        samplings: NDArray[np.void],
-        awaited: Ints,
+        samplings: Ints,
+        awaited: Ints = NO_INTS,
         edits: NDArray[np.void] = NO_EDITS,
         samples: bool = True,
-        pooled_rows: Ints = NO_ROWS,
-        pool_starts: Ints = NO_ROWS,
+        pooled_rows: Ints = NO_INTS,
+        pool_starts: Ints = NO_INTS,
     ) -> "Launched":
         """Has a step computed, after those launched before, of T tokens of S sequences, laid one
         after the other.
 
         token_ids, positions: [T]; starts: [S + 1], where each sequence's tokens begin;
-        lengths: [S], tokens in the cache, these included; block_tables: [S, width]; rows: [R], of
-        the tokens after which one is sampled, and how (SAMPLING). awaited: [A, 2], places in
-        token_ids that are not known yet, each with the row that samples it in the step launched
-        before. edits: [E] of EDIT, those of all rows. samples: False, it stops before it does, and
-        `sample` goes on. pooled_rows: [N], other tokens, whose states are summed up
-        (`Launched.sums`); pool_starts: [P + 1], where those of each sum begin, and the end. All
-        arrays are the program's until the step has ended.
+        lengths: [S], tokens in the cache, these included; block_tables: [S, width], row by row;
+        rows: [R], of the tokens after which one is sampled, and how (R rows of SAMPLING, in words).
+        awaited: [A, 2], places in token_ids that are not known yet, each with the row that samples
+        it in the step launched before. edits: [E] of EDIT, those of all rows. samples: False, it
+        stops before it does, and `sample` goes on. pooled_rows: [N], other tokens, whose states are
+        summed up (`Launched.sums`); pool_starts: [P + 1], where those of each sum begin, and the
+        end. All arrays are the program's until the step has ended.
         """
-        arrays = (token_ids, positions, starts, lengths, block_tables, rows)
         limits, before = self._limits, self._sampled_ids
+        width, uneven = divmod(len(block_tables), max(1, len(lengths)))
+        pools = max(0, len(pool_starts) - 1)
         if (
             not len(token_ids) == len(positions) == starts[-1] <= limits.tokens
-            or not len(rows) == len(samplings) <= limits.sampled
+            or len(rows) > limits.sampled
+            or len(samplings) != len(rows) * SAMPLING_WORDS
             or len(rows) + len(pooled_rows) > limits.tokens
             or (len(rows) and self._rows is None)
             or (len(pooled_rows) and not self._state_width)
-            or len(pooled_rows) != (pool_starts[-1] if len(pool_starts) else 0)
-            or not len(lengths) == len(starts) - 1 == len(block_tables)
-            or lengths.max() > limits.context
-            or (len(awaited) and not _within(awaited, (len(token_ids), len(before))))
+            or len(pooled_rows) != (pool_starts[-1] if pools else 0)
+            or len(lengths) != len(starts) - 1
+            or uneven
+            or max(lengths) > limits.context
+            or not _within(awaited[::2], len(token_ids))
+            or not _within(awaited[1::2], len(before))
         ):
             raise ValueError(f"a step beyond {limits}, or of parts that do not fit")
-        sampled_ids = np.empty(len(rows), np.int32)
-        top = Top.of(samplings)
-        pools = max(0, len(pool_starts) - 1)
-        sums = np.empty((pools, self._state_width), np.float32)
+        sampled_ids = array("i", bytes(4 * len(rows)))
+        top = Top.for_rows(len(rows), max(samplings[_LOGPROBS::SAMPLING_WORDS], default=0))
+        sums = np.empty((pools, self._state_width), np.float32) if pools else NO_SUMS
         step = c.Step(
             len(token_ids),
             len(lengths),
             len(rows),
-            block_tables.shape[1],
+            width,
             len(pooled_rows),
             pools,
             0,
             len(self._ops) - (not samples),
-            *[_address(array, _INTS) for array in (*arrays, pooled_rows, pool_starts)],
-            _address(sums, _FLOATS),
-            _address(samplings, SAMPLING),
+            _address(token_ids),
+            _address(positions),
+            _address(starts),
+            _address(lengths),
+            _address(block_tables),
+            _address(rows),
+            _address(pooled_rows),
+            _address(pool_starts),
+            _address_of(sums, _FLOATS),
+            _address(samplings),
             None,
             None,
-            _address(edits, EDIT),
-            _address(top.ids, _INTS),
-            _address(top.logprobs, _FLOATS),
+            _address_of(edits, EDIT),
+            _address_of(top.ids, _INTS),
+            _address_of(top.logprobs, _FLOATS),
             top.width,
-            _address(sampled_ids, _INTS),
+            _address(sampled_ids),
         )
         launch = c.Launch(
-            step,
-            step.token_ids,
-            len(awaited),
-            _address(awaited, _INTS),
-            _address(before, _INTS),
+            step, step.token_ids, len(awaited) // 2, _address(awaited), _address(before)
         )
-        kept = (*arrays, samplings, edits, awaited, before, pooled_rows, pool_starts)
-        launched = Launched(launch, sampled_ids, top, sums, kept)
+        kept = (token_ids, positions, starts, lengths, block_tables, rows, samplings)
+        more = (edits, awaited, before, pooled_rows, pool_starts)
+        launched = Launched(launch, sampled_ids, top, sums, (kept, more))
         self._sampled_ids = sampled_ids
         return self._drive(launched)
 
-    def sample(self, launched: "Launched", grammars: Ints, allowed: Ints) -> "Launched":
+    def sample(
+        self, launched: "Launched", grammars: Ints, allowed: NDArray[np.int32]
+    ) -> "Launched":
         """Has the step launched last, which stopped before it sampled, go on; what is given is to
         be collected in its place.
 
@@ -214,14 +226,14 @@ class Program:
         if (
             len(grammars) != step.sampled
             or allowed.shape[1] != -(-vocab // 32)
-            or grammars.max() >= len(allowed)
+            or max(grammars) >= len(allowed)
         ):
             raise ValueError("grammars of other rows, or of another vocabulary")
         rest = c.Step.from_buffer_copy(step)
         rest.first, rest.end = step.end, len(self._ops)
-        rest.grammars, rest.allowed = _address(grammars, _INTS), _address(allowed, _INTS)
+        rest.grammars, rest.allowed = _address(grammars), _address_of(allowed, _INTS)
         launch = c.Launch(rest, rest.token_ids, 0, None, None)
-        arrays = (*launched.arrays, grammars, allowed)
+        arrays = (launched.arrays, grammars, allowed)
         given = launched.sampled_ids, launched.top, launched.sums
         return self._drive(Launched(launch, *given, arrays))
 
@@ -325,7 +337,7 @@ class Launched:
     top: Top
     sums: NDArray[np.float32]
     """[P, width]: of the states of its pooled rows."""
-    arrays: tuple[NDArray[Any], ...]
+    arrays: tuple[Any, ...]
 
     @property
     def started_ns(self) -> int:
@@ -347,17 +359,23 @@ _FORMATS: dict[Format, int] = {
 }
 
 
-def _within(places: Ints, ends: tuple[int, int]) -> bool:
-    return bool(np.all((places >= 0) & (places < ends)))
+def _within(places: Ints, end: int) -> bool:
+    return not places or (min(places) >= 0 and max(places) < end)
 
 
-def _address(array: NDArray[Any], dtype: np.dtype[Any]) -> int:
-    """Of its first element, behind which the others lie in order (else TypeError). A third of what
-    `array.ctypes.data` takes: a step has ten arrays."""
+def _address(values: Ints) -> int:
+    """Of the first; it stays until their number changes."""
+    return values.buffer_info()[0]
+
+
+def _address_of(array: NDArray[Any], dtype: np.dtype[Any]) -> int | None:
+    """Of its first element, behind which the others lie in order (else TypeError)."""
     assert array.dtype == dtype
-    return ctypes.addressof(_NOTHING.from_buffer(array.data))
+    return ctypes.addressof(_NOTHING.from_buffer(array.data)) if array.size else None
 
 
+NO_SUMS = np.empty((0, 0), np.float32)
+_LOGPROBS = word_of("logprobs")
 _INTS, _FLOATS = np.dtype(np.int32), np.dtype(np.float32)
 _NOTHING = ctypes.c_char * 0
 

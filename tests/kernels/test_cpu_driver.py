@@ -20,7 +20,8 @@ from kernels.cpu.library import Library, supported
 from kernels.cpu.program import Geometry, Launched, Limits, Program
 from kernels.cpu.recorder import Recorder
 from kernels.sampling import SAMPLING
-from tests.support.programs import NOTHING_AWAITED, packed
+from tests.support import programs
+from tests.support.programs import packed
 
 WIDTH = 512
 COUNT = np.arange(WIDTH, dtype=np.int32)
@@ -54,7 +55,7 @@ def tokens_of(step: int) -> list[int]:
 def launch(program: Program, step: int) -> Launched:
     tokens, ends = np.array(tokens_of(step), np.int32), np.array([0, WIDTH], np.int32)
     blocks, samplings = np.zeros((1, 1), np.int32), np.zeros(WIDTH, SAMPLING)
-    return program.launch(tokens, COUNT, ends, ends[1:], blocks, COUNT, samplings, NOTHING_AWAITED)
+    return programs.launch(program, tokens, COUNT, ends, ends[1:], blocks, COUNT, samplings)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from kernels.cpu.program import Format, Geometry, Limits, Program
 from kernels.cpu.recorder import Recorder, Rows
 from kernels.heads import Scores
 from kernels.sampling import SAMPLING
-from tests.support.programs import NOTHING_AWAITED, compute, logits_of, packed
+from tests.support.programs import compute, launch, logits_of, packed
 
 EPSILON = 1e-5
 NUM_BLOCKS = 48
@@ -437,9 +437,9 @@ def test_a_step_launched_behind_another_takes_what_that_samples(instruction_set:
         assert known[0] != known[1]
         for order in ([0, 1], [1, 0]):
             expected = compute(program, *second(order, known[order]))
-            running = program.launch(*first, NOTHING_AWAITED)
+            running = launch(program, *first)
             awaited = np.array([[0, order[0]], [1, order[1]]], np.int32)
-            behind = program.launch(*second(order, np.zeros(2, np.int32)), awaited)
+            behind = launch(program, *second(order, np.zeros(2, np.int32)), awaited)
             assert program.collect(running).tolist() == known.tolist()
             assert program.collect(behind).tolist() == expected.tolist()
 
@@ -454,7 +454,7 @@ def test_a_row_that_the_step_before_does_not_sample_is_refused() -> None:
         compute(program, *step)
         for awaited in ([[0, 1]], [[0, -1]], [[1, 0]], [[-1, 0]]):
             with pytest.raises(ValueError, match="do not fit"):
-                program.launch(*step, np.array(awaited, np.int32))
+                launch(program, *step, np.array(awaited, np.int32))
 
 
 @each_library
@@ -474,8 +474,8 @@ def test_what_follows_a_token_that_is_none_ends_and_harms_nobody(instruction_set
             return ids[part].copy(), span[part], ends, length, table, row, np.zeros(1, SAMPLING)
 
         # What the cache holds of the tokens before is NaN still.
-        running = program.launch(*step(17, 18), NOTHING_AWAITED)
-        behind = program.launch(*step(18, 19), np.zeros((1, 2), np.int32))
+        running = launch(program, *step(17, 18))
+        behind = launch(program, *step(18, 19), np.zeros((1, 2), np.int32))
         assert program.collect(running).tolist() == [-1]
         assert program.collect(behind).tolist() == [-1]
         assert compute(program, *step(0, 20)).tolist()[0] >= 0

@@ -15,7 +15,7 @@ from services.worker.engine.logits import LogitEdits, gathered
 from services.worker.engine.messages import Sampling
 from services.worker.engine.sampler import SamplingBatch, edit, sample, top_of
 from tests.support.plain_sampling import adjusted, chi_square, probabilities
-from tests.support.programs import NOTHING_AWAITED, compute, packed
+from tests.support.programs import compute, launch, packed
 from tests.support.samplings import as_rows, rows_of_logits
 
 VOCAB, ROWS = 1003, 64
@@ -51,8 +51,8 @@ class Rig:
         ids = count if of is None else np.full(len(rows), of, np.int32)
         ends = np.array([0, len(rows)], np.int32)
         table = np.zeros((1, 4), np.int32)
-        step = (ids, count, ends, ends[1:], table, count, rows, NOTHING_AWAITED, edits)
-        launched = self.program.launch(*step)
+        step = (ids, count, ends, ends[1:], table, count, rows)
+        launched = launch(self.program, *step, edits=edits)
         self.program.collect(launched)
         return launched
 

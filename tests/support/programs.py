@@ -1,6 +1,7 @@
 """Programs of the CPU kernels: their matrices, steps one at a time, and what these computed."""
 
 import ctypes
+from array import array
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,7 @@ from numpy.typing import NDArray
 from kernels.cpu.library import Library
 from kernels.cpu.matrix import Matrix, elements_of
 from kernels.cpu.memory import zeros
-from kernels.cpu.program import Ints, Program
-
-NOTHING_AWAITED = np.zeros((0, 2), np.int32)
+from kernels.cpu.program import Launched, Program
 
 
 def packed(
@@ -24,9 +23,15 @@ def packed(
     return Matrix(panels, n, k, bias)
 
 
-def compute(program: Program, *step: Any) -> Ints:
-    """What `launch` is given but for what is awaited, computed: the sampled ids."""
-    return program.collect(program.launch(*step, NOTHING_AWAITED))
+def launch(program: Program, *step: NDArray[Any], **more: Any) -> Launched:
+    """`step`: what `Program.launch` is given up to what is awaited, as numpy's arrays."""
+    arrays: list[Any] = [array("i", of.tobytes()) for of in step]
+    return program.launch(*arrays, **more)
+
+
+def compute(program: Program, *step: NDArray[Any]) -> NDArray[np.int32]:
+    """Such a step computed: the sampled ids."""
+    return np.asarray(program.collect(launch(program, *step)))
 
 
 def logits_of(program: Program) -> NDArray[np.float32]:

@@ -6,23 +6,45 @@ from dataclasses import dataclass, field
 from services.worker.engine.cost_model import StepShape, looked_back
 from services.worker.engine.sequence import Sequence
 
+_NOTHING = StepShape()
 
-@dataclass(slots=True, eq=False)
+
 class Chunk:
-    """Tokens [start, end) of a sequence, to be computed in this step."""
+    """Tokens [start, end) of a sequence, to be computed in this step.
 
-    sequence: Sequence
-    start: int
-    end: int
-    samples: bool
-    """It ended with the sequence's last token when it was made: the next one is sampled."""
-    scores: bool = False
-    """Logprobs of the prompt's tokens behind its own are wanted."""
-    is_decode: bool = False
-    """Its sequence was decoding (sequence.py) when it was made: all others are prompts."""
-    drafts: tuple[int, ...] = ()
-    """Guesses of the tokens behind its last, and the last of [start, end). After each of them one
-    is sampled, too, which counts if those before it were guessed right."""
+    samples     it ended with the sequence's last token when it was made: the next one is sampled
+    scores      logprobs of the prompt's tokens behind its own are wanted
+    is_decode   its sequence was decoding (sequence.py) when it was made: all others are prompts
+    drafts      guesses of the tokens behind its last, and the last of [start, end). After each of
+                them one is sampled, too, which counts if those before it were guessed right
+    known       where its guesses begin, or else its end
+    count       of its tokens
+    is_single   it is one token, after which one is sampled, and nothing else
+    """
+
+    __slots__ = (
+        *("sequence", "start", "end", "samples", "scores", "is_decode", "drafts"),
+        *("known", "count", "is_single"),
+    )
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        start: int,
+        end: int,
+        samples: bool,
+        scores: bool = False,
+        is_decode: bool = False,
+        drafts: tuple[int, ...] = (),
+    ) -> None:
+        self.sequence = sequence
+        self.start, self.end = start, end
+        self.samples, self.scores = samples, scores
+        self.is_decode = is_decode
+        self.drafts = drafts
+        self.known = end - len(drafts)
+        self.count = end - start
+        self.is_single = samples and not scores and self.count == 1
 
     @classmethod
     def of(cls, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> "Chunk":
@@ -34,19 +56,16 @@ class Chunk:
         decodes = sequence.is_decoding
         return cls(sequence, start, end + len(drafts), samples, scores, decodes, drafts)
 
-    @property
-    def count(self) -> int:
-        return self.end - self.start
+    @classmethod
+    def decode(cls, sequence: Sequence, drafts: tuple[int, ...] = ()) -> "Chunk":
+        """The last token of one that is decoding, and guesses behind it."""
+        end = sequence.length
+        return cls(sequence, end - 1, end + len(drafts), True, False, True, drafts)
 
     @property
     def rows(self) -> int:
         """Of logits that are computed for it."""
         return self.count if self.scores else int(self.samples) + len(self.drafts)
-
-    @property
-    def known(self) -> int:
-        """Where its guesses begin, or else its end."""
-        return self.end - len(self.drafts)
 
     @property
     def pooled(self) -> int:
@@ -67,18 +86,17 @@ class Step:
     reserved: list[Sequence] = field(default_factory=list)
     """Got room for a prompt that another engine computes."""
     preempted: list[Sequence] = field(default_factory=list)
-    shape: StepShape = field(default_factory=StepShape)
+    shape: StepShape = _NOTHING
 
 
 def shape_of(chunks: Iterable[Chunk]) -> StepShape:
-    decodes: list[Chunk] = []
-    prompts: list[Chunk] = []
+    tokens = prompt_context = decodes = decode_context = drafts = 0
     for chunk in chunks:
-        (decodes if chunk.is_decode else prompts).append(chunk)
-    return StepShape(
-        prompt_tokens=sum(chunk.count for chunk in prompts),
-        prompt_context=sum(looked_back(chunk.start, chunk.count) for chunk in prompts),
-        decodes=len(decodes),
-        decode_context=sum(chunk.known for chunk in decodes),
-        drafts=sum(len(chunk.drafts) for chunk in decodes),
-    )
+        if chunk.is_decode:
+            decodes += 1
+            decode_context += chunk.known
+            drafts += len(chunk.drafts)
+        else:
+            tokens += chunk.count
+            prompt_context += looked_back(chunk.start, chunk.count)
+    return StepShape(tokens, prompt_context, decodes, decode_context, drafts)

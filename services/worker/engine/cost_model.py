@@ -21,9 +21,8 @@ error does not count does not lessen the doubt, either.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from operator import mul
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 _NOISE = 0.1
 """Of a step's time, that nobody can tell."""
@@ -45,8 +44,7 @@ Sizes = tuple[float, float, float, float, float, float]
 _COSTS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(NamedTuple):
     """What a step computes, in numbers."""
 
     prompt_tokens: int = 0
@@ -60,14 +58,7 @@ class StepShape:
     @property
     def sizes(self) -> Sizes:
         """What each of the costs counts."""
-        return (
-            1,
-            self.prompt_tokens,
-            self.prompt_context,
-            self.decodes,
-            self.decode_context,
-            self.drafts,
-        )
+        return (1, *self)
 
 
 def looked_back(start: int, count: int) -> int:
@@ -156,7 +147,8 @@ class CostModel:
         costs, spread = self._costs, self._spread
         moved = [_TOGETHER * cost if size else 0.0 for cost, size in zip(costs, sizes, strict=True)]
         for row, one in zip(spread, moved, strict=True):
-            row[:] = [value + one * other for value, other in zip(row, moved, strict=True)]
+            if one:
+                row[:] = [value + one * other for value, other in zip(row, moved, strict=True)]
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
             if size and not cost:
                 for other in range(_COSTS):  # it goes with no other as yet
@@ -171,5 +163,7 @@ class CostModel:
                     row[index] *= less
 
 
-def _dot(some: Iterable[float], others: Iterable[float]) -> float:
-    return float(sum(map(mul, some, others)))
+def _dot(some: Seq[float], others: Seq[float]) -> float:
+    a, b, c, d, e, f = some
+    u, v, w, x, y, z = others
+    return a * u + b * v + c * w + d * x + e * y + f * z

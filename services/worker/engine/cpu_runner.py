@@ -1,6 +1,7 @@
 """A model on the C++ kernels: recorded once, run in one call a step. Imports no torch."""
 
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,9 +111,9 @@ class CpuRunner:
             plan.positions,
             plan.starts,
             plan.lengths,
-            plan.block_tables,
+            plan.tables,
             plan.rows,
-            plan.samplings,
+            plan.sampling_words,
             plan.awaited,
             plan.edits,
             samples=not len(plan.constrained),
@@ -127,8 +128,9 @@ class CpuRunner:
         return found
 
     def sample(self, ticket: CpuTicket, allowed: Words) -> None:
-        grammars = np.full(len(ticket.plan.sampled), -1, np.int32)
-        grammars[ticket.plan.constrained] = np.arange(len(allowed))
+        grammars = array("i", [-1]) * len(ticket.plan.sampled)
+        for number, row in enumerate(ticket.plan.constrained):
+            grammars[row] = number
         ticket.launched.append(self._program.sample(ticket.launched[-1], grammars, allowed))
 
     def collect(self, ticket: CpuTicket) -> Collected:

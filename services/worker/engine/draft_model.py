@@ -13,6 +13,7 @@ without communication and drafter-invariant speculative decoding", arXiv 2408.07
 
 import json
 import logging
+from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -26,10 +27,11 @@ from services.worker.engine.chunks import Chunk
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.drafted import Drafted
+from services.worker.engine.layout import one_further, plan_step, sampling_rows
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.outputs import ModelInfo
-from services.worker.engine.plan import StepPlan, plan_step, sampling_rows
+from services.worker.engine.plan import StepPlan
 from services.worker.engine.prompt_room import PromptRoom
 from services.worker.engine.proposer import Wanted
 from services.worker.engine.runner import Runner, Ticket, make_runner
@@ -193,15 +195,15 @@ class DraftProposer:
             return {}
         began = perf_counter()
         chunks = [row.chunk(0) for row in rows]
-        plan = _plan(chunks, {}, self._block_size)
+        plan = _plan(chunks, {})
         steps = [(rows, runner.launch(plan))]
         for depth in range(1, max((row.guesses for row in rows), default=1)):
             deeper = [row for row in rows if row.guesses > depth]
             if depth > 1 and len(deeper) == len(chunks):
-                plan = _one_further(plan)
+                plan = one_further(plan)
             else:
                 before, chunks = chunks, [row.chunk(depth) for row in deeper]
-                plan = _plan(chunks, sampling_rows(before), self._block_size)
+                plan = _plan(chunks, sampling_rows(before))
             steps.append((deeper, runner.launch(plan)))
         guesses: dict[str, list[int]] = {row.sequence.id: [] for row in rows}
         seconds: list[float] = []
@@ -249,24 +251,9 @@ class DraftProposer:
             self._cost.learn(shape, step_s + host_s)
 
 
-def _plan(chunks: Seq[Chunk], before: Mapping[str, int], block_size: int) -> StepPlan:
+def _plan(chunks: Seq[Chunk], before: Mapping[str, int]) -> StepPlan:
     """Of guesses: nobody asks for their logprobs, no grammar is asked what they may be, and behind
     other guesses edits would be others. It is near enough."""
-    plan = plan_step(chunks, block_size, before)
+    plan = plan_step(chunks, before)
     plan.samplings["logprobs"] = 0
-    return replace(plan, constrained=_NONE)
-
-
-def _one_further(plan: StepPlan) -> StepPlan:
-    """What follows on a step of one guess of each, for the same sequences."""
-    places = np.arange(len(plan.lengths), dtype=np.int32)
-    samplings = plan.samplings.copy()
-    samplings["position"] += 1
-    return replace(
-        plan,
-        token_ids=np.zeros_like(places),
-        awaited=np.stack((places, places), axis=1),
-        positions=plan.positions + 1,
-        lengths=plan.lengths + 1,
-        samplings=samplings,
-    )
+    return replace(plan, constrained=array("i"))

@@ -2,11 +2,9 @@
 
 import itertools
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 
 from services.worker.engine import kv_payload
 from services.worker.engine.block_pool import BlockPool
-from services.worker.engine.chunks import Chunk, Step
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape
@@ -18,18 +16,13 @@ from services.worker.engine.load_meter import LoadMeter
 from services.worker.engine.messages import KvBlocks, Request
 from services.worker.engine.outputs import (
     FinishReason,
-    KvReserved,
     Load,
-    Logprobs,
     ModelInfo,
-    PrefillChunk,
     RequestError,
-    RequestOutput,
     StepOutput,
-    Timeline,
 )
-from services.worker.engine.plan import Result
 from services.worker.engine.proposer import NgramProposer, Proposer
+from services.worker.engine.report import Report
 from services.worker.engine.runner import make_runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
@@ -77,15 +70,14 @@ class Engine:
         self.on_long_step: Callable[[float], None] = lambda expected_s: None
         """Called before a step that is expected to take LONG_STEP_S or more."""
         self._transfer = KvTransfer(self._runner.cache, self.info)
-        self._steps = Steps(self._runner, self.info.block_size)
+        self._steps = Steps(self._runner)
         self._running: Running | None = None
         """Where steps overlap: the one that was launched behind the last one collected."""
         self.aside = Aside(config.model, self.info)
         self.stuck = False
         """The last step computed and told nothing, and the next will not before a command."""
         self._step_count = 0
-        self._now = StepOutput(0, 0, 0, self.load(), 0)
-        """The output in the making: it gathers what happens from one step's end to the next."""
+        self._report = Report(self.scheduler, self._transfer, self._runner, self.load())
 
     def _speculation(self, config: EngineConfig) -> Speculation | None:
         if config.speculation == "off" or not self.info.generates:
@@ -101,7 +93,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """`step` would compute or report something, unless all blocks are held for others."""
-        told = self._now.outputs or self._running
+        told = self._running or not self._report.is_empty
         return bool(self.scheduler.num_pending or self.aside.sequences or told)
 
     def add(self, request: Request) -> None:
@@ -111,8 +103,7 @@ class Engine:
             raise ValueError(f"request id {name!r} is in use")
         error = find_error(request, self.info)
         if error is not None:
-            refused = RequestOutput(request.request_id, [], FinishReason.ERROR, error)
-            self._now.outputs.append(refused)
+            self._report.refuse(request.request_id, error)
             return
         sequence = Sequence(
             request,
@@ -130,9 +121,9 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Ends a request and frees its blocks."""
         if sequence := self.scheduler.sequences.get(request_id):
-            self._finish(sequence, [], FinishReason.CANCELLED)
+            self._report.finish(sequence, FinishReason.CANCELLED)
         elif sequence := self.aside.leave(request_id):
-            self._now.outputs.append(self._last(sequence, [], FinishReason.CANCELLED))
+            self._report.leave(sequence, FinishReason.CANCELLED)
 
     def write_kv(self, blocks: KvBlocks) -> None:
         """Fills blocks of a reserved request, in order and without gaps; those that it holds
@@ -144,7 +135,7 @@ class Engine:
         try:
             self._transfer.write(sequence, blocks)
         except (OSError, ValueError, KvTransferError) as error:
-            self._fail(sequence, RequestError("kv_transfer", str(error)))
+            self._report.fail(sequence, RequestError("kv_transfer", str(error)))
 
     def start_decode(self, request_id: str, first_token: int) -> None:
         """Lets a reserved request go on after `first_token`, once all its blocks are written."""
@@ -152,12 +143,12 @@ class Engine:
         if sequence is None:
             return
         if sequence.status is not Status.RESERVED or not 0 <= first_token < self.info.vocab_size:
-            self._fail(sequence, RequestError("kv_transfer", "start_decode out of place"))
+            self._report.fail(sequence, RequestError("kv_transfer", "start_decode out of place"))
         elif sequence.num_received < sequence.blocks_needed:
             message = f"{sequence.num_received} of {sequence.blocks_needed} KV blocks came"
-            self._fail(sequence, RequestError("kv_transfer", message))
+            self._report.fail(sequence, RequestError("kv_transfer", message))
         elif reason := self.scheduler.start_decode(sequence, first_token):
-            self._finish(sequence, [], reason)
+            self._report.finish(sequence, reason)
 
     def step(self) -> StepOutput:
         """Computes one step, if there is anything to compute, and reports all since the last.
@@ -177,7 +168,7 @@ class Engine:
         started = now_ns()
         self._come_back()
         step = self.scheduler.schedule()
-        self._report_schedule(step, started)
+        self._report.schedule(step, started)
         if not before:
             self._announce(step.shape)
         running = Running(step.chunks, step.shape, started)
@@ -189,16 +180,15 @@ class Engine:
         if not self.aside.sequences:
             return
         back = list(self.aside.take())
-        if not (back or self.scheduler.num_pending or self._now.outputs or self._running):
+        waits = self.scheduler.num_pending or self._running or not self._report.is_empty
+        if not (back or waits):
             self.aside.wait()
             back += self.aside.take()
         for sequence, error in back:
             if error is not None:
-                output = self._last(sequence, [], FinishReason.ERROR)
-                output.error = error
-                self._now.outputs.append(output)
+                self._report.leave(sequence, FinishReason.ERROR, error)
             elif sequence.matcher and sequence.matcher.ended:  # by what was generated elsewhere
-                self._now.outputs.append(self._last(sequence, [], FinishReason.STOP))
+                self._report.leave(sequence, FinishReason.STOP)
             else:
                 self.scheduler.add(sequence)
 
@@ -210,44 +200,47 @@ class Engine:
         return behind if behind.chunks else None
 
     def _collect(self, running: Running, behind: Running | None) -> StepOutput:
-        output = self._now
         results = self._steps.collect(running, behind)
         ended = now_ns()
         for chunk, result in zip(running.chunks, results, strict=True):
             if chunk.sequence.status is Status.FINISHED or result is LATE:
                 self.scheduler.drop(chunk)
-            elif chunk.is_decode:
-                self._complete(chunk, result)
-                output.decode_tokens += len(result.tokens)
             else:
-                output.prefill_tokens += chunk.count
-                computed = PrefillChunk(running.started_ns, ended, chunk.count)
-                self._complete(chunk, result, computed)
+                self._report.complete(chunk, result, running.started_ns, ended)
         if behind:
-            behind.started_ns = max(behind.started_ns, ended)
-        if behind and behind.in_vain:
-            for chunk in behind.chunks:
-                self.scheduler.drop(chunk)
-            self._running = None
-        elif behind:
-            self._steps.constrain(behind)
-
+            self._go_on_with(behind, ended)
+        duration_ns = ended - running.started_ns
+        output = self._report.take()
+        if running.computed_s is not None and not any(result.error for result in results):
+            self._learn(running, duration_ns, output.decode_tokens)
         self._step_count += 1
         output.step, output.started_ns = self._step_count, running.started_ns
-        output.duration_ns = ended - running.started_ns
-        if running.computed_s is not None and not any(result.error for result in results):
-            self._meter.add(running.shape, running.computed_s, output.decode_tokens)
-            if self.scheduler.speculation:
-                host_s = output.duration_ns / 1e9 - running.computed_s
-                self.scheduler.speculation.settle(running.shape, host_s)
+        output.duration_ns = duration_ns
         output.kv_events = self.pool.take_events()
         output.pending = self.scheduler.num_pending + len(self.aside.sequences)
         output.load = self.load()
-        self._now = StepOutput(0, 0, 0, output.load, 0)
         # A chunk that was for nothing brings blocks back, as who was preempted does.
         told = output.outputs or output.kv_reserved or output.preempted
         self.stuck = not (running.chunks or told)
         return output
+
+    def _go_on_with(self, behind: Running, began_ns: int) -> None:
+        """The step behind is the one that runs, or was in vain."""
+        behind.started_ns = max(behind.started_ns, began_ns)
+        if not behind.in_vain:
+            self._steps.constrain(behind)
+            return
+        for chunk in behind.chunks:
+            self.scheduler.drop(chunk)
+        self._running = None
+
+    def _learn(self, running: Running, duration_ns: int, decode_tokens: int) -> None:
+        """What a step took."""
+        assert running.computed_s is not None
+        self._meter.add(running.shape, running.computed_s, decode_tokens)
+        if self.scheduler.speculation:
+            host_s = duration_ns / 1e9 - running.computed_s
+            self.scheduler.speculation.settle(running.shape, host_s)
 
     def load(self) -> Load:
         return Load(
@@ -282,89 +275,3 @@ class Engine:
         expected_s = self._cost.step_s(shape)
         if expected_s >= LONG_STEP_S:
             self.on_long_step(expected_s)
-
-    def _report_schedule(self, step: Step, started_ns: int) -> None:
-        for sequence in step.admitted:
-            sequence.scheduled_ns = sequence.scheduled_ns or started_ns
-        for sequence in step.reserved:
-            self._now.kv_reserved.append(KvReserved(sequence.id, sequence.num_received))
-        self._now.preempted += [sequence.id for sequence in step.preempted]
-
-    def _complete(self, chunk: Chunk, result: Result, computed: PrefillChunk | None = None) -> None:
-        """Of a sequence that has not ended; `computed`: of its prompt."""
-        sequence, tokens = chunk.sequence, result.tokens
-        if result.error is not None:
-            self.scheduler.drop(chunk)
-            self._fail(sequence, result.error)
-            return
-        if chunk.scores and sequence.scores is not None:
-            sequence.scores[chunk.start :] = result.scores
-        if sequence.pool is not None and result.states is not None:
-            sequence.pool.add(result.states)
-        drafted = len(chunk.drafts)
-        accepted = max(0, len(tokens) - 1) if drafted else 0
-        self._now.draft_tokens += drafted
-        self._now.accepted_tokens += accepted
-        reason = self.scheduler.complete(chunk, tokens)
-        if computed:
-            sequence.chunks.append(computed)
-            if sequence.request.export_kv is not None:
-                try:
-                    self._now.kv_exports.extend(self._transfer.exports(sequence))
-                except OSError as error:
-                    self._fail(sequence, RequestError("kv_transfer", f"shared memory: {error}"))
-                    return
-        if reason is None and not tokens:
-            return
-        if reason is not None:
-            output = self._last(sequence, tokens, reason, result.logprobs)
-            self.scheduler.finish(sequence)
-        else:
-            output = self._output(sequence, tokens, result.logprobs)
-        output.draft_tokens, output.accepted_tokens = drafted, accepted
-        self._now.outputs.append(output)
-
-    def _finish(
-        self,
-        sequence: Sequence,
-        new_tokens: list[int],
-        reason: FinishReason,
-        logprobs: Seq[Logprobs] = (),
-    ) -> None:
-        output = self._last(sequence, new_tokens, reason, logprobs)
-        self.scheduler.finish(sequence)
-        self._now.outputs.append(output)
-
-    def _fail(self, sequence: Sequence, error: RequestError) -> None:
-        output = self._last(sequence, [], FinishReason.ERROR)
-        output.error = error
-        self.scheduler.abort(sequence)
-        self._now.outputs.append(output)
-
-    def _last(
-        self,
-        sequence: Sequence,
-        new_tokens: list[int],
-        reason: FinishReason,
-        logprobs: Seq[Logprobs] = (),
-    ) -> RequestOutput:
-        output = self._output(sequence, new_tokens, logprobs)
-        output.finish_reason, output.usage = reason, sequence.usage()
-        if sequence.pool is not None and reason is FinishReason.STOP:
-            output.pooled = sequence.pool.numbers(self._runner)
-        return output
-
-    def _output(
-        self, sequence: Sequence, new_tokens: list[int], logprobs: Seq[Logprobs] = ()
-    ) -> RequestOutput:
-        output = RequestOutput(sequence.id, new_tokens, num_cached_tokens=sequence.num_cached)
-        if logprobs:
-            output.logprobs = list(logprobs[: len(new_tokens)])
-        if new_tokens and sequence.scores is not None:
-            output.prompt_logprobs, sequence.scores = sequence.scores, None
-        if not sequence.reported:
-            sequence.reported = True
-            output.timeline = Timeline(
-                sequence.queued_ns, sequence.scheduled_ns, tuple(sequence.chunks)
-            )
-        return output

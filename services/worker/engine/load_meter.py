@@ -1,7 +1,5 @@
 """How fast the engine is, for a router to predict from: what its cost model says of pure steps."""
 
-from dataclasses import replace
-
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.settling import Settling
 
@@ -29,5 +27,5 @@ class LoadMeter:
             self.prefill_tokens_per_s = self._chunk.prompt_tokens / chunk_s
         if shape.decodes:
             self._tokens.add(max(1.0, tokens / shape.decodes))
-            alone = replace(shape, prompt_tokens=0, prompt_context=0)
+            alone = shape._replace(prompt_tokens=0, prompt_context=0)
             self.decode_step_ms = 1000 * self._cost.step_s(alone) / self._tokens.value

@@ -125,8 +125,7 @@ class KvEvents:
     hashes: list[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """The engine's state after a step; the fields of `penstock.v1.Load`."""
 
     waiting: int

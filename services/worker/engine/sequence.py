@@ -113,12 +113,17 @@ class Sequence:
             request.sampling, self.tokens[:earlier], self.tokens[earlier:], self._stop_ids
         )
         """What its parameters do to logits; None: nothing."""
-        self._waits = self.edits is not None and self.edits.waits
         wanted = request.sampling.prompt_logprobs is not None
         self.scores: list[Logprobs] | None = None
         """Of prompt tokens 1, 2, ... if those are wanted and no token has come yet."""
         if wanted and not request.generated_prefix and not request.remote_prefill:
             self.scores = []
+        self.is_special = (
+            any(one is not None for one in (self.edits, self.scores, self.pool))
+            or request.sampling.constraint is not None
+        )
+        """More is to be said of it in a plan than which tokens are computed and sampled."""
+        self._waits = self.edits is not None and self.edits.waits
 
     def hold(self, blocks: list[int]) -> None:
         """Adds blocks to the table's end."""
@@ -134,6 +139,11 @@ class Sequence:
             if self.drafted is not None:
                 self.drafted.clip(self.room)
         return spare
+
+    @property
+    def publish_at(self) -> int:
+        """Computed tokens with which the next block can be published."""
+        return (self.num_published + 1) * self._block_size
 
     @property
     def num_left(self) -> int:
@@ -188,12 +198,14 @@ class Sequence:
         self.tokens.append(token)
         if self.edits is not None:
             self.edits.append(token)
-        self.length = max(self.length, len(self.tokens))
+        count = len(self.tokens)
+        if count > self.length:
+            self.length = count
         if token in self._stop_ids:
             return FinishReason.STOP
-        if len(self.tokens) < self._last:
+        if count < self._last:
             return None
-        whole = len(self.tokens) >= self._max_len
+        whole = count >= self._max_len
         return FinishReason.LENGTH if whole else FinishReason.PREFILL_DONE
 
     def launch(self, end: int, samples: bool) -> None:
@@ -201,6 +213,12 @@ class Sequence:
         self.num_launched = end
         self.length = end + 1 if samples else self.length
         self.in_flight += 1
+
+    def advance(self, computed: int) -> None:
+        """So many leading tokens are computed now."""
+        self.num_computed = computed
+        if computed > self.num_launched:
+            self.num_launched = computed
 
     def forget(self) -> None:
         """What was launched and has not come back is worth nothing."""

@@ -74,14 +74,14 @@ class StepInputs:
 
     def load(self, plan: StepPlan, before: Ints) -> DeviceStep:
         """`before`: of each row that the step before sampled, where its token is."""
-        tiles = tiles_of(plan.starts, plan.num_decodes, self._of.queries)
+        tiles = tiles_of(np.asarray(plan.starts), plan.num_decodes, self._of.queries)
         self._copy(
             plan.block_tables,
             token_ids=_ids(plan, before),
-            positions=plan.positions,
+            positions=np.asarray(plan.positions),
             slots=plan.slots(self._of.block_size),
-            starts=plan.starts,
-            lengths=plan.lengths,
+            starts=np.asarray(plan.starts),
+            lengths=np.asarray(plan.lengths),
             rows=np.concatenate([plan.rows, plan.pooled_rows]),
             tiles=tiles.reshape(-1),
             samplings=plan.samplings.view(np.int32),
@@ -146,7 +146,7 @@ class StepInputs:
 
 
 def _ids(plan: StepPlan, before: Ints) -> Ints:
-    ids = plan.token_ids.copy()
-    places, rows = plan.awaited.T
+    ids = np.array(plan.token_ids)
+    places, rows = np.asarray(plan.awaited).reshape(-1, 2).T
     ids[places] = -1 - before[rows]
     return ids

@@ -12,8 +12,9 @@ from services.worker.engine.cost_model import StepShape
 from services.worker.engine.grammar.filler import Filler, Job
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.grammar.matcher import ConstraintError, Late, Matcher
+from services.worker.engine.layout import plan_step, sampling_rows
 from services.worker.engine.outputs import RequestError
-from services.worker.engine.plan import NOT_FINITE, Collected, Result, plan_step, sampling_rows
+from services.worker.engine.plan import NOT_FINITE, Collected, Result
 from services.worker.engine.runner import Runner, Ticket
 from services.worker.engine.sequence import Status
 
@@ -57,9 +58,8 @@ class Running:
 class Steps:
     """One that runs and, at most, one behind it."""
 
-    def __init__(self, runner: Runner, block_size: int) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._block_size = block_size
         self._filler = Filler()
         self._failed = 0
 
@@ -74,7 +74,7 @@ class Steps:
         rows = sampling_rows(before.chunks) if before else {}
         try:
             if chunks := running.chunks:
-                plan = plan_step(chunks, self._block_size, rows)
+                plan = plan_step(chunks, rows)
                 running.constrained = len(plan.constrained)
                 running.ticket = self._runner.launch(plan)
         except Exception as error:
@@ -139,14 +139,16 @@ class Steps:
         """Waits for the step's end; one result for each chunk. `behind`: what was launched since,
         which is in vain if the step fails. Raises EngineBroken."""
         results = self._results(running, behind)
-        self._follow(running.chunks, results)
-        self._raise_if_broken(
-            [
-                result
-                for chunk, result in zip(running.chunks, results, strict=True)
-                if chunk.sequence.status is not Status.FINISHED
-            ]
-        )
+        if running.constrained or running.failed:
+            self._follow(running.chunks, results)
+        if self._failed or any(result.error for result in results):
+            self._raise_if_broken(
+                [
+                    result
+                    for chunk, result in zip(running.chunks, results, strict=True)
+                    if chunk.sequence.status is not Status.FINISHED
+                ]
+            )
         return results
 
     def _results(self, running: Running, behind: Running | None = None) -> list[Result]:

@@ -21,7 +21,7 @@ from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import Model, build_model
 from services.worker.engine.moment import Moment
-from services.worker.engine.plan import Collected, StepPlan
+from services.worker.engine.plan import Collected, Ints, StepPlan
 from services.worker.engine.rope import angle_tables
 from services.worker.engine.runner import choose_dtype, describe
 from services.worker.engine.sampler import SamplingBatch, edit, keep_allowed, sample, top_of
@@ -67,7 +67,7 @@ class TorchRunner:
         began = Moment(self._device)
         token_ids = self.tensor(plan.token_ids)
         if len(plan.awaited):
-            places, rows = self.tensor(plan.awaited).unbind(1)
+            places, rows = self.tensor(plan.awaited).view(-1, 2).unbind(1)
             # Of a row without one nothing comes but what is thrown away.
             token_ids[places] = self._sampled[rows].clamp(min=0)
         step = _Step(self, plan, token_ids, self._batch(plan))
@@ -118,12 +118,12 @@ class TorchRunner:
             starts=self.tensor(plan.starts),
             lengths=self.tensor(plan.lengths),
             block_tables=self.tensor(plan.block_tables),
-            tiles=self.tensor(tiles_of(plan.starts, plan.num_decodes, queries=64)),
+            tiles=self.tensor(tiles_of(np.asarray(plan.starts), plan.num_decodes, queries=64)),
             num_decodes=plan.num_decodes,
         )
 
-    def tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+    def tensor(self, values: "Ints | np.ndarray") -> Tensor:
+        return torch.from_numpy(np.asarray(values)).to(self._device)
 
 
 class Launched:

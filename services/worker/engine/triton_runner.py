@@ -114,7 +114,7 @@ class TritonRunner:
             size = self._graphs.size(plan.num_decodes)
             self._inputs.load_decodes(plan, self._before, size)
             logits = self._graphs.run(size)
-            step, rows = self._inputs.decodes(size), plan.sampled
+            step, rows = self._inputs.decodes(size), np.asarray(plan.sampled)
         else:
             step = self._inputs.load(plan, self._before)
             ops = TritonOps(step, self._memory, every_row=False)
@@ -175,7 +175,7 @@ class TritonRunner:
         logits, tokens = raw.clone(), self._memory.tokens[: len(step.rows)]
         edit(logits, plan.samplings, plan.edits)
         if launched.allowed is not None:
-            rows = self._tensor(plan.constrained)
+            rows = self._tensor(np.asarray(plan.constrained))
             keep_allowed(logits, rows, self._tensor(launched.allowed))
         self._sample(logits, step)
         given = self._tensor(plan.samplings["given"].copy())

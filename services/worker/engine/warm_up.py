@@ -10,8 +10,8 @@ from time import perf_counter
 
 from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
+from services.worker.engine.layout import plan_step
 from services.worker.engine.messages import Pooling, Request, Sampling
-from services.worker.engine.plan import plan_step
 from services.worker.engine.runner import Runner
 from services.worker.engine.sequence import Sequence
 
@@ -71,7 +71,7 @@ def warm_up(
         return run([Chunk.of(sequence(0, tokens, tokens), tokens)], shape)
 
     def run(chunks: list[Chunk], shape: StepShape) -> Ran:
-        collected = runner.collect(runner.launch(plan_step(chunks, info.block_size, {})))
+        collected = runner.collect(runner.launch(plan_step(chunks, {})))
         return shape, collected.seconds
 
     rows = _grow(cost, decode, 1, 8, max_running)

@@ -127,7 +127,7 @@ class MemoryRunner:
             self._run(earlier)
         plan, before = launched.plan, launched.before
         ids = plan.token_ids.tolist()
-        for place, row in plan.awaited.tolist():
+        for place, row in zip(plan.awaited[::2], plan.awaited[1::2], strict=True):
             assert before
             assert before.sampled is not None
             ids[place] = before.sampled[row]

@@ -175,6 +175,7 @@ shapes = st.builds(
     prompt_context=st.integers(0, 10**9),
     decodes=st.integers(0, 1000),
     decode_context=st.integers(0, 10**8),
+    drafts=st.integers(0, 1000),
 )
 
 

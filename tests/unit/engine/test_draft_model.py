@@ -220,11 +220,11 @@ def test_catching_up_takes_the_time_that_prompts_leave(checkpoint: Checkpoint) -
 
 def test_it_waits_for_no_grammar() -> None:
     sequence: Any = Sequence(
-        Request("a", [5] * 6, Sampling(9, logprobs=3)), 0, 4, frozenset(), 99, 0
+        Request("a", [5] * 6, Sampling(9, logprobs=3, constraint="x")), 0, 4, frozenset(), 99, 0
     )
     sequence.hold([1, 2])
     sequence.matcher = object()
-    plan = draft_model._plan([Chunk.of(sequence, 6)], {}, 4)
+    plan = draft_model._plan([Chunk.of(sequence, 6)], {})
     assert len(plan.sampled) == 1
     assert not len(plan.constrained)
     assert plan.samplings["logprobs"].tolist() == [0]

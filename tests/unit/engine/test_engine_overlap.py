@@ -21,7 +21,8 @@ from services.worker.engine import (
     process,
 )
 from services.worker.engine.chunks import Chunk
-from services.worker.engine.plan import Collected, StepPlan, plan_step
+from services.worker.engine.layout import plan_step
+from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.process import Channel, Closed
 from services.worker.engine.runner import Ticket
 from services.worker.engine.sequence import Sequence
@@ -231,7 +232,7 @@ def test_the_seconds_of_steps_in_a_queue_do_not_overlap(
     runner = make_engine(checkpoint(), kernels=kernels)._runner
     sequence = Sequence(Request("a", [5] * 60, greedy(1)), 0, 16, frozenset(), 100, 0)
     sequence.hold([3, 1, 2, 0])
-    plan = plan_step([Chunk.of(sequence, 60)], 16, {})
+    plan = plan_step([Chunk.of(sequence, 60)], {})
     before = perf_counter()
     tickets = [runner.launch(plan) for _ in range(20)]
     seconds = [runner.collect(ticket).seconds for ticket in tickets]

@@ -1,7 +1,6 @@
 """What an engine says of its speed."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -51,7 +50,7 @@ def test_a_step_of_both_says_what_each_would_take_alone() -> None:
 
 def test_a_token_takes_less_where_guesses_are_right() -> None:
     metered = Metered()
-    guessed = replace(decodes(4, 300), drafts=16)
+    guessed = decodes(4, 300)._replace(drafts=16)
     for _ in range(200):
         metered.step(guessed, each=3)
     assert metered.rates[1] == pytest.approx(1000 * additive(guessed) / 3, rel=0.05)
@@ -98,7 +97,7 @@ def test_what_seems_to_take_no_time_leaves_the_rate_as_it_was(
     metered = Metered()
     metered.step(prompt(300))
     before = metered.meter.prefill_tokens_per_s
-    costs = [0.0, 0.0, 0.0, 4e-4, 0.0]  # all of it for decodes
+    costs = [0.0, 0.0, 0.0, 4e-4, 0.0, 0.0]  # all of it for decodes
     cost = metered.meter._cost
     monkeypatch.setattr(cost, "learn", lambda shape, seconds: setattr(cost, "_costs", costs))
     metered.step(prompt(8, 0, decodes=4, context=300))

@@ -1,6 +1,6 @@
 """Whose prompt the scheduler takes first."""
 
-from services.worker.engine.scheduler import PATIENT
+from services.worker.engine.low_lane import PATIENT
 from tests.unit.engine.schedule_bench import Bench, tokens
 
 

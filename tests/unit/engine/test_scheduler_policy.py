@@ -65,7 +65,7 @@ def test_cached_tokens_are_those_of_the_first_admission() -> None:
     bench = Bench(num_blocks=6)
     one = bench.add("one", tokens(9, first=10))
     bench.step()
-    bench.scheduler._preempt(one, Step())
+    bench.scheduler.places.preempt(one, Step())
     (chunk,) = bench.step().chunks
     assert chunk.start == 8
     assert one.num_cached == 0
@@ -160,7 +160,7 @@ def test_what_was_generated_is_computed_again_in_chunks_too() -> None:
     while len(sequence.tokens) < 20:
         bench.step()
     bench.pool.withdraw(sequence.blocks)  # nothing of it is found again
-    bench.scheduler._preempt(sequence, Step())
+    bench.scheduler.places.preempt(sequence, Step())
     assert [[c.count for c in bench.step().chunks] for _ in range(6)] == [[4]] * 5 + [[1]]
 
 
@@ -371,6 +371,6 @@ def test_a_prompts_last_token_is_no_decode_however_few_are_left() -> None:
         assert bench.scheduler.queued_prefill_tokens == 0
         assert bench.step().shape == StepShape(decodes=1, decode_context=length)
     assert asked.names == {"cached"}
-    bench.scheduler._preempt(cached, Step())
+    bench.scheduler.places.preempt(cached, Step())
     chunks = [chunk for _ in range(2) for chunk in bench.step().chunks]
     assert [(chunk.count, chunk.is_decode) for chunk in chunks] == [(2, False), (1, True)]

@@ -12,8 +12,9 @@ from services.worker.engine import FinishReason, Request, Sampling
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.chunks import Chunk, Step, shape_of
 from services.worker.engine.cost_model import CostModel
+from services.worker.engine.low_lane import PATIENT
 from services.worker.engine.prompt_room import time_for_prompts
-from services.worker.engine.scheduler import PATIENT, Scheduler
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
 from tests.unit.engine.arrivals import Arrival, arrivals
 from tests.unit.engine.synthetic import decodes, prompt

@@ -49,7 +49,7 @@ def test_of_many_prompts_at_once_a_step_takes_as_many_as_if_all_decoded() -> Non
 
 def test_each_of_them_is_taken_to_look_back_as_far_as_those_that_decode() -> None:
     cost = CostModel()
-    cost._costs = [0.0, 0.0, 0.0, 0.0, 0.01 / 1000]  # nothing but what is looked back on
+    cost._costs = [0.0, 0.0, 0.0, 0.0, 0.01 / 1000, 0.0]  # nothing but what is looked back on
     seconds, share = time_for_prompts(cost, decodes(2, 1000), 8, 512, None)
     assert seconds == pytest.approx(2 * 0.08 - 0.02)
     assert share == pytest.approx(1 - 0.02 / 0.16)

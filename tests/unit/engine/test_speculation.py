@@ -251,7 +251,7 @@ class Offering:
 
 def with_guesses(machine: Machine) -> Machine:
     """A guess is a row as a decode is, that looks back on nothing of its own."""
-    return lambda shape: machine(replace(shape, decodes=shape.decodes + shape.drafts, drafts=0))
+    return lambda shape: machine(shape._replace(decodes=shape.decodes + shape.drafts, drafts=0))
 
 
 def settled(
@@ -276,7 +276,7 @@ def settled(
         context = sum(len(sequence.tokens) for sequence in sequences)
         alone = StepShape(decodes=batch, decode_context=context)
         wanted = speculation.wanted(sequences, alone, 400) if step else {}
-        shape = replace(alone, drafts=sum(wanted.values()))
+        shape = alone._replace(drafts=sum(wanted.values()))
         cost.learn(shape, machine(shape))
         speculation.settle(shape, 1e-4 + shape.drafts * host_s)
         made = batch
@@ -338,7 +338,7 @@ def test_guesses_are_of_those_that_guess_well() -> None:
     ]
     shape = StepShape(decodes=batch, decode_context=100 * batch)
     for drafts in (0, 8, 0, 24, 0, 16) * 5:
-        cost.learn(replace(shape, drafts=drafts), machine(replace(shape, drafts=drafts)))
+        cost.learn(shape._replace(drafts=drafts), machine(shape._replace(drafts=drafts)))
     for _ in range(2):
         wanted = guesses.wanted(sequences, shape, 400)
         for sequence in sequences:
@@ -402,7 +402,7 @@ def test_costs_that_were_wrong_are_not_believed_for_ever() -> None:
     shape = StepShape(decodes=1, decode_context=100)
     for _ in range(5):
         cost.learn(shape, 1e-3)
-        cost.learn(replace(shape, drafts=1), 3e-3)
+        cost.learn(shape._replace(drafts=1), 3e-3)
     guesses = Speculation([Offering()], cost, depth=2, rows=9)
     sequence = Sequence(Request("a", [1] * 100, Sampling(10**6)), 0, 16, frozenset(), 10**7, 0)
     tried = [bool(guesses.wanted([sequence], shape, 9)) for _ in range(2000)]
@@ -414,7 +414,7 @@ def test_what_takes_long_to_begin_waits_until_as_much_has_come() -> None:
     cost = CostModel()
     shape = StepShape(decodes=1, decode_context=100)
     for drafts in (0, 1) * 5:
-        cost.learn(replace(shape, drafts=drafts), 1e-3)
+        cost.learn(shape._replace(drafts=drafts), 1e-3)
     guesses = Speculation([Offering(begin_s=0.01)], cost, depth=2, rows=9)
     sequence = Sequence(Request("a", [1] * 100, Sampling(10**6)), 0, 16, frozenset(), 10**7, 0)
     began = 0

@@ -1,8 +1,10 @@
 """The runner for GPUs, on a CPU: its kernels run in Triton's interpreter, its graphs are calls."""
 
 import math
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +50,18 @@ def plan(
         samplings[name] = value
     samplings["position"] = [lengths[row] for row in sampled]
     return StepPlan(
-        token_ids=np.array([token for tokens, _, _ in pieces for token in tokens], np.int32),
-        awaited=np.array(awaited or [], np.int32).reshape(-1, 2),
-        positions=np.concatenate(
-            [np.arange(had, had + len(tokens), dtype=np.int32) for tokens, had, _ in pieces]
+        token_ids=array("i", [token for tokens, _, _ in pieces for token in tokens]),
+        positions=array(
+            "i", [had + place for tokens, had, _ in pieces for place in range(len(tokens))]
         ),
-        starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        lengths=np.array(lengths, np.int32),
-        block_tables=tables,
+        starts=array("i", [0, *accumulate(counts)]),
+        lengths=array("i", lengths),
+        tables=array("i", tables.tobytes()),
         num_decodes=counts.count(1),
-        sampled=np.array(sampled, np.int32),
-        rows=np.cumsum(counts, dtype=np.int32)[sampled] - 1,
-        samplings=samplings,
+        sampled=array("i", sampled),
+        rows=array("i", [[*accumulate(counts)][sequence] - 1 for sequence in sampled]),
+        sampling_words=array("i", samplings.tobytes()),
+        awaited=array("i", chain.from_iterable(awaited or [])),
     )
 
 
@@ -118,8 +120,8 @@ def held(step: StepPlan, rows: list[int], edited: bool) -> StepPlan:
         edits = np.array([(7, 1.5, 2.0), (9, 1, -np.inf), (7, 2.0, 4.0)], EDIT)
         samplings["num_edits"][:2], samplings["first_edit"][1] = (2, 1), 2
         samplings["logprobs"] = [0, 3, 1][: len(samplings)]
-    constrained = np.array(rows, np.int32)
-    return replace(step, samplings=samplings, edits=edits, constrained=constrained)
+    words = array("i", samplings.tobytes())
+    return replace(step, sampling_words=words, edits=edits, constrained=array("i", rows))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -31,12 +31,12 @@ class Timed:
 
     def launch(self, plan: StepPlan) -> float:
         tokens = len(plan.token_ids) - plan.num_decodes
-        context = int(plan.lengths[: plan.num_decodes].sum())
+        context = sum(plan.lengths[: plan.num_decodes])
         shape = StepShape(tokens, tokens**2 // 2, plan.num_decodes, context)
         took = self._machine(shape) + (0 if self.ran else self.first_s)
         self.now += took
         self.ran.append((plan.num_decodes, tokens))
-        self.longest = max(self.longest, int(plan.lengths[0]) if plan.num_decodes else 0)
+        self.longest = max(self.longest, plan.lengths[0] if plan.num_decodes else 0)
         return took
 
     def collect(self, ticket: float) -> Collected:
