@@ -1,7 +1,7 @@
 """How tokens are chosen, one row of parameters for each. Imports no torch."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ NOT_FINITE, NONE_LEFT = -1, -2
 """In a sampled token's place: a logit of the row is NaN, or the best infinite; all are -inf."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Top:
     """Logprobs of R rows: in column 0 of the row's token, behind it of its best ones, best first;
     what a row has not asked for is undefined."""
@@ -66,6 +66,10 @@ class Top:
     """[R, width]; -1: the vocabulary has no more"""
     logprobs: NDArray[np.float32]
     """[R, width]"""
+    width: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.width = int(self.ids.shape[1])
 
     @classmethod
     def of(cls, samplings: NDArray[np.void]) -> "Top":
@@ -77,10 +81,6 @@ class Top:
         if not width:
             return NO_TOP
         return cls(np.empty((rows, width), np.int32), np.empty((rows, width), np.float32))
-
-    @property
-    def width(self) -> int:
-        return int(self.ids.shape[1])
 
 
 NO_TOP = Top(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))

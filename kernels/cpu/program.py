@@ -5,6 +5,7 @@ them, so that a step may be launched while another runs."""
 import ctypes
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -19,7 +20,7 @@ from kernels.cpu.matrix import Matrix
 from kernels.cpu.memory import LINE, zeros
 from kernels.cpu.recorder import Floats, Recorder, Rows
 from kernels.heads import QkNorm, Scores
-from kernels.sampling import EDIT, NO_EDITS, SAMPLING_WORDS, Top, word_of
+from kernels.sampling import EDIT, NO_EDITS, NO_TOP, SAMPLING_WORDS, Top, word_of
 
 Ints: TypeAlias = "array[int]"
 """Of type "i". Whatever numpy does first in a step is a walk through memory that the kernels have
@@ -121,7 +122,7 @@ class Program:
             )
         self._limits = limits
         self._sampled_ids = NO_INTS  # of the step launched last
-        self._running: list[Launched] = []
+        self._running: deque[Launched] = deque()
         """What may not have ended, collected or given up."""
         self._driver = Driver(library, threads, self._program, self._format)
         self.close = weakref.finalize(self, self._driver.end)
@@ -155,7 +156,7 @@ class Program:
         end. All arrays are the program's until the step has ended.
         """
         limits, before = self._limits, self._sampled_ids
-        width, uneven = divmod(len(block_tables), max(1, len(lengths)))
+        table_width, uneven = divmod(len(block_tables), max(1, len(lengths)))
         pools = max(0, len(pool_starts) - 1)
         if (
             not len(token_ids) == len(positions) == starts[-1] <= limits.tokens
@@ -168,42 +169,47 @@ class Program:
             or len(lengths) != len(starts) - 1
             or uneven
             or max(lengths) > limits.context
-            or not _within(awaited[::2], len(token_ids))
-            or not _within(awaited[1::2], len(before))
+            or (awaited and not _within(awaited[::2], len(token_ids)))
+            or (awaited and not _within(awaited[1::2], len(before)))
         ):
             raise ValueError(f"a step beyond {limits}, or of parts that do not fit")
         sampled_ids = array("i", bytes(4 * len(rows)))
-        top = Top.for_rows(len(rows), max(samplings[_LOGPROBS::SAMPLING_WORDS], default=0))
+        width = max(samplings[_LOGPROBS::SAMPLING_WORDS], default=0)
+        top = Top.for_rows(len(rows), width) if width else NO_TOP
         sums = np.empty((pools, self._state_width), np.float32) if pools else NO_SUMS
         step = c.Step(
             len(token_ids),
             len(lengths),
             len(rows),
-            width,
+            table_width,
             len(pooled_rows),
             pools,
             0,
             len(self._ops) - (not samples),
-            _address(token_ids),
-            _address(positions),
-            _address(starts),
-            _address(lengths),
-            _address(block_tables),
-            _address(rows),
-            _address(pooled_rows),
-            _address(pool_starts),
-            _address_of(sums, _FLOATS),
-            _address(samplings),
+            token_ids.buffer_info()[0],
+            positions.buffer_info()[0],
+            starts.buffer_info()[0],
+            lengths.buffer_info()[0],
+            block_tables.buffer_info()[0],
+            rows.buffer_info()[0],
+            pooled_rows.buffer_info()[0],
+            pool_starts.buffer_info()[0],
+            _address_of(sums, _FLOATS) if pools else None,
+            samplings.buffer_info()[0],
             None,
             None,
-            _address_of(edits, EDIT),
-            _address_of(top.ids, _INTS),
-            _address_of(top.logprobs, _FLOATS),
-            top.width,
-            _address(sampled_ids),
+            _address_of(edits, EDIT) if len(edits) else None,
+            _address_of(top.ids, _INTS) if width else None,
+            _address_of(top.logprobs, _FLOATS) if width else None,
+            width,
+            sampled_ids.buffer_info()[0],
         )
         launch = c.Launch(
-            step, step.token_ids, len(awaited) // 2, _address(awaited), _address(before)
+            step,
+            step.token_ids,
+            len(awaited) // 2,
+            awaited.buffer_info()[0],
+            before.buffer_info()[0],
         )
         kept = (token_ids, positions, starts, lengths, block_tables, rows, samplings)
         more = (edits, awaited, before, pooled_rows, pool_starts)
@@ -231,14 +237,16 @@ class Program:
             raise ValueError("grammars of other rows, or of another vocabulary")
         rest = c.Step.from_buffer_copy(step)
         rest.first, rest.end = step.end, len(self._ops)
-        rest.grammars, rest.allowed = _address(grammars), _address_of(allowed, _INTS)
+        rest.grammars, rest.allowed = grammars.buffer_info()[0], _address_of(allowed, _INTS)
         launch = c.Launch(rest, rest.token_ids, 0, None, None)
         arrays = (launched.arrays, grammars, allowed)
         given = launched.sampled_ids, launched.top, launched.sums
         return self._drive(Launched(launch, *given, arrays))
 
     def _drive(self, launched: "Launched") -> "Launched":
-        self._running = [*(one for one in self._running if not one.ended_ns), launched]
+        while self._running and self._running[0].launch.ended_ns:
+            self._running.popleft()
+        self._running.append(launched)
         self._driver.launch(launched.launch)
         return launched
 
@@ -328,7 +336,7 @@ class Program:
         return array.ctypes.data
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Launched:
     """A step on its way, with all memory that it reads and writes."""
 
@@ -360,18 +368,13 @@ _FORMATS: dict[Format, int] = {
 
 
 def _within(places: Ints, end: int) -> bool:
-    return not places or (min(places) >= 0 and max(places) < end)
+    return min(places) >= 0 and max(places) < end
 
 
-def _address(values: Ints) -> int:
-    """Of the first; it stays until their number changes."""
-    return values.buffer_info()[0]
-
-
-def _address_of(array: NDArray[Any], dtype: np.dtype[Any]) -> int | None:
+def _address_of(array: NDArray[Any], dtype: np.dtype[Any]) -> int:
     """Of its first element, behind which the others lie in order (else TypeError)."""
     assert array.dtype == dtype
-    return ctypes.addressof(_NOTHING.from_buffer(array.data)) if array.size else None
+    return ctypes.addressof(_NOTHING.from_buffer(array.data))
 
 
 NO_SUMS = np.empty((0, 0), np.float32)

@@ -55,11 +55,6 @@ class StepShape(NamedTuple):
     """Likewise."""
     drafts: int = 0
 
-    @property
-    def sizes(self) -> Sizes:
-        """What each of the costs counts."""
-        return (1, *self)
-
 
 def looked_back(start: int, count: int) -> int:
     """Tokens that those of a prompt at [start, start + count) look back on, summed."""
@@ -78,7 +73,7 @@ class CostModel:
         """What a step should take; nothing, if it computes nothing."""
         if not (shape.prompt_tokens or shape.decodes):
             return 0.0
-        return _dot(self._costs, shape.sizes)
+        return _dot(self._costs, (1, *shape))
 
     @property
     def fixed_s(self) -> float:
@@ -108,7 +103,7 @@ class CostModel:
 
     def doubt(self, shape: StepShape) -> float:
         """How uncertain `step_s` is: its standard deviation, as a part of it."""
-        sizes = shape.sizes
+        sizes = (1, *shape)
         expected = _dot(self._costs, sizes)
         if not expected:
             return 0.0
@@ -117,7 +112,7 @@ class CostModel:
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Takes in a step that ran and computed something."""
         seconds = max(seconds, 1e-6)
-        sizes = shape.sizes
+        sizes = (1, *shape)
         self._grow_doubt(sizes, seconds)
         expected = _dot(self._costs, sizes)
         error = seconds - expected
@@ -145,10 +140,10 @@ class CostModel:
     def _grow_doubt(self, sizes: Sizes, seconds: float) -> None:
         """Since the step before. What has no cost yet may be all that took the `seconds`."""
         costs, spread = self._costs, self._spread
-        moved = [_TOGETHER * cost if size else 0.0 for cost, size in zip(costs, sizes, strict=True)]
-        for row, one in zip(spread, moved, strict=True):
-            if one:
-                row[:] = [value + one * other for value, other in zip(row, moved, strict=True)]
+        there = [index for index in range(_COSTS) if sizes[index]]
+        for index in there:
+            for other in there:
+                spread[index][other] += _TOGETHER**2 * costs[index] * costs[other]
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
             if size and not cost:
                 for other in range(_COSTS):  # it goes with no other as yet

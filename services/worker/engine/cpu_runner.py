@@ -137,5 +137,7 @@ class CpuRunner:
         last = ticket.launched[-1]
         sampled_ids = self._program.collect(last).tolist()
         results = ticket.plan.results(sampled_ids, last.top, last.sums)
-        ran_ns = sum(part.ended_ns - part.started_ns for part in ticket.launched)
+        ran_ns = 0
+        for part in ticket.launched:
+            ran_ns += part.launch.ended_ns - part.launch.started_ns
         return Collected(results, ran_ns / 1e9)

@@ -211,8 +211,8 @@ class Engine:
             self._go_on_with(behind, ended)
         duration_ns = ended - running.started_ns
         output = self._report.take()
-        if running.computed_s is not None and not any(result.error for result in results):
-            self._learn(running, duration_ns, output.decode_tokens)
+        if running.computed_s is not None:
+            self._learn(running.shape, running.computed_s, duration_ns, output.decode_tokens)
         self._step_count += 1
         output.step, output.started_ns = self._step_count, running.started_ns
         output.duration_ns = duration_ns
@@ -234,13 +234,13 @@ class Engine:
             self.scheduler.drop(chunk)
         self._running = None
 
-    def _learn(self, running: Running, duration_ns: int, decode_tokens: int) -> None:
-        """What a step took."""
-        assert running.computed_s is not None
-        self._meter.add(running.shape, running.computed_s, decode_tokens)
+    def _learn(
+        self, shape: StepShape, computed_s: float, duration_ns: int, decode_tokens: int
+    ) -> None:
+        """What a step took, of which its device computed for `computed_s`."""
+        self._meter.add(shape, computed_s, decode_tokens)
         if self.scheduler.speculation:
-            host_s = duration_ns / 1e9 - running.computed_s
-            self.scheduler.speculation.settle(running.shape, host_s)
+            self.scheduler.speculation.settle(shape, duration_ns / 1e9 - computed_s)
 
     def load(self) -> Load:
         return Load(

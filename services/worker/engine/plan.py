@@ -44,7 +44,7 @@ class Result:
     """[hidden]: the sum of its chunk's pooled tokens' states, if any is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collected:
     """What came of a step."""
 
@@ -115,7 +115,7 @@ class StepPlan:
         """Of all sequences, from what the R rows sampled; below 0: why a row has no token.
         sums: [P, hidden], of pooled states."""
         results = self._of_tokens(sampled_ids, top)
-        if sums is not None:
+        if self.pooled and sums is not None:
             for sequence, states in zip(self.pooled.tolist(), sums, strict=True):
                 sound = bool(np.isfinite(states).all())
                 results[sequence] = Result([], states=states) if sound else NOT_FINITE

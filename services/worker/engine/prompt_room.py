@@ -59,11 +59,9 @@ def time_for_prompts(
     if not (decoding.decodes and alone_s):
         return math.inf, 1.0
     if target_s is None:
-        context, drafts = (
-            of_those * present // decoding.decodes
-            for of_those in (decoding.decode_context, decoding.drafts)
-        )
-        all_of_them = StepShape(decodes=present, decode_context=context, drafts=drafts)
+        context = decoding.decode_context * present // decoding.decodes
+        drafts = decoding.drafts * present // decoding.decodes
+        all_of_them = StepShape(0, 0, present, context, drafts)
         target_s = _SLOWED * cost.step_s(all_of_them)
     least_s = alone_s * _LEAST_SHARE / (1 - _LEAST_SHARE)
     prompts_s = max(target_s - alone_s, least_s)

@@ -110,8 +110,12 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        begun = [one for one in self.places.running if not one.is_decoding]
-        return self.places.waiting.num_tokens + sum(one.length - one.num_launched for one in begun)
+        begun = [
+            one.length - one.num_launched
+            for one in self.places.running
+            if one.num_launched < max(one.num_prompt, one.length - 1)  # it is not decoding
+        ]
+        return self.places.waiting.num_tokens + sum(begun)
 
     @property
     def prompt_share(self) -> float:
@@ -133,11 +137,12 @@ class Scheduler:
         if self._in_flight and not self.places.all_can_grow:
             return step
         decodes, begun = self._stand_aside(*self._go_on(step), step)
-        context = sum([sequence.length for sequence in decodes])
-        decoding = StepShape(decodes=len(decodes), decode_context=context)
         prompts_there = bool(begun or self.places.waiting.head)
+        decoding = StepShape(0, 0, len(decodes), sum([one.length for one in decodes]))
         wanted = self._wanted(decodes, decoding, prompts_there)
-        room = self._room(decoding._replace(drafts=sum(wanted.values())), prompts_there)
+        if wanted:
+            decoding = decoding._replace(drafts=sum(wanted.values()))
+        room = self._room(decoding, prompts_there)
         prompts = [*self._chunks(self._prompts(begun, step, room), room)] if prompts_there else []
         step.chunks = self._decodes(decodes, wanted, room.seconds) + prompts
         step.shape = decoding
@@ -168,8 +173,10 @@ class Scheduler:
             tokens.clear()
         computed = known + self._right(chunk, tokens) if chunk.drafts else known
         reason = sequence.extend(tokens)
-        sequence.advance(min(computed, len(sequence.tokens)))
-        if sequence.num_computed >= sequence.publish_at:
+        sequence.num_computed = computed = min(computed, len(sequence.tokens))
+        if computed > sequence.num_launched:
+            sequence.num_launched = computed
+        if chunk.count > 1 or not computed % self.pool.block_size:
             self.tables.publish(sequence)
         if chunk.drafts:
             self.tables.trim(sequence)
@@ -193,7 +200,7 @@ class Scheduler:
         self.places.start(sequence)
         if sequence.matcher:
             sequence.matcher.give([token])
-        return sequence.append(token)
+        return sequence.extend([token])
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence in whatever state it is and frees its blocks."""

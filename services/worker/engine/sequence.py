@@ -40,6 +40,17 @@ class Sequence:
     num_published   leading blocks whose hash was offered to the pool
     """
 
+    # What each decode asks for lies together, in few lines of the cache: more than thirty
+    # attributes without slots would be a table of their own for each sequence.
+    __slots__ = (
+        *("tokens", "length", "num_launched", "num_computed", "in_flight", "status", "room"),
+        *("num_prompt", "_last", "_stop_ids", "matcher", "edits", "pool", "scores", "reported"),
+        *("id", "num_cached", "blocks", "sampling_row", "is_special", "_waits", "request"),
+        *("_block_size", "_max_len", "_root", "acceptances", "arrival", "chunks", "drafted"),
+        *("export_next", "hashes", "lookup", "num_published", "num_received", "order"),
+        *("queued_ns", "queued_tokens", "remote", "scheduled_ns", "was_admitted"),
+    )
+
     def __init__(
         self,
         request: Request,
@@ -141,11 +152,6 @@ class Sequence:
         return spare
 
     @property
-    def publish_at(self) -> int:
-        """Computed tokens with which the next block can be published."""
-        return (self.num_published + 1) * self._block_size
-
-    @property
     def num_left(self) -> int:
         """Tokens that may still come, but for a stop token."""
         return self._last - len(self.tokens)
@@ -184,41 +190,36 @@ class Sequence:
 
     def extend(self, tokens: list[int]) -> FinishReason | None:
         """Adds output tokens up to the last one, if that is among them, and takes those behind it
-        off the list; says as `append` does. Its grammar has taken them in."""
-        reason = FinishReason.STOP if (whole := self.matcher and self.matcher.ended) else None
-        for index, token in enumerate(tokens):
-            ends = self.append(token)
-            if ends and not (whole and index == len(tokens) - 1):
-                del tokens[index + 1 :]
-                return ends
+        off the list; says whether it is there, and why. Its grammar has taken them in."""
+        whole = self.matcher is not None and self.matcher.ended
+        reason = FinishReason.STOP if whole else None
+        for index, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            if self.edits is not None:
+                self.edits.append(token)
+            ends = self._ends(token)
+            if ends and not (whole and index == len(tokens)):
+                del tokens[index:]
+                reason = ends
+                break
+        if len(self.tokens) > self.length:
+            self.length = len(self.tokens)
         return reason
 
-    def append(self, token: int) -> FinishReason | None:
-        """Adds an output token; says whether it is the last one, and why."""
-        self.tokens.append(token)
-        if self.edits is not None:
-            self.edits.append(token)
-        count = len(self.tokens)
-        if count > self.length:
-            self.length = count
+    def _ends(self, token: int) -> FinishReason | None:
+        """Why `token`, which is its last as yet, is its last."""
         if token in self._stop_ids:
             return FinishReason.STOP
+        count = len(self.tokens)
         if count < self._last:
             return None
-        whole = count >= self._max_len
-        return FinishReason.LENGTH if whole else FinishReason.PREFILL_DONE
+        return FinishReason.LENGTH if count >= self._max_len else FinishReason.PREFILL_DONE
 
     def launch(self, end: int, samples: bool) -> None:
         """The tokens before `end` will be computed, and one sampled there."""
         self.num_launched = end
         self.length = end + 1 if samples else self.length
         self.in_flight += 1
-
-    def advance(self, computed: int) -> None:
-        """So many leading tokens are computed now."""
-        self.num_computed = computed
-        if computed > self.num_launched:
-            self.num_launched = computed
 
     def forget(self) -> None:
         """What was launched and has not come back is worth nothing."""

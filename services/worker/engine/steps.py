@@ -45,7 +45,7 @@ class Running:
     failed: Exception | None = None
     """It could not be launched, or not go on and sample."""
     computed_s: float | None = None
-    """That the device took; None, if it computed nothing or failed."""
+    """That the device took; None, if it computed nothing, or failed for anybody."""
     constrained: int = 0
     """Rows that a grammar constrains."""
     instead: dict[int, Result] = field(default_factory=dict)
@@ -141,7 +141,10 @@ class Steps:
         results = self._results(running, behind)
         if running.constrained or running.failed:
             self._follow(running.chunks, results)
-        if self._failed or any(result.error for result in results):
+        failed = [result for result in results if result.error is not None]
+        if failed:
+            running.computed_s = None
+        if failed or self._failed:
             self._raise_if_broken(
                 [
                     result
