@@ -107,55 +107,61 @@ class CostModel:
         expected = _dot(self._costs, sizes)
         if not expected:
             return 0.0
-        return math.sqrt(max(0.0, _dot(self._shared(sizes), sizes))) / expected
+        shared = [_dot(row, sizes) for row in self._spread]
+        return math.sqrt(max(0.0, _dot(shared, sizes))) / expected
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Takes in a step that ran and computed something."""
+        # Plain loops: it runs in each step, and each call more is one through cold caches.
         seconds = max(seconds, 1e-6)
-        sizes = (1, *shape)
-        self._grow_doubt(sizes, seconds)
-        expected = _dot(self._costs, sizes)
+        sizes, costs, spread = (1, *shape), self._costs, self._spread
+        there = [index for index in range(_COSTS) if sizes[index]]
+        self._grow_doubt(sizes, there, seconds)
+        shared: list[float] = []
+        """How far each cost goes with a step of these sizes: covariances."""
+        expected = variance = 0.0
+        for row in spread:
+            known = 0.0
+            for index in there:
+                known += row[index] * sizes[index]
+            shared.append(known)
+        for index in there:
+            expected += costs[index] * sizes[index]
+            variance += shared[index] * sizes[index]
         error = seconds - expected
-        shared = self._shared(sizes)
         noise = _NOISE * max(expected or seconds, 1e-6)
-        variance = max(0.0, _dot(shared, sizes)) + noise**2
+        variance = max(0.0, variance) + noise**2
         counts = min(1.0, _FAR * math.sqrt(variance) / max(abs(error), 1e-12))
-        for cost, known in zip(self._costs, shared, strict=True):
-            fall = -error * known / variance
+        for index, cost in enumerate(costs):
+            fall = -error * shared[index] / variance
             if cost and counts * fall > cost / 2:
                 counts = cost / 2 / fall
-        gains = [counts * known / variance for known in shared]
-        self._costs = [
-            max(0.0, cost + gain * error) for cost, gain in zip(self._costs, gains, strict=True)
-        ]
-        self._spread = [
-            [value - gain * known for value, known in zip(row, shared, strict=True)]
-            for row, gain in zip(self._spread, gains, strict=True)
-        ]
+        for index, row in enumerate(spread):
+            gain = counts * shared[index] / variance
+            costs[index] = max(0.0, costs[index] + gain * error)
+            for other in range(_COSTS):
+                row[other] -= gain * shared[other]
 
-    def _shared(self, sizes: Sizes) -> list[float]:
-        """How far each cost goes with a step of these sizes: covariances."""
-        return [_dot(row, sizes) for row in self._spread]
-
-    def _grow_doubt(self, sizes: Sizes, seconds: float) -> None:
-        """Since the step before. What has no cost yet may be all that took the `seconds`."""
+    def _grow_doubt(self, sizes: Sizes, there: list[int], seconds: float) -> None:
+        """Since the step before, which of the costs are `there`. What has no cost yet may be all
+        that took the `seconds`."""
         costs, spread = self._costs, self._spread
-        there = [index for index in range(_COSTS) if sizes[index]]
         for index in there:
             for other in there:
                 spread[index][other] += _TOGETHER**2 * costs[index] * costs[other]
-        for index, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
+        for index, cost in enumerate(costs):
+            row, size = spread[index], sizes[index]
             if size and not cost:
                 for other in range(_COSTS):  # it goes with no other as yet
-                    spread[index][other] = spread[other][index] = 0.0
-                spread[index][index] = (_AT_MOST[index] * seconds / size) ** 2
+                    row[other] = spread[other][index] = 0.0
+                row[index] = (_AT_MOST[index] * seconds / size) ** 2
                 continue
-            spread[index][index] += ((_ALONE if size else _TOGETHER) * cost) ** 2
-            if spread[index][index] > (most := (_MOST_DOUBT * cost) ** 2):
-                less = math.sqrt(most / spread[index][index])
-                spread[index] = [value * less for value in spread[index]]
-                for row in spread:
-                    row[index] *= less
+            row[index] += ((_ALONE if size else _TOGETHER) * cost) ** 2
+            if row[index] > (most := (_MOST_DOUBT * cost) ** 2):
+                less = math.sqrt(most / row[index])
+                for other in range(_COSTS):
+                    row[other] *= less
+                    spread[other][index] *= less
 
 
 def _dot(some: Seq[float], others: Seq[float]) -> float:

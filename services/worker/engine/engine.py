@@ -243,17 +243,18 @@ class Engine:
             self.scheduler.speculation.settle(shape, duration_ns / 1e9 - computed_s)
 
     def load(self) -> Load:
+        scheduler, pool, meter = self.scheduler, self.pool, self._meter
         return Load(
-            waiting=self.scheduler.num_waiting + len(self.aside.sequences),
-            running=self.scheduler.num_running,
-            max_running=self.scheduler.max_running,
-            free_blocks=self.pool.num_free,
-            total_blocks=self.pool.num_blocks,
-            block_size=self.pool.block_size,
-            queued_prefill_tokens=self.scheduler.queued_prefill_tokens,
-            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
-            decode_step_ms=self._meter.decode_step_ms,
-            prompt_share=self.scheduler.prompt_share,
+            waiting=scheduler.num_waiting + len(self.aside.sequences),
+            running=scheduler.num_running,
+            max_running=scheduler.max_running,
+            free_blocks=pool.num_free,
+            total_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            prefill_tokens_per_s=meter.prefill_tokens_per_s,
+            decode_step_ms=meter.decode_step_ms,
+            prompt_share=scheduler.prompt_share,
         )
 
     def snapshot(self) -> list[bytes]:

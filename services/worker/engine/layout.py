@@ -13,7 +13,7 @@ from services.worker.engine.logits import Row, gathered
 from services.worker.engine.plan import Ints, StepPlan
 
 _POSITION, _GIVEN, _LOGPROBS = (word_of(name) for name in ("position", "given", "logprobs"))
-_IS_SPECIAL = attrgetter("sequence.is_special")
+_IS_SPECIAL = attrgetter("is_special")
 
 
 def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
@@ -27,48 +27,50 @@ def sampling_rows(chunks: Seq[Chunk]) -> dict[str, int]:
 def plan_step(chunks: Seq[Chunk], before: Mapping[str, int]) -> StepPlan:
     """Lays out what was scheduled. `chunks`: not empty, those of one token first; `before`: the
     `sampling_rows` of the step that runs, where one does."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    awaited: list[int] = []
+    token_ids, positions, awaited = array("i"), array("i"), array("i")
     singles = 0
     for chunk in chunks:  # most steps are nothing else
         if not chunk.is_single:
             break
-        start, sequence = chunk.start, chunk.sequence
-        if start < len(sequence.tokens):
-            token_ids.append(sequence.tokens[start])
+        start, tokens = chunk.start, chunk.sequence.tokens
+        if start < len(tokens):
+            token_ids.append(tokens[start])
         else:
-            awaited += (singles, before[sequence.id])
+            awaited.extend((singles, before[chunk.sequence.id]))
             token_ids.append(0)
         positions.append(start)
         singles += 1
-    starts = [*range(singles + 1)]
+    starts = array("i", range(singles + 1))
     sampled = starts[:-1]
-    rows = sampled.copy()
+    rows = sampled[:]
     for row, chunk in enumerate(chunks[singles:], singles):
         sequence = chunk.sequence
-        token_ids += sequence.tokens[chunk.start : chunk.known]
+        token_ids.extend(sequence.tokens[chunk.start : chunk.known])
         if chunk.known > len(sequence.tokens):
-            awaited += (len(token_ids), before[sequence.id])
+            awaited.extend((len(token_ids), before[sequence.id]))
             token_ids.append(0)
-        token_ids += chunk.drafts
-        positions += range(chunk.start, chunk.end)
+        token_ids.extend(chunk.drafts)
+        positions.extend(range(chunk.start, chunk.end))
         starts.append(len(positions))
-        sampled += [row] * chunk.rows
-        rows += range(len(positions) - chunk.rows, len(positions))
+        sampled.extend([row] * chunk.rows)
+        rows.extend(range(len(positions) - chunk.rows, len(positions)))
+    sequences = [chunk.sequence for chunk in chunks]
     plan = StepPlan(
-        token_ids=array("i", token_ids),
-        positions=array("i", positions),
-        starts=array("i", starts),
+        token_ids=token_ids,
+        positions=positions,
+        starts=starts,
         lengths=array("i", [chunk.end for chunk in chunks]),
-        tables=padded_tables([chunk.sequence.blocks for chunk in chunks]),
-        num_decodes=singles + sum(chunk.count == 1 for chunk in chunks[singles:]),
-        sampled=array("i", sampled),
-        rows=array("i", rows),
-        sampling_words=_sampling_words(chunks, sampled, [positions[token] + 1 for token in rows]),
-        awaited=array("i", awaited),
+        tables=padded_tables([sequence.blocks for sequence in sequences]),
+        num_decodes=singles + sum([chunk.count == 1 for chunk in chunks[singles:]]),
+        sampled=sampled,
+        rows=rows,
+        sampling_words=_sampling_words(
+            [sequences[row].sampling_row for row in sampled],
+            [positions[token] + 1 for token in rows],
+        ),
+        awaited=awaited,
     )
-    if any(map(_IS_SPECIAL, chunks)):
+    if any(map(_IS_SPECIAL, sequences)):
         _lay_specials(plan, chunks)
     return plan
 
@@ -115,9 +117,9 @@ def padded_tables(tables: Seq[Ints]) -> Ints:
     return array("i", b"".join([bytes(table).ljust(size, b"\0") for table in tables]))
 
 
-def _sampling_words(chunks: Seq[Chunk], sampled: Seq[int], positions: Seq[int]) -> Ints:
-    """A row of SAMPLING for each of `sampled`, of the token at its position."""
-    words = array("i", b"".join([chunks[row].sequence.sampling_row for row in sampled]))
+def _sampling_words(rows: Seq[bytes], positions: Seq[int]) -> Ints:
+    """Rows of SAMPLING, each of the token at its position."""
+    words = array("i", b"".join(rows))
     words[_POSITION::SAMPLING_WORDS] = array("i", positions)
     return words
 

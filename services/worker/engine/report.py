@@ -134,7 +134,7 @@ class Report:
     def _output(
         self, sequence: Sequence, new_tokens: list[int], logprobs: Seq[Logprobs] = ()
     ) -> RequestOutput:
-        output = RequestOutput(sequence.id, new_tokens, num_cached_tokens=sequence.num_cached)
+        output = RequestOutput(sequence.id, new_tokens, None, None, sequence.num_cached)
         if logprobs:
             output.logprobs = list(logprobs[: len(new_tokens)])
         if new_tokens and sequence.scores is not None:

@@ -165,11 +165,11 @@ class Scheduler:
         calls `finish`.
         """
         sequence, known = chunk.sequence, chunk.known
-        behind_what_did_not_come = known > len(sequence.tokens)
-        if self._came_back(sequence) or behind_what_did_not_come:
+        before = len(sequence.tokens)
+        if self._came_back(sequence) or known > before:
             tokens.clear()
             return None
-        if known != len(sequence.tokens):
+        if known < before:
             tokens.clear()
         computed = known + self._right(chunk, tokens) if chunk.drafts else known
         reason = sequence.extend(tokens)

@@ -197,23 +197,20 @@ class Sequence:
             self.tokens.append(token)
             if self.edits is not None:
                 self.edits.append(token)
-            ends = self._ends(token)
-            if ends and not (whole and index == len(tokens)):
+            count = len(self.tokens)
+            if token in self._stop_ids:
+                ends = FinishReason.STOP
+            elif count < self._last:
+                continue
+            else:
+                ends = FinishReason.LENGTH if count >= self._max_len else FinishReason.PREFILL_DONE
+            if not (whole and index == len(tokens)):
                 del tokens[index:]
                 reason = ends
                 break
         if len(self.tokens) > self.length:
             self.length = len(self.tokens)
         return reason
-
-    def _ends(self, token: int) -> FinishReason | None:
-        """Why `token`, which is its last as yet, is its last."""
-        if token in self._stop_ids:
-            return FinishReason.STOP
-        count = len(self.tokens)
-        if count < self._last:
-            return None
-        return FinishReason.LENGTH if count >= self._max_len else FinishReason.PREFILL_DONE
 
     def launch(self, end: int, samples: bool) -> None:
         """The tokens before `end` will be computed, and one sampled there."""

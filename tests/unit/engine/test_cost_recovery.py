@@ -23,7 +23,7 @@ SOON = 50
 
 
 def machine(costs: list[float]) -> Machine:
-    return lambda shape: sum(cost * size for cost, size in zip(costs, shape.sizes, strict=False))
+    return lambda shape: sum(cost * size for cost, size in zip(costs, (1, *shape), strict=False))
 
 
 class Traffic:
