@@ -4,8 +4,10 @@
 
 A decode step is given to the runner as a plan, with a cache full of numbers: every point takes
 milliseconds, whatever its context. Of a step of the whole engine, what the planning thread computes
-is set against how long the step takes; the kernels run in threads of their own. `--plots` draws
-cost-by-batch.svg, cost-by-context.svg and planning.svg.
+is set against how long the step takes; the kernels run in threads of their own. `planning_s` is all
+of it, from one step's end to the next, `collecting_s` the part behind the kernels' end, `frame_s`
+what it takes besides to write the output for another process. `--plots` draws cost-by-batch.svg,
+cost-by-context.svg and planning.svg.
 """
 
 import argparse
@@ -18,18 +20,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
 from bench.result_file import checkpoint_folder, result_file
 from kernels.sampling import SAMPLING
+from services.worker.engine import wire
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import Request, Sampling
-from services.worker.engine.plan import StepPlan
+from services.worker.engine.plan import Collected, StepPlan
 
 if TYPE_CHECKING:
     from services.worker.engine.engine import Engine
-    from services.worker.engine.runner import Runner
+    from services.worker.engine.runner import Runner, Ticket
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4000)
@@ -134,21 +138,41 @@ def waiting(model: Path) -> Iterator[dict[str, float]]:
         # Past the prompts, whose steps are long: all that may run decodes.
         while engine.step().prefill_tokens:
             pass
-        planned, whole = zip(*(_step_s(engine) for _ in range(PLANNED_STEPS)), strict=True)
+        planned, collected, framed, whole = zip(
+            *(_step_s(engine) for _ in range(PLANNED_STEPS)), strict=True
+        )
         load = engine.load()
         assert (load.running, load.waiting) == (RUNNING, count), "the sweep's own steps are off"
-        yield {"waiting": count, "planning_s": median(planned), "step_s": median(whole)}
+        yield {
+            "waiting": count,
+            "planning_s": median(planned),
+            "collecting_s": median(collected),
+            "frame_s": median(framed),
+            "step_s": median(whole),
+        }
         for number in range(RUNNING + count):
             engine.cancel(str(number))
         while engine.has_work:
             engine.step()
 
 
-def _step_s(engine: "Engine") -> tuple[float, float]:
-    """Processor seconds of this thread, and seconds."""
-    thread, wall = time.thread_time(), time.perf_counter()
-    engine.step()
-    return time.thread_time() - thread, time.perf_counter() - wall
+def _step_s(engine: "Engine") -> tuple[float, float, float, float]:
+    """Processor seconds of this thread: of a step, of it behind the kernels' end, and of its frame;
+    and the step's seconds."""
+    real, ended = engine._runner.collect, 0.0
+
+    def collect(ticket: "Ticket") -> Collected:
+        nonlocal ended
+        collected = real(ticket)
+        ended = time.thread_time()
+        return collected
+
+    with mock.patch.object(engine._runner, "collect", collect):
+        thread, wall = time.thread_time(), time.perf_counter()
+        output = engine.step()
+        told, whole = time.thread_time(), time.perf_counter() - wall
+    wire.encode(output)
+    return told - thread, told - ended, time.thread_time() - told, whole
 
 
 def _add(engine: "Engine", count: int) -> None:

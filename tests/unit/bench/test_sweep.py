@@ -37,7 +37,8 @@ def test_a_sweep_gives_every_point_and_draws_them(
     assert all(p["step_s"] > 0 for p in costs)
     waiting = list(sweep.waiting(model))
     assert [p["waiting"] for p in waiting] == [0, 3]
-    assert all(p["planning_s"] > 0 for p in waiting)
+    assert all(p["planning_s"] > p["collecting_s"] > 0 for p in waiting)
+    assert all(p["frame_s"] > 0 for p in waiting)
     sweep.draw({"cost": costs, "waiting": waiting}, tmp_path / "plots")
     drawn = {path.name: path.read_text() for path in (tmp_path / "plots").iterdir()}
     assert set(drawn) == {"cost-by-batch.svg", "cost-by-context.svg", "planning.svg"}
