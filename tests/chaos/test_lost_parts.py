@@ -26,20 +26,6 @@ GREEDY = {**LONG, "temperature": 0}
 SEEDED = {**LONG, "temperature": 1.0, "seed": 11}
 
 
-async def busy_worker(cluster: Cluster, role: str) -> Process:
-    """The worker of `role` that runs something now."""
-    found: list[Process] = []
-
-    async def running() -> bool:
-        status = await cluster.router_status()
-        busy = {w.address for w in status.workers if w.role == role and w.running}
-        found[:] = [p for p in cluster.of("worker") if p.replica and p.replica.address in busy]
-        return bool(found)
-
-    await until(running, what=f"a {role} worker is busy")
-    return found[0]
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(cluster: Cluster) -> list[str]:
     """What is answered where nothing is lost, by one worker alone."""
@@ -56,7 +42,7 @@ async def test_a_lost_decode_worker_is_a_pause_and_nothing_else(
     async with cluster.api() as api:
         streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
         await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
-        victim = await busy_worker(cluster, "decode")
+        victim = await cluster.busy_worker("decode")
         victim.signal(how)
         assert [await stream.finished() for stream in streams] == expected
         records = [await stream.record() for stream in streams]

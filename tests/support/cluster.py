@@ -189,6 +189,19 @@ class Cluster:
             if p.popen.poll() is None and p.replica and p.replica.facts["role"] == role
         )
 
+    async def busy_worker(self, role: str) -> Process:
+        """The worker of a role that runs something now."""
+        found: list[Process] = []
+
+        async def running() -> bool:
+            status = await self.router_status()
+            busy = {w.address for w in status.workers if w.role == role and w.running}
+            found[:] = [p for p in self.of("worker") if p.replica and p.replica.address in busy]
+            return bool(found)
+
+        await until(running, what=f"a {role} worker is busy")
+        return found[0]
+
     def api(self, gateway: int = 0) -> httpx.AsyncClient:
         """An HTTP client with the test tenant's key."""
         return httpx.AsyncClient(
