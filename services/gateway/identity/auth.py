@@ -61,7 +61,7 @@ class Authenticator:
         # By the hash of what is shown; nothing is in both.
         self._known = Known()
         self._revoked: OrderedDict[str, None] = OrderedDict()  # the latest last
-        self._looks: dict[str, asyncio.Task[tuple[float, Principal, bool]]] = {}  # under way
+        self._looks: dict[str, asyncio.Task[Principal]] = {}  # under way, begun since the last news
         self._heard = Heard()
         self._trusted_since = float("-inf")
         self._redis_away_until = 0.0
@@ -76,6 +76,7 @@ class Authenticator:
     def told(self, message: str) -> None:
         """One of the news."""
         what, _, whose = message.partition(" ")
+        self._looks.clear()  # who comes from now on is told by none that began before
         if what == "tenant":
             self._heard.note(_tenant(whose))
             self._known.forget_tenant(whose)
@@ -88,6 +89,7 @@ class Authenticator:
     async def recheck(self) -> None:
         """After news may have been missed: those known are verified anew when they come next, and
         keys among them that were revoked are dead at once."""
+        self._looks.clear()
         self._heard.note_all()
         self._trusted_since = time.monotonic()
         for hashed in await self._keys.revoked_of(self._known.hashes()):
@@ -123,7 +125,7 @@ class Authenticator:
         if principal is not None and trusted:
             return principal
         try:
-            began, principal, current = await self._look(verifier, shown, hashed)
+            principal = await self._look(verifier, shown, hashed)
         except (*RedisAway, IssuerAway) as away:
             self._refuse_revoked(hashed)  # told meanwhile
             still = hashed in self._known and now - verified < self._settings.key_stale_s
@@ -143,8 +145,6 @@ class Authenticator:
                 self._end(hashed)
             raise
         self._refuse_revoked(hashed)
-        if current:
-            self._known.keep(hashed, began, principal)
         return principal
 
     def _end(self, hashed: str) -> None:
@@ -159,9 +159,7 @@ class Authenticator:
         if hashed in self._revoked:
             raise Refused("revoked", "Incorrect API key provided.")
 
-    async def _look(
-        self, verifier: Verifier, shown: str, hashed: str
-    ) -> tuple[float, Principal, bool]:
+    async def _look(self, verifier: Verifier, shown: str, hashed: str) -> Principal:
         """As `_verify`: one look answers all who show the same meanwhile, however many come at once
         that are not known yet. Who leaves takes it from nobody."""
         look = self._looks.get(hashed)
@@ -171,16 +169,15 @@ class Authenticator:
             look.add_done_callback(lambda look: self._looked(hashed, look))
         return await asyncio.shield(look)
 
-    def _looked(self, hashed: str, look: asyncio.Task[tuple[float, Principal, bool]]) -> None:
-        del self._looks[hashed]
+    def _looked(self, hashed: str, look: asyncio.Task[Principal]) -> None:
+        if self._looks.get(hashed) is look:
+            del self._looks[hashed]
         if not look.cancelled():
             look.exception()  # all who waited may have left: nobody else reads it then
 
-    async def _verify(
-        self, verifier: Verifier, shown: str, hashed: str
-    ) -> tuple[float, Principal, bool]:
-        """When the look began, whoever it is, and whether that is the latest: where news of him
-        come without end it is for these requests alone, as if that had come before them."""
+    async def _verify(self, verifier: Verifier, shown: str, hashed: str) -> Principal:
+        """Whoever it is, who is known from now on; but where news of him come without end, it is
+        for these requests alone, as if that had come before them."""
         now = time.monotonic()
         if now < self._redis_away_until:
             raise ConnectionError("Redis did not answer a moment ago")
@@ -193,8 +190,11 @@ class Authenticator:
                     told = "What is granted here was written by another version of Penstock."
                     raise Refused("unreadable", told) from None
                 if not self._heard.since(began, _key(hashed), _tenant(principal.tenant)):
-                    return now, principal, True
-            return now, principal, False
+                    self._refuse_revoked(hashed)
+                    # Here: news that come before those who wait go on must find him known.
+                    self._known.keep(hashed, now, principal)
+                    break
+            return principal
         except RedisAway:
             self._redis_away_until = time.monotonic() + _RETRY_REDIS_S
             raise

@@ -20,6 +20,8 @@ from services.gateway.identity.known import Known
 from services.gateway.identity.news import Heard, channel
 from services.gateway.identity.principal import Principal
 from services.gateway.identity.tenants import TenantStore
+from tests.support.gateway_parts import principal
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -171,6 +173,59 @@ async def test_a_crowd_with_a_key_not_known_yet_is_one_look(redis, namespace):
     store.away = True
     crowd = [asyncio.create_task(refusal(auth(store), f"Bearer {key}")) for _ in range(3)]
     assert {error.reason for error in await asyncio.gather(*crowd)} == {"keys_unavailable"}
+
+
+class Slow:
+    """A verifier whose looks end when a test says so."""
+
+    def __init__(self) -> None:
+        self.looks: list[asyncio.Future[Principal]] = []
+
+    def takes(self, shown: str) -> bool:
+        return True
+
+    async def verify(self, shown: str) -> Principal:
+        self.looks.append(asyncio.get_running_loop().create_future())
+        return await self.looks[-1]
+
+
+async def looks(slow: Slow, count: int) -> None:
+    await until(lambda: len(slow.looks) == count, 5)
+
+
+async def test_news_behind_a_look_are_not_lost_on_who_waits_for_it(store):
+    slow = Slow()
+    authenticator = Authenticator([slow], store, GatewaySettings())
+    first = asyncio.create_task(authenticator.identify("Bearer k"))
+    await looks(slow, 1)
+    slow.looks[0].set_result(principal("acme"))
+    await asyncio.sleep(0)  # the look ends; who waits for it has not heard of it
+    authenticator.told(f"key {key_hash('k')}")
+    assert not first.done()
+    await first
+    second = asyncio.create_task(authenticator.identify("Bearer k"))
+    await looks(slow, 2)
+    slow.looks[1].set_result(principal("acme", frozenset({"m"})))
+    assert (await second).models == {"m"}, "it stands for something else since"
+
+
+@pytest.mark.parametrize("news", ["key {hash}", "tenant acme"])
+async def test_who_comes_after_news_is_not_told_by_a_look_from_before(store, news):
+    slow = Slow()
+    authenticator = Authenticator([slow], store, GatewaySettings())
+    first = asyncio.create_task(authenticator.identify("Bearer k"))
+    for count in (1, 2):  # it looks twice at most
+        await looks(slow, count)
+        authenticator.told(news.format(hash=key_hash("k")))
+        if count == 1:
+            slow.looks[0].set_result(principal("acme"))
+    second = asyncio.create_task(authenticator.identify("Bearer k"))
+    await looks(slow, 3)
+    slow.looks[2].set_result(principal("acme", frozenset({"m"})))
+    assert (await second).models == {"m"}
+    slow.looks[1].set_result(principal("acme"))
+    assert (await first).models is None
+    assert (await authenticator.identify("Bearer k")).models == {"m"}
 
 
 async def test_without_more_a_key_is_ordinary(store):
