@@ -196,7 +196,8 @@ class Admission:
         try:
             if not self.away:
                 with self._watching_redis():
-                    reply = await self._shared.enter(ticket, self._limit(ticket))
+                    with self._room.asking(ticket.model):
+                        reply = await self._shared.enter(ticket, self._limit(ticket))
                     self._entered(ticket, reply, "redis")
                     return
             if ticket.waits and not ticket.left:

@@ -131,6 +131,41 @@ async def test_who_asks_the_order_comes_behind_who_went_ahead(routers):
     await within(5, waiting[2])
 
 
+async def test_nobody_goes_ahead_into_slots_that_the_own_router_has_asked_for(routers):
+    """Those who went ahead are confirmed; what others asked for meanwhile is under way still."""
+    routers.capacity = 10
+    end = await routers.add()
+    await queued(end, 0, 0)
+    script, answer, holds = end._shared._script, asyncio.Event(), []
+
+    async def late(reply):
+        await answer.wait()
+        return await reply
+
+    def called(keys, args):
+        reply = script(keys, args)
+        if args[0] == "hold":
+            holds.append(reply)
+        return asyncio.ensure_future(late(reply)) if args[0] == "enter" else reply
+
+    end._shared._script = called
+    claims = [ticket() for _ in range(15)]
+    waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
+    await until(lambda: len(holds) == 5, 5, "half of what is free goes ahead")
+    await asyncio.gather(*holds)
+    for _ in range(3):
+        await asyncio.sleep(0)  # who called hears of it
+    claims += [ticket() for _ in range(5)]
+    waiting += [asyncio.create_task(end.admit(claim)) for claim in claims[15:]]
+    await asyncio.sleep(0)
+    answer.set()
+    await queued(end, 10, 10)
+    assert sum(claim.holds for claim in claims) == 10
+    for claim in claims:
+        end.leave(claim)
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_full_model_lets_nobody_ahead(routers):
     routers.capacity = 2
     end = await routers.add()
