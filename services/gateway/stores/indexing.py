@@ -129,6 +129,15 @@ class Indexing:
         await self.cancel(caller.tenant, store, file_id)
         await self._unindex(caller, store, file_id)
 
+    async def remove_if_gone(self, caller: Caller, store: str, file_id: str) -> bool:
+        """Whether it is in the store no more; then nothing of it is searchable either."""
+        try:
+            await self._store_files.get(caller.tenant, store, file_id)
+        except PenstockError:
+            await self._unindex(caller, store, file_id)
+            return True
+        return False
+
     async def cancel(self, tenant: str, store: str, file_id: str = "") -> None:
         """Ends what is on its way at this gateway; without a file, all of the store."""
         tasks = list(self._on_the_way(tenant, store, file_id))
@@ -143,7 +152,7 @@ class Indexing:
         attached = await self._attached(tenant, task)
         if attached is None:
             if job.claims > 1:  # whoever had it may have been in the middle of it
-                await self._remove_if_gone(tenant, task)
+                await self.remove_if_gone(_caller(job, task), task.store, task.file)
             return
         work = asyncio.create_task(self._carry(job, task, attached), name=f"index {task.file}")
         self._running[work] = _Place(tenant, task.store, task.file)
@@ -237,13 +246,6 @@ class Indexing:
                 if tries == _RETRIES:
                     raise
                 await asyncio.sleep(_RETRY_S)
-
-    async def _remove_if_gone(self, tenant: str, task: Task) -> None:
-        try:
-            await self._store_files.get(tenant, task.store, task.file)
-        except PenstockError:
-            caller = Caller(tenant=tenant, request_id=task.request_id)
-            await self._unindex(caller, task.store, task.file)
 
     async def _unindex(self, caller: Caller, store: str, file_id: str) -> None:
         request = RemoveRequest(caller=caller, collection=store, source_id=file_id)

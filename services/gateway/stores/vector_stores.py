@@ -233,6 +233,8 @@ class VectorStores:
             elif not file:
                 await self._record(tenant, store)
                 await self._delete(caller, store)
+            elif await self.indexing.remove_if_gone(caller, store, file):
+                return  # it may have been indexed between its removal and the end of its record
             elif (await self.file(tenant, store, file)).attachment == removal.attachment:
                 await self._detach(caller, store, file)
 

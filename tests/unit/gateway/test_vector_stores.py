@@ -339,6 +339,40 @@ async def test_what_a_killed_gateway_was_taking_out_is_taken_out(
     assert [key async for key in rig.redis.scan_iter(f"*{file.id}*")] == []
 
 
+async def test_what_was_indexed_behind_a_killed_gateways_removal_is_removed_by_the_job(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record was gone already: nothing else tells of it."""
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 10)
+    async with rig.another() as other:
+        drop = other.store_files.drop
+
+        async def killed(*args: Any) -> None:
+            rig.retrieval.gate.set()
+            await rig.arrived()
+            await drop(*args)
+            raise Killed
+
+        monkeypatch.setattr(other.store_files, "drop", killed)
+        with suppress(Killed):
+            await other.stores.detach(CALLER, store, file.id)
+    assert ("acme", store, file.id) in rig.retrieval.documents
+    queue = Queue("remove", "acme", "all")
+    async for jobs in rig.jobs.queues.rest(queue):
+        for job in jobs:
+            await rig.jobs.queues.hasten(queue, job)
+    rig.jobs.look("remove")
+
+    async def over() -> bool:
+        return await rig.jobs.queues.counts("remove") == (0, 0)
+
+    await until(over, 10)
+    assert rig.retrieval.documents == {}
+
+
 async def test_what_was_attached_anew_is_not_taken_out_by_an_old_removal(rig: StoresRig) -> None:
     file = await rig.file()
     store = await rig.store(file)
