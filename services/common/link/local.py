@@ -105,7 +105,8 @@ class LocalWire(asyncio.Protocol):
                 take(frame)
             except Exception as error:
                 self._take = None
-                over.set_exception(error)
+                if not over.done():  # who reads may just have been cancelled
+                    over.set_exception(error)
 
         while self._frames or self._lost:
             take(await self.read())

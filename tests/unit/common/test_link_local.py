@@ -244,6 +244,21 @@ async def test_who_fails_on_a_frame_is_given_no_other() -> None:
     assert came == [b"a"]
 
 
+async def test_the_end_of_a_wire_that_nobody_reads_any_more_is_no_error() -> None:
+    """It comes between a reader's cancellation and its end."""
+
+    def take(frame: object) -> None:
+        raise LinkLostError("over")
+
+    async with pair() as (_, far):
+        reading = asyncio.create_task(read_all(far, take))
+        await asyncio.sleep(0)
+        reading.cancel()
+        far.connection_lost(None)
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+
 async def test_what_gathers_leaves_as_one_frame_and_what_is_hurried_at_once() -> None:
     outbox = Outbox(LinkUp)
     async with pair() as (near, far):
