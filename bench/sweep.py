@@ -5,9 +5,9 @@
 A decode step is given to the runner as a plan, with a cache full of numbers: every point takes
 milliseconds, whatever its context. Of a step of the whole engine, what the planning thread computes
 is set against how long the step takes; the kernels run in threads of their own. `planning_s` is all
-of it, from one step's end to the next, `collecting_s` the part behind the kernels' end, `frame_s`
-what it takes besides to write the output for another process. `--plots` draws cost-by-batch.svg,
-cost-by-context.svg and planning.svg.
+of it, from one step's end to the next, `collecting_s` the part behind the runner's `collect`,
+`frame_s` what it takes besides to write the output for another process. `--plots` draws
+cost-by-batch.svg, cost-by-context.svg and planning.svg.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def waiting(model: Path) -> Iterator[dict[str, float]]:
 
 
 def _step_s(engine: "Engine") -> tuple[float, float, float, float]:
-    """Processor seconds of this thread: of a step, of it behind the kernels' end, and of its frame;
+    """Processor seconds of this thread: of a step, of it behind `collect`, and of its frame;
     and the step's seconds."""
     real, ended = engine._runner.collect, 0.0
 
