@@ -198,6 +198,14 @@ async def test_an_upload_that_is_none_is_refused_by_its_field(
     await desk.nothing_held()
 
 
+async def test_what_is_said_of_a_file_is_said_as_over_rest(rig: Rig, desk: Desk) -> None:
+    form = {"files": {"file": ("a.exe", b"x")}, "data": {"purpose": "assistants"}}
+    told = (await (await rig.http()).post("/v1/files", **form)).json()["error"]["message"]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await desk.file("x", name="a.exe")
+    assert raised.value.details() == told
+
+
 async def test_an_upload_without_an_end_is_read_no_further_than_was_said(desk: Desk) -> None:
     sent = 0
 

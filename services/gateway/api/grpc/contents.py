@@ -20,7 +20,6 @@ from services.gateway.api.resources.files import content_of, purpose_of
 from services.gateway.api.rest.body import too_large
 from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
-from services.gateway.runs.pooling import rename
 from services.gateway.stores.files import Purpose
 
 _PIECE_BYTES = 64 * 1024
@@ -51,8 +50,8 @@ def _upload_file(gateway: Gateway, inbox: Inbox) -> Handler:
                 try:
                     record = await gateway.files.create(principal.tenant, *upload)
                 except PenstockError as error:
-                    ours = "data" if error.reason in _OF_CONTENT else "filename"
-                    rename(error, [("file", ours)])
+                    if error.param == "file":
+                        error.param = "data" if error.reason in _OF_CONTENT else "filename"
                     raise
                 return told(File, record.as_json())
 
