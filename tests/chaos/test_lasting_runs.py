@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from services.gateway.metering.ledger import Ledger
-from tests.chaos.test_lost_parts import busy, busy_worker
+from tests.chaos.test_lost_parts import busy
 from tests.support.cluster import Cluster
 from tests.support.waiting import until
 
@@ -126,7 +126,7 @@ async def test_a_background_response_and_a_stream_with_a_key_outlive_what_serves
             await asyncio.gather(stream.grows(), response.grows())
             (await busy(cluster, "router")).kill()
             await asyncio.gather(stream.grows(), response.grows())
-            (await busy_worker(cluster, "both")).kill()
+            (await cluster.busy_worker("both")).kill()
             await asyncio.wait_for(asyncio.gather(*reading), 90)
     (choice,) = completion["choices"]
     assert stream.text == choice["text"]

@@ -14,6 +14,7 @@ from tests.support.cluster import Cluster
 from tests.support.streams import Stream, complete
 
 STREAMS = 6
+TOKENS = 1000  # of a stream: it is under way while the certificates change
 # Long enough to be computed by the prefill worker, whose blocks go to the decode worker by gRPC.
 PROMPTS = ["the water " * 60 + f"{n} " for n in range(STREAMS)]
 
@@ -43,8 +44,8 @@ async def test_the_authority_is_replaced_under_load_and_no_stream_fails(
     async with Cluster(tmp_path, models, environment=own) as cluster:
         await cluster.start(workers=["prefill", "decode"])
         async with cluster.api() as api:
-            undisturbed = await asyncio.gather(*(complete(api, asked(p, 200)) for p in PROMPTS))
-            streams = [Stream(api, asked(prompt, 200)) for prompt in PROMPTS]
+            undisturbed = await asyncio.gather(*(complete(api, asked(p, TOKENS)) for p in PROMPTS))
+            streams = [Stream(api, asked(prompt, TOKENS)) for prompt in PROMPTS]
             await asyncio.gather(*(stream.reached(2) for stream in streams))
             steps = ((old, old.pem + new.pem), (new, old.pem + new.pem), (new, new.pem))
             for signer, trusted in steps:

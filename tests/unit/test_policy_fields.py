@@ -94,7 +94,34 @@ OURS = """
     PublicRecord.Failure.stage PublicRecord.Failure.code PublicRecord.Failure.message
     StoredRun.digest StoredRun.endpoint StoredRun.model StoredRun.request_id StoredRun.route
 """
-KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, KEPT, OURS)
+# Of what a tenant keeps here: ids, states, and what it named itself and gets back. A file's text
+# and name are looked at on their way into passages; a batch's lines as requests.
+STORED = """
+    AttachFileRequest.file_id AttachFileRequest.vector_store_id Batch.Error.code
+    Batch.Error.message Batch.Error.param Batch.completion_window Batch.endpoint
+    Batch.error_file_id Batch.id Batch.input_file_id Batch.metadata Batch.output_file_id
+    Batch.status CancelBatchRequest.batch_id CancelRunRequest.run_id
+    CreateBatchRequest.completion_window CreateBatchRequest.endpoint
+    CreateBatchRequest.input_file_id CreateBatchRequest.metadata CreateVectorStoreRequest.file_ids
+    CreateVectorStoreRequest.metadata CreateVectorStoreRequest.name DeleteFileRequest.file_id
+    DeleteRunRequest.run_id DeleteVectorStoreRequest.vector_store_id Deleted.id
+    DetachFileRequest.file_id DetachFileRequest.vector_store_id File.filename File.id File.purpose
+    File.status FileContent.data FollowRunRequest.run_id GetAttachedFileRequest.file_id
+    GetAttachedFileRequest.vector_store_id GetBatchRequest.batch_id GetFileContentRequest.file_id
+    GetFileRequest.file_id GetRunRequest.run_id GetVectorStoreRequest.vector_store_id
+    ListAttachedFilesReply.first_id ListAttachedFilesReply.last_id ListAttachedFilesRequest.after
+    ListAttachedFilesRequest.filter ListAttachedFilesRequest.order
+    ListAttachedFilesRequest.vector_store_id ListBatchesReply.first_id ListBatchesReply.last_id
+    ListBatchesRequest.after ListBatchesRequest.order ListFilesReply.first_id
+    ListFilesReply.last_id ListFilesRequest.after ListFilesRequest.order ListFilesRequest.purpose
+    ListVectorStoresReply.first_id ListVectorStoresReply.last_id ListVectorStoresRequest.after
+    ListVectorStoresRequest.order PublicRun.id PublicRun.model PublicRun.status
+    UploadFileRequest.data UploadFileRequest.filename UploadFileRequest.purpose VectorStore.id
+    VectorStore.metadata VectorStore.name VectorStore.status VectorStoreFile.Failure.code
+    VectorStoreFile.Failure.message VectorStoreFile.id VectorStoreFile.status
+    VectorStoreFile.vector_store_id
+"""
+KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, KEPT, OURS, STORED)
 
 
 def _texts(message: Descriptor) -> list[str]:
