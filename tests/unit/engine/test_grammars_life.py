@@ -1,8 +1,11 @@
 """What makes grammars: where it cannot start, where the library is not there, and how it ends."""
 
+import gc
 import os
 import signal
 import threading
+import weakref
+from collections import UserString
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -10,10 +13,10 @@ from time import monotonic
 import pytest
 
 from services.worker.engine import FinishReason, Request
-from services.worker.engine.grammar import library
+from services.worker.engine.grammar import compiler, library
 from services.worker.engine.grammar.compiler import Compiler
 from services.worker.engine.grammar.grammars import Grammars
-from services.worker.engine.grammar.matcher import Unavailable
+from services.worker.engine.grammar.matcher import ConstraintError, Unavailable
 from services.worker.engine.messages import Constraint
 from tests.support.checkpoint import write_checkpoint
 from tests.support.waiting import until_so
@@ -66,6 +69,25 @@ def test_an_engine_without_the_library_says_so_when_it_starts(
     assert not engine.aside._grammars._threads
     with pytest.raises(Unavailable, match=word):
         Compiler(str(folder), VOCAB, [EOS])
+
+
+def test_of_a_vocabulary_that_cannot_be_read_only_the_reason_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text has tens of megabytes, and an engine lives for months."""
+    texts: list[weakref.ref[UserString]] = []
+
+    def read(text: str, *_: object) -> None:
+        whole = UserString(text)
+        texts.append(weakref.ref(whole))
+        raise ValueError("no tokenizer")
+
+    monkeypatch.setattr(compiler, "Vocabulary", read)
+    made = Grammars(str(folder), VOCAB, [EOS])
+    gc.collect()
+    assert [text() for text in texts] == [None]
+    with pytest.raises(ConstraintError, match="cannot be constrained: no tokenizer"):
+        made.want(Constraint("choice", '["x"]'), b"")
 
 
 @pytest.mark.parametrize("at", ["start", "trial", "library"])

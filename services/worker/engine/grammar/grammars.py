@@ -92,8 +92,10 @@ class Grammars:
             else:
                 self._compiler = Unavailable("the model makes no text")
         except (ConstraintError, Unavailable) as error:
-            self._compiler = error.with_traceback(None)
-            log.warning("requests with a constraint will fail: %s", error)
+            # A copy: the error's own cause holds the frames that it came through, and the text of
+            # the whole vocabulary with them.
+            self._compiler = type(error)(*error.args)
+            log.warning("requests with a constraint will fail: %s", self._compiler)
 
     def want(self, constraint: Constraint, tenant: bytes) -> None:
         """Has it made, unless it is there. Raises Unavailable, and ConstraintError where the
