@@ -90,6 +90,20 @@ def test_of_a_vocabulary_that_cannot_be_read_only_the_reason_is_kept(
         made.want(Constraint("choice", '["x"]'), b"")
 
 
+@pytest.mark.parametrize("fault", [OSError("no descriptors are left"), MemoryError()])
+def test_what_passes_is_not_said_of_the_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    """It ends the start, which is tried again: else all constraints would be refused until then."""
+
+    def read(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(compiler, "Vocabulary", read)
+    with pytest.raises(type(fault)):
+        Grammars(str(folder), VOCAB, [EOS])
+
+
 @pytest.mark.parametrize("at", ["start", "trial", "library"])
 def test_closing_waits_for_nobody_long(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str

@@ -49,7 +49,8 @@ class Compiler:
 
     def __init__(self, folder: str, vocab_size: int, eos_token_ids: Seq[int]) -> None:
         """Blocking, up to seconds. Raises ConstraintError where the checkpoint's tokenizer is not
-        one that llguidance reads, and Unavailable where there is no such library."""
+        one that llguidance reads, Unavailable where there is no such library; OSError and
+        MemoryError as they are: what passes is not said of the checkpoint for ever."""
         path = Path(folder) / "tokenizer.json"
         if not path.exists():
             raise ConstraintError("the checkpoint has no tokenizer.json, which constraints need")
@@ -57,6 +58,8 @@ class Compiler:
             self._vocabulary = Vocabulary(path.read_text(), vocab_size, eos_token_ids)
         except Missing as error:
             raise Unavailable(str(error)) from error
+        except (OSError, MemoryError):
+            raise
         except BaseException as error:
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
