@@ -116,6 +116,12 @@ def task(world: World) -> Conversation:
     return Conversation("short", [user(greeting), assistant(GREETINGS[greeting])])
 
 
+def task_of(world: World, count: int) -> Conversation:
+    """Some tasks, one after the other."""
+    made = [task(world) for _ in range(count)]
+    return Conversation("short", [message for one in made for message in one.messages])
+
+
 def copying(world: World) -> Conversation:
     """Practice in copying: a list of random pieces, then looked up or repeated over and over."""
     rng, names = world.rng, world.names

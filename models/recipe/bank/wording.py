@@ -1,0 +1,43 @@
+"""How people type questions: the same question in the many guises that it comes in."""
+
+import random
+import re
+
+BEFORE = [
+    "Please tell me: ", "Can you tell me: ", "Quick question: ", "Hi, ", "Hello, ", "Hi there! ", "According to the documents, ",
+    "Going by these documents, ", "One question: ", "Tell me, ", "I'd like to know: ", "Sorry to bother you. ", "Just wondering, ",
+    "From the text: ", "In your documents, ", "Could you look up: ", "Question: ", "Excuse me, ", "OK, ", "So ", "And ", "Now, ",
+]  # fmt: skip
+AFTER = ["", "", "", " Thanks.", " Thank you!", " Please look it up.", " Be brief.", " I can't find it.", " Just the answer, please."]  # fmt: skip
+OPENS = re.compile(r"(Who|What|When|Where|Which|How|Why|Whom|Whose|In|On|At|To|From|By|For|With|Until|After|Before|Under|Of|About|Does|Do|Did|Is|Are|Was|The|My|A|An|Can|If|Up|Into|Since|Next|Near|During|I)\b(?!'| am\b)")  # fmt: skip
+CLIPPED = re.compile(r"(?:What|Who|Where)(?:'s| is| are| was| were) (?:the |a |an )?(?=\w)")
+
+
+def varied(rng: random.Random, question: str) -> str:
+    """The question as somebody may type it; mostly as it is."""
+    roll = rng.random()
+    if roll < 0.12:
+        lead = rng.choice(BEFORE)
+        if lead[-2] not in ".!" and OPENS.match(question) and not question.startswith("I "):
+            question = question[0].lower() + question[1:]
+        question = lead + question + (rng.choice(AFTER) if question.endswith("?") else "")
+    elif roll < 0.15 and question.endswith("?") and CLIPPED.match(question):
+        question = CLIPPED.sub("", question[:-1], count=1)
+    if question.endswith("?") and rng.random() < 0.1:
+        question = question[:-1]
+    if rng.random() < 0.08:
+        question = question.lower()
+    if rng.random() < 0.02:
+        question = misspelt(rng, question)
+    return question
+
+
+def misspelt(rng: random.Random, text: str) -> str:
+    """With one slip in a long word in lower case, if there is one."""
+    words = list(re.finditer(r"\b[a-z]{5,}\b", text))
+    if not words:
+        return text
+    at = rng.randrange((word := rng.choice(words)).start() + 1, word.end() - 1)
+    if rng.random() < 0.5:
+        return text[:at] + text[at + 1 :]
+    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
