@@ -80,6 +80,11 @@ class Composed:
     subjects: list[Subject]
     body: Rendered
 
+    @property
+    def nameless(self) -> bool:
+        """Whether it needs a title to say what it is about."""
+        return not any(piece.name.startswith("s:") for piece in self.body.pieces)
+
 
 def statement(
     rng: random.Random, subject: Subject, relation: Relation, full: bool, number: int
@@ -119,34 +124,40 @@ def _capital(made: Rendered) -> Rendered:
     return made
 
 
-def prose(rng: random.Random, subject: Subject, relations: list[Relation], number: int) -> Rendered:
-    """Sentences: one that names the subject first, then such as refer to it."""
+def prose(
+    rng: random.Random,
+    subject: Subject,
+    relations: list[Relation],
+    number: int,
+    named: bool = False,
+) -> Rendered:
+    """Sentences: one that names the subject first, unless it is `named`, then such as refer to it."""
     made = Rendered()
-    named = False
-    for index, relation in enumerate(relations):
-        if rng.random() < 0.13:
-            _sentence(made, _plain(noise(rng)), " ")
-            named = named and rng.random() < 0.5
-        full = not named or rng.random() < 0.25
+    for relation in relations:
+        apart = rng.random() < 0.13
+        if apart:
+            _sentence(made, Rendered(noise(rng)), " ")
+        full = not named or rng.random() < (0.6 if apart else 0.2)
         one = statement(rng, subject, relation, full, number)
+        plain = OPENERS.match(one.text) is not None
         if (
-            named
+            made.text
+            and plain
             and not full
+            and not apart
+            and _ends_plainly(made)
             and rng.random() < 0.15
-            and made.text.endswith(".")
-            and OPENERS.match(one.text)
         ):
             made.text = made.text[:-1]
-            one.text = one.text[0].lower() + one.text[1:]
-            _sentence(made, one, rng.choice(JOINS))
+            _sentence(made, _uncapital(one), rng.choice(JOINS))
         else:
-            if full and index == 0 and rng.random() < 0.06 and OPENERS.match(one.text):
-                one.text = one.text[0].lower() + one.text[1:]
-                _sentence(made, _plain(rng.choice(LEADS).rstrip()), "")
-            _sentence(made, one, "\n\n" if made.text and rng.random() < 0.08 else " ")
+            if not made.text and full and plain and rng.random() < 0.06:
+                made.add(rng.choice(LEADS))
+                one = _uncapital(one)
+            _sentence(made, one, "\n\n" if rng.random() < 0.08 else " ")
         named = True
     if rng.random() < 0.15:
-        _sentence(made, _plain(noise(rng)), " ")
+        _sentence(made, Rendered(noise(rng)), " ")
     return made
 
 
@@ -219,11 +230,11 @@ def composed(rng: random.Random, subject: Subject, relations: list[Relation]) ->
     """A text about one subject that tells these relations of it."""
     roll = rng.random()
     if roll < 0.74 or len(relations) < 2:
-        body = prose(rng, subject, relations, 0)
+        body = prose(rng, subject, relations, 0, named=rng.random() < 0.15)
     elif roll < 0.87:
         body = listing(rng, subject, relations, 0)
         if rng.random() < 0.3:
-            _sentence(body, _plain(noise(rng)), "\n\n")
+            _sentence(body, Rendered(noise(rng)), "\n\n")
     elif roll < 0.93:
         body = line(rng, subject, relations, 0)
     else:
@@ -243,8 +254,14 @@ def together(rng: random.Random, subjects: list[Subject], relations: list[Relati
     return Composed(subjects, body)
 
 
-def _plain(text: str) -> Rendered:
-    return Rendered(text)
+def _ends_plainly(made: Rendered) -> bool:
+    """Whether its last letter is a full stop that belongs to no value."""
+    return made.text.endswith(".") and made.pieces[-1].end < len(made.text)
+
+
+def _uncapital(made: Rendered) -> Rendered:
+    made.text = made.text[0].lower() + made.text[1:]
+    return made
 
 
 def _sentence(made: Rendered, one: Rendered, join: str) -> None:

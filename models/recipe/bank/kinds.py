@@ -16,7 +16,24 @@ Maker = Callable[["Draw"], Value]
 KINDS: dict[str, Maker] = {}
 OPEN: set[str] = set()  # kinds of so many values that a whole one is on one side of the split
 LITERAL_KINDS = {"email", "url", "file", "code"}  # never capitalised
-CITIES = "cs_CZ da_DK de_AT de_CH de_DE fi_FI en_IN id_ID nl_NL nl_BE pl_PL pt_PT hr_HR ro_RO sl_SI sv_SE".split()
+CITIES = [
+    "cs_CZ",
+    "da_DK",
+    "de_AT",
+    "de_CH",
+    "de_DE",
+    "fi_FI",
+    "en_IN",
+    "id_ID",
+    "nl_NL",
+    "nl_BE",
+    "pl_PL",
+    "pt_PT",
+    "hr_HR",
+    "ro_RO",
+    "sl_SI",
+    "sv_SE",
+]
 
 
 def draw(rng: random.Random, kind: str, held_out: bool) -> Value:
@@ -377,10 +394,10 @@ def _money(d: Draw) -> Value:
     roll = d.rng.random()
     if roll < 0.45:
         amount = f"{d.whole(1, 60)}.{d.one(('50', '25', '75', '99', '20', '80', '95', '40', '00', '10'))}"
-    elif roll < 0.8:
-        amount = str(d.whole(2, 400))
+    elif roll < 0.88:
+        amount = str(d.whole(2, d.rng.choice((20, 60, 400))))
     else:
-        amount = _grouped(d.whole(4, 400) * d.rng.choice((50, 100, 125, 1000)), d)
+        amount = _grouped(d.whole(4, 400) * d.rng.choice((50, 100, 125)), d)
     shape = d.one(
         (
             "£{}",

@@ -35,8 +35,9 @@ class Rendered:
     pieces: list[Piece] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Literal words."""
-        self.text += text
+        """Literal words; of two full stops, one at the end of a value, one remains."""
+        twice = self.text.endswith(".") and text.startswith(".") and not text.startswith("..")
+        self.text += text[1:] if twice else text
 
     def put(self, name: str, value: str, capitalise: bool = True) -> None:
         """A value; an article before it follows its sound, and it begins a sentence as it must."""

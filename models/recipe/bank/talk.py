@@ -6,8 +6,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.recipe.bank.text import BankError, Text, definitions, parse, split
 from models.recipe.bank.render import validate
+from models.recipe.bank.text import BankError, Text, definitions, parse, split
 
 
 @dataclass(frozen=True)

@@ -6,86 +6,69 @@ from dataclasses import dataclass
 from models.recipe.bank.documents import Filled, Question
 from models.recipe.bank.store import side
 from models.recipe.lookup import naming, of_relations
-from models.recipe.lookup.passage import SENTENCE_END, Passage, Spans, cut, passage, titled, within
+from models.recipe.lookup.passage import (
+    SENTENCE_END,
+    Passage,
+    Spans,
+    cut,
+    passage,
+    titled,
+    within,
+)
 
-TRIES = 12  # questions that are tried against a set of passages before it is made smaller
-
-
-@dataclass
-class Other:
-    """A passage beside; `twin` if it is the same document with other values."""
-
-    passage: Passage
-    twin: bool = False
+TRIES = 12  # documents that are tried for a set of passages before it is made smaller
 
 
 @dataclass
 class Asked:
-    """A question and the passages it is put to."""
+    """A question, the values of the slots in it, and the passages it is put to."""
 
     question: str
+    values: list[str]
     passages: list[Passage]
 
 
-def asked(rng: random.Random, held_out: bool, count: int, told: bool) -> Asked:
+def asked(rng: random.Random, held_out: bool, count: int, told: bool) -> tuple[str, list[Passage]]:
     """A question on a document, among `count` passages or fewer, told by one of them or by none."""
-    templates = side(held_out).documents
     for _ in range(TRIES):
-        template = rng.choice(templates)
-        filled = template.filled(rng, held_out)
-        if told:
-            made = _told(rng, filled, count, held_out)
-        else:
-            roll = rng.random()
-            if roll < 0.5:
-                made = _missing(rng, filled, count, held_out)
-            elif roll < 0.72 and count > 1:
-                made = _elsewhere(rng, filled, count, held_out)
-            else:
-                made = _removed(rng, filled, count, held_out)
-        if made:
+        filled = rng.choice(side(held_out).documents).filled(rng, held_out)
+        make = _told if told else rng.choices((_missing, _removed, _elsewhere), (50, 30, 20))[0]
+        if made := make(rng, filled, count):
             rng.shuffle(made.passages)
-            return made
+            return made.question, made.passages
     return asked(rng, held_out, 1, told)
 
 
-def _told(rng: random.Random, filled: Filled, count: int, held_out: bool) -> Asked | None:
+def _told(rng: random.Random, filled: Filled, count: int) -> Asked | None:
+    """A question that the document answers."""
     question = rng.choice(filled.template.told)
-    spans = filled.found(question)
-    own = _chunks(rng, filled, spans, count)
-    words, values = _ask(rng, filled, question)
-    others = _others(rng, filled, count - len(own), held_out)
-    own_text = "\n".join(one.whole for one in own)
-    return Asked(words, [*own, *_kept_apart(words, values, own_text, others)])
+    own = _chunks(rng, filled, filled.found(question), count)
+    made = _asked(rng, filled, question, own)
+    _join_others(rng, filled, made, "\n".join(one.whole for one in own), count)
+    return made
 
 
-def _missing(rng: random.Random, filled: Filled, count: int, held_out: bool) -> Asked | None:
+def _missing(rng: random.Random, filled: Filled, count: int) -> Asked | None:
     """A question of the document's own that it does not answer."""
     if not filled.template.untold:
         return None
-    question = rng.choice(filled.template.untold)
-    words, values = _ask(rng, filled, question)
     own = _chunks(rng, filled, [], count)
-    others = _others(rng, filled, count - len(own), held_out)
-    own_text = "\n".join(one.whole for one in own)
-    return Asked(words, [*own, *_kept_apart(words, values, own_text, others)])
+    made = _asked(rng, filled, rng.choice(filled.template.untold), own)
+    _join_others(rng, filled, made, "\n".join(one.whole for one in own), count)
+    return made
 
 
-def _elsewhere(rng: random.Random, filled: Filled, count: int, held_out: bool) -> Asked | None:
+def _elsewhere(rng: random.Random, filled: Filled, count: int) -> Asked | None:
     """A question that the document answers, which is not among the passages."""
-    question = rng.choice(filled.template.told)
-    words, values = _ask(rng, filled, question)
-    own_text = f"{filled.title}\n{filled.body.text}"
-    others = _others(rng, filled, count, held_out)
-    kept = _kept_apart(words, values, own_text, others)
-    return Asked(words, kept) if kept else None
+    made = _asked(rng, filled, rng.choice(filled.template.told), [])
+    _join_others(rng, filled, made, f"{filled.title}\n{filled.body.text}", count)
+    return made if made.passages else None
 
 
-def _removed(rng: random.Random, filled: Filled, count: int, held_out: bool) -> Asked | None:
+def _removed(rng: random.Random, filled: Filled, count: int) -> Asked | None:
     """A question that the document answers, but for the sentence that does is left out."""
     question = rng.choice(filled.template.told)
-    spans = filled.found(question)
-    text = filled.body.text
+    spans, text = filled.found(question), filled.body.text
     borders = [0, *(found.end() for found in SENTENCE_END.finditer(text)), len(text)]
     kept = [
         text[a:b]
@@ -97,16 +80,16 @@ def _removed(rng: random.Random, filled: Filled, count: int, held_out: bool) -> 
     values = [str(filled.bindings.values[name]) for name in question.answer.used]
     if len(rest.split()) < 15 or any(naming.holds(rest, value) for value in values):
         return None
-    words, slots = _ask(rng, filled, question)
-    own = [passage(rng, _title(rng, filled), rest, [])]
-    others = _others(rng, filled, count - 1, held_out)
-    return Asked(words, [*own, *_kept_apart(words, slots, own[0].whole, others)])
+    own = passage(rng, _title(rng, filled), rest, [])
+    made = _asked(rng, filled, question, [own])
+    _join_others(rng, filled, made, own.whole, count)
+    return made
 
 
-def _ask(rng: random.Random, filled: Filled, question: Question) -> tuple[str, list[str]]:
-    """A wording, and the values of the slots in it."""
+def _asked(rng: random.Random, filled: Filled, question: Question, own: list[Passage]) -> Asked:
+    """The question in one of its wordings, put to the document's own passages."""
     made = filled.ask(rng.choice(question.wordings))
-    return made.text, [made.text[piece.start : piece.end] for piece in made.pieces]
+    return Asked(made.text, [made.text[piece.start : piece.end] for piece in made.pieces], own)
 
 
 def _title(rng: random.Random, filled: Filled) -> str:
@@ -114,54 +97,54 @@ def _title(rng: random.Random, filled: Filled) -> str:
 
 
 def _chunks(rng: random.Random, filled: Filled, spans: Spans, most: int) -> list[Passage]:
-    """The document whole, or the chunk with the answer and some of the others."""
+    """The document whole, or up to `most` of its chunks, the one with the answer among them."""
     title, text = _title(rng, filled), filled.body.text
+    whole = [passage(rng, title, text, spans)]
     if most < 2 or len(text.split()) < 70 or rng.random() < 0.5:
-        return [passage(rng, title, text, spans)]
+        return whole
     chunks = [(within(spans, a, b), text[a:b]) for a, b in cut(text, rng.randint(40, 90))]
     telling = [chunk for chunk in chunks if chunk[0]][:1]
     if spans and not telling:
-        return [passage(rng, title, text, spans)]
-    rest = [chunk for chunk in chunks if chunk not in telling]
-    if not spans:  # what is not told may not be told by what is left out, either
-        return [passage(rng, title, words, []) for _, words in rest[:most]]
-    silent = [chunk for chunk in rest if not chunk[0]]
-    some = rng.sample(silent, min(len(silent), most - 1))
-    return [passage(rng, title, words, tells) for tells, words in telling + some]
+        return whole
+    silent = [chunk for chunk in chunks if not chunk[0]]
+    some = telling + rng.sample(silent, min(len(silent), most - len(telling)))
+    return [passage(rng, title, words, tells) for tells, words in some]
 
 
-def _others(rng: random.Random, filled: Filled, count: int, held_out: bool) -> list[Other]:
-    """Passages of other documents, with their templates: alike, of the same writer, or any."""
+def _join_others(rng: random.Random, filled: Filled, made: Asked, own: str, count: int) -> None:
+    """Adds passages of other documents up to `count`: alike, of the same writer, or any.
+
+    Some are the same document with other values. Left out are those that might answer the question too. `own` is the text that it is about.
+    """
+    held_out = filled.bindings.held_out
     templates = side(held_out).documents
     near = [one for one in templates if one.file == filled.template.file]
-    found: list[Other] = []
-    for _ in range(count):
-        roll = rng.random()
-        if roll < 0.2:
-            found.append(Other(of_relations.distractor(rng, held_out)))
-            continue
-        template = filled.template
-        if roll > 0.45:
-            template = rng.choice(near if roll < 0.65 else templates)
-        other = template.filled(rng, held_out)
-        text = other.body.text
-        if len(text.split()) > 60 and rng.random() < 0.5:
-            start, end = rng.choice(cut(text, rng.randint(35, 80)))
-            text = text[start:end]
-        one = passage(rng, _title(rng, other), text, [])
-        found.append(Other(one, template is filled.template))
-    return found
+    for _ in range(2 * (count - len(made.passages))):
+        if rng.random() < 0.2:
+            one, twin = of_relations.distractor(rng, held_out), False
+        else:
+            pool = rng.choices(([filled.template], near, templates), (30, 30, 40))[0]
+            template = rng.choice(pool)
+            one, twin = _part(rng, template.filled(rng, held_out)), template is filled.template
+        if len(made.passages) < count and _apart(made, own, one.whole, twin):
+            made.passages.append(one)
 
 
-def _kept_apart(question: str, values: list[str], own: str, others: list[Other]) -> list[Passage]:
-    """The others without those that might answer the question too."""
-    proper = naming.names(question, values)
-    stems = naming.stems(question)
-    kept = []
-    for other in others:
-        text = other.passage.whole
-        shared = stems & naming.stems(text)
-        named = naming.names_only(set(values) if other.twin else proper, own, [text])
-        if named or (not other.twin and len(shared) <= 1 and (stems & naming.stems(own)) - shared):
-            kept.append(other.passage)
-    return kept
+def _part(rng: random.Random, filled: Filled) -> Passage:
+    """A document, or a chunk of it, for beside another."""
+    text = filled.body.text
+    if len(text.split()) > 60 and rng.random() < 0.5:
+        start, end = rng.choice(cut(text, rng.randint(35, 80)))
+        text = text[start:end]
+    return passage(rng, _title(rng, filled), text, [])
+
+
+def _apart(made: Asked, own: str, other: str, twin: bool) -> bool:
+    """Whether the question is about something that the own text names, and the other does not."""
+    if twin:
+        return naming.names_only(set(made.values), own, other)
+    if naming.names_only(naming.names(made.question, made.values), own, other):
+        return True
+    stems = naming.stems(made.question)
+    shared = stems & naming.stems(other)
+    return len(shared) <= 1 and bool((stems & naming.stems(own)) - shared)

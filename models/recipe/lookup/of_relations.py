@@ -35,10 +35,7 @@ class Scene:
 
 def distractor(rng: random.Random, held_out: bool) -> Passage:
     """A passage about something."""
-    kind = rng.choice(side(held_out).kinds)
-    subject = Subject.drawn(rng, kind, held_out, set())
-    made = composed(rng, subject, rng.sample(kind.relations, rng.randint(1, 5)))
-    return passage(rng, titled(rng, subject.title(rng), kind.name), made.body.text, [])
+    return _about(rng, rng.choice(side(held_out).kinds), held_out)
 
 
 def asked(
@@ -172,18 +169,37 @@ def _passages(
     rng: random.Random, scene: Scene, target: Target, held_out: bool, count: int
 ) -> list[Passage]:
     """The texts with their titles, and some passages about other things."""
-    made = []
+    made, plain = [], []
     for index, text in enumerate(scene.texts):
         one = text.subjects[0]
-        kind = one.kind.name
         name = one.title(rng) if len(text.subjects) == 1 else rng.choice(LISTS)
-        title = titled(rng, name, kind)
+        title = titled(rng, name, one.kind.name, bare=not text.nameless)
         spans = target[1] if target and target[0] == index else []
         made.append(passage(rng, title, text.body.text, spans))
+        if not text.nameless:
+            plain.append(made[-1])
     others = [kind for kind in side(held_out).kinds if kind is not scene.subjects[0].kind]
     while others and len(made) < count:
-        kind = rng.choice(others)
-        subject = Subject.drawn(rng, kind, held_out, set())
-        text = composed(rng, subject, rng.sample(kind.relations, rng.randint(1, 4)))
-        made.append(passage(rng, titled(rng, subject.title(rng), kind.name), text.body.text, []))
+        made.append(_about(rng, rng.choice(others), held_out))
+    if len(plain) > 1 and rng.random() < 0.12:
+        some = rng.sample(plain, min(len(plain), rng.randint(2, 3)))
+        made = [one for one in made if one not in some] + [_merged(rng, some)]
     return made
+
+
+def _about(rng: random.Random, kind: Kind, held_out: bool) -> Passage:
+    subject = Subject.drawn(rng, kind, held_out, set())
+    text = composed(rng, subject, rng.sample(kind.relations, rng.randint(1, 4)))
+    title = titled(rng, subject.title(rng), kind.name, bare=not text.nameless)
+    return passage(rng, title, text.body.text, [])
+
+
+def _merged(rng: random.Random, passages: list[Passage]) -> Passage:
+    """One passage of several, which tells of different things."""
+    join = rng.choice((" ", "\n", "\n\n"))
+    text, tells = "", []
+    for one in passages:
+        text += join if text else ""
+        tells += [(len(text) + start, len(text) + end) for start, end in one.tells]
+        text += one.text
+    return Passage(titled(rng, rng.choice(LISTS), "notes"), text, tells)

@@ -32,8 +32,7 @@ def looked_up(
     if rng.random() < relations:
         question, passages = of_relations.asked(rng, held_out, count, most_facts, told)
     else:
-        made = of_documents.asked(rng, held_out, count, told)
-        question, passages = made.question, made.passages
+        question, passages = of_documents.asked(rng, held_out, count, told)
     return conversation(rng, varied(rng, question), passages)
 
 
