@@ -3,9 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from models.recipe.bank.kinds import draw
-from models.recipe.bank.people import family_name, first_name
-from models.recipe.bank.split import is_held_out
+from models.recipe.bank.values import draw, is_held_out, person
 
 
 class Names:
@@ -23,9 +21,9 @@ class Names:
         """One capitalised word: a name of a person, a town, a pet."""
         roll = self.rng.random()
         if roll < 0.3:
-            return first_name(self.rng, self.held_out)
+            return person(self.rng, self.held_out).first
         if roll < 0.6:
-            return family_name(self.rng, self.held_out)
+            return person(self.rng, self.held_out).last
         if roll < 0.75:
             return self.of("pet")
         return self.of("town").split()[0]
@@ -37,7 +35,7 @@ class Names:
     def person(self) -> str:
         """A first and a last name, at times one alone or with a title."""
         if self.rng.random() < 0.08:
-            return first_name(self.rng, self.held_out)
+            return person(self.rng, self.held_out).first
         return self.of("person")
 
     def place(self) -> str:

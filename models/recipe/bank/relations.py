@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from models.recipe.bank.kinds import KINDS
+from models.recipe.bank.values import KINDS
 from models.recipe.bank.render import validate
 from models.recipe.bank.text import BankError, Slot, Text, definitions, parse, split
 

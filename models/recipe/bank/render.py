@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from models.recipe.bank.kinds import KINDS, LITERAL_KINDS, Value, draw
+from models.recipe.bank.values import KINDS, LITERAL, Value, draw
 from models.recipe.bank.text import Alternatives, BankError, Slot, Text
 
 SENTENCE_START = re.compile(r"(?:^|\n(?:- )?|(?:[a-z]{3}|\d|[)’'\"”])[.!?]['\"”]?\s+)[“\"]?$")
@@ -143,7 +143,7 @@ def render(text: Text, bindings: Bindings, into: Rendered | None = None) -> Rend
             render(bindings.rng.choice(part.texts), bindings, into)
         else:
             source = part if part.defines else bindings.definitions.get(part.name)
-            literal = source is not None and source.kind in LITERAL_KINDS
+            literal = source is not None and source.kind in LITERAL
             into.put(part.name, bindings.value(part), not literal)
     return into
 
