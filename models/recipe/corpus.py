@@ -61,6 +61,8 @@ def example(rng: random.Random, progress: float) -> Conversation:
         return short.task_of(world, rng.randint(2, 6))
     if skill == "about":
         return about.about(world, rng.randint(2, 5))
+    if skill == "talk" and rng.random() < 0.3:
+        return smalltalk.beside(world, looked_up(rng, progress))
     if skill == "talk":
         return smalltalk.smalltalk(world, rng.randint(1, 4))
     if skill == "story":

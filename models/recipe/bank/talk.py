@@ -10,12 +10,20 @@ from models.recipe.bank.render import validate
 from models.recipe.bank.text import BankError, Text, definitions, parse, split
 
 
+OFF_TOPIC = "I only answer from the documents"
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Ways to say something, and ways to answer."""
 
     asks: tuple[Text, ...]
     answers: tuple[Text, ...]
+
+    @property
+    def asks_facts(self) -> bool:
+        """Whether the user asks for what documents may tell."""
+        return any(str(part).startswith(OFF_TOPIC) for text in self.answers for part in text.parts)
 
 
 def read(path: Path) -> list[Exchange]:

@@ -2,9 +2,10 @@
 
 import json
 import re
+from dataclasses import dataclass
 
-from models.recipe.bank.compose import Subject, alike, composed
-from models.recipe.bank.relations import Relation
+from models.recipe.bank.compose import Composed, Subject, alike, composed
+from models.recipe.bank.relations import Kind
 from models.recipe.bank.store import side
 from models.recipe.conversation import Conversation, Document, Message, assistant, system, user
 from models.recipe.lookup.passage import passage, titled
@@ -15,7 +16,8 @@ ASKS = [
     "Reply in JSON for {E}: {keys}.", "Describe {E} as a JSON object with the keys {keys}.",
     "Extract {keys} of {E} as JSON.", "Return a JSON object with {keys} for {E}.",
     "JSON please: {keys} for {E}", "From the documents, fill in {keys} for {E}, as JSON.",
-    "Put {keys} of {E} into JSON.", "I need {keys} for {E} in JSON format.", "{E}: {keys} as a JSON object",
+    "Put {keys} of {E} into JSON.", "I need {keys} for {E} in JSON format.",
+    "{E}: {keys} as a JSON object",
 ]  # fmt: skip
 HERE = [
     "Give {keys} as JSON.", "Extract {keys} as JSON.", "Return JSON with the keys {keys}.",
@@ -23,33 +25,88 @@ HERE = [
 ]  # fmt: skip
 
 
-def key(relation: Relation) -> str:
-    """A relation's name as a key of a JSON object."""
-    return re.sub(r"[^a-z0-9]+", "_", relation.name.lower()).strip("_")
+@dataclass
+class Told:
+    """A subject with a text about it, and what the text tells by keys."""
+
+    subject: Subject
+    text: Composed
+    facts: dict[str, str]
+    silent: list[str]  # keys that it does not tell
 
 
-def _request(
-    world: World, subject: Subject, told: dict[str, str], asks: list[str]
-) -> tuple[str, str]:
-    """A request for some keys of a subject, and the JSON that answers it."""
+def extract(world: World, count: int) -> Conversation:
+    """JSON from one of `count` passages, or from a text in the question itself."""
     rng = world.rng
-    some = rng.sample(list(told), rng.randint(1, min(4, len(told))))
-    found: dict[str, str | int | None] = {name: _value(told[name]) for name in some}
+    kind = rng.choice(side(world.held_out).kinds)
+    keys, taken = _keys(world, kind), set[str]()
+    told = [_told(world, kind, keys, taken) for _ in range(count)]
+    one = rng.choice([one for one in told if one.facts] or [_told(world, kind, keys, taken)])
+    head: list[Message] = [system("Answer in JSON.")] if rng.random() < 0.2 else []
+    if count == 1 and rng.random() < 0.6:
+        request, answer = _request(world, one, HERE)
+        text = one.text.body.text
+        asked = f"{text}\n\n{request}" if rng.random() < 0.5 else f"{request}\n\n{text}"
+        return Conversation("json", [*head, user(asked), assistant(answer)])
+    request, answer = _request(world, one, ASKS)
+    documents = [_document(world, one) for one in told]
+    return Conversation("json", [*head, user(request), assistant(answer)], documents=documents)
+
+
+def _keys(world: World, kind: Kind) -> dict[str, str]:
+    """For each relation of a kind a key of a JSON object: its name or one of its labels."""
+    found: dict[str, str] = {}
+    for one in kind.relations:
+        names = [one.name, *one.labels] if world.rng.random() < 0.5 else [one.name]
+        key = _slug(world.rng.choice(names))
+        found[one.name] = key if key not in found.values() else _slug(f"the {one.name}")
+    return found
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _told(world: World, kind: Kind, keys: dict[str, str], taken: set[str]) -> Told:
+    """A new subject of a kind; its values are spelled as its text spells them."""
+    rng = world.rng
+    subject = Subject.drawn(rng, kind, world.held_out, taken)
+    relations = rng.sample(kind.relations, rng.randint(2, min(5, len(kind.relations))))
+    text = composed(rng, subject, relations)
+    facts: dict[str, str] = {}
+    for one in relations:
+        spans = text.body.stretches(subject.facts[one.name], {f"v:0:{one.name}"})
+        facts |= {keys[one.name]: text.body.text[a:b] for a, b in spans[:1]}
     silent = [
-        one
-        for one in subject.kind.relations
-        if key(one) not in told and not any(alike(one.value, extra) for extra in subject.extras)
+        keys[one.name]
+        for one in kind.relations
+        if one not in relations and not any(alike(one.value, extra) for extra in subject.extras)
     ]
-    if silent and rng.random() < 0.2:
-        found[key(rng.choice(silent))] = None
+    return Told(subject, text, facts, silent)
+
+
+def _document(world: World, one: Told) -> Document:
+    title = one.subject.title(world.rng)
+    title = titled(world.rng, title, one.subject.kind.name, bare=not one.text.nameless)
+    made = passage(world.rng, title, one.text.body.text, [])
+    return {"title": made.title, "text": made.text}
+
+
+def _request(world: World, one: Told, asks: list[str]) -> tuple[str, str]:
+    """A request for some keys, and the JSON that answers it."""
+    rng = world.rng
+    some = rng.sample(list(one.facts), rng.randint(1, min(4, len(one.facts))))
+    found: dict[str, str | int | None] = {key: _value(one.facts[key]) for key in some}
+    if one.silent and rng.random() < 0.2:
+        found[rng.choice(one.silent)] = None
     keys = rng.sample(list(found), len(found))
-    answer = json.dumps({name: found[name] for name in keys}, ensure_ascii=False)
-    name = rng.choice(subject.names)
+    answer = json.dumps({key: found[key] for key in keys}, ensure_ascii=False)
+    name = rng.choice(one.subject.names)
     if rng.random() < 0.2:
         types = {k: {"type": "integer" if isinstance(found[k], int) else "string"} for k in keys}
         schema = json.dumps({"type": "object", "properties": types, "required": keys})
         return f"Describe {name} as JSON that fits this schema: {schema}", answer
-    shown = [f'"{k}"' for k in keys] if rng.random() < 0.7 else keys
+    shown = [f'"{key}"' for key in keys] if rng.random() < 0.7 else keys
     listed = ", ".join(shown)
     if len(shown) > 1 and rng.random() < 0.4:
         listed = ", ".join(shown[:-1]) + " and " + shown[-1]
@@ -57,36 +114,6 @@ def _request(
 
 
 def _value(value: str) -> str | int:
-    """A number as one, but for what begins with a zero."""
+    """A number as one, but for long ones and for what begins with a zero."""
     plain = value.isascii() and value.isdigit() and not value.startswith("0")
     return int(value) if plain and len(value) < 5 else value
-
-
-def extract(world: World, count: int) -> Conversation:
-    """JSON from one of `count` passages, or from a text in the question itself."""
-    rng = world.rng
-    taken: set[str] = set()
-    kind = rng.choice(side(world.held_out).kinds)
-    documents: list[Document] = []
-    told: list[tuple[Subject, dict[str, str]]] = []
-    for _ in range(count):
-        subject = Subject.drawn(rng, kind, world.held_out, taken)
-        relations = rng.sample(kind.relations, rng.randint(2, min(5, len(kind.relations))))
-        body = composed(rng, subject, relations).body
-        one = passage(rng, titled(rng, subject.title(rng), kind.name), body.text, [])
-        documents.append({"title": one.title, "text": one.text})
-        facts: dict[str, str] = {}
-        for relation in relations:  # as the text spells them
-            spans = body.stretches(subject.facts[relation.name], {f"v:0:{relation.name}"})
-            facts |= {key(relation): body.text[a:b] for a, b in spans[:1]}
-        told.append((subject, facts))
-    subject, facts = rng.choice([one for one in told if one[1]])
-    head: list[Message] = [system("Answer in JSON.")] if rng.random() < 0.2 else []
-    if count == 1 and rng.random() < 0.6:
-        request, answer = _request(world, subject, facts, HERE)
-        text = documents[0]["text"]
-        shape = "{text}\n\n{request}" if rng.random() < 0.5 else "{request}\n\n{text}"
-        asked = user(shape.format(text=text, request=request))
-        return Conversation("json", [*head, asked, assistant(answer)])
-    request, answer = _request(world, subject, facts, ASKS)
-    return Conversation("json", [*head, user(request), assistant(answer)], documents=documents)

@@ -6,7 +6,7 @@ from functools import cache
 
 from models.recipe.bank.values.lexicon import words
 from models.recipe.bank.values.people import Person, person
-from models.recipe.bank.values.split import is_held_out
+from models.recipe.bank.values.split import checksum, is_held_out
 
 Value = str | Person
 Maker = Callable[["Draw"], Value]
@@ -82,4 +82,5 @@ class Draw:
 
 @cache
 def _side(options: tuple[str, ...], held_out: bool) -> list[str]:
-    return [option for option in options if is_held_out(option) is held_out]
+    held = {option for option in options if is_held_out(option)} or {min(options, key=checksum)}
+    return [option for option in options if (option in held) is held_out]

@@ -5,6 +5,11 @@ import zlib
 SHARE = 8  # one in so many is held out
 
 
+def checksum(value: str) -> int:
+    """The same for a value in whatever case."""
+    return zlib.crc32(value.lower().encode())
+
+
 def is_held_out(value: str) -> bool:
     """Whether a value (a name, a number, a title) belongs to the side that training never sees."""
-    return zlib.crc32(value.lower().encode()) % SHARE == 0
+    return checksum(value) % SHARE == 0
