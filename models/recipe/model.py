@@ -18,10 +18,10 @@ class Shape:
     """Sizes of a model. Widths are in features, `context` in tokens."""
 
     vocab: int
-    hidden: int = 256
-    inner: int = 640
-    layers: int = 6
-    heads: int = 4  # as many for keys and values: the first weights fill four
+    hidden: int = 384
+    inner: int = 768
+    layers: int = 8
+    heads: int = 6  # as many for keys and values: the first weights fill five
     head_dim: int = 64
     context: int = 2048
     theta: float = 10000.0
@@ -148,6 +148,10 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, width, bias=False)
         self.o_proj = nn.Linear(width, shape.hidden, bias=False)
 
+    def rows(self, head: int) -> slice:
+        """The rows of the weights that are a head's."""
+        return slice(head * self.shape.head_dim, (head + 1) * self.shape.head_dim)
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rows, tokens, _ = x.shape
         dim = self.shape.head_dim
@@ -218,14 +222,20 @@ class Llama(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Final normed states: (batch, tokens, hidden)."""
+        return self.seen(tokens, 0)[0]
+
+    def seen(self, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Final normed states, and what layer `layer` reads: both (batch, tokens, hidden)."""
         x = self.model.embed_tokens(tokens)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        states: Tensor = self.model.norm(x)
-        return states
+        read = x
+        for number, each in enumerate(self.model.layers):
+            if number == layer % self.shape.layers:
+                read = x
+            x = each(x, cos, sin)
+        return self.model.norm(x), read
 
     def logits(self, states: Tensor) -> Tensor:
         """States (..., hidden) to scores (..., vocab)."""

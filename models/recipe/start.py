@@ -1,31 +1,39 @@
-"""A start that can already copy.
+"""A start that knows words and can already copy.
 
-A transformer learns late, and all at once, to continue `A B ... A` with `B`: it needs a head that
-tells each token what came before it, and in a later layer one that looks for what the present
-token came before. Nearly all of this model's skills wait for that. So these heads are written
-into the first weights by hand, for one token of context and for two (Olsson et al.,
-2022, call them induction heads). Citing waits for two more: one tells each token the number of the
-passage it is in, the other brings that number along with what is copied. Two of those that copy
-prefer the passage that the token is in. In an answer, that is the one last cited: after
-`the Velmora Lighthouse[3]` they look in passage 3, and a match elsewhere counts for less.
-Training then bends and multiplies all of them as it likes. Everything else starts at random.
+A model that sees some fifty million tokens can learn how answers are found, not English. So each
+token's embedding says from the start what the word means, as MiniLM has it: words that training
+never shows are near those that it does. These rows stay as they are, or training would move the
+words that it shows away from their neighbours; it moves those of marks, digits and markers alone.
 
-The residual stream of a fresh model is used like this (features, D for the width of a head):
+And a transformer learns late, and all at once, to continue `A B ... A` with `B`: it needs a head
+that tells each token what came before it, and in a later layer one that looks for what the present
+token came before. So these heads are written into the first weights by hand, for one token of
+context and for two (Olsson et al., 2022, call them induction heads); further ones that tell each
+token the mark of the part that it is in (a passage's number, a user's turn), that bring a copied
+token's mark along, and that look in the user's turn for a word of like meaning. In `POINTS`, a late
+layer, one head copies what it looks at: training tells it where (`guides.py`). Training then bends
+and multiplies all of them as it likes. Everything else starts at random.
 
-    0               the same constant in every token, for the positional heads
-    1 .. D          part of the token's own embedding
-    D+1 .. 2D       zero in the embedding; layer 0 writes the features 1 .. D of the token before
-    2D+1 .. 3D      zero too; layer 0 writes those of the token before that
-    3D+1 ..         the rest of the embedding; layer 0 adds some of the passage's number's (or of
-                    the user's turn's), and layer 1 those of the passage that the token was
-                    copied from
+The residual stream of a fresh model is used like this (here for heads of 64):
+
+    0           the same constant in every token, for the positional heads
+    1 .. 63     a code of the token's own, but for the space before it
+    64          whether it has a space before it
+    65 .. 128   zero in the embedding; layer 0 writes features 1 .. 64 of the token before
+    129 .. 192  zero too; layer 0 writes those of the token before that
+    193 .. 224  a code of a mark, zero in others; layer 0 writes that of the part they are in
+    225 ..      the meaning, its strongest components first
 """
 
 from typing import cast
 
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 
-from models.recipe.model import Attention, Layer, Llama
+from models.recipe import minilm
+from models.recipe.model import Attention, Layer, Llama, Shape
+from models.recipe.tokenizer import ASSISTANT, CITES, SPECIAL, USER, VISIBLE
 
 SPREAD = 0.06  # standard deviation of the embedding
 CONSTANT = 4.0  # of feature 0, in units of SPREAD
@@ -33,61 +41,122 @@ SHARPNESS = 5.0  # of the positional heads
 MATCH = 2.5  # of the matching heads
 GAIN = 7.0  # with which each matched token's successor is added
 NEAR = 8.0  # how much a mark outweighs other tokens, close by
+POINTS = -3  # the layer whose first head points at what is said next
+
+
+class Layout:
+    """The features of the residual stream, by their use."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Raises ValueError if the model is too narrow."""
+        dim = shape.head_dim
+        self.own, self.once, self.twice = (slice(i * dim + 1, (i + 1) * dim + 1) for i in range(3))
+        self.spaced = self.own.stop - 1
+        self.part = slice(self.twice.stop, self.twice.stop + dim // 2)
+        self.meaning = slice(self.part.stop, shape.hidden)
+        if shape.heads < 4 or shape.hidden <= self.part.stop:
+            raise ValueError("the first weights need four heads, and a width of four of them")
+
+
+def marks(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that begin a part of the text."""
+    return [USER, ASSISTANT, *(tokenizer.token_to_id(cite) for cite in CITES)]
+
+
+def texts(tokenizer: Tokenizer) -> list[str]:
+    """Of each token: the bytes that it stands for, `Ġ` for a space before it."""
+    return [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
+
+
+def movable(tokenizer: Tokenizer) -> Tensor:
+    """(vocab) whether training may move the token's row: of markers, marks and digits, not words"""
+    shown = {*SPECIAL, *VISIBLE}
+    return torch.tensor([t in shown or not t[-1].isascii() or not t[-1].isalpha() or len(t) == 1
+                         for t in texts(tokenizer)])  # fmt: skip
+
+
+def meanings(tokenizer: Tokenizer, size: int) -> Tensor:
+    """(vocab, size) what MiniLM makes of each token: principal components, of unit variance over
+    all features together. A word with and without a space or a capital means the same.
+    """
+    words = [text.removeprefix("Ġ").lower() for text in texts(tokenizer)]
+    known = sorted({word for word in words if word.isascii() and word.isalpha()})
+    said, read = minilm.encode(known), minilm.embedded(known)
+    both = torch.cat([x / x.std() for x in (said - said.mean(0), read - read.mean(0))], 1)
+    left, values, _ = torch.linalg.svd(both, full_matrices=False)
+    found = left[:, :size] * values[:size].sqrt()  # the strongest would outshine the others
+    found = found / found.norm(dim=1, keepdim=True) * size**0.5
+    table = dict(zip(known, found, strict=True))
+    return torch.stack([table.get(word, torch.zeros(size)) for word in words])
 
 
 @torch.no_grad()
-def prepare(model: Llama, marks: list[int]) -> None:
-    """Writes the heads into layers 0 and 1 of a freshly drawn model.
-
-    `marks` are the tokens that begin a part of the text: the numbers of passages, a user's turn.
-    Raises ValueError if the model has fewer than four heads.
-    """
-    if model.shape.heads < 4:
-        raise ValueError("the first weights need four heads")
-    dim = model.shape.head_dim
-    own, once, twice = (slice(i * dim + 1, (i + 1) * dim + 1) for i in range(3))
-    embedding = model.model.embed_tokens.weight
-    embedding.normal_(std=SPREAD)
-    embedding[:, 0] = CONSTANT * SPREAD
-    embedding[:, dim + 1 : 3 * dim + 1] = 0
-    alike = torch.randn(dim)  # by which the marks are found
-    alike /= alike.norm()
-    apart = embedding[marks, own]
-    apart -= (apart @ alike)[:, None] * alike
-    apart /= apart.norm(dim=1, keepdim=True)
-    embedding[marks, own] = (0.6 * apart + 0.8 * alike) * SPREAD * dim**0.5
+def prepare(model: Llama, tokenizer: Tokenizer) -> None:
+    """Writes embedding and heads into a freshly drawn model, which must be wide enough."""
+    at = Layout(model.shape)
+    _embed(model, tokenizer, at)
     first, second = (cast(Layer, model.model.layers[i]).self_attn for i in (0, 1))
-    rest = slice(3 * dim + 1, model.shape.hidden)
-    for head, (back, target) in enumerate(((1, once), (2, twice))):
+    for head, (back, target) in enumerate(((1, at.once), (2, at.twice))):
         _look_back(model, first, head, back)
-        _carry(model, first, head, own, target, 2 * SPREAD)
-    _look_for(model, first, 2, own, alike)
-    _carry(model, first, 2, own, rest, 2 * SPREAD)
-    one, two, here = (own, once), (once, twice), (rest, rest)  # what matches; here: one passage
+        _carry(first, head, at.own, target, 2 * SPREAD)
+    beginnings = marks(tokenizer)
+    codes = model.model.embed_tokens.weight[beginnings, at.part]
+    alike = codes.mean(0) / codes.mean(0).norm()
+    _look_for(model, first, 2, at.part, alike)
+    _carry(first, 2, at.part, at.part, 2 * SPREAD)
+    one, two, here = (
+        (at.own, at.once),
+        (at.once, at.twice),
+        (at.part, at.part),
+    )  # what matches; here: one passage
     _match(model, second, 0, [one])
     _match(model, second, 1, [one, two, one, two, here])
     _match(model, second, 2, [one, two])
     _match(model, second, 3, [one, one, here])
-    for head, brought in enumerate((own, own, rest, own)):
-        _carry(model, second, head, brought, brought, GAIN * SPREAD)
+    for head, brought in enumerate((at.own, at.own, at.part, at.own)):
+        _carry(second, head, brought, brought, GAIN * SPREAD)
+    if model.shape.heads > 4:
+        _match(model, second, 4, [(at.meaning, at.meaning)])
+        _prefer(model, second, 4, at.part, codes[0] / codes[0].norm())
+    late = cast(Layer, model.model.layers[POINTS]).self_attn
+    _carry(late, 0, at.own, at.own, GAIN * SPREAD)
 
 
-def _rates(model: Llama) -> torch.Tensor:
+def _embed(model: Llama, tokenizer: Tokenizer, at: Layout) -> None:
+    embedding = model.model.embed_tokens.weight
+    names = texts(tokenizer)
+    embedding.zero_()
+    embedding[:, 0] = CONSTANT * SPREAD
+    stems = {stem: i for i, stem in enumerate(dict.fromkeys(n.removeprefix("Ġ") for n in names))}
+    codes = torch.randn(len(stems), at.spaced - at.own.start) * SPREAD
+    embedding[:, at.own.start : at.spaced] = codes[[stems[n.removeprefix("Ġ")] for n in names]]
+    spaced = torch.tensor([n.startswith("Ġ") for n in names])
+    embedding[:, at.spaced] = torch.where(spaced, 2.0, -2.0) * SPREAD
+    embedding[:, at.meaning] = meanings(tokenizer, at.meaning.stop - at.meaning.start) * SPREAD
+    beginnings = marks(tokenizer)
+    width = at.part.stop - at.part.start
+    alike = torch.nn.functional.normalize(torch.randn(width), dim=0)
+    apart = torch.randn(len(beginnings), width)
+    apart -= (apart @ alike)[:, None] * alike
+    apart = torch.nn.functional.normalize(apart, dim=1)
+    embedding[beginnings, at.part] = (0.6 * apart + 0.8 * alike) * 2 * SPREAD * width**0.5
+
+
+def _rates(model: Llama) -> Tensor:
     """(dim / 2) angle per token at which each pair of features turns."""
     half = model.shape.head_dim // 2
     return model.shape.theta ** (-torch.arange(half) / half)
 
 
-def _rows(model: Llama, head: int) -> slice:
-    """The features of a head."""
-    dim = model.shape.head_dim
-    return slice(head * dim, (head + 1) * dim)
+def _inputs(attention: Attention, head: int) -> tuple[Tensor, Tensor]:
+    """The rows of the query's and of the key's weight that are a head's."""
+    rows = attention.rows(head)
+    return attention.q_proj.weight[rows], attention.k_proj.weight[rows]
 
 
 def _look_back(model: Llama, attention: Attention, head: int, distance: int) -> None:
     """Query and key depend on feature 0 alone; their product is greatest `distance` tokens back."""
-    rows = _rows(model, head)
-    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
+    query, key = _inputs(attention, head)
     rates = _rates(model)
     half = len(rates)
     loud = (rates > 0.04).float() * SHARPNESS**0.5 / CONSTANT * 2
@@ -98,12 +167,9 @@ def _look_back(model: Llama, attention: Attention, head: int, distance: int) -> 
     key[:half, 0] = loud
 
 
-def _look_for(
-    model: Llama, attention: Attention, head: int, where: slice, what: torch.Tensor
-) -> None:
+def _look_for(model: Llama, attention: Attention, head: int, where: slice, what: Tensor) -> None:
     """The nearest token whose features `where` have much of the unit vector `what`."""
-    rows = _rows(model, head)
-    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
+    query, key = _inputs(attention, head)
     rates = _rates(model)
     slow = torch.nonzero((rates > 1.5e-3) & (rates < 1.5e-2)).flatten()
     query.zero_()
@@ -114,26 +180,38 @@ def _look_for(
     key[slow, where] = NEAR**0.5 * what / len(slow)
 
 
+def _slow(model: Llama) -> list[int]:
+    """The features of a head that hardly turn over the length of a passage."""
+    slow = torch.nonzero(_rates(model) < 0.01).flatten()
+    return torch.cat((slow, slow + model.shape.head_dim // 2)).tolist()
+
+
 def _match(model: Llama, attention: Attention, head: int, pairs: list[tuple[slice, slice]]) -> None:
     """Each query feature of a pair against its key feature, shared out over slowly turning ones."""
-    rows = _rows(model, head)
-    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
-    slow = torch.nonzero(_rates(model) < 0.01).flatten()
-    places = torch.cat((slow, slow + len(_rates(model)))).tolist()
+    query, key = _inputs(attention, head)
     query.zero_()
     key.zero_()
-    for i, place in enumerate(places):
+    for i, place in enumerate(_slow(model)):
         mine, theirs = pairs[i % len(pairs)]
-        query[place, mine.start + i] = MATCH
-        key[place, theirs.start + i] = MATCH
+        feature = i % (mine.stop - mine.start)
+        query[place, mine.start + feature] = MATCH
+        key[place, theirs.start + feature] = MATCH
 
 
-def _carry(
-    model: Llama, attention: Attention, head: int, source: slice, target: slice, gain: float
-) -> None:
+def _prefer(model: Llama, attention: Attention, head: int, where: slice, what: Tensor) -> None:
+    """Besides, tokens whose features `where` have much of the unit vector `what`."""
+    place = _slow(model)[-1]
+    query, key = _inputs(attention, head)
+    query[place] = 0
+    key[place] = 0
+    query[place, 0] = MATCH
+    key[place, where] = MATCH * what
+
+
+def _carry(attention: Attention, head: int, source: slice, target: slice, gain: float) -> None:
     """What the head attends to: its features `source` are added to `target`."""
-    rows = _rows(model, head)
-    unit = torch.eye(model.shape.head_dim)
+    rows = attention.rows(head)
+    unit = torch.eye(attention.shape.head_dim)
     attention.v_proj.weight[rows] = 0
     attention.v_proj.weight[rows, source] = unit[:, : source.stop - source.start]
     attention.o_proj.weight[target, rows] = gain * unit[: target.stop - target.start]

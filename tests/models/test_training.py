@@ -1,5 +1,8 @@
-"""The start, the optimizer, the batches and the loop of the training."""
+"""The start, the optimizer, the batches, the guides and the loop of the training."""
 
+import random
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -7,50 +10,91 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import start
-from models.recipe.batches import answer_mask, collate, pool, steps
+from models.recipe import batches, corpus, minilm, start
+from models.recipe import tokenizer as bpe
+from models.recipe.batches import answer_mask, collate, pool, row, steps
 from models.recipe.export import load, save
+from models.recipe.guides import SENTENCE, TOLD, Guide
 from models.recipe.model import QUERIES, Llama, RMSNorm, Shape, attend
 from models.recipe.optim import orthogonalise
-from models.recipe.tokenizer import ASSISTANT, CITES, END, PAD, USER
-from models.recipe.train import Crew, Plan, Tally, Training
+from models.recipe.swaps import Swaps
+from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, PAD, USER
+from models.recipe.train import Crew, Learner, Plan, Tally, Training, alone, train
 
-TINY = Shape(2048, hidden=64, inner=64, layers=2, heads=4, head_dim=16)
-ROOT = Path(__file__).parents[2]
-MARKS = list(range(9, 10 + len(CITES)))  # any tokens would do
+TINY = Shape(bpe.VOCABULARY, hidden=64, inner=64, layers=5, heads=4, head_dim=16)
+NO_SWAPS = Swaps({}, {}, {})
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(ROOT / "models/demo/tokenizer.json"))
+def tokenizer() -> Iterator[Tokenizer]:
+    """The recipe's, with meanings drawn at random in place of MiniLM's, which take long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minilm, "encode", lambda words: drawn(len(words)))
+        patch.setattr(minilm, "embedded", lambda words: drawn(len(words)))
+        yield bpe.train()
 
 
-def test_a_fresh_model_already_copies() -> None:
+def drawn(rows: int) -> Tensor:
+    return torch.randn(rows, 80, generator=torch.Generator().manual_seed(rows))
+
+
+def fresh(shape: Shape, tokenizer: Tokenizer) -> Llama:
     torch.manual_seed(0)
-    model = Llama(Shape(2048))
-    start.prepare(model, MARKS)
-    tokens = torch.randint(300, 2048, (4, 80)).repeat(1, 2)
+    model = Llama(shape)
+    start.prepare(model, tokenizer)
+    return model
+
+
+def words(tokenizer: Tokenizer, *shape: int) -> Tensor:
+    """Whole words at random, each with a space before it."""
+    names = start.texts(tokenizer)
+    ids = [i for i, name in enumerate(names) if name[1:].isalpha() and name[0] == "Ġ"]
+    return torch.tensor(ids)[torch.randint(len(ids), shape)]
+
+
+def test_a_value_is_cut_alike_wherever_it_stands(tokenizer: Tokenizer) -> None:
+    for value in ("Bristol", "the side gate", "Okonkwo & Söhne", "8.30 a.m.", "QX-417"):
+        within = tokenizer.encode(f"in {value}").tokens[1:]
+        alone = tokenizer.encode(value).tokens
+        assert within == ["Ġ" + alone[0], *alone[1:]]
+
+
+def test_ordinary_words_are_one_token(tokenizer: Tokenizer) -> None:
+    text = "which manager opens our garden before the meeting on a wet Thursday in October"
+    assert len(tokenizer.encode(text).ids) == len(text.split())
+
+
+def test_a_word_means_the_same_with_and_without_a_space(tokenizer: Tokenizer) -> None:
+    rows = fresh(TINY, tokenizer).model.embed_tokens.weight
+    ids = [tokenizer.token_to_id(t) for t in ("garden", "Ġgarden", "window")]
+    apart = [(rows[ids[0]] != rows[other]).nonzero().flatten().tolist() for other in ids[1:]]
+    assert apart[0] == [start.Layout(TINY).spaced]
+    assert len(apart[1]) > 10
+
+
+def test_a_fresh_model_already_copies(tokenizer: Tokenizer) -> None:
+    model = fresh(Shape(bpe.VOCABULARY), tokenizer)
+    tokens = words(tokenizer, 4, 60).repeat(1, 2)
     with torch.no_grad():
-        guessed = model(tokens[:, :-1]).argmax(-1)[:, 90:]
-    assert (guessed == tokens[:, 91:]).float().mean() > 0.6
+        guessed = model(tokens[:, :-1]).argmax(-1)[:, 70:]
+    assert (guessed == tokens[:, 71:]).float().mean() > 0.6
 
 
-def test_a_fresh_model_copies_from_the_passage_that_it_cites() -> None:
-    torch.manual_seed(0)
-    model = Llama(Shape(2048))
-    start.prepare(model, MARKS)
-    rows, passages = 64, 3
-    lead = torch.randint(300, 2048, (rows, 2))  # the same two tokens before each passage's value
-    values = torch.randint(300, 2048, (rows, passages))
+def test_a_fresh_model_copies_from_the_passage_that_it_cites(tokenizer: Tokenizer) -> None:
+    model = fresh(Shape(bpe.VOCABULARY), tokenizer)
+    marks = start.marks(tokenizer)[2:]
+    rows, passages = 32, 3
+    lead = words(tokenizer, rows, 2)  # the same two tokens before each passage's value
+    values = words(tokenizer, rows, passages)
     parts = []
     for number in range(passages):
-        mark = torch.full((rows, 1), MARKS[number + 1])
-        noise = torch.randint(300, 2048, (rows, 12))
+        mark = torch.full((rows, 1), marks[number])
+        noise = words(tokenizer, rows, 12)
         parts += [mark, noise, lead, values[:, number : number + 1], noise.flip(1)]
-    parts.append(torch.full((rows, 1), MARKS[0]))
+    parts.append(torch.full((rows, 1), USER))
     right = 0
     for number in range(passages):
-        mark = torch.full((rows, 1), MARKS[number + 1])
+        mark = torch.full((rows, 1), marks[number])
         with torch.no_grad():
             scores = model(torch.cat([*parts, mark, lead], 1))[:, -1]
         right += int((scores.gather(1, values).argmax(1) == number).sum())
@@ -101,13 +145,11 @@ def test_norm_and_its_gradients() -> None:
     assert_same(norm(x), wanted, [x, norm.weight])
 
 
-def test_the_gradient_in_bfloat16_is_near_that_in_float32() -> None:
-    torch.manual_seed(0)
-    model = Llama(TINY)
-    start.prepare(model, MARKS)
+def test_the_gradient_in_bfloat16_is_near_that_in_float32(tokenizer: Tokenizer) -> None:
+    model = fresh(TINY, tokenizer)
     for weight in model.parameters():
         weight.data += 0.02 * torch.randn_like(weight)
-    tokens = torch.randint(0, 2048, (2, 2 * QUERIES + 5))
+    tokens = torch.randint(0, bpe.VOCABULARY, (2, QUERIES + 5))
     found: list[list[Tensor]] = []
     for half in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -125,52 +167,148 @@ def test_only_answers_and_their_end_are_weighted() -> None:
     ids = [USER, 50, 51, END, ASSISTANT, 60, 61, END, USER, 52, END, ASSISTANT, 62, END]
     said = [i for i, inside in zip(ids, answer_mask(ids), strict=True) if inside]
     assert said == [60, 61, END, 62, END]
-    batch = collate([(ids, "passages"), (ids[:8], "recall")], prompt_weight=0.0)
+    rows = [batches.Row(ids, "recall", Guide()), batches.Row(ids[:8], "recall", Guide())]
+    batch = collate(rows)
     assert batch.targets[batch.weights > 0].tolist() == [60, 61, END, 62, END, 60, 61, END]
     assert batch.inputs.shape == (2, 16)
     assert (batch.inputs[1, 7:] == PAD).all()
 
 
+def test_where_there_are_passages_only_what_follows_them_is_learned() -> None:
+    ids = [USER, 50, END, ASSISTANT, 60, END, USER, 51, END, DOCUMENTS, 70, END, USER, 51, END]
+    ids += [ASSISTANT, 61, END]
+    assert [i for i, said in zip(ids, answer_mask(ids), strict=True) if said] == [61, END]
+
+
+def looked_up(count: int) -> Iterator[corpus.Conversation]:
+    source = (made for made in corpus.training(1, 0, 0.5) if made.skill in ("passages", "not_told"))
+    return islice(source, count)
+
+
+def test_the_guides_say_what_the_answer_does(tokenizer: Tokenizer) -> None:
+    told = 0
+    for made in looked_up(60):
+        one = row(tokenizer, made, 2048)
+        by_output = [[g for g in one.guide.guesses if g[1] == o] for o in (SENTENCE, TOLD)]
+        sentences, whole = by_output
+        assert [truth for _, _, truth in whole] == [bool(made.tells)]
+        assert any(truth for _, _, truth in sentences) == bool(made.tells)
+        pairs = [(one.ids[at + 1], {one.ids[to] for to in aims}) for at, aims in one.guide.pointers]
+        if not made.tells:
+            assert [aims for _, aims in pairs] == [{DOCUMENTS}]
+        elif pairs:
+            told += 1
+            named = [
+                (tokenizer.id_to_token(token), {*map(tokenizer.id_to_token, aims)})
+                for token, aims in pairs
+            ]
+            (first, aims), *middle, _, (cite, cited) = named
+            assert {first, "Ġ" + first} >= aims
+            assert all({token} == aims for token, aims in middle)
+            assert cited == {cite}
+            assert cite in CITES
+    assert told > 20
+
+
+def test_swapped_words_keep_the_answer_and_the_places(tokenizer: Tokenizer) -> None:
+    names = {name: i for i, name in enumerate(start.texts(tokenizer))}
+    pair = {word: (names[word], names["Ġ" + word]) for word in ("garden", "window", "castle")}
+    stems = {spaced: plain for plain, spaced in pair.values()}
+    near = {pair["garden"][0]: [pair["window"][0]]}
+    swaps = Swaps(near, stems, {plain: spaced for spaced, plain in stems.items()})
+    garden, window, castle = (pair[word][1] for word in pair)
+    question = [USER, 300, garden, END]
+    ids = [
+        *question,
+        DOCUMENTS,
+        301,
+        garden,
+        castle,
+        garden,
+        END,
+        *question,
+        ASSISTANT,
+        castle,
+        END,
+    ]
+    seen = {tuple(swaps.swapped(ids, {7}, random.Random(seed))) for seed in range(40)}
+    assert seen == {tuple(ids), tuple(window if i == garden else i for i in ids)}
+
+
 def test_steps_are_of_like_size(tokenizer: Tokenizer) -> None:
-    batches = pool(tokenizer, 0, 5, 0.5, 2304, 2048)
-    groups = list(steps(batches, 4096))
-    assert [batch for group in groups for batch in group] == batches
+    made = pool(tokenizer, NO_SWAPS, 0, 5, 0.5, 2304, 2048)
+    groups = list(steps(made, 4096))
+    assert [batch for group in groups for batch in group] == made
     assert all(2048 < sum(b.inputs.numel() for b in group) < 8192 for group in groups)
 
 
 def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
-    group = pool(tokenizer, 0, 5, 0.5, 2304, 2048)[:3]
+    group = pool(tokenizer, NO_SWAPS, 0, 5, 0.5, 2304, 2048)[:3]
     found = []
     for threads in (1, 2):
         torch.manual_seed(0)
-        model = Llama(TINY)
-        start.prepare(model, MARKS)
-        crew = Crew(model, threads)
+        learner = Learner(TINY)
+        learner.llama = fresh(TINY, tokenizer)
+        crew = Crew(learner, threads, half=False)
         crew.learn(group, Tally())
         found.append([p.grad for p in crew.replicas[0].parameters()])
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=1e-4)
 
 
-def test_a_resumed_training_ends_as_an_uninterrupted_one(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    def begun() -> Training:
-        return Training(TINY, Plan(pools=2), tokenizer.encode("[1][2]").ids, "cpu", 1)
+def test_the_pointing_head_learns_where_to_look(tokenizer: Tokenizer) -> None:
+    learner = Learner(TINY)
+    learner.llama = fresh(TINY, tokenizer)
+    made = [row(tokenizer, one, 2048) for one in looked_up(4)]
+    batch = collate(made)
+    _, read = learner.llama.seen(batch.inputs, start.POINTS)
+    _, pointing = learner.guides.losses(learner.llama, read, batch.guided)
+    pointing.backward()
+    attention = learner.llama.model.layers[start.POINTS].self_attn
+    grad = attention.q_proj.weight.grad
+    assert grad[attention.rows(0)].abs().sum() > 0
+    assert grad[attention.rows(1)].abs().sum() == 0
 
-    through, before, after = begun(), begun(), begun()
+
+def begun(tokenizer: Tokenizer, pools: int) -> Training:
+    made = Training(TINY, Plan(pools), tokenizer, NO_SWAPS, "cpu", 1)
+    made.begin()
+    return made
+
+
+def test_words_keep_what_they_mean(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "POOL", 24)
+    training = begun(tokenizer, 2)
+    rows = training.learner.llama.model.embed_tokens.weight
+    before = rows.detach().clone()
+    training.learn()
+    moved = {tokenizer.id_to_token(int(i)) for i in (rows != before).any(1).nonzero().flatten()}
+    assert {"<|assistant|>", "[1]", "Ġ1"} <= moved
+    assert not moved & {"garden", "Ġthe", "Ġmanager"}
+
+
+def test_a_resumed_training_ends_as_an_uninterrupted_one(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "POOL", 24)
+    through, before, after = (begun(tokenizer, 2) for _ in range(3))
     for _ in range(2):
-        through.learn(tokenizer)
-    before.learn(tokenizer)
+        through.learn()
+    before.learn()
     before.save(tmp_path / "last.pt")
     after.restore(tmp_path / "last.pt")
-    after.learn(tokenizer)
+    after.learn()
     assert after.done == through.done
-    for a, b in zip(after.model.parameters(), through.model.parameters(), strict=True):
+    for a, b in zip(after.learner.parameters(), through.learner.parameters(), strict=True):
         assert torch.equal(a, b)
 
-    longer = Training(TINY, Plan(pools=3), tokenizer.encode("[1][2]").ids, "cpu", 1)
-    with pytest.raises(ValueError, match="another shape or plan"):
-        longer.restore(tmp_path / "last.pt")
+    other = Training(Shape(bpe.VOCABULARY), Plan(2), tokenizer, NO_SWAPS, "cpu", 1)
+    with pytest.raises(ValueError, match="another shape"):
+        other.restore(tmp_path / "last.pt")
+
+
+def test_two_trainings_do_not_share_a_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(BlockingIOError, match="another training runs in"):
+        train(TINY, Plan(1), tokenizer, tmp_path, "cpu", 1)
 
 
 def test_what_is_exported_loads_again(tokenizer: Tokenizer, tmp_path: Path) -> None:

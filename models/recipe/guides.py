@@ -1,0 +1,199 @@
+"""Guides of the training: what stands in the passages, told to the model where it reads them.
+
+An answer is a handful of tokens after hundreds of others: as a lesson about reading that is thin.
+So training also tells, at what a late layer reads (`start.POINTS`):
+
+- at each sentence's end, whether the answer stands in that sentence;
+- at each token of the passages, whether it is the answer's;
+- at the passages' end, whether they tell at all;
+- for each token of the answer, where in the passages the next one stands: the layer's first head
+  is to look there, and at the passage's number when the value is said.
+
+The heads that guess the first three are thrown away after the training; the last is the model's
+own attention.
+"""
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field, fields
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Encoding
+from torch import Tensor, nn
+
+from models.recipe.conversation import Conversation
+from models.recipe.model import Layer, Llama
+from models.recipe.start import POINTS
+from models.recipe.tokenizer import CITES, DOCUMENTS, END, FIRST_CITE
+
+ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n)|$")
+SENTENCE, INSIDE, TOLD = range(3)  # outputs of the guessing head
+POINTING, GUESSING = 0.5, 0.4  # weights in the loss
+
+
+@dataclass
+class Guide:
+    """What is told about one example; positions are tokens'."""
+
+    guesses: list[tuple[int, int, bool]] = field(default_factory=list)  # position, output, truth
+    pointers: list[tuple[int, list[int]]] = field(default_factory=list)  # from, to any of these
+
+    @property
+    def inside(self) -> set[int]:
+        """The positions in the passages that tell the answer."""
+        return {at for at, output, truth in self.guesses if output == INSIDE and truth}
+
+
+def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guide:
+    """`answer`: position of the first token of the last answer, which `text` ends with."""
+    found = Guide()
+    if made.skill not in ("passages", "not_told") or not made.documents:
+        return found
+    ids: list[int] = encoded.ids
+    starts = [start for start, _ in encoded.offsets]
+
+    def token(character: int) -> int:
+        return bisect_right(starts, character) - 1
+
+    block = ids.index(DOCUMENTS)
+    cursor = starts[block]
+    tells: list[tuple[int, int, int]] = []  # document, first token, last token
+    inside: set[int] = set()
+    for number, document in enumerate(made.documents):
+        cursor = text.index(document["text"], text.index(CITES[number], cursor))
+        for span in made.tells:
+            if span.document == number:
+                first, last = token(cursor + span.start), token(cursor + span.end - 1)
+                tells.append((number, first, last))
+                inside.update(range(first, last + 1))
+        begin = 0
+        for match in ENDS.finditer(document["text"]):
+            if match.end() - begin < 3:
+                continue
+            first, last = token(cursor + begin), token(cursor + match.end() - 1)
+            truth = any(first <= one <= last for _, _, one in tells)
+            found.guesses.append((last, SENTENCE, truth))
+            begin = match.end()
+        first, last = token(cursor), token(cursor + max(1, len(document["text"])) - 1)
+        found.guesses += [(at, INSIDE, at in inside) for at in range(first, last + 1)]
+        cursor += len(document["text"])
+    end = ids.index(END, block)
+    found.guesses.append((end, TOLD, bool(tells)))
+    if not tells:
+        found.pointers.append((answer - 1, [block]))
+        return found
+    found.pointers = _pointers(ids, answer, block, tells)
+    return found
+
+
+def _pointers(
+    ids: list[int], answer: int, block: int, tells: list[tuple[int, int, int]]
+) -> list[tuple[int, list[int]]]:
+    """Where each token of `V [n].` stands, for the token before it."""
+    cites = range(FIRST_CITE, FIRST_CITE + len(CITES))
+    cite = next((at for at in range(answer, len(ids)) if ids[at] in cites), None)
+    if cite is None:
+        return []
+    cited = ids[cite] - FIRST_CITE
+    spans = [(first, last) for number, first, last in tells if number == cited]
+    size = cite - answer - 1  # the space before the number is a token of its own
+    spans = [s for s in spans if s[1] - s[0] + 1 == size]
+    spans = [s for s in spans if ids[s[0] + 1 : s[1] + 1] == ids[answer + 1 : cite - 1]]
+    if not spans:
+        return []
+    mark = ids.index(ids[cite], block)
+    said = [(answer - 1 + i, [first + i for first, _ in spans]) for i in range(size)]
+    return [*said, (cite - 2, [mark]), (cite - 1, [mark])]
+
+
+@dataclass
+class Guided:
+    """The guides of a batch's rows."""
+
+    rows: Tensor  # (guesses) the row
+    places: Tensor  # (guesses) the position
+    outputs: Tensor  # (guesses) which of the guessing head's outputs
+    truths: Tensor  # (guesses) 0 or 1
+    weights: Tensor  # (guesses) those of a row and an output add up to one
+    from_rows: Tensor  # (pointers)
+    from_places: Tensor  # (pointers)
+    aims: Tensor  # (pointers, tokens) where it may point
+
+    def to(self, device: torch.device) -> "Guided":
+        return Guided(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+    @property
+    def empty(self) -> bool:
+        return not len(self.rows)
+
+
+def collate(guides: list[Guide], width: int) -> Guided:
+    """The guides of rows that are padded to `width` tokens."""
+    guesses = [(row, *guess) for row, guide in enumerate(guides) for guess in guide.guesses]
+    rows, places, outputs, truths = (
+        torch.tensor(column) for column in (zip(*guesses, strict=True) if guesses else [[]] * 4)
+    )
+    weights = torch.zeros(len(guesses))
+    if guesses:
+        group = rows * 3 + outputs
+        weights = 1 / torch.bincount(group)[group].float()
+    pointers = [(row, *one) for row, guide in enumerate(guides) for one in guide.pointers]
+    to = torch.zeros(len(pointers), width, dtype=torch.bool)
+    for i, (_, _, targets) in enumerate(pointers):
+        to[i, targets] = True
+    return Guided(
+        rows.long(),
+        places.long(),
+        outputs.long(),
+        truths.float(),
+        weights,
+        torch.tensor([row for row, _, _ in pointers]).long(),
+        torch.tensor([place for _, place, _ in pointers]).long(),
+        to,
+    )
+
+
+class Guides(nn.Module):
+    """The guessing heads."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.guess = nn.Linear(hidden, 3)
+        nn.init.zeros_(self.guess.weight)
+        nn.init.constant_(self.guess.bias, -2.0)
+
+    def losses(self, model: Llama, read: Tensor, guided: Guided) -> tuple[Tensor, Tensor]:
+        """Sums over a batch: of the guesses' loss (weighted), and of the pointers'.
+
+        `read`: (batch, tokens, hidden), what layer `POINTS` reads.
+        """
+        layer = cast(Layer, model.model.layers[POINTS])
+        normed = layer.input_layernorm(read)
+        guessed = self.guess(normed[guided.rows, guided.places]).float()
+        guessed = guessed.gather(1, guided.outputs[:, None])[:, 0]
+        wrong = F.binary_cross_entropy_with_logits(guessed, guided.truths, reduction="none")
+        # Most sentences do not tell: those that do weigh as much as three.
+        guessing = (wrong * guided.weights * (1 + 2 * guided.truths)).sum()
+        if not len(guided.from_rows):
+            return guessing, guessing.new_zeros(())
+        places, attention = guided.from_places, layer.self_attn
+        head = attention.rows(0)
+        query = F.linear(normed[guided.from_rows, places], attention.q_proj.weight[head])
+        key = F.linear(normed, attention.k_proj.weight[head])
+        tokens = read.shape[1]
+        query = _turned(query.float(), model.cos[places], model.sin[places])
+        key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
+        scores = (
+            torch.einsum("pd,ptd->pt", query, key[guided.from_rows]) * model.shape.head_dim**-0.5
+        )
+        later = torch.arange(tokens, device=places.device) > places[:, None]
+        scores = scores.masked_fill(later, -1e9)
+        right = scores.masked_fill(~guided.aims, -1e9).logsumexp(1)
+        return guessing, (scores.logsumexp(1) - right).sum()
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
