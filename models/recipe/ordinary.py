@@ -1,7 +1,8 @@
 """Sets of short documents and questions by hands that had no part in the bank.
 
 A line of a set is a document: `title`, `text`, `kind`, `questions`; these have `question`, `answer`
-and, some of them, `also`. `answer` stands in the text, `also` are other ways to say it; it is null for what is not told.
+and, some of them, `also`. `answer` stands in the text, `also` are other ways to say it; it is null
+for what is not told.
 Each question is asked over its document and three others of the set.
 """
 
