@@ -136,7 +136,7 @@ def prose(
     for relation in relations:
         apart = rng.random() < 0.13
         if apart:
-            _sentence(made, Rendered(noise(rng)), " ")
+            _sentence(made, Rendered(noise(rng, subject.bindings.held_out)), " ")
         full = not named or rng.random() < (0.6 if apart else 0.2)
         one = statement(rng, subject, relation, full, number)
         plain = OPENERS.match(one.text) is not None
@@ -157,7 +157,7 @@ def prose(
             _sentence(made, one, "\n\n" if rng.random() < 0.08 else " ")
         named = True
     if rng.random() < 0.15:
-        _sentence(made, Rendered(noise(rng)), " ")
+        _sentence(made, Rendered(noise(rng, subject.bindings.held_out)), " ")
     return made
 
 
@@ -234,7 +234,7 @@ def composed(rng: random.Random, subject: Subject, relations: list[Relation]) ->
     elif roll < 0.87:
         body = listing(rng, subject, relations, 0)
         if rng.random() < 0.3:
-            _sentence(body, Rendered(noise(rng)), "\n\n")
+            _sentence(body, Rendered(noise(rng, subject.bindings.held_out)), "\n\n")
     elif roll < 0.93:
         body = line(rng, subject, relations, 0)
     else:

@@ -7,6 +7,7 @@ import random
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from models.recipe.bank.render import Bindings, Rendered, render, validate
@@ -94,7 +95,7 @@ def read(path: Path) -> list[Template]:
     starts = [i for i, line in enumerate(lines) if line.startswith("# ")]
     if any(line.strip() for line in lines[: starts[0] if starts else None]):
         wrong.append(f"{path.name}:1: text before the first `# kind: title`")
-    for first, after in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for first, after in pairwise([*starts, len(lines)]):
         try:
             found.append(_document(path.name, first + 1, lines[first:after]))
         except BankError as error:
@@ -118,6 +119,8 @@ def _document(file: str, line: int, lines: list[str]) -> Template:
     heading = lines[0][2:].strip()
     kind, *rest = split(heading, ":")
     title = ": ".join(rest)
+    if "{" in kind:  # a title that is its own kind
+        kind, title = heading[: heading.index("{")].strip(), heading
     asked = next((i for i, s in enumerate(lines) if s.startswith(("? ", "! "))), len(lines))
     body = "\n".join(text.rstrip() for text in lines[1:asked]).strip("\n")
     made = Template(file, line, heading, kind, at(0, title), at(1, body))

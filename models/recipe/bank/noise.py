@@ -15,6 +15,6 @@ def _sentences() -> list[Text]:
     return [parse(line) for line in FILE.read_text(encoding="utf-8").splitlines() if line]
 
 
-def noise(rng: random.Random, held_out: bool = False) -> str:
+def noise(rng: random.Random, held_out: bool) -> str:
     """One sentence."""
     return render(rng.choice(_sentences()), Bindings(rng, {}, held_out)).text

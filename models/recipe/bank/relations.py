@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from models.recipe.bank.values import KINDS
 from models.recipe.bank.render import validate
 from models.recipe.bank.text import BankError, Slot, Text, definitions, parse, split
+from models.recipe.bank.values import KINDS
 
 # What the program puts in: the subject, the value, the subject again, and that with its `'s`.
 GIVEN = ("s", "v", "r", "r_own")

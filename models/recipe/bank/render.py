@@ -2,11 +2,11 @@
 
 import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from models.recipe.bank.values import KINDS, LITERAL, Value, draw
 from models.recipe.bank.text import Alternatives, BankError, Slot, Text
+from models.recipe.bank.values import KINDS, LITERAL, Value, draw
 
 SENTENCE_START = re.compile(r"(?:^|\n(?:- )?|(?:[a-z]{3}|\d|[)’'\"”])[.!?]['\"”]?\s+)[“\"]?$")
 JOINED = re.compile(r"\w\w")
@@ -65,20 +65,24 @@ class Rendered:
         Their first letter may be in either case; they begin and end with words or with values.
         """
         values = [piece for piece in self.pieces if piece.name in names]
-        edges = {piece.start for piece in values}, {piece.end for piece in values}
-        pattern = r"\s+".join(map(re.escape, wanted.split()))
-        spans = []
-        for found in re.finditer(pattern, self.text, re.IGNORECASE):
-            start, end = found.span()
-            if found[0][1:].split() == wanted[1:].split() and any(
-                start <= piece.start and piece.end <= end for piece in values
-            ):
-                opens = start in edges[0] or not JOINED.match(self.text, max(0, start - 1))
-                if (start == 0 or opens) and (
-                    end in edges[1] or not JOINED.match(self.text, end - 1)
-                ):
-                    spans.append((start, end))
-        return spans
+        starts, ends = {piece.start for piece in values}, {piece.end for piece in values}
+        return [
+            (start, end)
+            for start, end in _places(self.text, wanted)
+            if any(start <= piece.start and piece.end <= end for piece in values)
+            and (start == 0 or start in starts or not JOINED.match(self.text, start - 1))
+            and (end in ends or not JOINED.match(self.text, end - 1))
+        ]
+
+
+def _places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
+    """(start, end) of each occurrence, in either case of the first letter, on one line or two."""
+    line, words = text.replace("\n", " "), " ".join(wanted.split())
+    at = line.find(words[1:], 1)
+    while at > 0:
+        if line[at - 1].lower() == words[0].lower():
+            yield at - 1, at - 1 + len(words)
+        at = line.find(words[1:], at + 1)
 
 
 class Bindings:

@@ -9,7 +9,6 @@ from pathlib import Path
 from models.recipe.bank.render import validate
 from models.recipe.bank.text import BankError, Text, definitions, parse, split
 
-
 OFF_TOPIC = "I only answer from the documents"
 
 
