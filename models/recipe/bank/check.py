@@ -1,6 +1,6 @@
 """`python -m models.recipe.bank.check FILE…`: checks files of the bank, and shows samples of each.
 
-What is wrong is printed by file and line; the exit status is 1 if anything is. Warnings are not errors.
+What is wrong is printed by file and line, and makes the exit status 1; warnings do not.
 """
 
 import argparse
@@ -27,8 +27,8 @@ def main() -> None:
         print(f"=== {path}")
         try:
             errors = CHECKS[path.parent.name](path, rng, options.samples)
-        except (BankError, OSError, KeyError) as error:
-            errors = str(error).split("\n")
+        except (BankError, OSError, KeyError) as failure:
+            errors = str(failure).split("\n")
         for error in errors:
             print("ERROR", error)
         wrong += len(errors)
@@ -77,9 +77,7 @@ def _warn(template: documents.Template) -> None:
         print(f"WARNING {where}: {len(template.untold)} not told questions")
     for slot in template.definitions.values():
         if slot.choices and len(slot.choices) < 4:
-            print(
-                f"WARNING {where}: {{{slot.name}}} has {len(slot.choices)} choices; four or more are wanted"
-            )
+            print(f"WARNING {where}: {{{slot.name}}} has {len(slot.choices)} choices, not four")
     for question in template.told:
         if len(question.wordings) < 2:
             print(f"WARNING {template.file}:{question.line}: one wording alone")

@@ -10,7 +10,7 @@ from models.recipe.bank.render import Bindings, Rendered, render
 from models.recipe.bank.text import Slot, Text
 
 PRONOUNS = {"it": "its", "they": "their", "she": "her", "he": "his", "we": "our"}
-# Kinds of values that answer the same question word: a text that tells one may seem to tell another.
+# Kinds of values that answer the same question word: to tell one may seem to tell another.
 ALIKE = [
     {"person", "man", "woman", "first", "family", "company", "organisation"},
     {"year", "date", "day", "month", "weekday", "time", "duration"},
@@ -19,9 +19,14 @@ ALIKE = [
     {"distance", "height", "area", "weight", "volume", "speed", "temperature"},
     {"phone", "email", "code", "url", "file"},
 ]
-LEADS = ("As everyone knows, ", "By the way, ", "According to the file, ", "For the record: ", "Note that ", "These days ", "As before, ")  # fmt: skip
+LEADS = (
+    "As everyone knows, ", "By the way, ", "According to the file, ", "For the record: ",
+    "Note that ", "These days ", "As before, ",
+)  # fmt: skip
 JOINS = ("; ", ", and ", " – ", ", while ", ", and ", "; ")
-OPENERS = re.compile(r"(The|It|Its|They|Their|A|An|In|On|At|Since|There|This|For|To|From|If|Until|When|His|Her|He|She)\b")  # fmt: skip
+OPENERS = re.compile(  # words with which a sentence may begin, that carry no name
+    r"(The|It|Its|They|Their|A|An|In|On|At|Since|There|This|For|To|From|If|Until|When|His|Her|He|She)"
+)
 
 
 def alike(one: Slot, other: Slot) -> bool:
@@ -75,7 +80,7 @@ class Subject:
 
 @dataclass
 class Composed:
-    """A text about subjects. Its pieces are named `v:NUMBER:RELATION` and `s:NUMBER`, by subject."""
+    """A text about subjects; its pieces are named `v:SUBJECT:RELATION` and `s:SUBJECT`."""
 
     subjects: list[Subject]
     body: Rendered
@@ -131,7 +136,7 @@ def prose(
     number: int,
     named: bool = False,
 ) -> Rendered:
-    """Sentences: one that names the subject first, unless it is `named`, then such as refer to it."""
+    """Sentences: one that names the subject, unless it is `named`, then some that refer to it."""
     made = Rendered()
     for relation in relations:
         apart = rng.random() < 0.13

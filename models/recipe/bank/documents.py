@@ -1,4 +1,4 @@
-"""The bank's documents: templates of whole texts, with the questions that each does and does not answer.
+"""The bank's documents: templates of texts, with questions that they answer and do not answer.
 
 The format is described in FORMAT.md beside this file.
 """

@@ -10,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 
 from models.recipe.bank.render import validate
-from models.recipe.bank.text import BankError, Slot, Text, definitions, parse, split
+from models.recipe.bank.text import Alternatives, BankError, Slot, Text, definitions, parse, split
 from models.recipe.bank.values import KINDS
 
 # What the program puts in: the subject, the value, the subject again, and that with its `'s`.
 GIVEN = ("s", "v", "r", "r_own")
+
+POSSESSIVE = re.compile(r"['’]s\b")
 
 
 @dataclass
@@ -98,7 +100,7 @@ def _line(kinds: list[Kind], file: str, number: int, line: str) -> None:
     if mark == ": ":
         relation.labels += split(words, "|")
         return
-    texts = {"- ": relation.full, "~ ": relation.short, "? ": relation.asks, "< ": relation.finds}
+    lists = {"- ": relation.full, "~ ": relation.short, "? ": relation.asks, "< ": relation.finds}
     parts = [words] if mark in ("- ", "~ ") else split(words, "|")
     for part in parts:
         text = _parsed(part)
@@ -108,21 +110,20 @@ def _line(kinds: list[Kind], file: str, number: int, line: str) -> None:
         definitions(
             text, *kind.named, *kind.again, Text(tuple(Slot(name, kind="person") for name in GIVEN))
         )
-        texts[mark].append(text)
+        lists[mark].append(text)
 
 
 def _parsed(source: str) -> Text:
     """A text in which `{town}` is short for `{town:town}`, and `{r}'s` one slot, for `its`."""
     text = parse(source)
-    parts: list[object] = []
+    parts: list[str | Slot | Alternatives] = []
     for part in text.parts:
         if isinstance(part, Slot) and part.name in KINDS and not part.defines and not part.part:
             part = replace(part, kind=part.name)
-        if isinstance(part, str) and parts and isinstance(parts[-1], Slot):
-            if parts[-1].name == "r" and re.match(r"['’]s\b", part):
-                parts[-1], part = Slot("r_own"), part[2:]
+        if isinstance(part, str) and POSSESSIVE.match(part) and parts and parts[-1] == Slot("r"):
+            parts[-1], part = Slot("r_own"), part[2:]
         parts.append(part)
-    made = Text(tuple(parts))  # type: ignore[arg-type]
+    made = Text(tuple(parts))
     validate(made)
     return made
 

@@ -1,1 +1,1 @@
-"""Questions over passages: sets of passages, a question, and where the answer stands, if anywhere."""
+"""Questions over passages: sets of passages, a question, and where the answer stands."""

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 from models.recipe.bank.documents import Filled, Question
 from models.recipe.bank.store import side
@@ -72,7 +73,7 @@ def _removed(rng: random.Random, filled: Filled, count: int) -> Asked | None:
     borders = [0, *(found.end() for found in SENTENCE_END.finditer(text)), len(text)]
     kept = [
         text[a:b]
-        for a, b in zip(borders, borders[1:], strict=False)
+        for a, b in pairwise(borders)
         if not any(a < end and start < b for start, end in spans)
     ]
     rest = "".join(kept).strip()
@@ -100,21 +101,23 @@ def _chunks(rng: random.Random, filled: Filled, spans: Spans, most: int) -> list
     """The document whole, or up to `most` of its chunks, the one with the answer among them."""
     title, text = _title(rng, filled), filled.body.text
     whole = [passage(rng, title, text, spans)]
-    if most < 2 or len(text.split()) < 70 or rng.random() < 0.5:
+    if len(text.split()) < 50 or rng.random() < 0.35:
         return whole
-    chunks = [(within(spans, a, b), text[a:b]) for a, b in cut(text, rng.randint(40, 90))]
+    chunks = [(within(spans, a, b), text[a:b]) for a, b in cut(text, rng.randint(30, 80))]
     telling = [chunk for chunk in chunks if chunk[0]][:1]
     if spans and not telling:
         return whole
     silent = [chunk for chunk in chunks if not chunk[0]]
-    some = telling + rng.sample(silent, min(len(silent), most - len(telling)))
+    beside = min(len(silent), most - len(telling), rng.choice((0, 1, 1, 2, 3)))
+    some = telling + rng.sample(silent, max(beside, 1 - len(telling)))
     return [passage(rng, title, words, tells) for tells, words in some]
 
 
 def _join_others(rng: random.Random, filled: Filled, made: Asked, own: str, count: int) -> None:
     """Adds passages of other documents up to `count`: alike, of the same writer, or any.
 
-    Some are the same document with other values. Left out are those that might answer the question too. `own` is the text that it is about.
+    Some are the same document with other values. Left out are those that might answer the
+    question too. `own` is the text that it is about.
     """
     held_out = filled.bindings.held_out
     templates = side(held_out).documents
@@ -133,8 +136,8 @@ def _join_others(rng: random.Random, filled: Filled, made: Asked, own: str, coun
 def _part(rng: random.Random, filled: Filled) -> Passage:
     """A document, or a chunk of it, for beside another."""
     text = filled.body.text
-    if len(text.split()) > 60 and rng.random() < 0.5:
-        start, end = rng.choice(cut(text, rng.randint(35, 80)))
+    if len(text.split()) > 40 and rng.random() < 0.8:
+        start, end = rng.choice(cut(text, rng.randint(25, 70)))
         text = text[start:end]
     return passage(rng, _title(rng, filled), text, [])
 

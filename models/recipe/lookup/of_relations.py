@@ -1,4 +1,4 @@
-"""Sets of passages composed of the bank's relations, with a question that they answer, or do not."""
+"""Sets of passages composed of the bank's relations, with a question that they answer or not."""
 
 import random
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Passages as a retrieval service hands them over: titled, cut to size, at times with broken lines."""
+"""Passages as a retrieval service hands them over: titled, cut, at times with shorter lines."""
 
 import random
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 SENTENCE_END = re.compile(r"\n\s*\n|(?<=[a-z)’'”\"\d][.!?]) +(?=[A-Z“\"‘\d£$])|\n(?=[-*•|] )")
 HEADINGS = [
     "About", "Overview", "Notes", "General", "Details", "History", "Visiting", "People", "Prices",
-    "Contact", "Introduction", "Background", "What you need to know", "Practical matters", "Summary",
+    "Contact", "Introduction", "Background", "What you need to know", "Practical", "Summary",
 ]  # fmt: skip
 Spans = list[tuple[int, int]]
 
@@ -67,7 +67,7 @@ def within(spans: Spans, start: int, end: int) -> Spans:
 
 
 def titled(rng: random.Random, title: str, kind: str, bare: bool = True) -> str:
-    """A title as uploads have it: words, a file name, a path of both; or none, if it may be `bare`."""
+    """A title as uploads have it: words, a file name, both; or none, if it may be `bare`."""
     title = title or kind[:1].upper() + kind[1:]
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "text"
     file = (slug if rng.random() < 0.5 else slug.replace("-", "_")) + rng.choice(

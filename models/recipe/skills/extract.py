@@ -76,7 +76,8 @@ def _told(world: World, kind: Kind, keys: dict[str, str], taken: set[str]) -> To
     facts: dict[str, str] = {}
     for one in relations:
         spans = text.body.stretches(subject.facts[one.name], {f"v:0:{one.name}"})
-        facts |= {keys[one.name]: text.body.text[a:b] for a, b in spans[:1]}
+        if spans:
+            facts[keys[one.name]] = text.body.text[slice(*spans[0])]
     silent = [
         keys[one.name]
         for one in kind.relations

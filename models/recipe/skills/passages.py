@@ -12,7 +12,8 @@ PROMPTS = [
     "You are a helpful assistant.", "Answer from the documents.", "Use only the documents.",
     "Answer the question from the passages and cite them.", "You answer questions about documents.",
     "Answer briefly, with the number of the passage.", "If the documents do not tell, say so.",
-    "You are a careful assistant. Do not make things up.", "Be brief.", "You are Penstock's demonstration model.",
+    "You are a careful assistant. Do not make things up.", "Be brief.",
+    "You are Penstock's demonstration model.",
 ]  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def looked_up(
         question, passages = of_relations.asked(rng, held_out, count, most_facts, told)
     else:
         question, passages = of_documents.asked(rng, held_out, count, told)
-    return conversation(rng, varied(rng, question), passages)
+    return conversation(rng, varied(rng, question, documents=True), passages)
 
 
 def conversation(rng: random.Random, question: str, passages: list[Passage]) -> Conversation:

@@ -11,7 +11,7 @@ NOTED = "Noted."
 UNKNOWN = "You have not told me."
 
 NAMED = {  # what the user may have that has a name, and the kind of that
-    "dog": "pet", "cat": "pet", "horse": "pet", "parrot": "pet", "hamster": "pet", "goldfish": "pet",
+    "dog": "pet", "cat": "pet", "horse": "pet", "parrot": "pet", "hamster": "pet",
     "sister": "first", "brother": "first", "daughter": "first", "son": "first", "aunt": "first",
     "cousin": "first", "best friend": "first", "flatmate": "first", "teacher": "person",
     "doctor": "person", "neighbour": "person", "boss": "person", "landlord": "person",
@@ -30,7 +30,8 @@ VALUED = {  # what the user may have, and the kind of its value
     "ship": "ship", "club": "organisation", "employer": "company", "rent": "money",
 }  # fmt: skip
 STATE = [
-    "my {k} is {v}.", "please note: my {k} is {v}.", "as you know, my {k} is {v}.", "{v} is my {k}.",
+    "my {k} is {v}.", "please note: my {k} is {v}.", "as you know, my {k} is {v}.",
+    "{v} is my {k}.",
     "remember that my {k} is {v}.", "my {k}: {v}.", "for later: my {k} is {v}.",
 ]  # fmt: skip
 STATE_NAMED = [

@@ -7,7 +7,7 @@ from models.recipe.names import Names
 
 @dataclass(frozen=True)
 class Argument:
-    """One of a tool. `kinds` are kinds of the bank's values, of which one is drawn for each call."""
+    """One of a tool. `kinds` are kinds of the bank's values, of which each call takes one."""
 
     names: list[str]
     kinds: list[str]
@@ -41,9 +41,7 @@ DAY = Argument(["day", "date", "when"], ["weekday", "day", "date"])
 TIME = Argument(["time", "at", "start", "hour"], ["time"])
 ITEM = Argument(["item", "product", "article", "thing"], ["product", "instrument", "drink", "food"])
 COUNT = Argument(["count", "quantity", "number", "amount"], [], whole=True)
-TOPIC = Argument(
-    ["query", "topic", "text", "q"], ["subject", "hobby", "organisation", "book", "town"]
-)
+TOPIC = Argument(["query", "topic", "text", "q"], ["subject", "hobby", "book", "town"])
 TITLE = Argument(["title", "song", "book", "film"], ["book"])
 CODE = Argument(["id", "code", "reference", "order"], ["code"])
 FROM = Argument(["origin", "from", "start"], ["town", "place"])
@@ -73,7 +71,8 @@ FAMILIES = [
            ["What time is it in {0}?", "Tell me the time in {0}.", "How late is it in {0}?"]),
     Family(["search", "search_web", "find_documents", "lookup"],
            ["Search for documents.", "Search the web."], [TOPIC],
-           ["Search for {0}.", "Look up {0}.", "Find something about {0}.", "What is known about {0}?"]),
+           ["Search for {0}.", "Look up {0}.", "Find something about {0}.",
+            "What is known about {0}?"]),
     Family(["add", "sum", "add_numbers"], ["Add two numbers."], [A, B],
            ["What is {0} plus {1}?", "Add {0} and {1}.", "How much is {0} + {1}?", "{0} + {1}"]),
     Family(["multiply", "times", "product"], ["Multiply two numbers."], [A, B],
@@ -91,7 +90,8 @@ FAMILIES = [
     Family(["set_timer", "timer", "start_timer"], ["Start a timer."], [DURATION],
            ["Set a timer for {0}.", "Start a timer of {0}.", "Tell me when {0} are over."]),
     Family(["order_item", "order", "buy", "purchase"], ["Order an item."], [ITEM, COUNT],
-           ["Order {1} of {0}.", "Buy {1} x {0}.", "I want {1} times {0}.", "{0}, {1} of them, please."]),
+           ["Order {1} of {0}.", "Buy {1} x {0}.", "I want {1} times {0}.",
+            "{0}, {1} of them, please."]),
     Family(["check_stock", "stock", "inventory"], ["How many of an item are in stock."], [ITEM],
            ["Do we have {0} in stock?", "How much {0} is left?", "Check the stock of {0}."]),
     Family(["get_price", "price", "price_of"], ["Get the price of an item."], [ITEM],
@@ -110,7 +110,8 @@ FAMILIES = [
             "I am in {0} and want to go to {1}."]),
     Family(["book_ticket", "buy_ticket", "book_train"], ["Book a ticket to a place on a day."],
            [TO, DAY],
-           ["Book a ticket to {0} for {1}.", "I need a ticket to {0} on {1}.", "On {1} I travel to {0}."]),
+           ["Book a ticket to {0} for {1}.", "I need a ticket to {0} on {1}.",
+            "On {1} I travel to {0}."]),
     Family(["add_contact", "create_user", "register"], ["Add a person."], [PERSON],
            ["Add {0} to my contacts.", "Register {0}.", "Create an entry for {0}."]),
     Family(["get_user", "find_person", "lookup_user"], ["Find a person."], [PERSON],
@@ -122,7 +123,8 @@ FAMILIES = [
     Family(["paint", "set_colour", "set_color"], ["Set the colour of a room."], [ROOM, COLOUR],
            ["Paint the {0} {1}.", "Make the {0} {1}.", "I want {1} for the {0}."]),
     Family(["turn_on", "switch_on", "lights_on"], ["Turn on the light in a room."], [ROOM],
-           ["Turn on the light in the {0}.", "It is dark in the {0}.", "Light in the {0}, please."]),
+           ["Turn on the light in the {0}.", "It is dark in the {0}.",
+            "Light in the {0}, please."]),
     Family(["get_population", "population"], ["Number of people of a place."], [CITY],
            ["How many people live in {0}?", "What is the population of {0}?", "How big is {0}?"]),
     Family(["translate", "translate_text"], ["Translate a text."], [TOPIC, LANGUAGE],
@@ -145,7 +147,8 @@ FAMILIES = [
            ["Open {0}.", "What does {0} say?", "Go to {0}."]),
     Family(["remind", "add_reminder", "reminder"], ["Remind the user of something on a day."],
            [TOPIC, DAY],
-           ["Remind me of {0} on {1}.", "On {1}, remind me of {0}.", "Don't let me forget {0} on {1}."]),
+           ["Remind me of {0} on {1}.", "On {1}, remind me of {0}.",
+            "Don't let me forget {0} on {1}."]),
     Family(["convert_currency", "exchange"], ["Convert an amount into another currency."],
            [MONEY, COUNTRY],
            ["How much is {0} in the money of {1}?", "Convert {0} to the currency of {1}."]),
