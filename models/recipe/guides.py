@@ -6,10 +6,12 @@ So training also tells, at what a late layer reads (`start.POINTS`):
 - at each sentence's end, whether the answer stands in that sentence;
 - at each token of the passages, whether it is the answer's;
 - at the passages' end, whether they tell at all;
+- at each sentence's and at the question's end, what MiniLM makes of it (of a share of the
+  examples): which sentence is about what is asked, in whatever words, is then a comparison;
 - for each token of the answer, where in the passages the next one stands: the layer's first head
   is to look there, and at the passage's number when the value is said.
 
-The heads that guess the first three are thrown away after the training; the last is the model's
+The heads that guess the first four are thrown away after the training; the last is the model's
 own attention.
 """
 
@@ -23,14 +25,17 @@ import torch.nn.functional as F
 from tokenizers import Encoding
 from torch import Tensor, nn
 
+from models.recipe import minilm
 from models.recipe.conversation import Conversation
 from models.recipe.model import Layer, Llama
 from models.recipe.start import POINTS
-from models.recipe.tokenizer import CITES, DOCUMENTS, END, FIRST_CITE
+from models.recipe.tokenizer import CITES, DOCUMENTS, END, FIRST_CITE, USER
 
-ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n)|$")
+ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n[^a-z])|$")
 SENTENCE, INSIDE, TOLD = range(3)  # outputs of the guessing head
-POINTING, GUESSING = 0.5, 0.4  # weights in the loss
+# How much a guess counts where it is not so, and where it is, which is rare but for TOLD.
+WEIGHTS = ((1.0, 3.0), (1.0, 6.0), (2.0, 1.0))
+POINTING, GUESSING, MEANING = 0.5, 0.4, 0.1  # weights in the loss
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Guide:
 
     guesses: list[tuple[int, int, bool]] = field(default_factory=list)  # position, output, truth
     pointers: list[tuple[int, list[int]]] = field(default_factory=list)  # from, to any of these
+    sentences: list[tuple[int, int]] = field(default_factory=list)  # first token, last
+    meanings: Tensor | None = None  # (sentences, minilm.WIDTH), where they are told
 
     @property
     def inside(self) -> set[int]:
@@ -75,12 +82,15 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
             first, last = token(cursor + begin), token(cursor + match.end() - 1)
             truth = any(first <= one <= last for _, _, one in tells)
             found.guesses.append((last, SENTENCE, truth))
+            found.sentences.append((first, last))
             begin = match.end()
         first, last = token(cursor), token(cursor + max(1, len(document["text"])) - 1)
         found.guesses += [(at, INSIDE, at in inside) for at in range(first, last + 1)]
         cursor += len(document["text"])
     end = ids.index(END, block)
     found.guesses.append((end, TOLD, bool(tells)))
+    asked = len(ids) - ids[::-1].index(USER, len(ids) - block)
+    found.sentences += [(asked, block - 1), (end + 2, answer - 2)]
     if not tells:
         found.pointers.append((answer - 1, [block]))
         return found
@@ -120,6 +130,9 @@ class Guided:
     from_rows: Tensor  # (pointers)
     from_places: Tensor  # (pointers)
     aims: Tensor  # (pointers, tokens) where it may point
+    meant_rows: Tensor  # (sentences)
+    meant_places: Tensor  # (sentences) their last tokens
+    meanings: Tensor  # (sentences, minilm.WIDTH)
 
     def to(self, device: torch.device) -> "Guided":
         return Guided(*(getattr(self, f.name).to(device) for f in fields(self)))
@@ -143,6 +156,8 @@ def collate(guides: list[Guide], width: int) -> Guided:
     to = torch.zeros(len(pointers), width, dtype=torch.bool)
     for i, (_, _, targets) in enumerate(pointers):
         to[i, targets] = True
+    meant = [(row, guide) for row, guide in enumerate(guides) if guide.meanings is not None]
+    meanings = [guide.meanings for _, guide in meant if guide.meanings is not None]
     return Guided(
         rows.long(),
         places.long(),
@@ -152,6 +167,9 @@ def collate(guides: list[Guide], width: int) -> Guided:
         torch.tensor([row for row, _, _ in pointers]).long(),
         torch.tensor([place for _, place, _ in pointers]).long(),
         to,
+        torch.tensor([row for row, guide in meant for _ in guide.sentences]).long(),
+        torch.tensor([last for _, guide in meant for _, last in guide.sentences]).long(),
+        torch.cat(meanings) if meanings else torch.zeros(0, minilm.WIDTH),
     )
 
 
@@ -163,9 +181,10 @@ class Guides(nn.Module):
         self.guess = nn.Linear(hidden, 3)
         nn.init.zeros_(self.guess.weight)
         nn.init.constant_(self.guess.bias, -2.0)
+        self.mean = nn.Linear(hidden, minilm.WIDTH, bias=False)
 
-    def losses(self, model: Llama, read: Tensor, guided: Guided) -> tuple[Tensor, Tensor]:
-        """Sums over a batch: of the guesses' loss (weighted), and of the pointers'.
+    def losses(self, model: Llama, read: Tensor, guided: Guided) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums over a batch: of the guesses' loss (weighted), of the pointers' and the meanings'.
 
         `read`: (batch, tokens, hidden), what layer `POINTS` reads.
         """
@@ -174,10 +193,10 @@ class Guides(nn.Module):
         guessed = self.guess(normed[guided.rows, guided.places]).float()
         guessed = guessed.gather(1, guided.outputs[:, None])[:, 0]
         wrong = F.binary_cross_entropy_with_logits(guessed, guided.truths, reduction="none")
-        # Most sentences do not tell: those that do weigh as much as three.
-        guessing = (wrong * guided.weights * (1 + 2 * guided.truths)).sum()
-        if not len(guided.from_rows):
-            return guessing, guessing.new_zeros(())
+        weights = guided.weights * read.new_tensor(WEIGHTS)[guided.outputs, guided.truths.long()]
+        guessing = (wrong * weights).sum()
+        meant = self.mean(normed[guided.meant_rows, guided.meant_places]).float()
+        meaning = (1 - F.cosine_similarity(meant, guided.meanings)).sum()
         places, attention = guided.from_places, layer.self_attn
         head = attention.rows(0)
         query = F.linear(normed[guided.from_rows, places], attention.q_proj.weight[head])
@@ -191,7 +210,7 @@ class Guides(nn.Module):
         later = torch.arange(tokens, device=places.device) > places[:, None]
         scores = scores.masked_fill(later, -1e9)
         right = scores.masked_fill(~guided.aims, -1e9).logsumexp(1)
-        return guessing, (scores.logsumexp(1) - right).sum()
+        return guessing, (scores.logsumexp(1) - right).sum(), meaning
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

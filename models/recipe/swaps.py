@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from models.recipe import minilm, start
-from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, END
+from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, END, FIRST_CITE
 
 COMMON = 250  # words of the language that stay: they carry the grammar
 KEPT = 0.3  # share of the examples that stay as they are
@@ -28,6 +28,8 @@ class Swaps:
     near: dict[int, list[int]]  # stems: those of like meaning, the nearest first
     stems: dict[int, int]  # of a word with a space, the one without
     spaced: dict[int, int]  # the other way round
+    letters: set[int]  # tokens that end with a letter
+    rests: set[int]  # tokens that begin with a letter, without a space
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Swaps":
@@ -48,7 +50,9 @@ class Swaps:
         nearest = (meaning @ meaning.T).topk(LIKE + 1).indices[:, 1:]
         near = {int(at[i]): at[row].tolist() for i, row in enumerate(nearest)}
         stems = {ids["Ġ" + word]: ids[word] for word in words}
-        return cls(near, stems, {stem: i for i, stem in stems.items()})
+        letters = {i for i, name in enumerate(names) if name[-1].isalpha() and i > FIRST_CITE}
+        rests = {i for i in letters if names[i][0].isalpha() and names[i][0] != "Ġ"}
+        return cls(near, stems, {stem: i for i, stem in stems.items()}, letters, rests)
 
     def swapped(self, ids: list[int], answers: set[int], rng: random.Random) -> list[int]:
         """The ids of a question over passages with some words swapped, as many as before.
@@ -57,38 +61,38 @@ class Swaps:
         """
         if rng.random() < KEPT or DOCUMENTS not in ids:
             return ids
+        words = self._words(ids)
         block = ids.index(DOCUMENTS)
         end = ids.index(END, block)
-        asked = {self.stem(i) for i in ids[end + 1 : ids.index(ASSISTANT, end)]} - {None}
-        told = {self.stem(i) for i in ids[block:end]} - {None}
-        kept = {self.stem(ids[at]) for at in answers}
-        everywhere = {
-            stem: rng.choice(self.near[stem])
-            for stem in sorted(x for x in asked & told if x is not None)
-            if rng.random() < SHARED
-        }
-        made = [self._put(i, everywhere) for i in ids]
-        inside = {
-            stem: rng.choice(self.near[stem][:NEAR])
-            for stem in sorted(x for x in told - asked - kept if x is not None)
-            if rng.random() < ALONE
-        }
-        made[block:end] = [self._put(i, inside) for i in made[block:end]]
-        outside = {
-            stem: rng.choice(self.near[stem][:NEAR])
-            for stem in sorted(x for x in asked - told if x is not None)
-            if rng.random() < ALONE
-        }
-        before = [self._put(i, outside) for i in made[:block]]
-        return [*before, *made[block:end], *(self._put(i, outside) for i in made[end:])]
+        asked = {word for word in words[end : ids.index(ASSISTANT, end)] if word is not None}
+        told = {word for word in words[block:end] if word is not None}
+        kept = {words[at] for at in answers}
+        shared = self._drawn(rng, asked & told, SHARED, LIKE)
+        inside = self._drawn(rng, told - asked - kept, ALONE, NEAR)
+        outside = self._drawn(rng, asked - told, ALONE, NEAR)
+        made = list(ids)
+        for at, word in enumerate(words):
+            other = shared.get(word) or (inside if block < at < end else outside).get(word)
+            if word is not None and other is not None:
+                made[at] = other if ids[at] == word else self.spaced[other]
+        return made
 
-    def stem(self, token: int) -> int | None:
-        """The word without a space, if it is one that may be swapped."""
-        stem = self.stems.get(token, token)
-        return stem if stem in self.near else None
+    def _drawn(
+        self, rng: random.Random, words: set[int], share: float, nearest: int
+    ) -> dict[int | None, int]:
+        """What some of the words become."""
+        return {
+            word: rng.choice(self.near[word][:nearest])
+            for word in sorted(words)
+            if rng.random() < share
+        }
 
-    def _put(self, token: int, others: dict[int, int]) -> int:
-        stem = self.stems.get(token, token)
-        if stem not in others:
-            return token
-        return others[stem] if stem == token else self.spaced[others[stem]]
+    def _words(self, ids: list[int]) -> list[int | None]:
+        """At each position, the word without a space, if it is one that may be swapped."""
+        found: list[int | None] = []
+        for at, token in enumerate(ids):
+            stem = self.stems.get(token, token)
+            within = stem == token and at > 0 and ids[at - 1] in self.letters
+            goes_on = at + 1 < len(ids) and ids[at + 1] in self.rests
+            found.append(None if within or goes_on or stem not in self.near else stem)
+        return found

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
-from models.recipe.guides import GUESSING, POINTING, Guides
+from models.recipe.guides import GUESSING, MEANING, POINTING, Guides
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import optimizers, set_rates
 from models.recipe.swaps import Swaps
@@ -60,23 +60,25 @@ class Learner(nn.Module):
         self.llama = Llama(shape)
         self.guides = Guides(shape.hidden)
 
-    def losses(self, batch: Batch, half: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the answers' tokens, in order: losses and whether each was the likeliest. Sums: of the
-        guesses' loss and of the pointers'. `half`: in bfloat16 where that is exact enough.
+    def losses(
+        self, batch: Batch, half: bool
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Of the answers' tokens, in order: losses and whether each was the likeliest; and the
+        guides' losses. `half`: in bfloat16 where that is exact enough.
         """
         picked = batch.weights > 0
         with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=half):
             states, read = self.llama.seen(batch.inputs, start.POINTS)
             scores = self.llama.logits(states[picked]).float()
             zero = scores.new_zeros(())
-            guessing, pointing = (
-                (zero, zero)
+            guided = (
+                (zero, zero, zero)
                 if batch.guided.empty
                 else self.guides.losses(self.llama, read, batch.guided)
             )
         targets = batch.targets[picked]
         losses = F.cross_entropy(scores, targets, reduction="none")
-        return losses, scores.detach().argmax(-1) == targets, guessing, pointing
+        return losses, scores.detach().argmax(-1) == targets, guided
 
 
 class Tally:
@@ -84,7 +86,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
-        self.guides = [0.0, 0.0, 0.0]  # guesses, pointers, rows
+        self.guides = [0.0] * 5  # guesses, pointers, meanings; rows, sentences with a meaning
         self.lock = Lock()
 
     def add(self, batch: Batch, losses: Tensor, right: Tensor) -> None:
@@ -97,8 +99,9 @@ class Tally:
             with self.lock:
                 self.sums[skill] = [a + b for a, b in zip(self.sums[skill], sums, strict=True)]
 
-    def add_guides(self, batch: Batch, guessing: float, pointing: float) -> None:
-        parts = guessing, pointing, len(batch.guided.rows.unique())
+    def add_guides(self, batch: Batch, guessing: float, pointing: float, meaning: float) -> None:
+        guided = batch.guided
+        parts = guessing, pointing, meaning, len(guided.rows.unique()), len(guided.meanings)
         with self.lock:
             self.guides = [a + b for a, b in zip(self.guides, parts, strict=True)]
 
@@ -107,9 +110,10 @@ class Tally:
             f"{s} {e[0] / max(1, e[1]):.3f}/{100 * e[2] / e[3]:.0f}% of {e[3]:.0f}"
             for s, e in sorted(self.sums.items())
         ]
-        guessing, pointing, rows = self.guides
-        rows = max(1, rows)
-        return f"guesses {guessing / rows:.3f} pointers {pointing / rows:.3f} | " + ", ".join(parts)
+        guessing, pointing, meaning, rows, sentences = self.guides
+        rows, sentences = max(1, rows), max(1, sentences)
+        said = f"guesses {guessing / rows:.3f} pointers {pointing / rows:.3f}"
+        return f"{said} meanings {meaning / sentences:.3f} | " + ", ".join(parts)
 
 
 class Crew:
@@ -159,11 +163,13 @@ def _dealt(group: list[Batch], hands: int) -> list[list[Batch]]:
 def _learn(learner: Learner, batch: Batch, total: float, half: bool, tally: Tally) -> None:
     """Adds a micro-batch's part of the gradient of a step of `total` weight."""
     moved = batch.to(next(learner.parameters()).device)
-    losses, right, guessing, pointing = learner.losses(moved, half)
+    losses, right, guided = learner.losses(moved, half)
+    guessing, pointing, meaning = guided
     weighed = (losses * moved.weights[moved.weights > 0]).sum()
-    (weighed + GUESSING * guessing + POINTING * pointing).div(total).backward()
+    guides = GUESSING * guessing + POINTING * pointing + MEANING * meaning
+    (weighed + guides).div(total).backward()
     tally.add(batch, losses.detach().cpu(), right.cpu())
-    tally.add_guides(batch, guessing.item(), pointing.item())
+    tally.add_guides(batch, *(loss.item() for loss in guided))
 
 
 @dataclass
