@@ -21,6 +21,12 @@ OPENS = re.compile(  # words that lose their capital where something stands befo
     r"|Before|Under|Of|About|Does|Do|Did|Is|Are|Was|The|My|A|An|Can|If|Up|Into|Since|Next|Near"
     r"|During)\b(?!')"
 )
+# Questions whose words stand in the same order after `Do you know`.
+SUBJECT = re.compile(
+    r"Who (?!is |are |was |were |do |does |did |has |have |had |can |could |will |would |must |may "
+    r"|might |shall |should |else )(?=[a-z]+ )"
+)
+WHETHER = ("Do you know ", "Can you tell me ", "I wonder ", "I'd like to know ", "Any idea ")
 CLIPPED = re.compile(r"(?:What|Who|Where)(?:'s| is| are| was| were) (?:the |a |an )?(?=\w)")
 
 
@@ -32,6 +38,8 @@ def varied(rng: random.Random, question: str, documents: bool = False) -> str:
         if lead[-2] not in ".!" and OPENS.match(question):
             question = question[0].lower() + question[1:]
         question = lead + question + (rng.choice(AFTER) if question.endswith("?") else "")
+    elif roll < 0.16 and SUBJECT.match(question):
+        question = rng.choice(WHETHER) + question[0].lower() + question[1:]
     elif roll < 0.15 and question.endswith("?") and CLIPPED.match(question):
         question = CLIPPED.sub("", question[:-1], count=1)
     if question.endswith("?") and rng.random() < 0.1:

@@ -9,6 +9,8 @@ HEADINGS = [
     "About", "Overview", "Notes", "General", "Details", "History", "Visiting", "People", "Prices",
     "Contact", "Introduction", "Background", "What you need to know", "Practical", "Summary",
 ]  # fmt: skip
+PATH = " › "  # between the parts of a title, as the retrieval service puts them
+ENDINGS = (".md", ".md", ".md", ".txt", ".pdf", "", "_2.md", "-final.txt")
 Spans = list[tuple[int, int]]
 
 
@@ -27,9 +29,13 @@ class Passage:
 
 
 def passage(rng: random.Random, title: str, text: str, tells: Spans) -> Passage:
-    """A passage from a whole text; some texts are given shorter lines."""
+    """A passage from a whole text; some are given shorter lines, or begin with their heading."""
     if rng.random() < 0.25:
         text = wrapped(text, rng.randint(45, 120))
+    path = title.split(PATH)
+    if len(path) > 1 and rng.random() < 0.7:
+        heading = f"{'#' * rng.randint(1, len(path) - 1)} {path[-1]}\n\n"
+        text, tells = heading + text, [(a + len(heading), b + len(heading)) for a, b in tells]
     return Passage(title, text, tells)
 
 
@@ -68,27 +74,26 @@ def within(spans: Spans, start: int, end: int) -> Spans:
 
 def titled(rng: random.Random, title: str, kind: str, bare: bool = True) -> str:
     """A title as uploads have it: words, a file name, both; or none, if it may be `bare`."""
-    title = title or kind[:1].upper() + kind[1:]
-    slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "text"
-    file = (slug if rng.random() < 0.5 else slug.replace("-", "_")) + rng.choice(
-        (".md", ".md", ".txt", ".pdf", "")
-    )
+    title = title or _capital(kind)
     roll = rng.random()
-    if roll < 0.38:
+    if roll < 0.3:
         return title
-    if roll < 0.5:
-        return (
-            f"{kind[:1].upper() + kind[1:]}: {title}"
-            if kind and kind.lower() not in title.lower()
-            else title
-        )
-    if roll < 0.66:
-        return f"{file} › {title}"
-    if roll < 0.74:
-        stem = re.sub(r"[^a-z0-9]+", "_", kind.lower()).strip("_") or "notes"
-        return f"{stem}{rng.choice(('', '', '_2', '-7', '_final'))}.md › {title}"
-    if roll < 0.80:
-        return f"{title} › {rng.choice(HEADINGS)}"
-    if roll < 0.84:
-        return f"{file} › {title} › {rng.choice(HEADINGS)}"
-    return file if not bare or roll < 0.92 else ""
+    if roll < 0.38:
+        return title if kind.lower() in title.lower() else f"{_capital(kind)}: {title}"
+    if roll < 0.72:
+        stem = title if rng.random() < 0.6 else kind
+        below = (rng.choice(HEADINGS),) if rng.random() < 0.25 else ()
+        return PATH.join((_file(rng, stem), title, *below))
+    if roll < 0.76:
+        return PATH.join((title, rng.choice(HEADINGS)))
+    return _file(rng, title) if not bare or roll < 0.9 else ""
+
+
+def _file(rng: random.Random, name: str) -> str:
+    """A name for a file about something."""
+    stem = re.sub(r"[^a-z0-9]+", rng.choice("-_"), name.lower()).strip("-_") or "text"
+    return stem + rng.choice(ENDINGS)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
