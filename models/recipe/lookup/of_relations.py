@@ -7,18 +7,12 @@ from models.recipe.bank.compose import Composed, Subject, alike, composed, toget
 from models.recipe.bank.relations import Kind, Relation
 from models.recipe.bank.render import render
 from models.recipe.bank.store import side
-from models.recipe.lookup.passage import Passage, passage, titled
+from models.recipe.lookup.passage import Passage, Spans, passage, titled
 
-LISTS = [
-    "Overview",
-    "Register",
-    "List",
-    "At a glance",
-    "Directory",
-    "Comparison",
-    "All of them",
-    "Table",
-]
+# Titles of texts about several subjects.
+LISTS = ("Overview", "Register", "List", "At a glance", "Directory", "Comparison", "Table", "All")
+
+Target = tuple[int, Spans]  # the text that answers, and where
 
 
 @dataclass
@@ -26,11 +20,9 @@ class Scene:
     """Subjects and the texts that tell of them."""
 
     subjects: list[Subject]
-    told: dict[
-        tuple[int, str], tuple[int, list[tuple[int, int]]]
-    ]  # (subject, relation): text, spans
-    texts: list[Composed]
     taken: set[str]  # what nothing else may be called
+    texts: list[Composed]
+    told: dict[tuple[int, str], Target]  # by the subject's number and the relation's name
 
 
 def distractor(rng: random.Random, held_out: bool) -> Passage:
@@ -56,10 +48,12 @@ def asked(
 def _scene(rng: random.Random, kind: Kind, held_out: bool, count: int, most: int) -> Scene:
     """Texts about subjects of a kind, that tell much the same of each; some about one subject."""
     taken: set[str] = set()
-    number = 1 if count == 1 or rng.random() < 0.15 else rng.randint(2, count)
-    subjects = [Subject.drawn(rng, kind, held_out, taken) for _ in range(number)]
+    wanted = 1 if count == 1 or rng.random() < 0.15 else rng.randint(2, count)
+    drawn = [Subject.drawn(rng, kind, held_out, taken) for _ in range(wanted)]
+    subjects = list({one.names[0]: one for one in drawn}.values())
+    number = len(subjects)
     common = rng.sample(kind.relations, min(len(kind.relations), max(1, most)))
-    scene = Scene(subjects, {}, [], taken)
+    scene = Scene(subjects, taken, [], {})
     left = {n: rng.sample(kind.relations, len(kind.relations)) for n in range(number)}
     if number > 1 and rng.random() < 0.12:
         some = rng.sample(common, min(len(common), rng.randint(1, 3)))
@@ -68,16 +62,21 @@ def _scene(rng: random.Random, kind: Kind, held_out: bool, count: int, most: int
             left[n] = [one for one in left[n] if one not in some]
     order = list(range(number)) + [rng.randrange(number) for _ in range(count)]
     for n in order[: max(1, count - len(scene.texts))]:
-        wanted = rng.randint(1, most)
-        pool = [one for one in left[n] if one in common]
-        some = rng.sample(pool, min(len(pool), max(1, round(wanted * 0.7))))
-        free = [one for one in left[n] if one not in some]
-        some += rng.sample(free, min(len(free), wanted - len(some)))
-        if some:
-            rng.shuffle(some)
+        if some := _choice(rng, left[n], common, rng.randint(1, most)):
             left[n] = [one for one in left[n] if one not in some]
             _note(scene, composed(rng, subjects[n], some), [n])
     return scene
+
+
+def _choice(
+    rng: random.Random, left: list[Relation], common: list[Relation], count: int
+) -> list[Relation]:
+    """Up to `count` of the relations that are left, most of them among the common ones."""
+    pool = [one for one in left if one in common]
+    some = rng.sample(pool, min(len(pool), max(1, round(count * 0.7))))
+    free = [one for one in left if one not in some]
+    some += rng.sample(free, min(len(free), count - len(some)))
+    return rng.sample(some, len(some))
 
 
 def _note(scene: Scene, text: Composed, numbers: list[int]) -> None:
@@ -92,10 +91,7 @@ def _note(scene: Scene, text: Composed, numbers: list[int]) -> None:
                 scene.told[number, relation.name] = index, text.body.stretches(value, {name})
 
 
-Target = tuple[int, list[tuple[int, int]]] | None  # the text that answers, and where
-
-
-def _question(rng: random.Random, scene: Scene) -> tuple[str, Target] | None:
+def _question(rng: random.Random, scene: Scene) -> tuple[str, Target | None] | None:
     """One that a text answers."""
     (number, name), target = rng.choice(list(scene.told.items()))
     relation = _relation(scene, name)
@@ -121,12 +117,14 @@ def _is_name(scene: Scene, index: int, start: int, end: int, subject: Subject) -
     return any(words == name.lower() for name in subject.names)
 
 
-def _unanswered(rng: random.Random, scene: Scene, held_out: bool) -> tuple[str, Target] | None:
+def _unanswered(rng: random.Random, scene: Scene, held_out: bool) -> tuple[str, None] | None:
     """One that no text answers: of a subject that they tell of, or of one that they do not."""
     kind = scene.subjects[0].kind
     told = sorted({name for _, name in scene.told})
     if rng.random() < 0.3:
         subject = Subject.drawn(rng, kind, held_out, scene.taken)
+        if any(subject.names[0] == one.names[0] for one in scene.subjects):
+            return None
         relation = _relation(scene, rng.choice(told))
         return _ask(rng, scene, subject, relation, sole=False), None
     number = rng.randrange(len(scene.subjects))
@@ -166,7 +164,7 @@ def _sentence(text: str) -> str:
 
 
 def _passages(
-    rng: random.Random, scene: Scene, target: Target, held_out: bool, count: int
+    rng: random.Random, scene: Scene, target: Target | None, held_out: bool, count: int
 ) -> list[Passage]:
     """The texts with their titles, and some passages about other things."""
     made, plain = [], []
