@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from models.recipe.bank import documents, relations, talk
-from models.recipe.bank.compose import Subject, composed
+from models.recipe.bank.compose import composed
 from models.recipe.bank.render import Bindings, Rendered, render
 from models.recipe.bank.store import FOLDER, side
+from models.recipe.bank.subjects import Subject
 from models.recipe.bank.text import BankError, definitions, parse
 from models.recipe.bank.values import KINDS, draw, is_held_out
 from models.recipe.bank.wording import varied

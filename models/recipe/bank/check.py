@@ -8,7 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-from models.recipe.bank import compose, documents, relations, talk
+from models.recipe.bank import compose, documents, relations, subjects, talk
 from models.recipe.bank.render import Bindings, render
 from models.recipe.bank.text import BankError, definitions
 
@@ -113,7 +113,7 @@ def check_relations(path: Path, rng: random.Random, samples: int) -> list[str]:
         print(f"--- {kind.name}: {len(kind.relations)} relations, {told} statements")
     for _ in range(samples):
         kind = rng.choice(kinds)
-        subject = compose.Subject.drawn(rng, kind, False, set())
+        subject = subjects.Subject.drawn(rng, kind, False, set())
         some = rng.sample(kind.relations, min(5, len(kind.relations)))
         made = compose.composed(rng, subject, some)
         print(f"--- {path.name}:{kind.line}\n{made.body.text}\n")
@@ -127,7 +127,7 @@ def check_relations(path: Path, rng: random.Random, samples: int) -> list[str]:
 def _tried_relation(kind: relations.Kind, one: relations.Relation, rng: random.Random) -> None:
     """Renders every text. Raises BankError or KeyError."""
     for text in (*one.full, *one.short, *one.asks, *one.finds):
-        subject = compose.Subject.drawn(rng, kind, False, set())
+        subject = subjects.Subject.drawn(rng, kind, False, set())
         render(text, subject.within(one, rng, text))
         for start in ("it's", "its its", "a the", "the the", "  "):
             if start in (shown := render(text, subject.within(one, rng, text)).text.lower()):

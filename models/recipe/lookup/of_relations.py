@@ -3,10 +3,11 @@
 import random
 from dataclasses import dataclass
 
-from models.recipe.bank.compose import Composed, Subject, alike, composed, together
+from models.recipe.bank.compose import Composed, composed, together
 from models.recipe.bank.relations import Kind, Relation
 from models.recipe.bank.render import render
 from models.recipe.bank.store import side
+from models.recipe.bank.subjects import Subject, alike
 from models.recipe.lookup.passage import Passage, Spans, passage, titled
 
 # Titles of texts about several subjects.
@@ -194,7 +195,8 @@ def _about(rng: random.Random, kind: Kind, held_out: bool) -> Passage:
 
 def _merged(rng: random.Random, passages: list[Passage]) -> Passage:
     """One passage of several, which tells of different things."""
-    join = rng.choice((" ", "\n", "\n\n"))
+    lines = any("\n" in one.text for one in passages)
+    join = "\n\n" if lines else rng.choice((" ", "\n", "\n\n"))
     text, tells = "", []
     for one in passages:
         text += join if text else ""

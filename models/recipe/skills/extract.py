@@ -4,9 +4,10 @@ import json
 import re
 from dataclasses import dataclass
 
-from models.recipe.bank.compose import Composed, Subject, alike, composed
+from models.recipe.bank.compose import Composed, composed
 from models.recipe.bank.relations import Kind
 from models.recipe.bank.store import side
+from models.recipe.bank.subjects import Subject, alike
 from models.recipe.conversation import Conversation, Document, Message, assistant, system, user
 from models.recipe.lookup.passage import passage, titled
 from models.recipe.world import World
