@@ -14,7 +14,7 @@ from models.recipe.bank.text import BankError, definitions, parse
 from models.recipe.bank.values import KINDS, draw, is_held_out
 from models.recipe.bank.wording import varied
 from models.recipe.lookup.naming import names, names_only
-from models.recipe.lookup.passage import cut, within, wrapped
+from models.recipe.lookup.passage import cut, merged, passage, within, wrapped
 
 DOCUMENT = """# notice: The {town:town} Baths
 The baths open at {open:time}. [[{boss:person} runs them.||They are run by {boss}.]]
@@ -142,6 +142,7 @@ def test_no_two_slots_stand_for_the_same() -> None:
 
 def test_articles_and_capitals_follow_the_value() -> None:
     assert shown("He saw a {x=owl|otter}.") in ("He saw an owl.", "He saw an otter.")
+    assert shown("A {x=owl|otter} came.").startswith("An o")
     assert shown("He saw an {x=crow|unit}.") in ("He saw a crow.", "He saw a unit.")
     assert shown("All left. {x=some|many} came back.")[10].isupper()
     assert shown("At {x=8 a.m.|9 a.m.}. Yes.").endswith(".m. Yes.")
@@ -240,6 +241,9 @@ def test_an_answer_is_found_whole_and_at_its_slot_only() -> None:
     assert made.stretches("3", {"n"}) == [(14, 15)]
     assert [made.text[a:b] for a, b in made.stretches("tuesday", {"day"})] == ["Tuesday"]
     assert made.stretches("3 doors", {"n"}) == []
+    made.add(" It is often ")
+    made.put("who", "Ann")
+    assert made.stretches("ten Ann", {"who"}) == []
 
 
 def test_wrapping_changes_spaces_alone() -> None:
@@ -247,6 +251,17 @@ def test_wrapping_changes_spaces_alone() -> None:
     lines = wrapped(text, 45)
     assert lines.replace("\n", " ") == text.replace("\n", " ")
     assert max(map(len, lines.split("\n"))) <= 45 + 6
+
+
+def test_what_answers_is_found_below_a_heading_and_among_other_texts() -> None:
+    rng = random.Random(0)
+    made = [passage(rng, "a.md › B › C", "One two. Three four.", [(9, 14)]) for _ in range(40)]
+    assert {one.text.split("\n")[0] for one in made} >= {"# C", "## C", "One two. Three four."}
+    for number in range(0, 40, 2):
+        joined = merged(rng, made[number : number + 2])
+        assert [joined.text[a:b] for a, b in joined.tells] == ["Three", "Three"]
+    for one in made:
+        assert [one.text[a:b] for a, b in one.tells] == ["Three"]
 
 
 def test_chunks_tile_the_sentences_of_a_text() -> None:

@@ -3,6 +3,7 @@
 import random
 import re
 import zlib
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from models.recipe.bank import render as bank_render
 from models.recipe.bank.values import Value, draw
 from models.recipe.conversation import Conversation
 from models.recipe.evaluate import SKILLS, cases
+from models.recipe.lookup import of_documents, of_relations
 from models.recipe.skills.passages import NOT_TOLD
 from models.recipe.template import render
 
@@ -62,9 +64,11 @@ def test_an_answer_is_the_words_of_the_passage_that_it_cites() -> None:
 
 
 def test_most_questions_are_put_to_several_passages() -> None:
-    counts = [len(made.documents) for made in looked_up(300)[150:]]
-    assert max(counts) <= 8
-    assert sum(count > 1 for count in counts) > 0.5 * len(counts)
+    for asked in (of_documents.asked, partial(of_relations.asked, most=3)):
+        for told in (True, False):
+            made = [asked(random.Random(n), False, 4, told=told)[1] for n in range(60)]
+            assert max(map(len, made)) <= 5
+            assert sum(len(passages) > 1 for passages in made) > 30
 
 
 def test_the_questions_of_a_conversation_over_passages_stand_at_its_end() -> None:

@@ -8,7 +8,7 @@ from models.recipe.bank.relations import Kind, Relation
 from models.recipe.bank.render import render
 from models.recipe.bank.store import side
 from models.recipe.bank.subjects import Subject, alike
-from models.recipe.lookup.passage import Passage, Spans, passage, titled
+from models.recipe.lookup.passage import Passage, Spans, merged, passage, titled
 
 # Titles of texts about several subjects.
 LISTS = ("Overview", "Register", "List", "At a glance", "Directory", "Comparison", "Table", "All")
@@ -182,7 +182,7 @@ def _passages(
         made.append(_about(rng, rng.choice(others), held_out))
     if len(plain) > 1 and rng.random() < 0.12:
         some = rng.sample(plain, min(len(plain), rng.randint(2, 3)))
-        made = [one for one in made if one not in some] + [_merged(rng, some)]
+        made = [one for one in made if one not in some] + [merged(rng, some, rng.choice(LISTS))]
     return made
 
 
@@ -191,15 +191,3 @@ def _about(rng: random.Random, kind: Kind, held_out: bool) -> Passage:
     text = composed(rng, subject, rng.sample(kind.relations, rng.randint(1, 4)))
     title = titled(rng, subject.title(rng), kind.name, bare=not text.nameless)
     return passage(rng, title, text.body.text, [])
-
-
-def _merged(rng: random.Random, passages: list[Passage]) -> Passage:
-    """One passage of several, which tells of different things."""
-    lines = any("\n" in one.text for one in passages)
-    join = "\n\n" if lines else rng.choice((" ", "\n", "\n\n"))
-    text, tells = "", []
-    for one in passages:
-        text += join if text else ""
-        tells += [(len(text) + start, len(text) + end) for start, end in one.tells]
-        text += one.text
-    return Passage(titled(rng, rng.choice(LISTS), "notes"), text, tells)

@@ -39,6 +39,19 @@ def passage(rng: random.Random, title: str, text: str, tells: Spans) -> Passage:
     return Passage(title, text, tells)
 
 
+def merged(rng: random.Random, passages: list[Passage], title: str = "Notes") -> Passage:
+    """One passage of several, which tells of different things."""
+    lines = any("\n" in one.text for one in passages)
+    join = "\n\n" if lines else rng.choice((" ", "\n", "\n\n"))
+    text = ""
+    tells: Spans = []
+    for one in passages:
+        text += join if text else ""
+        tells += [(len(text) + start, len(text) + end) for start, end in one.tells]
+        text += one.text
+    return Passage(titled(rng, title, "notes"), text, tells)
+
+
 def wrapped(text: str, width: int) -> str:
     """The text with line ends for some of its spaces, all else unchanged."""
     letters = list(text)
