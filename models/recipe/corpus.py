@@ -13,14 +13,14 @@ START = {
     "talk": 1, "story": 0.5,
 }  # fmt: skip
 LATER = {
-    "copying": 0.5, "passages": 74, "recall": 5, "json": 7, "tools": 7, "short": 3.5, "about": 1.5,
-    "talk": 2, "story": 0.7,
+    "copying": 0.5, "passages": 78, "recall": 4.5, "json": 6.5, "tools": 5, "short": 2.5,
+    "about": 1.5, "talk": 2, "story": 0.6,
 }  # fmt: skip
 EASY_UNTIL = 0.06
 # How often a set has 1, 2, … 7 passages: at the start, and from `WIDE_AT` of the training on.
-NARROW, WIDE = (8, 3, 0.5, 0.2, 0, 0, 0), (4, 4, 4, 3, 1.5, 0.8, 0.2)
-WIDE_AT = 0.3
-NOT_TOLD = (0.15, 0.34)  # shares of the questions, at the start and from `WIDE_AT` on
+NARROW, WIDE = (8, 3, 0.5, 0.2, 0, 0, 0), (5, 4, 3.5, 2.5, 1.2, 0.6, 0.15)
+WIDE_AT = 0.5
+NOT_TOLD = (0.2, 0.34)  # shares of the questions, at the start and from `WIDE_AT` on
 RELATIONS = (0.75, 0.42)  # shares of the passages that are composed
 DECLINED = 0.12  # of the turns with tools, those that ask for one that is not offered
 
@@ -79,7 +79,7 @@ def looked_up(rng: random.Random, progress: float) -> Conversation:
         rng,
         rng.choices(range(1, 8), weights)[0],
         rng.random() >= _between(NOT_TOLD, progress, WIDE_AT),
-        most_facts=round(_between((2, 5), progress, WIDE_AT)),
+        most_facts=round(_between((2, 4), progress, WIDE_AT)),
         relations=_between(RELATIONS, progress, WIDE_AT),
     )
 

@@ -101,14 +101,14 @@ def _chunks(rng: random.Random, filled: Filled, spans: Spans, most: int) -> list
     """The document whole, or up to `most` of its chunks, the one with the answer among them."""
     title, text = _title(rng, filled), filled.body.text
     whole = [passage(rng, title, text, spans)]
-    if len(text.split()) < 50 or rng.random() < 0.35:
+    if len(text.split()) < 45 or rng.random() < 0.25:
         return whole
-    chunks = [(within(spans, a, b), text[a:b]) for a, b in cut(text, rng.randint(30, 80))]
+    chunks = [(within(spans, a, b), text[a:b]) for a, b in cut(text, rng.randint(25, 65))]
     telling = [chunk for chunk in chunks if chunk[0]][:1]
     if spans and not telling:
         return whole
     silent = [chunk for chunk in chunks if not chunk[0]]
-    beside = min(len(silent), most - len(telling), rng.choice((0, 1, 1, 2, 3)))
+    beside = min(len(silent), most - len(telling), rng.choice((0, 1, 1, 2)))
     some = telling + rng.sample(silent, max(beside, 1 - len(telling)))
     return [passage(rng, title, words, tells) for tells, words in some]
 
@@ -137,7 +137,7 @@ def _part(rng: random.Random, filled: Filled) -> Passage:
     """A document, or a chunk of it, for beside another."""
     text = filled.body.text
     if len(text.split()) > 40 and rng.random() < 0.8:
-        start, end = rng.choice(cut(text, rng.randint(25, 70)))
+        start, end = rng.choice(cut(text, rng.randint(20, 55)))
         text = text[start:end]
     return passage(rng, _title(rng, filled), text, [])
 
