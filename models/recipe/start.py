@@ -10,9 +10,11 @@ that tells each token what came before it, and in a later layer one that looks f
 token came before. So these heads are written into the first weights by hand, for one token of
 context and for two (Olsson et al., 2022, call them induction heads); further ones that tell each
 token the mark of the part that it is in (a passage's number, a user's turn), that bring a copied
-token's mark along, and that look in the user's turn for a word of like meaning. In `POINTS`, a late
-layer, one head copies what it looks at: training tells it where (`guides.py`). Training then bends
-and multiplies all of them as it likes. Everything else starts at random.
+token's mark along, that look in the question for a word of like meaning, and in the passages, and
+that gather what was found so over a sentence. In `POINTS`, a late layer, one head copies what it
+looks at: training tells it where (`guides.py`). These heads are left as they are for a while, or
+training would use them for something else before it has found what they are good for; then it bends
+and multiplies them as it likes. Everything else starts at random.
 
 The residual stream of a fresh model is used like this (here for heads of 64):
 
@@ -25,6 +27,7 @@ The residual stream of a fresh model is used like this (here for heads of 64):
     225 ..      the meaning, its strongest components first
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -35,12 +38,14 @@ from models.recipe import minilm
 from models.recipe.model import Attention, Layer, Llama, Shape
 from models.recipe.tokenizer import ASSISTANT, CITES, SPECIAL, USER, VISIBLE
 
-SPREAD = 0.06  # standard deviation of the embedding
+SPREAD = 0.5  # standard deviation of the embedding: what layers add must not drown it at once
+SHARP = 0.06  # that with which the logits of a fresh model are as sharp as they should be
 CONSTANT = 4.0  # of feature 0, in units of SPREAD
 SHARPNESS = 5.0  # of the positional heads
 MATCH = 2.5  # of the matching heads
 GAIN = 7.0  # with which each matched token's successor is added
 NEAR = 8.0  # how much a mark outweighs other tokens, close by
+AROUND = 30.0  # how much near tokens outweigh others, for the head that looks around
 POINTS = -3  # the layer whose first head points at what is said next
 
 
@@ -90,12 +95,37 @@ def meanings(tokenizer: Tokenizer, size: int) -> Tensor:
     return torch.stack([table.get(word, torch.zeros(size)) for word in words])
 
 
+@dataclass(frozen=True)
+class Head:
+    """One of the heads that are written into the first weights."""
+
+    layer: int
+    number: int
+
+    def weights(self, model: Llama) -> list[Tensor]:
+        """What makes it, as views of the model's weights."""
+        attention = cast(Layer, model.model.layers[self.layer]).self_attn
+        rows = attention.rows(self.number)
+        inputs = attention.q_proj, attention.k_proj, attention.v_proj
+        return [
+            *(project.weight.data[rows] for project in inputs),
+            attention.o_proj.weight.data[:, rows],
+        ]
+
+
+def written(shape: Shape) -> list[Head]:
+    """The heads that training leaves alone at first, until the others have learned to use them."""
+    heads = [Head(0, 0), Head(0, 1), Head(0, 2), *(Head(1, number) for number in range(4))]
+    return heads + ([Head(1, 4), Head(1, 5), Head(2, 0)] if shape.heads > 5 else [])
+
+
 @torch.no_grad()
 def prepare(model: Llama, tokenizer: Tokenizer) -> None:
     """Writes embedding and heads into a freshly drawn model, which must be wide enough."""
     at = Layout(model.shape)
     _embed(model, tokenizer, at)
-    first, second = (cast(Layer, model.model.layers[i]).self_attn for i in (0, 1))
+    model.model.norm.weight.fill_(SHARP / SPREAD)
+    first, second, third = (cast(Layer, model.model.layers[i]).self_attn for i in range(3))
     for head, (back, target) in enumerate(((1, at.once), (2, at.twice))):
         _look_back(model, first, head, back)
         _carry(first, head, at.own, target, 2 * SPREAD)
@@ -104,21 +134,26 @@ def prepare(model: Llama, tokenizer: Tokenizer) -> None:
     alike = codes.mean(0) / codes.mean(0).norm()
     _look_for(model, first, 2, at.part, alike)
     _carry(first, 2, at.part, at.part, 2 * SPREAD)
-    one, two, here = (
-        (at.own, at.once),
-        (at.once, at.twice),
-        (at.part, at.part),
-    )  # what matches; here: one passage
+    # What matches; here: one passage.
+    one, two, here = (at.own, at.once), (at.once, at.twice), (at.part, at.part)
     _match(model, second, 0, [one])
     _match(model, second, 1, [one, two, one, two, here])
     _match(model, second, 2, [one, two])
     _match(model, second, 3, [one, one, here])
     for head, brought in enumerate((at.own, at.own, at.part, at.own)):
         _carry(second, head, brought, brought, GAIN * SPREAD)
-    if model.shape.heads > 4:
-        _match(model, second, 4, [(at.meaning, at.meaning)])
-        _prefer(model, second, 4, at.part, codes[0] / codes[0].norm())
+    if model.shape.heads > 5:
+        asked = codes[0] - codes[2:].mean(0)  # of a user's turn, not of a passage
+        for head, (where, brought, target) in enumerate(
+            ((asked, at.meaning, at.once), (-asked, at.part, at.part)), 4
+        ):
+            _match(model, second, head, [(at.meaning, at.meaning)])
+            _prefer(model, second, head, at.part, where / where.norm())
+            _carry(second, head, brought, target, GAIN * SPREAD / 2)
+        _look_around(model, third, 0)
+        _carry(third, 0, at.once, at.twice, GAIN * SPREAD)
     late = cast(Layer, model.model.layers[POINTS]).self_attn
+    _match(model, late, 0, [(at.own, at.own)])
     _carry(late, 0, at.own, at.own, GAIN * SPREAD)
 
 
@@ -180,6 +215,17 @@ def _look_for(model: Llama, attention: Attention, head: int, where: slice, what:
     key[slow, where] = NEAR**0.5 * what / len(slow)
 
 
+def _look_around(model: Llama, attention: Attention, head: int) -> None:
+    """The tokens before, the nearer the more: about a sentence of them."""
+    query, key = _inputs(attention, head)
+    rates = _rates(model)
+    slow = torch.nonzero((rates > 3e-2) & (rates < 3e-1)).flatten()
+    query.zero_()
+    key.zero_()
+    query[slow, 0] = AROUND**0.5 / CONSTANT
+    key[slow, 0] = AROUND**0.5 / CONSTANT
+
+
 def _slow(model: Llama) -> list[int]:
     """The features of a head that hardly turn over the length of a passage."""
     slow = torch.nonzero(_rates(model) < 0.01).flatten()
@@ -209,9 +255,12 @@ def _prefer(model: Llama, attention: Attention, head: int, where: slice, what: T
 
 
 def _carry(attention: Attention, head: int, source: slice, target: slice, gain: float) -> None:
-    """What the head attends to: its features `source` are added to `target`."""
+    """What the head attends to: its first features of `source` are added to those of `target`."""
     rows = attention.rows(head)
-    unit = torch.eye(attention.shape.head_dim)
-    attention.v_proj.weight[rows] = 0
-    attention.v_proj.weight[rows, source] = unit[:, : source.stop - source.start]
-    attention.o_proj.weight[target, rows] = gain * unit[: target.stop - target.start]
+    size = min(attention.shape.head_dim, source.stop - source.start, target.stop - target.start)
+    unit = torch.eye(size)
+    values, output = attention.v_proj.weight[rows], attention.o_proj.weight[:, rows]
+    values.zero_()
+    values[:size, source.start : source.start + size] = unit
+    output.zero_()
+    output[target.start : target.start + size, :size] = gain * unit

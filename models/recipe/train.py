@@ -44,6 +44,7 @@ class Plan:
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
     decay_from: float = 0.7  # share of the training
+    held: int = 3000  # steps for which the heads of the first weights stay as they are
 
     def rates(self, step: int, progress: float) -> tuple[float, float]:
         """The rates of Muon and of AdamW."""
@@ -218,6 +219,21 @@ class Training:
         fresh = Llama(self.shape)
         start.prepare(fresh, self.tokenizer)
         self.learner.llama.load_state_dict(fresh.state_dict())
+        self._keep()
+
+    def _keep(self) -> None:
+        """Remembers the written heads."""
+        heads = start.written(self.shape)
+        self.kept = [
+            weight.clone() for head in heads for weight in head.weights(self.learner.llama)
+        ]
+
+    def _hold(self) -> None:
+        """Puts the written heads back as they were."""
+        heads = start.written(self.shape)
+        now = (weight for head in heads for weight in head.weights(self.learner.llama))
+        for weight, before in zip(now, self.kept, strict=True):
+            weight.copy_(before)
 
     def restore(self, path: Path) -> None:
         """Goes on from a file of `save`, whose plan may have been a shorter or a longer one.
@@ -228,6 +244,7 @@ class Training:
         if saved["shape"] != asdict(self.shape):
             raise ValueError(f"{path} is of another shape: remove it to begin anew")
         self.learner.load_state_dict(saved["model"])
+        self._keep()
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.done = Progress(**saved["done"])
@@ -269,6 +286,8 @@ class Training:
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+            if done.step < plan.held:
+                self._hold()
             done.step += 1
             done.tokens += sum(batch.inputs.numel() for batch in group)
         done.pool += 1
