@@ -3,6 +3,7 @@
 import random
 import re
 
+from models.recipe.bank.render import VOWEL
 from models.recipe.names import Names
 
 
@@ -13,7 +14,7 @@ def capital(text: str) -> str:
 
 def articled(text: str) -> str:
     """The text with `an` for `a` before a vowel."""
-    return re.sub(r"\b([Aa]) (?=[aeioAEIO]|[uU](?!ni|se))", r"\1n ", text)
+    return re.sub(rf"\b([Aa]) (?={VOWEL.pattern})", r"\1n ", text)
 
 
 class World:

@@ -17,6 +17,7 @@ from models.recipe.lookup.passage import (
     within,
 )
 
+ALONE = 0.35  # how often one passage will do where more were wanted and none could be beside it
 TRIES = 12  # documents that are tried for a set of passages before it is made smaller
 
 
@@ -34,7 +35,8 @@ def asked(rng: random.Random, held_out: bool, count: int, told: bool) -> tuple[s
     for _ in range(TRIES):
         filled = rng.choice(side(held_out).documents).filled(rng, held_out)
         make = _told if told else rng.choices((_missing, _removed, _elsewhere), (50, 30, 20))[0]
-        if made := make(rng, filled, count):
+        made = make(rng, filled, count)
+        if made and (len(made.passages) > 1 or count == 1 or rng.random() < ALONE):
             rng.shuffle(made.passages)
             return made.question, made.passages
     return asked(rng, held_out, 1, told)
