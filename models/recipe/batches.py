@@ -85,14 +85,15 @@ def row(tokenizer: Tokenizer, made: Conversation, context: int, swaps: Swaps | N
 
 
 def tell_meanings(tokenizer: Tokenizer, rows: list[Row]) -> None:
-    """Puts what MiniLM makes of the sentences into the rows' guides."""
+    """Puts what MiniLM makes of the sentences into the rows' guides, beyond what they all share."""
     texts = [
         tokenizer.decode(row.ids[first : last + 1]).strip()
         for row in rows
         for first, last in row.guide.sentences
     ]
-    meanings = minilm.encode(texts).split([len(row.guide.sentences) for row in rows])
-    for row, meant in zip(rows, meanings, strict=True):
+    meanings = minilm.encode(texts)
+    parts = (meanings - meanings.mean(0)).split([len(row.guide.sentences) for row in rows])
+    for row, meant in zip(rows, parts, strict=True):
         row.guide.meanings = meant if len(meant) else None
 
 
