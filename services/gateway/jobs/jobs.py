@@ -186,7 +186,7 @@ class Jobs:
         outcome = "failed"
         try:
             if job.shape > self.queues.shape:
-                raise Unreadable
+                raise Unreadable(f"its shape is {job.shape}")
             if job.claims > MAX_CLAIMS:
                 raise Dead(f"it was begun {MAX_CLAIMS - 1} times, and never ended")
             await kind.run(job)
@@ -197,8 +197,8 @@ class Jobs:
             await self._say(self.queues.later, job, later.body, later.delay_s)
             if later.pauses:
                 await self._say(self.queues.pause, job.queue, later.delay_s)
-        except (Unreadable, ValidationError):
-            outcome = await self._leave(kind, job)
+        except (Unreadable, ValidationError) as unknown:
+            outcome = await self._leave(kind, job, _told_of(unknown))
         except Dead as dead:
             outcome = "dead"
             log.error("%s of %s is dead: %s", kind.name, job.queue.tenant, dead.why)
@@ -216,15 +216,16 @@ class Jobs:
         finally:
             metrics.jobs_ended.labels(kind.name, outcome).inc()
 
-    async def _leave(self, kind: Kind, job: Claimed) -> str:
+    async def _leave(self, kind: Kind, job: Claimed, unknown: str) -> str:
         """To a gateway of a later version, which can read it, or what it is about. What becomes of
         it."""
         if job.left < _MOST_LEFT:
-            log.warning("%s of %s cannot be read by this version", kind.name, job.queue.tenant)
+            it = kind.name, job.queue.tenant
+            log.warning("%s of %s cannot be read by this version: %s", *it, unknown)
             await self._say(self.queues.leave, job, _LEFT_S)
             await asyncio.sleep(_LOOK_EVERY_S)  # with its place: the others of its kind come slowly
             return "left"
-        why = "no gateway could read it: it is of a later version"
+        why = f"no gateway could read it, which a later version may: {unknown}"
         log.error("%s of %s is dead: %s", kind.name, job.queue.tenant, why)
         await self._say(self.queues.bury, job, why)
         return "dead"
@@ -287,3 +288,11 @@ def backoff_s(first_s: float, tries: int) -> float:
     """After so many: longer each time, and not all at once."""
     longest = min(first_s * 2.0 ** (tries - 1), _LONGEST_BACKOFF_S)
     return longest * random.uniform(0.5, 1.0)
+
+
+def _told_of(unknown: Unreadable | ValidationError) -> str:
+    """What this version does not know, without the value."""
+    if isinstance(unknown, Unreadable):
+        return str(unknown)
+    first = unknown.errors(include_url=False, include_input=False)[0]
+    return f"{unknown.title} {'.'.join(map(str, first['loc']))}: {first['type']}"

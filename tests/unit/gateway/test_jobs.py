@@ -283,6 +283,9 @@ async def test_a_job_that_no_version_comes_for_is_told_of(
         dead = await jobs.queues.dead(10)
         assert {one.body for one in dead} == {"new", "odd record"}
         assert all("later version" in one.why for one in dead)
+        why = {one.body: one.why.rpartition(": ")[2] for one in dead}
+        assert why == {"new": "its shape is 2", "odd record": ANY}
+        assert "odd record" not in why["odd record"], "the fault, not what is stored"
         assert kind.ran == {"odd record": 3}
         assert await jobs.queues.counts("k") == (0, 0)
     finally:
