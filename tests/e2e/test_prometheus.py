@@ -39,8 +39,9 @@ async def prometheus(
     discovery["url"] = gateway.metrics_url.replace("/metrics", "/targets")
     discovery["refresh_interval"] = "1s"
     async with penstock.api() as http:
-        for prompt in (SECRET_WORDS, f"{SECRET_WORDS} " * 30):
-            body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "ignore_eos": True}
+        # The second answer is long: what comes in one arrival has no tokens per second.
+        for prompt, length in ((SECRET_WORDS, 12), (f"{SECRET_WORDS} " * 30, 400)):
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": length, "ignore_eos": True}
             async with http.stream(
                 "POST", "/v1/completions", json={**body, "stream": True}
             ) as answer:
