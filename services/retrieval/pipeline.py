@@ -14,7 +14,7 @@ from services.common.policy.metrics import VERDICTS
 from services.common.spans import Span
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
-from services.retrieval.chunkers import Chunkers
+from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.prototypes import Prototypes

@@ -17,8 +17,8 @@ from services.common.service import Service
 from services.common.spans import Span
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
-from services.retrieval.chunkers import Chunkers
-from services.retrieval.chunks import CutOptions
+from services.retrieval.documents.chunkers import Chunkers
+from services.retrieval.documents.chunks import CutOptions
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.pipeline import Parts

@@ -24,7 +24,7 @@ from qdrant_client import QdrantClient, models
 
 from protos import common_pb2
 from services.common.errors import PenstockError
-from services.retrieval.chunks import Chunk
+from services.retrieval.documents.chunks import Chunk
 from services.retrieval.qdrant import Qdrant
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from services.common.errors import PenstockError
-from services.retrieval import chunkers as module
-from services.retrieval.chunkers import Chunkers
-from services.retrieval.chunking import chunk
-from services.retrieval.chunks import CutOptions
+from services.retrieval.documents import chunkers as module
+from services.retrieval.documents.chunkers import Chunkers
+from services.retrieval.documents.chunking import chunk
+from services.retrieval.documents.chunks import CutOptions
 from services.retrieval.text_reader import TextReader
 from tests.support.minilm import FOLDER
 from tests.support.waiting import until
@@ -173,8 +173,8 @@ async def test_only_so_many_at_once() -> None:
 def test_it_does_not_outlive_the_service(tmp_path: Any) -> None:
     script = f"""
 import asyncio
-from services.retrieval.chunkers import Chunkers
-from services.retrieval.chunks import CutOptions
+from services.retrieval.documents.chunkers import Chunkers
+from services.retrieval.documents.chunks import CutOptions
 
 async def main():
     chunkers = Chunkers(CutOptions(*{tuple(OPTIONS)!r}))
@@ -203,7 +203,7 @@ async def test_options_that_do_not_work_are_told_at_the_start() -> None:
 
 def test_it_imports_little() -> None:
     """It starts in the time of a document, and is small beside the model."""
-    script = "import sys, services.retrieval.chunk_process; print(*sys.modules)"
+    script = "import sys, services.retrieval.documents.chunk_process; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

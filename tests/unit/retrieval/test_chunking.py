@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.retrieval import chunking
-from services.retrieval.chunking import chunk
-from services.retrieval.chunks import Chunk
+from services.retrieval.documents import chunking
+from services.retrieval.documents.chunking import chunk
+from services.retrieval.documents.chunks import Chunk
 from tests.support.minilm import tokenizer
 
 

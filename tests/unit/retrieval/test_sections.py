@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retrieval.sections import MAX_HEADING_CHARS, MAX_PATH_CHARS, sections
+from services.retrieval.documents.sections import MAX_HEADING_CHARS, MAX_PATH_CHARS, sections
 
 
 def named(text: str) -> list[tuple[list[str], str]]:

@@ -14,7 +14,7 @@ from qdrant_client import QdrantClient
 from services.common.config import RetrievalSettings, Settings
 from services.common.errors import PenstockError
 from services.retrieval import store as store_module
-from services.retrieval.chunks import Chunk
+from services.retrieval.documents.chunks import Chunk
 from services.retrieval.qdrant import Qdrant, StoreUnusableError
 from services.retrieval.store import Store
 from tests.support.waiting import until

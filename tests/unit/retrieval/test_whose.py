@@ -15,8 +15,8 @@ from services.common.errors import PenstockError
 from services.common.policy import NO_POLICY
 from services.common.telemetry import Telemetry
 from services.retrieval import pipeline
-from services.retrieval.chunkers import CutDocument
-from services.retrieval.chunks import Chunk
+from services.retrieval.documents.chunkers import CutDocument
+from services.retrieval.documents.chunks import Chunk
 from services.retrieval.text_reader import Tokens
 
 ME = Caller(tenant="acme")

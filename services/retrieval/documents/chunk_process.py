@@ -1,4 +1,4 @@
-"""`python -m services.retrieval.chunk_process '<options>'`: cuts documents, one after the other.
+"""`python -m services.retrieval.documents.chunk_process '<options>'`: cuts documents, one by one.
 
 A frame is a length of four bytes and that many bytes of a message of retrieval.proto: a CutRequest
 on stdin, a CutReply on stdout; an empty frame on stdout says that the process is ready. It ends
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from protos import retrieval_pb2 as pb
-from services.retrieval.chunking import chunk
-from services.retrieval.chunks import CutOptions
+from services.retrieval.documents.chunking import chunk
+from services.retrieval.documents.chunks import CutOptions
 from services.retrieval.text_reader import TextReader
 
 _NICE = 5  # searches go first

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from tokenizers import Encoding
 
-from services.retrieval.chunks import Chunk
-from services.retrieval.sections import sections
+from services.retrieval.documents.chunks import Chunk
+from services.retrieval.documents.sections import sections
 
 # A token stands for about 4 characters; text that is far denser (one unknown word of 10,000
 # characters is one token) counts by its characters, so that no chunk is huge.

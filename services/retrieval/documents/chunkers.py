@@ -20,13 +20,13 @@ import grpc
 from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid
 from services.retrieval import metrics
-from services.retrieval.chunks import Chunk, CutOptions
+from services.retrieval.documents.chunks import Chunk, CutOptions
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 2  # documents; the second process is started when it is needed
 _WALL_PER_CPU = 6  # a busy machine gives a process such a part of a core
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Process:
             await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "services.retrieval.chunk_process",
+                "services.retrieval.documents.chunk_process",
                 json.dumps(options),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
