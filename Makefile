@@ -5,7 +5,7 @@ READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 PEERS ?= .peers
 
-.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents clients-anthropic chaos nodes sanitize lint docs protos bench bench-batches bench-peers plots model mutants dev image-test clean
+.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents clients-anthropic chaos nodes sanitize lint docs protos bench bench-batches bench-peers bench-retrieval plots model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
@@ -88,6 +88,10 @@ bench-peers: $(READY)   ## the engine beside vLLM, OpenVINO and llama.cpp in one
 
 bench-batches: $(READY) ## what a batch costs those who wait: times to the first token with one and without (three minutes)
 	$(BIN)/python -m bench.batches $(ARGS)
+
+# ARGS="--set FILE --rankings dense" and more: `python -m bench.retrieval --help`.
+bench-retrieval: $(READY) ## what retrieval finds of 2,000 made-up questions, by each way of ranking
+	$(BIN)/python -m bench.retrieval $(ARGS)
 
 plots: $(READY)         ## draw docs/plots: cost of a token by batch and context, planning by waiting requests
 	$(BIN)/python -m bench.sweep --model $(PEERS)/models/S-bf16 --plots docs/plots
