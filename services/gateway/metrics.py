@@ -150,6 +150,15 @@ issuer_looks = from_zero(
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]
 )
+rewritten = from_zero(
+    Counter(
+        "penstock_gateway_rewritten_total",
+        "Questions of chats with vector stores that have turns before them, by what made them "
+        "whole: rule, model; left as they were",
+        ["by"],
+    ),
+    ("rule", "model", "left"),
+)
 file_bytes = Gauge(
     "penstock_gateway_file_bytes",
     "Of all tenants' files together, in Redis; every gateway tells it",

@@ -46,6 +46,9 @@ TOLD_BACK = """
     Echo.text Redacted.title Redacted.text TextDelta.stop PublicDetokenizeReply.text
     PublicRecord.metadata
 """
+# Words of the client's own request, told to it alone in the same answer; and words of a fixed set.
+# What a model made of them was looked at as its answer.
+OWN_WORDS = "Searched.query Searched.rewritten"
 # They say what an answer must or must not be, and are in no prompt; what it becomes is looked at.
 FORM = """
     Constraint.json_schema Constraint.regex Constraint.grammar Constraint.Options.texts
@@ -121,7 +124,7 @@ STORED = """
     VectorStoreFile.Failure.message VectorStoreFile.id VectorStoreFile.status
     VectorStoreFile.vector_store_id
 """
-KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, FORM, NAMES, KEPT, OURS, STORED)
+KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, OWN_WORDS, FORM, NAMES, KEPT, OURS, STORED)
 
 
 def _texts(message: Descriptor) -> list[str]:

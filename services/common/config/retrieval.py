@@ -1,5 +1,7 @@
 """PENSTOCK_RETRIEVAL__…"""
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from services.common.config.base import ServiceSettings
@@ -26,6 +28,15 @@ class RetrievalSettings(ServiceSettings):
     chunking_memory_bytes: int = Field(
         2**30, ge=2**28, description="address space of a process that cuts documents"
     )
+    rewriting: Literal["rule", "off"] = Field(
+        "rule", description="of a chat's question that leans on the turns before it"
+    )
+    rewriting_model: str = Field(
+        "",
+        description="a served model that rewrites them instead, at the caller's cost; the rule is "
+        "for what it does not answer in time",
+    )
+    rewriting_timeout_s: float = Field(1.0, gt=0, description="for that model")
     top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
 
     @model_validator(mode="after")

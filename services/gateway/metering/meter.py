@@ -33,6 +33,8 @@ class Metered:
         self.shown: Callable[[], bool] = lambda: False
         """Whether any of the answer has left: one that fails before is not charged for."""
         self.ended = False
+        self.beside: list[Metered] = []
+        """What was done for it under lines of their own in the ledger."""
         self._prices = prices
 
     @property
@@ -55,8 +57,13 @@ class Metered:
 
     @property
     def cost(self) -> Cost | None:
-        """None: its model has no price."""
-        return self._prices.cost(self.run.who["model"], self.run.used)
+        """With what was done beside it. None: nothing of it has a price."""
+        costs = [
+            cost
+            for one in (self, *self.beside)
+            if (cost := self._prices.cost(one.run.who["model"], one.run.used)) is not None
+        ]
+        return Cost(sum(cost.nanos for cost in costs), costs[0].currency) if costs else None
 
 
 class Meter:
@@ -134,6 +141,31 @@ class Meter:
             self.end(metered, error)
             raise
         self.end(metered)
+
+    @asynccontextmanager
+    async def beside(
+        self,
+        metered: Metered,
+        who: Principal,
+        route: str,
+        model: str,
+        expected: tuple[int, int],
+    ) -> AsyncIterator[Metered]:
+        """Another model's work for a request that is let in: its tokens and cost count, it is no
+        further request but to limits of that model, and it has a line of its own in the ledger.
+        Raises as `admit`."""
+        run = self._run_of(who, f"{metered.run.id}:{route}", route, model, expected)
+        run.bounds = [b for b in run.bounds if b.limit.of in ("tokens", "cost") or b.limit.model]
+        beside = Metered(run, self._prices)
+        reserved = await self._reserve(beside)
+        self._upkeep.begin(beside, reserved=reserved)
+        metered.beside.append(beside)
+        try:
+            yield beside
+        except BaseException as error:
+            self.end(beside, error)
+            raise
+        await self.settle(beside)
 
     async def settle(self, metered: Metered) -> None:
         """Ends a request that has all of its answer, of which the end has not left yet.

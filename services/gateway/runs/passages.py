@@ -1,14 +1,21 @@
 """What a prompt's vector stores have on its question."""
 
-from protos.common_pb2 import Caller, Passage
-from protos.retrieval_pb2 import SearchRequest
+from protos.common_pb2 import Caller, Searched, Usage
+from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.errors import PenstockError
+from services.common.spans import Span
 from services.gateway import metrics
 from services.gateway.identity.principal import Principal
+from services.gateway.metering.estimate import of_texts
+from services.gateway.metering.meter import Metered
+from services.gateway.metering.refusals import LimitError
 from services.gateway.parts import Gateway
 from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
+from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval_client import is_outage
+
+ROUTE = "search"  # in the ledger
 
 
 async def retrieve(
@@ -16,24 +23,24 @@ async def retrieve(
     principal: Principal,
     caller: Caller,
     prompt: Prompt,
+    metered: Metered,
     warnings: list[str],
     journal: Journal,
 ) -> None:
     """Adds passages to the prompt, or says in the warnings why there are none. Raises
-    PERMISSION_DENIED where he may not use the embedding model."""
-    found: list[Passage] = []
+    PERMISSION_DENIED where he may not use the embedding model, and what limits raise."""
+    query = await whole_question(gateway, principal, prompt, metered, journal)
+    request = SearchRequest(
+        caller=caller,
+        collections=prompt.stores,
+        query=query.text,
+        limit=prompt.max_passages,
+    )
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
-        request = SearchRequest(
-            caller=caller,
-            collections=prompt.stores,
-            query=prompt.question,
-            limit=prompt.max_passages,
-        )
         try:
-            model = await gateway.retrieval.model(gateway.settings.retrieval.timeout_s)
-            principal.authorize_embedding(model)
-            reply = await gateway.retrieval.search_for_chat(request, searching, journal.below)
-            found.extend(reply.passages)
+            reply = await _search(gateway, principal, metered, request, searching, journal)
+        except LimitError:
+            raise
         except PenstockError as error:
             if not is_outage(error):
                 raise
@@ -42,7 +49,26 @@ async def retrieve(
             journal.decide("retrieval", "skipped", cause=cause, message=error.message)
             warnings.append(f"answered without the vector stores: {error.message}")
             return
-        searching.set_attribute("passages", len(found))
-    best = found[0].score if found else 0.0
-    journal.decide("retrieval", "searched", passages=len(found), best_score=best)
-    prompt.request.chat.passages.extend(found)
+        searching.set_attribute("passages", len(reply.passages))
+    prompt.search = Searched(query=query.text, rewritten=query.by, tokens=reply.tokens)
+    best = reply.passages[0].score if reply.passages else 0.0
+    journal.decide("retrieval", "searched", passages=len(reply.passages), best_score=best)
+    prompt.request.chat.passages.extend(reply.passages)
+
+
+async def _search(
+    gateway: Gateway,
+    principal: Principal,
+    metered: Metered,
+    request: SearchRequest,
+    span: Span,
+    journal: Journal,
+) -> SearchReply:
+    """At the embedding model's price, under its own line in the ledger."""
+    model = await gateway.retrieval.model(gateway.settings.retrieval.timeout_s)
+    principal.authorize_embedding(model)
+    most = (of_texts([request.query]), 0)
+    async with gateway.meter.beside(metered, principal, ROUTE, model, most) as beside:
+        reply = await gateway.retrieval.search_for_chat(request, span, journal.below)
+        beside.usage = lambda: Usage(prompt_tokens=reply.tokens)
+    return reply

@@ -48,7 +48,7 @@ async def generate(
     for prompt, files in zip(prompts, unready, strict=True):
         warnings = [warning] if (warning := files.warning()) else []
         if prompt.stores:
-            await retrieve(gateway, principal, caller, prompt, warnings, journal)
+            await retrieve(gateway, principal, caller, prompt, metered, warnings, journal)
         prompt.request.caller.CopyFrom(caller)
         count = max(1, prompt.request.choices)
         of_prompts.append(
@@ -60,6 +60,7 @@ async def generate(
                     index=len(of_prompts) * count + choice,
                     choice=choice,
                     warnings=warnings,
+                    search=prompt.search,
                     wants_logprobs=prompt.request.sampling.HasField("logprobs"),
                 )
                 for choice in range(count)

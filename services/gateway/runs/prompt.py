@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Usage
+from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Searched, Usage
 from protos.tokenizer_pb2 import (
     Echo,
     PromptPlan,
@@ -42,6 +42,7 @@ class Prompt:
     form: str = ""  # the client's field that says what the answer must look like
     param: str = ""  # of several prompts in one request, which this is: "prompt[1]"
     so_far: SoFar | None = None
+    search: Searched | None = None  # how the stores were searched
 
     @property
     def text(self) -> str:
@@ -73,6 +74,7 @@ class Answer:
     index: int = 0  # among all of the request
     choice: int = 0  # among those to its prompt
     warnings: list[str] = field(default_factory=list)  # what was asked for and is left out
+    search: Searched | None = None  # how its prompt's stores were searched
     created: int = field(default_factory=lambda: int(time.time()))
     pieces: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)  # pieces of reasoning

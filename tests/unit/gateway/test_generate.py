@@ -16,7 +16,7 @@ from protos.common_pb2 import (
 )
 from protos.retrieval_pb2 import SearchReply
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta
-from services.common.content import said
+from services.common.content import said, text_of
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
 from services.gateway import metrics
@@ -24,7 +24,7 @@ from services.gateway.runs import recorded
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Prompt
 from services.gateway.stores.store_files import Unready
-from tests.support.gateway_parts import MODEL, Opened, principal
+from tests.support.gateway_parts import EMBEDDING_MODEL, MODEL, Opened, principal
 from tests.support.waiting import until
 from tests.unit.gateway.generating import (
     CODE,
@@ -186,6 +186,98 @@ async def test_while_retrieval_is_away_the_answer_says_so(parts, code):
     assert (made["choice"], made["reasons"]["cause"]) == ("skipped", code.name.lower())
     assert skipped._value.get() == before + 1
     assert [p.title for p in parts.tokenizers.opened[0].request.chat.passages] == ["mine"]
+
+
+def leaning() -> Prompt:
+    turns = (("user", "Who built Signal Tower?"), ("assistant", "Ada Brandt."))
+    messages = [*(said(role, text) for role, text in turns), said("user", "When was she born?")]
+    request = PromptRequest(model=MODEL, chat=Chat(messages=messages))
+    return Prompt(request, stores=("vs_1",), max_passages=3, question="When was she born?")
+
+
+async def test_a_question_that_leans_is_searched_for_with_what_it_is_about(parts):
+    parts.retrieval.reply = SearchReply(passages=FOUND, tokens=9)
+    front = Front(leaning())
+    told = await served(parts, front)
+    (search,) = parts.retrieval.searches
+    assert search.query == "Ada Brandt When was she born?"
+    (asked,) = parts.tokenizers.opened
+    assert text_of(asked.request.chat.messages[-1]) == "When was she born?"
+    (answer,) = front.finished
+    told_of = (answer.search.query, answer.search.rewritten, answer.search.tokens)
+    assert told_of == (search.query, "rule", 9)
+    made = told["decisions"][0]
+    assert (made["subject"], made["choice"]) == ("query", "rule")
+    assert made["reasons"] == {"why": "pointing", "words_added": "2"}  # none of its text
+
+
+async def test_rewriting_can_be_switched_off(parts):
+    parts.settings.retrieval.rewriting = "off"
+    front = Front(leaning())
+    await served(parts, front)
+    assert parts.retrieval.searches[0].query == "When was she born?"
+    assert front.finished[0].search.rewritten == ""
+
+
+def rewriting_by(parts: Any, script: Any) -> None:
+    """The model "other" does it, as `script` says."""
+    answers = parts.tokenizers.script
+    parts.settings.retrieval.rewriting_model = "other"
+
+    def by_model(opened: Opened) -> None:
+        (script if opened.request.model == "other" else answers)(opened)
+
+    parts.tokenizers.script = by_model
+
+
+async def test_a_model_that_is_named_for_it_rewrites_in_the_callers_name(parts):
+    rewriting_by(parts, says("When was Ada", " Brandt born?\nReally?", used=usage(20, 0, 6)))
+    front = Front(leaning())
+    told = await served(parts, front)
+    assert parts.retrieval.searches[0].query == "When was Ada Brandt born?"
+    assert front.finished[0].search.rewritten == "model"
+    rewriting, answering = parts.tokenizers.opened
+    assert rewriting.request.caller.tenant == answering.request.caller.tenant == "acme"
+    assert rewriting.request.caller.priority == answering.request.caller.priority
+    assert told["decisions"][0]["choice"] == "model"
+    assert "rewrite" in [span["name"] for span in told["spans"]]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (ends(CODE.UNAVAILABLE), "odd"),
+        (lambda opened: None, "timeout"),
+        (says("  \n"), "no_question"),
+        (says("word " * 100), "no_question"),
+    ],
+)
+async def test_without_the_models_word_the_rule_stands(parts, script, why):
+    parts.settings.retrieval.rewriting_timeout_s = 0.05 if why == "timeout" else 5.0
+    rewriting_by(parts, script)
+    front = Front(leaning())
+    told = await served(parts, front)
+    assert parts.retrieval.searches[0].query == "Ada Brandt When was she born?"
+    made = told["decisions"][0]
+    assert (made["choice"], made["reasons"]["model"]) == ("rule", why)
+
+
+async def test_a_key_that_may_not_use_that_model_has_the_rule(parts):
+    rewriting_by(parts, says("x"))
+    parts.auth.keys["Bearer k"] = principal(models=frozenset({MODEL, EMBEDDING_MODEL}))
+    told = await served(parts, Front(leaning()))
+    assert len(parts.tokenizers.opened) == 1
+    assert told["decisions"][0]["choice"] == "rule"
+
+
+async def test_what_stands_for_itself_is_not_asked_about(parts):
+    rewriting_by(parts, says("x"))
+    prompt = leaning()
+    prompt.question = "Where does the Lake Ferry of Nordholm leave?"
+    prompt.request.chat.messages[-1].CopyFrom(said("user", prompt.question))
+    await served(parts, Front(prompt))
+    assert parts.retrieval.searches[0].query == prompt.question
+    assert len(parts.tokenizers.opened) == 1
 
 
 async def test_a_search_that_is_wrong_is_the_requests_error(parts):

@@ -84,6 +84,8 @@ def tell_beginning(event: GenerateEvent, answer: Answer) -> None:
     event.plan.CopyFrom(answer.plan)
     event.passages.extend(answer.passages_used)
     event.warning = answer.warning
+    if answer.search is not None:
+        event.search.CopyFrom(answer.search)
     if answer.echo is not None:
         event.echo.CopyFrom(answer.echo)
 

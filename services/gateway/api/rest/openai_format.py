@@ -5,6 +5,7 @@
   "plan": {"window": …, "system": …, …},          tokens per part of the prompt; of several
                                                   prompts "plans", a list
   "passages": [{"index", "file_id", "filename", "title", "score"}, …],   in the prompt, as cited
+  "search": {"query": …, "rewritten": …, "tokens": …},    what the stores were searched for
   "warning": "…"                                  only if something asked for was left out
   "cost": 0.00012, "currency": "USD"              of the whole request, where its model has a
                                                   price; streamed: in the last chunk
@@ -17,7 +18,12 @@ from typing import Any
 
 import orjson
 
-from protos.common_pb2 import FINISH_CONTENT_FILTER, FINISH_LENGTH, FINISH_TOOL_CALLS
+from protos.common_pb2 import (
+    FINISH_CONTENT_FILTER,
+    FINISH_LENGTH,
+    FINISH_TOOL_CALLS,
+    Searched,
+)
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.api.rest import logprobs
 from services.gateway.metering.prices import Cost
@@ -88,7 +94,15 @@ def extension(answer: Answer, cost: Cost | None = None) -> dict[str, Any]:
             for index, passage in enumerate(answer.passages_used, 1)
         ],
     }
+    if answer.search is not None:
+        told["search"] = searched(answer.search)
     return {**told, **({"warning": answer.warning} if answer.warning else {}), **priced(cost)}
+
+
+def searched(search: Searched) -> dict[str, Any]:
+    """How a chat's stores were searched; `rewritten` only if not as it was asked."""
+    told: dict[str, Any] = {"query": search.query, "tokens": search.tokens}
+    return {**told, **({"rewritten": search.rewritten} if search.rewritten else {})}
 
 
 def priced(cost: Cost | None) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def begun(answer: Answer) -> RunEvent:
         passages=answer.passages,
         warnings=answer.warnings,
         wants_logprobs=answer.wants_logprobs,
+        search=answer.search,
     )
     return RunEvent(begun=told)
 
@@ -107,6 +108,7 @@ def answer_of(request_id: str, told: RunEvent.Begun) -> Answer:
         warnings=list(told.warnings),
         created=told.created,
         wants_logprobs=told.wants_logprobs,
+        search=told.search if told.HasField("search") else None,
     )
 
 

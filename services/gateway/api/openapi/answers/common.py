@@ -68,12 +68,21 @@ class UsedPassage(TypedDict):
     score: float
 
 
+class HowSearched(TypedDict):
+    """`query`: what the stores were searched for; `rewritten`: by what, if not as it was asked."""
+
+    query: str
+    tokens: int
+    rewritten: NotRequired[Literal["rule", "model"]]
+
+
 class Penstock(Priced):
     """`warning`: something that was asked for is left out."""
 
     request_id: str
     plan: NotRequired[Plan]
     passages: NotRequired[list[UsedPassage]]
+    search: NotRequired[HowSearched]
     warning: NotRequired[str]
 
 
