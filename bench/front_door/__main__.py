@@ -192,7 +192,7 @@ def _beside(door: Door, given: argparse.Namespace, size: int) -> dict[str, Any]:
             large.ended()
             used = {name: after - before[name] for name, after in door.cpu_s().items()}
         seen = others.seen()
-        late = lateness(seen["arrived"], door.left())
+        late = lateness(seen, door.left())
         told: dict[str, Any] = {"late_ms_p50": percentile(late, 50), "late_ms_max": max(late)}
         told["late_ms_p99"] = percentile(late, 99)
         if size:
@@ -218,7 +218,7 @@ def streams(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             client.ended()
             cpu = {name: after - cpu[name] for name, after in door.cpu_s().items()}
             seen = client.seen()
-            late = lateness(seen["arrived"], door.left())
+            late = lateness(seen, door.left())
             told[f"{count} streams"] = {
                 "late_ms_p50": percentile(late, 50),
                 "late_ms_p99": percentile(late, 99),
@@ -229,12 +229,15 @@ def streams(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return told
 
 
-def lateness(arrived: dict[str, list[int]], left: dict[int, list[int]]) -> list[float]:
-    """ms between a token's leaving the engine and its arrival."""
+def lateness(seen: dict[str, Any], left: dict[int, list[int]]) -> list[float]:
+    """ms between a token's leaving the engine and its arrival, of those that left in the window: a
+    thousand streams that begin at once are late at first."""
+    begin, end = seen["window"]
     return [
         (came - went) / 1e6
-        for key, times in arrived.items()
+        for key, times in seen["arrived"].items()
         for went, came in zip(left.get(int(key), ()), times, strict=False)
+        if begin <= went < end
     ]
 
 

@@ -41,6 +41,7 @@ class Seen:
     ttft_ms: list[float] = field(default_factory=list)
     whole_ms: list[float] = field(default_factory=list)
     arrived: dict[int, list[int]] = field(default_factory=dict)  # ns, by request; where asked for
+    window: tuple[int, int] = (0, 0)  # ns: from when to when
 
 
 class Connection(asyncio.Protocol):
@@ -163,11 +164,14 @@ class Load:
         if self._asked["mode"] == "open":
             arriving = asyncio.create_task(self._arrive())
         await asyncio.sleep(self._asked["warm_s"])
-        while self._asked.get("hold") and self._begun < self._asked["connections"]:  # noqa: ASYNC110
+        missing = self._asked["connections"] if self._asked.get("hold") else 0
+        while self._begun < missing and not self.seen.failed:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         self._counting = True
         print("begin", flush=True)
+        began = time.monotonic_ns()
         await asyncio.sleep(self._asked["seconds"])
+        self.seen.window = (began, time.monotonic_ns())
         if self._asked.get("stamps"):
             for one in self._connections:  # those that still run, too
                 self.seen.arrived.setdefault(one._key, list(one._stamps))

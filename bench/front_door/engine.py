@@ -58,6 +58,7 @@ class Engine:
         self.left: dict[int, list[int]] = {}  # when tokens of each request left
         self.after: Callable[[], None] = lambda: None  # each tick that sent something
         self.running = 0
+        self._begun = 0
         self._due: list[set[_Stream]] = [set() for _ in range(self.every)]
 
     def begin(
@@ -66,7 +67,8 @@ class Engine:
         """Its first token at once. When each left, for `left`, and what ends it early."""
         stream = _Stream(tokens, send)
         self.running += 1
-        phase = self.ticks % self.every
+        phase = self._begun % self.every  # spread evenly, however many come in one tick
+        self._begun += 1
         self._due[phase].add(stream)
         self._step(stream, phase)
 

@@ -181,7 +181,7 @@ def _environment(folder: Path) -> Iterator[tuple[dict[str, str], EmbeddedRedis]]
             "PENSTOCK_GATEWAY__PORT": "0",
             "PENSTOCK_GATEWAY__GRPC_PORT": "0",
             "PENSTOCK_GATEWAY__MAX_REQUESTS": _MOST,
-            "PENSTOCK_GATEWAY__MAX_CONNECTIONS": "8192",
+            "PENSTOCK_GATEWAY__MAX_CONNECTIONS": _MOST,
             "PENSTOCK_TOKENIZER__MAX_REQUESTS": _MOST,
             "PENSTOCK_ROUTER__MAX_REQUESTS": _MOST,
             "PENSTOCK_LOG_LEVEL": "WARNING",

@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.api.rest.http import error_body, http_status
+from services.gateway.connections import straight
 from services.gateway.connections.door import Door
 
 MAX_HEAD_BYTES = 32 * 1024  # of a request's line and headers, and of what frames its body
@@ -163,6 +164,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = self._joined  # type: ignore[assignment]
+            straight.add(self.cycle)
         self._in_head, self._head_due = False, None
 
     def on_body(self, body: bytes) -> None:

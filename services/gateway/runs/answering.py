@@ -51,6 +51,23 @@ async def answer_prompt(
     wanted = cast(Mode, prompt.delivery) or own.delivery
     delivery = Delivery(wanted, own.hybrid_s, lambda: gateway.intake.running / own.max_requests)
     start, routed = way.start, ""
+
+    def ready_of(answer: Answer, deltas: list[TextDelta]) -> list[TextDelta]:
+        """What of its deltas leaves now."""
+        _measure(way.journal, answer, deltas)
+        answer.echo = answers[0].echo
+        ready = delivery.ready(deltas)
+        if behind:
+            ready = behind[answer.choice].of(ready)
+        return joined(ready)
+
+    def tell(deltas: list[TextDelta]) -> None:
+        """Of the only answer, while that waits for nobody."""
+        write = front.write_now
+        assert write is not None
+        if ready := ready_of(answers[0], deltas):
+            write(answers[0], ready)
+
     try:
         async with aclosing(stream.batches()) as batches:
             async for deltas in batches:
@@ -64,15 +81,11 @@ async def answer_prompt(
                     its = deltas
                     if len(answers) > 1:
                         its = [delta for delta in deltas if delta.choice == answer.choice]
-                    if its:
-                        _measure(way.journal, answer, its)
-                        answer.echo = answers[0].echo
-                        ready = delivery.ready(its)
-                        if behind:
-                            ready = behind[answer.choice].of(ready)
-                        if ready:
-                            await front.write(answer, joined(ready))
+                    if its and (ready := ready_of(answer, its)):
+                        await front.write(answer, ready)
                 await delivery.pause(stream)
+                if len(answers) == 1 and not delivery.pauses:
+                    stream.straight = lambda: tell if front.write_now is not None else None
     finally:
         stream.cancel()
         way.journal.below.MergeFrom(stream.record)

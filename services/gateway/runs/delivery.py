@@ -26,6 +26,11 @@ class Delivery:
         self._longest_s = longest_s
         self._load = load
 
+    @property
+    def pauses(self) -> bool:
+        """Whether it may gather what comes."""
+        return self._mode == "hybrid"
+
     def ready(self, deltas: Sequence[TextDelta]) -> Sequence[TextDelta]:
         """What of these may leave now. The policy may have the answers held, whatever was asked."""
         if any(delta.hold for delta in deltas):
@@ -43,7 +48,7 @@ class Delivery:
 
     async def pause(self, stream: TextStream) -> None:
         """Before the next look at what has come; not once it has ended."""
-        if self._mode == "hybrid":
+        if self.pauses:
             await stream.gather(self._longest_s * min(1.0, self._load()))
 
 

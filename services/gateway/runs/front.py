@@ -38,6 +38,10 @@ class Teller(Protocol):
         answers of several prompts call this at the same time.
         """
 
+    @property
+    def write_now(self) -> Callable[[Answer, list[TextDelta]], None] | None:
+        """As `write`, by a plain call; None while that would wait."""
+
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         """Ends complete answers, in the order of their prompts. `cost`: of all of them; None: the
         model has no price."""

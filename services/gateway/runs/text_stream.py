@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 
 import grpc
@@ -15,6 +15,10 @@ from services.common.peers import Peers
 from services.gateway import metrics
 
 log = logging.getLogger(__name__)
+
+Straight = Callable[[], Callable[[list[TextDelta]], None] | None]
+"""Whether what has come may be given to somebody now, who takes it by a plain call. None: it waits
+for who reads `batches`, in whose task it costs twice as much."""
 
 MAX_UNREAD_BYTES = 4 * 2**20  # of a stream whose client does not read, but for one delta
 MAX_LOSSES = 3  # of tokenizers under one request; it may be the request that they die of
@@ -53,6 +57,10 @@ class TextStream:
         self._unread_bytes = 0
         self._overrun = False
         self._wake = asyncio.Event()
+        self._waited = False  # who reads `batches` waits for the next
+        self._soon = False  # what has come is looked at in the next turn
+        self._failed: Exception | None = None  # what `straight` gave
+        self.straight: Straight | None = None
         self._over = asyncio.Event()  # nothing more comes on this link
         self._losses = 0
         self.finished = (
@@ -74,8 +82,7 @@ class TextStream:
             ended = await self._open()
             try:
                 while not ended.done() or self._inbox:
-                    await self._wake.wait()
-                    self._wake.clear()
+                    await self._next()
                     if self._inbox:
                         yield self._take()
             finally:
@@ -118,13 +125,41 @@ class TextStream:
         self._wake.set()
         self._over.set()
 
+    async def _next(self) -> None:
+        """Something has come that nobody took, or nothing more will."""
+        self._waited = True
+        await self._wake.wait()
+        self._waited = False
+        self._wake.clear()
+        if self._failed is not None:
+            raise self._failed
+
     def _on_item(self, payload: bytes) -> None:
         self._inbox.append(payload)
         self._unread_bytes += len(payload)
-        self._wake.set()
+        if self.straight is None:
+            self._wake.set()
+        elif not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._hand_on)
         if self._unread_bytes > MAX_UNREAD_BYTES and len(self._inbox) > 1:
             self._overrun = True
             self.cancel()
+
+    def _hand_on(self) -> None:
+        """What came in one turn, together."""
+        self._soon = False
+        take = None
+        if self._waited and self._inbox and self.straight is not None:
+            take = self.straight()
+        if take is None:
+            self._wake.set()
+            return
+        try:
+            take(self._take())
+        except Exception as error:
+            self._failed = error
+            self._wake.set()
 
     def _take(self) -> list[TextDelta]:
         inbox, self._inbox, self._unread_bytes = self._inbox, [], 0

@@ -31,6 +31,8 @@ CODE = grpc.StatusCode
 class Front:
     """A client's side, in memory."""
 
+    write_now: Callable[[Answer, list[TextDelta]], None] | None = None
+
     def __init__(self, *prompts: Prompt, key: str = "Bearer k") -> None:
         self.request_id = f"req_{id(self)}"
         self.route = "Test"

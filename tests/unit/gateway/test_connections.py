@@ -1,6 +1,8 @@
 """Connections over real sockets: what counts for one request must not count for the next."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ from uvicorn.server import ServerState
 from services.common.config import GatewaySettings
 from services.gateway.connections.connection import MAX_FIELDS, Connection
 from services.gateway.connections.door import Door
+from services.gateway.connections.straight import STRAIGHT
 from tests.support.waiting import until
 
 
@@ -127,3 +130,83 @@ async def test_chunks_of_a_few_bytes_are_refused(size: int, told: str) -> None:
     for task in one.tasks:
         task.cancel()
     await asyncio.gather(*one.tasks, return_exceptions=True)
+
+
+# ---- straight.py --------------------------------------------------------------------------------
+
+EVENTS = [b"one", b"two" * 10, b"three", b"four"]
+
+
+@asynccontextmanager
+async def asked(app: Any) -> AsyncIterator[asyncio.StreamReader]:
+    """A client whose request `app` answers."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: connection(Door(GatewaySettings()), app), "127.0.0.1", 0
+    )
+    async with server, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        yield reader
+        writer.close()
+
+
+@pytest.mark.parametrize("straight", [(), (1,), (1, 2), (2,)])
+async def test_pieces_that_go_straight_stand_among_the_others(straight: tuple[int, ...]) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        way = scope["extensions"][STRAIGHT]
+        assert not way.is_clear, "no body has begun"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number, event in enumerate(EVENTS):
+            if number in straight:
+                assert way.is_clear
+                way.write(event)
+            else:
+                more = number + 1 < len(EVENTS)
+                await send({"type": "http.response.body", "body": event, "more_body": more})
+        assert not way.is_clear, "its body has ended"
+
+    async with asked(app) as reader:
+        await reader.readuntil(b"\r\n\r\n")
+        for event in EVENTS:
+            assert await reader.readuntil(b"\r\n") == b"%x\r\n" % len(event)
+            assert await reader.readexactly(len(event) + 2) == event + b"\r\n"
+        assert await reader.readexactly(5) == b"0\r\n\r\n"
+
+
+async def test_nothing_goes_straight_to_who_does_not_read_or_is_gone() -> None:
+    told: dict[str, bool] = {}
+    over = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        way = scope["extensions"][STRAIGHT]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        pieces = 0
+        while way.is_clear and pieces < 1000:
+            way.write(b"x" * 65536)
+            pieces += 1
+        told["full"] = pieces < 1000
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told["gone"] = not way.is_clear
+        over.set()
+
+    async with asked(app) as reader:
+        await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: "full" in told)
+    await asyncio.wait_for(over.wait(), 10)
+    assert told == {"full": True, "gone": True}
+
+
+async def test_an_answer_of_known_length_does_not_go_straight() -> None:
+    clear: list[bool] = []
+
+    async def known(scope: Any, receive: Any, send: Any) -> None:
+        length = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        clear.append(scope["extensions"][STRAIGHT].is_clear)
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with asked(known) as reader:
+        await reader.readuntil(b"ok")
+    assert clear == [False]

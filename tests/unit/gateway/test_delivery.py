@@ -13,7 +13,7 @@ from protos.common_pb2 import FINISH_CONTENT_FILTER, FINISH_LENGTH, FINISH_STOP
 from protos.gateway_pb2 import CompleteRequest, SamplingOptions
 from protos.tokenizer_pb2 import PromptPlan, TextDelta, TextLogprob, ToolCallDelta
 from services.common.config import Settings
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, unavailable
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.grpc.fields import completion_fields
 from services.gateway.api.rest import keep_alive
@@ -70,6 +70,98 @@ async def test_streamed_text_leaves_as_it_comes_and_what_waited_leaves_as_one(pa
     opened.finish()
     await running
     assert front.writes == [["a"], ["bc"]]
+
+
+class Straight(Listing):
+    """Written to by plain calls while it is clear."""
+
+    is_clear = True
+
+    @property
+    def write_now(self) -> Callable[[Answer, list[TextDelta]], None] | None:  # type: ignore[override]
+        return self._write_now if self.is_clear else None
+
+    def _write_now(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        self.writes.append(["straight", *(delta.text for delta in deltas)])
+
+
+async def test_behind_its_first_words_an_answer_goes_straight_while_nobody_is_waited_for(parts):
+    front = Straight(asks())
+    opened, running = await opened_by(parts, front)
+    opened.say(first("a"))
+    await until(lambda: front.writes == [["a"]])
+    opened.say(TextDelta(text="b", token_ids=[2]), TextDelta(text="c", token_ids=[3]))
+    await until(lambda: len(front.writes) == 2)
+    front.is_clear = False
+    opened.say(TextDelta(text="d", token_ids=[4]))
+    await until(lambda: len(front.writes) == 3)
+    front.is_clear = True
+    opened.say(TextDelta(text="e", token_ids=[5]), last())
+    opened.finish()
+    await running
+    assert front.writes == [["a"], ["straight", "bc"], ["d"], ["straight", "e"]]
+    (answer,) = front.finished
+    assert (answer.text, answer.tokens, answer.finish) == ("abcde", 5, FINISH_STOP)
+
+
+@pytest.mark.parametrize("delivery", ["hold", "hybrid"])
+async def test_what_is_held_or_gathered_does_not_go_straight(delivery):
+    with gateway_parts(max_requests=10**6, hybrid_s=600.0) as parts:  # pauses of 0.6 ms
+        front = Straight(asks(delivery=delivery))
+        opened, running = await opened_by(parts, front)
+        for count, delta in enumerate((first("a"), TextDelta(text="b"), TextDelta(text="c")), 1):
+            opened.say(delta)
+            if delivery == "hybrid":
+                await until(lambda count=count: len(front.writes) == count)
+                await asyncio.sleep(0.005)  # its pause is over: it waits for the next
+        opened.say(last())
+        opened.finish()
+        await running
+        assert "".join(text for write in front.writes for text in write) == "abc"
+
+
+async def test_nothing_overtakes_what_is_being_written(parts):
+    class Slow(Straight):
+        async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+            if self.writes:
+                await written.wait()
+            await super().write(answer, deltas)
+
+    written = asyncio.Event()
+    front = Slow(asks())
+    opened, running = await opened_by(parts, front)
+    opened.say(first("a"))
+    await until(lambda: front.writes == [["a"]])
+    front.is_clear = False
+    opened.say(TextDelta(text="b"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    front.is_clear = True
+    opened.say(TextDelta(text="c"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert front.writes == [["a"]]
+    written.set()
+    opened.say(last())
+    opened.finish()
+    await running
+    assert front.writes[:2] == [["a"], ["b"]]
+    assert "".join(text for write in front.writes for text in write) == "abc"
+
+
+async def test_what_fails_on_its_straight_way_fails_the_request(parts):
+    class Broken(Straight):
+        def _write_now(self, answer: Answer, deltas: list[TextDelta]) -> None:
+            raise unavailable("it broke", stage="gateway")
+
+    front = Broken(asks())
+    opened, running = await opened_by(parts, front)
+    opened.say(first("a"))
+    await until(lambda: front.writes == [["a"]])
+    opened.say(TextDelta(text="b"))
+    with pytest.raises(PenstockError, match="it broke"):
+        await asyncio.wait_for(running, 10)
+    assert opened.cancelled
 
 
 @pytest.mark.parametrize("by", ["client", "policy", "settings"])

@@ -16,6 +16,8 @@ from services.gateway.runs.prompt import Answer
 class Exchange:
     """A client that takes its time with every write."""
 
+    is_clear = False
+
     def __init__(self) -> None:
         self.request_id, self.route = "req_1", "/x"
         self.endpoint = "POST /x"
@@ -40,6 +42,10 @@ class Exchange:
 
     async def write(self, events: bytes) -> None:
         await self._slowly()
+        self.sent += events.decode().split("\n\n")[:-1]
+
+    def write_now(self, events: bytes) -> None:
+        assert not self.writing, "one event after the other"
         self.sent += events.decode().split("\n\n")[:-1]
 
     async def end_events(self, events: bytes) -> None:
@@ -90,6 +96,25 @@ async def test_answers_that_come_at_once_begin_one_stream():
     ends = [json.loads(e[6:]) for e in exchange.sent[-3:-1]]
     assert [e["choices"][0]["finish_reason"] for e in ends] == ["stop", "stop"]
     assert [e["choices"][0]["index"] for e in ends] == [0, 1]
+
+
+async def test_what_goes_straight_is_what_would_have_been_written_and_waits_its_turn():
+    exchange, other = Exchange(), Exchange()
+    straight, plain = (front(one, chat=False, stream=True) for one in (exchange, other))
+    (answer,), (same,) = answers(1), answers(1)
+    assert straight.write_now is None, "nothing has begun"
+    await straight.write(answer, deltas(answer, "x"))
+    exchange.is_clear = True
+    under_way = asyncio.create_task(straight.write(answer, deltas(answer, "y")))
+    await asyncio.sleep(0)
+    assert straight.write_now is None, "another event is being written"
+    await under_way
+    write = straight.write_now
+    assert write is not None
+    write(answer, deltas(answer, "z", ""))
+    for texts_ in (("x",), ("y",), ("z", "")):
+        await plain.write(same, deltas(same, *texts_))
+    assert texts(exchange) == texts(other) == [(0, "x"), (0, "y"), (0, "z")]
 
 
 async def test_an_answer_without_text_is_a_whole_stream():

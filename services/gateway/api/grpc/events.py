@@ -16,6 +16,8 @@ class Events:
     """front.Teller. Those of an answer that lasts are numbered: it may be told again, and then
     without those up to `after`, which `field` said."""
 
+    write_now = None  # gRPC's writes are waited for
+
     def __init__(
         self,
         context: Context,

@@ -4,12 +4,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 
+from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.keep_alive import KeepAlive
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
-from services.gateway.runs.prompt import Prompt
+from services.gateway.runs.prompt import Answer, Prompt
 
 
 class HttpFront(ABC):
@@ -55,6 +56,32 @@ class HttpFront(ABC):
     def close(self) -> None:
         """Whatever the answer's end is, only that is written from here on."""
         self._keeping.close()
+
+    # ---- out ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _told_of(self, answer: Answer, deltas: list[TextDelta]) -> bytes:
+        """The events of an answer's deltas; none of one that is not streamed. What they are
+        depends on those before: to be sent in this order."""
+
+    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        """All events that are ready leave in one write.
+
+        The answer begins with the first delta, so what fails before it has its own HTTP status.
+        """
+        async with self._writing:
+            if events := self._told_of(answer, deltas):
+                await self._begin()
+                await self._exchange.write(events)
+
+    @property
+    def write_now(self) -> Callable[[Answer, list[TextDelta]], None] | None:
+        is_clear = self._exchange.is_clear and not self._writing.locked()
+        return self._write_now if is_clear else None
+
+    def _write_now(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        if events := self._told_of(answer, deltas):
+            self._exchange.write_now(events)
 
     async def _begin(self) -> None:
         if not self._exchange.status:

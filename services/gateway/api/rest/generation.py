@@ -101,19 +101,14 @@ class RestFront(HttpFront):
     def shown(self) -> bool:
         return bool(self._chunks)
 
-    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
-        """All events that are ready leave in one write.
-
-        The answer begins with the first delta, so what fails before it has its own HTTP status.
-        """
+    def _told_of(self, answer: Answer, deltas: list[TextDelta]) -> bytes:
         if not self.stream:
-            return
-        async with self._writing:
-            chunks, events = self._chunks_of(answer)
-            events += b"".join([chunks.delta(delta) for delta in deltas])
-            if events:
-                self._keeping.spoke()
-                await self._send(events)
+            return b""
+        chunks, events = self._chunks_of(answer)
+        events += b"".join([chunks.delta(delta) for delta in deltas])
+        if events:
+            self._keeping.spoke()
+        return events if self._numbered is None else self._numbered.of(events)
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()
@@ -137,11 +132,6 @@ class RestFront(HttpFront):
         chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)
         self._chunks[answer.index] = chunks
         return chunks, chunks.opening()
-
-    async def _send(self, events: bytes) -> None:
-        if told := events if self._numbered is None else self._numbered.of(events):
-            await self._begin()
-            await self._exchange.write(told)
 
 
 async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:

@@ -19,6 +19,7 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.api.rest.body import ClientGoneError, RequestBody
+from services.gateway.connections.straight import STRAIGHT, Straight
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
@@ -117,6 +118,7 @@ class Exchange:
         self._watcher: asyncio.Task[None] | None = None
         self._receive = receive
         self._send = send
+        self._straight: Straight | None = scope.get("extensions", {}).get(STRAIGHT)
         self._settings = settings
 
     @property
@@ -213,6 +215,16 @@ class Exchange:
     async def write(self, events: bytes | memoryview) -> None:
         """Sends a piece of the answer; waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether `write_now` may be called."""
+        return self._straight is not None and self._straight.is_clear
+
+    def write_now(self, events: bytes) -> None:
+        """As `write`, which would not have to wait."""
+        assert self._straight is not None
+        self._straight.write(events)
 
     async def end_events(self, events: bytes) -> None:
         self.complete = True

@@ -76,14 +76,16 @@ class MessagesFront(HttpFront):
 
     async def _keep_alive(self) -> None:
         async with self._writing:
-            await self._send([_PING])
+            await self._begin()
+            await self._exchange.write(_sse([_PING]))
 
-    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+    def _told_of(self, answer: Answer, deltas: list[TextDelta]) -> bytes:
         self.shown = True
         events = [event for delta in deltas for event in self._content.push(answer, delta)]
-        if self.stream:
-            async with self._writing:
-                await self._send([*self._opening(answer), *events])
+        events = [*self._opening(answer), *events] if self.stream else []
+        if events:
+            self._keeping.spoke()
+        return _sse(events)
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()
@@ -115,12 +117,6 @@ class MessagesFront(HttpFront):
             return []
         self._opened = True
         return [{"type": "message_start", "message": opening(answer)}]
-
-    async def _send(self, events: list[Event]) -> None:
-        if events:
-            self._keeping.spoke()
-            await self._begin()
-            await self._exchange.write(_sse(events))
 
 
 def _sse(events: list[Event]) -> bytes:

@@ -226,7 +226,7 @@ class Chunks:
         return b"".join([*events, *(self._piece(last, told) for last in said[-1:])])
 
     def _text(self, text: str) -> bytes:
-        return self._before + json.dumps(text).encode() + self._after if text else b""
+        return self._before + _escaping(text).encode() + self._after if text else b""
 
     def _called(self, call: ToolCallDelta) -> dict[str, Any]:
         piece: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}

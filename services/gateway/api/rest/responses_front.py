@@ -139,14 +139,15 @@ class ResponsesFront(HttpFront):
             await self._begin()
             await self._exchange.write(KEEP_ALIVE)
 
-    async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+    def _told_of(self, answer: Answer, deltas: list[TextDelta]) -> bytes:
         self.shown, self._answer = True, answer
         events = [event for delta in deltas for event in self._items.push(answer, delta)]
         if not self.lasts and self._told["response"]["store"]:
             self._deltas += deltas
-        if self.stream:
-            async with self._writing:
-                await self._send(self._opening() + self._sse(events))
+        if not self.stream:
+            return b""
+        self._keeping.spoke()
+        return self._opening() + self._sse(events)
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()

@@ -110,6 +110,15 @@ class Run:
         return bool(self._told)
 
     async def write(self, answer: Answer, deltas: list[TextDelta]) -> None:
+        self._write_now(answer, deltas)
+        if self._bytes > _MAX_UNWRITTEN:
+            await self._write()
+
+    @property
+    def write_now(self) -> Callable[[Answer, list[TextDelta]], None] | None:
+        return self._write_now if self._bytes <= _MAX_UNWRITTEN else None
+
+    def _write_now(self, answer: Answer, deltas: list[TextDelta]) -> None:
         if answer.index not in self._told:
             self._told.add(answer.index)
             self._gathered()
@@ -117,8 +126,6 @@ class Run:
         self._deltas += [(answer.index, delta) for delta in deltas]
         self._bytes += sum(delta.ByteSize() for delta in deltas)
         self._some.set()
-        if self._bytes > _MAX_UNWRITTEN:
-            await self._write()
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         for answer in answers:  # one that said nothing was not written yet
