@@ -11,7 +11,8 @@ chats    short chats (`--tokens` each, streamed), as many at once as `--connecti
          three services and of a gateway alone, and what that adds to the engine's own
 prompts  prompts of 220 KB and of 2 MB, one tenant's, beside ten streams: processor time of each,
          and the longest that a token of the others was late
-streams  1,000 and 5,000 streams at 10 tokens a second: how late tokens come, memory of each stream
+streams  1,000 and 5,000 streams at `--stream-pace` tokens a second: how late tokens come, memory of
+         each stream
 litellm  LiteLLM's proxy before the same engine, by the same load, in turn with ours: `--litellm
          DIR` is where it is, or will be, installed
 """
@@ -38,7 +39,7 @@ from services.common.children import dying_with_parent
 PARTS = ("chats", "prompts", "streams", "litellm")
 _PROMPTS = {"220 KB": 220_000, "2 MB": 2_000_000}
 _BESIDE, _BESIDE_PACE = 10, 20.0
-_STREAMS, _STREAM_PACE = (1_000, 5_000), 10.0
+_STREAMS = (1_000, 5_000)
 
 
 @dataclass
@@ -207,7 +208,7 @@ def _beside(door: Door, given: argparse.Namespace, size: int) -> dict[str, Any]:
 def streams(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for count in given.streams:
-        with stack.services(folder, _STREAM_PACE) as door, ExitStack() as run:
+        with stack.services(folder, given.stream_pace) as door, ExitStack() as run:
             before = door.unique_bytes()
             many = {"connections": count, "stamps": True, "hold": True, "first": count}
             asked = {"tokens": 100_000, "seconds": given.seconds, "warm_s": 2.0}
@@ -287,6 +288,7 @@ def main() -> int:
     add("--connections", type=int, default=64)
     add("--rate", type=float, help="chats a second at half load (default: half the most)")
     add("--streams", type=int, nargs="+", default=list(_STREAMS))
+    add("--stream-pace", type=float, default=10.0, help="tokens a second of each of these")
     add("--litellm", type=Path, help="its virtual environment")
     add("--turns", type=int, default=2, help="of ours and LiteLLM's")
     add("--json", type=result_file, help="where the figures go, too")
