@@ -89,8 +89,9 @@ bench-peers: $(READY)   ## the engine beside vLLM, OpenVINO and llama.cpp in one
 bench-batches: $(READY) ## what a batch costs those who wait: times to the first token with one and without (three minutes)
 	$(BIN)/python -m bench.batches $(ARGS)
 
-# ARGS="--set FILE --rankings dense" and more: `python -m bench.retrieval --help`.
-bench-retrieval: $(READY) ## what retrieval finds of 2,000 made-up questions, by each way of ranking
+# ARGS="speed --vectors 10000" and more: `python -m bench.retrieval --help`.
+bench-retrieval: ARGS ?= quality
+bench-retrieval: $(READY) ## what retrieval finds of 2,000 made-up questions; ARGS: what it costs
 	$(BIN)/python -m bench.retrieval $(ARGS)
 
 plots: $(READY)         ## draw docs/plots: cost of a token by batch and context, planning by waiting requests

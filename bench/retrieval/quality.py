@@ -1,11 +1,20 @@
-"""How often the right passage is found, and how high up."""
+"""How often the right passage is found, and how high up, by each way of ranking.
 
+Over 2,000 questions made up here (made.py), or over those of files of one's own (sets.py says how
+they are written), each set in a collection of its own.
+"""
+
+import argparse
 import asyncio
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.retrieval.served import Served
+from bench.retrieval import sets
+from bench.retrieval.made import QUESTIONS, made
+from bench.retrieval.served import Served, served
 from bench.retrieval.sets import Question, QuestionSet, holds
 from protos.common_pb2 import Passage
 
@@ -23,23 +32,49 @@ class Figures(NamedTuple):
     mrr: float  # the mean of 1/rank; of what is not among ten, 0
 
 
-async def measured(
-    service: Served, collection: str, asked: QuestionSet, ranking: str
-) -> dict[str, Figures]:
-    """By sort of question, and of all."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--set", type=Path, action="append", default=[], help="JSON lines, instead of the made one")
+    add("--rankings", nargs="+", choices=RANKINGS, default=list(RANKINGS), help="default: all")
+    add("--questions", type=int, default=QUESTIONS, help="of the made set")
+
+
+def run(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
+    found = asyncio.run(_run(given))
+    return found, _table(found)
+
+
+async def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
+    chosen = [sets.read(path) for path in given.set] or [made(questions=given.questions)]
+    found = []
+    async with served() as service:
+        for asked in chosen:
+            chunks, seconds = await service.index(asked.name, asked.documents)
+            documents = len(asked.documents)
+            _say(f"{asked.name}: {documents} documents, {chunks} chunks, {seconds:.0f} s")
+            for ranking in given.rankings:
+                told = await measured(service, asked, ranking)
+                figures = {sort: one._asdict() for sort, one in told.items()}
+                found.append({"set": asked.name, "ranking": ranking, "figures": figures})
+                _say(f"{asked.name}, {ranking}: recall@1 {told[ALL].recall_1:.3f}")
+    return found
+
+
+async def measured(service: Served, asked: QuestionSet, ranking: str) -> dict[str, Figures]:
+    """By sort of question, and of all. The set's documents are indexed, in its collection."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(question: Question) -> int:
         async with places:
-            found = await service.search(collection, question.text, _SHOWN, **RANKINGS[ranking])
-        return rank(found, question)
+            found = await service.search(asked.name, question.text, _SHOWN, **RANKINGS[ranking])
+        return rank(found.passages, question)
 
     ranks: dict[str, list[int]] = defaultdict(list)
-    for question, its in zip(
-        asked.questions, await asyncio.gather(*map(one, asked.questions)), strict=True
-    ):
-        ranks[ALL].append(its)
-        ranks[question.sort].append(its)
+    its = await asyncio.gather(*map(one, asked.questions))
+    for question, place in zip(asked.questions, its, strict=True):
+        ranks[ALL].append(place)
+        if question.sort:
+            ranks[question.sort].append(place)
     return {sort: figures(ranks[sort]) for sort in sorted(ranks, key=lambda s: (s != ALL, s))}
 
 
@@ -60,3 +95,21 @@ def figures(ranks: list[int]) -> Figures:
         sum(1 <= its <= 5 for its in ranks) / count,
         sum(1 / its for its in ranks if its) / count,
     )
+
+
+def _table(found: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        "| set | questions | ranking | n | recall@1 | recall@5 | MRR |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for one in found:
+        for sort, its in one["figures"].items():
+            rows.append(
+                f"| {one['set']} | {sort} | {one['ranking']} | {its['questions']} "
+                f"| {its['recall_1']:.1%} | {its['recall_5']:.1%} | {its['mrr']:.3f} |"
+            )
+    return rows
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

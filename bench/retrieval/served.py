@@ -1,13 +1,16 @@
 """A retrieval service of the bench's own, reached as the gateway reaches it: over gRPC."""
 
 import asyncio
+import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from bench.retrieval.sets import Document
 from protos import common_pb2, retrieval_pb2_grpc
@@ -15,18 +18,29 @@ from protos import retrieval_pb2 as pb
 from services.common.config import RetrievalSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.service import Host
+from services.common.telemetry import Telemetry
 from services.common.transport import Transport
+from services.common.unary import call
+from services.retrieval.pipeline import Parts
 from services.retrieval.server import RetrievalService
 
-_CALLER = common_pb2.Caller(request_id="bench", tenant="bench")
+TENANT = "bench"
+_CALLER = common_pb2.Caller(request_id="bench", tenant=TENANT)
 _INDEXED_AT_ONCE = 4
 _PATIENCE_S = 600.0
 
 
+class Searched(NamedTuple):
+    passages: list[common_pb2.Passage]
+    stages_s: Mapping[str, float]  # of the service's spans, by name; "search" is the whole
+
+
 @dataclass(frozen=True)
 class Served:
-    service: RetrievalService
+    parts: Parts
     stub: Any
+    folder: Path  # its data directory
+    telemetry: Telemetry = field(default_factory=lambda: Telemetry("bench", "bench-1"))
 
     async def index(self, collection: str, documents: Iterable[Document]) -> tuple[int, float]:
         """How many chunks they made, and in how many seconds."""
@@ -44,29 +58,54 @@ class Served:
         chunks = sum(await asyncio.gather(*map(one, documents)))
         return chunks, time.perf_counter() - began
 
-    async def search(
-        self, collection: str, query: str, limit: int, **ranking: Any
-    ) -> list[common_pb2.Passage]:
+    async def search(self, collection: str, query: str, limit: int, **ranking: Any) -> Searched:
         request = pb.SearchRequest(
             caller=_CALLER, collections=[collection], query=query, limit=limit, **ranking
         )
-        reply = await self.stub.Search(request, timeout=_PATIENCE_S)
-        return list(reply.passages)
+        record = common_pb2.Record()
+        with self.telemetry.span("bench") as span:
+            reply = await call(
+                self.stub.Search, request, span=span, timeout_s=_PATIENCE_S, stage="retrieval",
+                record=record,
+            )  # fmt: skip
+        stages = {one.name: one.duration_ns / 1e9 for one in record.spans}
+        return Searched(list(reply.passages), stages)
+
+    def memory(self) -> int:
+        """Bytes that this process and those it started hold for themselves."""
+        return sum(process.memory_full_info().uss for process in _processes())
+
+    def cpu_s(self) -> float:
+        """That they have spent so far."""
+        spent = 0.0
+        for process in _processes():
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                spent += times.user + times.system
+        return spent
+
+
+def _processes() -> list[psutil.Process]:
+    own = psutil.Process(os.getpid())
+    return [own, *own.children(recursive=True)]
 
 
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Served]:
     """With an empty store, gone at the end; `settings` are retrieval's own."""
-    patient = RetrievalSettings(timeout_s=_PATIENCE_S, index_timeout_s=_PATIENCE_S, **settings)
+    patient = {"timeout_s": _PATIENCE_S, "index_timeout_s": _PATIENCE_S}
+    own = RetrievalSettings.model_validate(patient | settings)
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis() as redis:
-        own = Settings(
-            redis_url=redis.url, data_dir=Path(folder), namespace="bench", retrieval=patient
+        all_ = Settings(
+            redis_url=redis.url, data_dir=Path(folder), namespace="bench", retrieval=own
         )
-        host = Host(RetrievalService, own)
+        host = Host(RetrievalService, all_)
         replica = await host.start()
         try:
-            async with Transport.of(own, "gateway").dial(replica.address, "retrieval") as channel:
+            async with Transport.of(all_, "gateway").dial(replica.address, "retrieval") as channel:
                 assert isinstance(host.service, RetrievalService)
-                yield Served(host.service, retrieval_pb2_grpc.RetrievalStub(channel))
+                assert host.service.parts is not None
+                stub = retrieval_pb2_grpc.RetrievalStub(channel)
+                yield Served(host.service.parts, stub, Path(folder))
         finally:
             await host.stop(grace_s=0)

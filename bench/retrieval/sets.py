@@ -16,7 +16,7 @@ class Question(NamedTuple):
     text: str
     document: str  # its id
     told: tuple[str, ...]  # a passage of that document that holds one of these answers it
-    sort: str  # of question, for figures by sort
+    sort: str  # of question, for figures by sort; empty: of none
 
 
 class QuestionSet(NamedTuple):
@@ -42,7 +42,7 @@ def read(path: Path) -> QuestionSet:
             answers = [a for a in _wordings(asked) if holds(document.text, (a,))]
             if not answers:
                 raise ValueError(f"{path}:{number}: the text holds no answer to a question of it")
-            question = Question(asked["question"], document.id, tuple(answers), told["kind"])
+            question = Question(asked["question"], document.id, tuple(answers), "")
             questions.append(question)
     return QuestionSet(path.stem, documents, questions)
 

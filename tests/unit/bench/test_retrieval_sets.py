@@ -74,7 +74,7 @@ def test_a_set_of_a_file(tmp_path) -> None:
     told = sets.read(file)
     assert told.name == "own"
     assert [one.text for one in told.documents] == ["Come at noon."]
-    assert told.questions == [Question("When?", "own-1", ("at  Noon",), "note")]
+    assert told.questions == [Question("When?", "own-1", ("at  Noon",), "")]
     file.write_text(json.dumps(line | {"text": "Never."}))
     with pytest.raises(ValueError, match=r"own\.jsonl:1: the text holds no answer"):
         sets.read(file)
