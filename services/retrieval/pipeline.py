@@ -17,12 +17,12 @@ from services.retrieval import metrics, requests
 from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
+from services.retrieval.index.calls import Calls
+from services.retrieval.index.store import Store
 from services.retrieval.prototypes import Prototypes
-from services.retrieval.qdrant import Qdrant
-from services.retrieval.store import Store
+from services.retrieval.search.passages import bounded, passages_of
 
 _EMBED_AT_ONCE = 256  # of a document's texts: what waits for the model is bounded over all callers
-_MAX_PASSAGE_BYTES = 256 * 2**10  # in one answer
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Parts:
     model: EmbeddingModel
     chunkers: Chunkers
     embedder: Embedder
-    qdrant: Qdrant
+    calls: Calls
     store: Store
     policy: PolicyFile
     prototypes: Prototypes
@@ -86,16 +86,11 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
         query = await parts.questions.run(tenant, lambda: parts.model.reader.query(request.query))
         step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
         (vector,) = await parts.embedder.embed(tenant, [query.ids])
-    with parts.telemetry.span("store", span, kind=parts.qdrant.kind) as step:
-        passages = _bounded(
-            await parts.store.search(
-                tenant,
-                request.collections,
-                vector,
-                request.limit,
-                request.score_threshold,
-            )
+    with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
+        found = await parts.store.search(
+            tenant, request.collections, vector, request.query, request.limit
         )
+        passages = bounded(passages_of(found.dense, request.score_threshold))
         step.set_attribute("passages", len(passages))
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
@@ -124,7 +119,7 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
             for at in range(0, len(document.texts), _EMBED_AT_ONCE)
         ]
     await _check_meaning(parts, policy, np.concatenate(vectors), span)
-    with parts.telemetry.span("store", span, kind=parts.qdrant.kind):
+    with parts.telemetry.span("store", span, kind=parts.calls.kind):
         await parts.store.replace(
             tenant,
             request.collection,
@@ -215,19 +210,9 @@ async def judge(parts: Parts, request: pb.JudgeRequest, span: Span) -> pb.JudgeR
 
 async def remove(parts: Parts, request: pb.RemoveRequest, span: Span) -> pb.RemoveReply:
     requests.check_remove(request)
-    with parts.telemetry.span("store", span, kind=parts.qdrant.kind) as step:
+    with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
         chunks = await parts.store.remove(
             request.caller.tenant, request.collection, request.source_id
         )
         step.set_attribute("chunks", chunks)
     return pb.RemoveReply(chunks=chunks)
-
-
-def _bounded(passages: list[common_pb2.Passage]) -> list[common_pb2.Passage]:
-    """The best ones that fit an answer; the first in any case."""
-    size = 0
-    for number, passage in enumerate(passages):
-        size += passage.ByteSize()
-        if number and size > _MAX_PASSAGE_BYTES:
-            return passages[:number]
-    return passages

@@ -10,6 +10,7 @@ import grpc
 
 from protos import retrieval_pb2 as pb
 from protos import retrieval_pb2_grpc
+from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.metrics_server import Page
 from services.common.policy import PolicyFile
@@ -21,10 +22,16 @@ from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.documents.chunks import CutOptions
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
+from services.retrieval.index.calls import Calls
+from services.retrieval.index.edge import EdgePoints
+from services.retrieval.index.layout import Layout
+from services.retrieval.index.points import Points
+from services.retrieval.index.server import ServerPoints
+from services.retrieval.index.store import Store
 from services.retrieval.pipeline import Parts
 from services.retrieval.prototypes import Prototypes
-from services.retrieval.qdrant import Qdrant
-from services.retrieval.store import Store
+
+_SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so in its own time
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -46,7 +53,7 @@ class RetrievalService(Service):
         model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
         _refuse_large_chunks(own.chunk_tokens, model)
         embedder = Embedder(model.encode, lambda: model.steps)
-        qdrant = Qdrant(self.settings, model.name, model.fingerprint, model.dimension)
+        calls = Calls(_points(self.settings, model), own.timeout_s * _SHARE_OF_TIMEOUT)
         chunkers = Chunkers(
             CutOptions(
                 folder=str(model.folder),
@@ -57,22 +64,21 @@ class RetrievalService(Service):
                 memory_bytes=own.chunking_memory_bytes,
             )
         )
-        store = Store(qdrant)
         self.parts = Parts(
             own,
             self.telemetry,
             model,
             chunkers,
             embedder,
-            qdrant,
-            store,
+            calls,
+            Store(calls),
             self._policy,
             Prototypes(model, embedder),
         )
         embedder.start()
         # The first pass is the slowest.
         await embedder.embed("", [model.reader.query("ready?").ids])
-        await asyncio.gather(qdrant.open(), chunkers.start())
+        await asyncio.gather(calls.open(), chunkers.start())
         self.servicer = Servicer(self.parts)
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
 
@@ -84,7 +90,7 @@ class RetrievalService(Service):
             "embedding_model": model.name,
             "dimension": str(model.dimension),
             "max_tokens": str(model.reader.max_tokens),
-            "store": self.parts.qdrant.kind,
+            "store": self.parts.calls.kind,
         }
 
     def check(self) -> None:
@@ -105,7 +111,7 @@ class RetrievalService(Service):
             await self.parts.chunkers.stop()
             await self.parts.embedder.stop()
             await self.parts.store.finish()
-            await self.parts.qdrant.close()
+            await self.parts.calls.close()
             self.parts.questions.stop()
             self.parts.texts.stop()
 
@@ -184,6 +190,21 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
                 self._idle.set()
             metrics.REQUESTS.labels(method, outcome).inc()
             metrics.REQUEST_SECONDS.labels(method).observe(time.monotonic() - began)
+
+
+def _points(settings: Settings, model: EmbeddingModel) -> Points:
+    layout = Layout(
+        str(settings.data_dir), settings.namespace, model.name, model.fingerprint, model.dimension
+    )
+    if not settings.qdrant_url:
+        return EdgePoints(layout)
+    return ServerPoints(
+        layout,
+        settings.qdrant_url,
+        settings.qdrant_api_key.get_secret_value() or None,
+        settings.qdrant_ca,
+        settings.retrieval.timeout_s * _SHARE_OF_TIMEOUT,
+    )
 
 
 def _refuse_large_chunks(size: int, model: EmbeddingModel) -> None:

@@ -26,6 +26,7 @@ from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.common.unary import call
 from services.retrieval import embedder, pipeline
+from services.retrieval.search import passages
 from services.retrieval.server import RetrievalService
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
@@ -285,9 +286,9 @@ async def test_an_answer_ends_where_its_bytes_do(
 ) -> None:
     await client.index(GUIDE)
     whole = await client.search("When does the harbour open?")
-    monkeypatch.setattr(pipeline, "_MAX_PASSAGE_BYTES", sum(p.ByteSize() for p in whole[:2]))
+    monkeypatch.setattr(passages, "MAX_PASSAGE_BYTES", sum(p.ByteSize() for p in whole[:2]))
     assert list(await client.search("When does the harbour open?")) == list(whole[:2])
-    monkeypatch.setattr(pipeline, "_MAX_PASSAGE_BYTES", 1)
+    monkeypatch.setattr(passages, "MAX_PASSAGE_BYTES", 1)
     assert list(await client.search("When does the harbour open?")) == [whole[0]]
 
 
@@ -312,7 +313,7 @@ async def test_the_host_registers_it_serves_health_and_metrics(
         await redis.aclose()
         assert found == replica
         assert found.facts["embedding_model"] == "all-MiniLM-L6-v2"
-        assert (found.facts["dimension"], found.facts["store"]) == ("384", "local")
+        assert (found.facts["dimension"], found.facts["store"]) == ("384", "embedded")
 
         async with httpx.AsyncClient() as http:
             text = (await http.get(replica.metrics_url)).text

@@ -17,6 +17,7 @@ from services.common.telemetry import Telemetry
 from services.retrieval import pipeline
 from services.retrieval.documents.chunkers import CutDocument
 from services.retrieval.documents.chunks import Chunk
+from services.retrieval.index.points import Found, Hit
 from services.retrieval.text_reader import Tokens
 
 ME = Caller(tenant="acme")
@@ -42,7 +43,7 @@ class Parts:
         self.texts = self._threads("texts")
         self.embedder = SimpleNamespace(embed=self._embed)
         self.chunkers = SimpleNamespace(cut=self._cut)
-        self.qdrant = SimpleNamespace(kind="local")
+        self.calls = SimpleNamespace(kind="embedded")
         self.policy = SimpleNamespace(current=NO_POLICY)
         self.prototypes = SimpleNamespace(of=self._prototypes)
         self.store = SimpleNamespace(
@@ -76,13 +77,20 @@ class Parts:
         async def call(tenant: str, *given: Any) -> Any:
             self.tenants.append((f"store {name}", tenant))
             self.stored.append(given)
-            return {"search": self.found, "remove": 7}.get(name)
+            return {"search": self._hits(), "remove": 7}.get(name)
 
         return call
+
+    def _hits(self) -> Found:
+        return Found([Hit("", p.score, _payload(p)) for p in self.found], [])
 
     async def run(self, name: str, request: Any) -> Any:
         with self.telemetry.span(name) as span:
             return await getattr(pipeline, name)(self, request, span)
+
+
+def _payload(passage: Passage) -> dict[str, Any]:
+    return {name: getattr(passage, name) for name in ("title", "text", "source_id", "position")}
 
 
 @pytest.fixture
@@ -107,15 +115,16 @@ async def test_embeddings_wait_in_their_tenant_s_turn_and_come_in_order(parts: P
 
 
 async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Parts) -> None:
-    parts.found = [Passage(text="found", score=0.9)]
+    best, worse = Passage(text="found", score=0.9), Passage(text="less", score=0.2)
+    parts.found = [best, worse]
     request = pb.SearchRequest(
         caller=ME, collections=["a", "b"], query="abc", limit=5, score_threshold=0.25
     )
     reply = await parts.run("search", request)
     assert parts.tenants == [("questions", "acme"), ("embedder", "acme"), ("store search", "acme")]
-    ((collections, vector, limit, threshold),) = parts.stored
-    assert (list(collections), list(vector), limit, threshold) == (["a", "b"], [3, 0.5], 5, 0.25)
-    assert list(reply.passages) == parts.found
+    ((collections, vector, text, limit),) = parts.stored
+    assert (list(collections), list(vector), text, limit) == (["a", "b"], [3, 0.5], "abc", 5)
+    assert list(reply.passages) == [best]
     parts.found = []
     assert not (await parts.run("search", request)).passages
 

@@ -1,50 +1,33 @@
-"""The store against Qdrant's local mode: tenants apart, replacing without a gap, failures told."""
+"""Documents in the embedded store: tenants apart, no gap while replacing, drafts gone on with."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient
 
-from services.common.config import RetrievalSettings, Settings
 from services.common.errors import PenstockError
-from services.retrieval import store as store_module
 from services.retrieval.documents.chunks import Chunk
-from services.retrieval.qdrant import Qdrant, StoreUnusableError
-from services.retrieval.store import Store
-from tests.support.waiting import until
-
-DIMENSION = 8
-
-
-def make(
-    folder: Path, fingerprint: str = "f1", dimension: int = DIMENSION, qdrant_url: str = ""
-) -> Qdrant:
-    settings = Settings(
-        data_dir=folder,
-        qdrant_url=qdrant_url,
-        namespace="test",
-        retrieval=RetrievalSettings(timeout_s=20),
-    )
-    return Qdrant(settings, f"model-{fingerprint}", fingerprint, dimension)
+from services.retrieval.index import store as store_module
+from services.retrieval.index.calls import Calls
+from services.retrieval.index.points import Points
+from services.retrieval.index.store import Store
+from tests.support.shards import DIMENSION, Here, layout, memory_folder
 
 
 @pytest.fixture
-async def qdrant(tmp_path: Path) -> AsyncIterator[Qdrant]:
-    opened = make(tmp_path)
-    await opened.open()
-    yield opened
-    await opened.close()
+async def calls() -> AsyncIterator[Calls]:
+    with memory_folder() as folder:
+        opened = Calls(Here(layout(folder)), 20)
+        await opened.open()
+        yield opened
+        await opened.close()
 
 
 @pytest.fixture
-def store(qdrant: Qdrant) -> Store:
-    return Store(qdrant)
+def store(calls: Calls) -> Store:
+    return Store(calls)
 
 
 def axis(n: int) -> np.ndarray:
@@ -58,20 +41,24 @@ def document(*words: str) -> tuple[list[Chunk], np.ndarray]:
 
 
 async def texts(store: Store, tenant: str, *collections: str, limit: int = 50) -> set[str]:
-    found = await store.search(tenant, collections, np.ones(DIMENSION, np.float32), limit)
-    return {passage.text for passage in found}
+    ones = np.ones(DIMENSION, np.float32)
+    found = await store.search(tenant, collections, ones, "", limit)
+    return {hit.payload["text"] for hit in found.dense}
 
 
-async def test_the_nearest_come_first_with_their_source(store: Store) -> None:
-    await store.replace("t", "c", "doc", *document("north", "east", "south"))
+async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first(
+    store: Store,
+) -> None:
+    await store.replace("t", "c", "doc", *document("north east", "east", "south"))
     question = axis(1) * 0.9 + axis(2) * 0.3
-    found = await store.search("t", ["c"], question, 2)
-    assert [(p.text, p.title, p.source_id, p.position) for p in found] == [
+    found = await store.search("t", ["c"], question, "North, or the east?", 2)
+    keys = ("text", "title", "source_id", "position")
+    assert [tuple(hit.payload[key] for key in keys) for hit in found.dense] == [
         ("east", "Doc", "doc", 1),
         ("south", "Doc", "doc", 2),
     ]
-    assert found[0].score == pytest.approx(0.9487, abs=1e-3)
-    assert [p.text for p in await store.search("t", ["c"], question, 9, 0.5)] == ["east"]
+    assert found.dense[0].score == pytest.approx(0.9487, abs=1e-3)
+    assert [hit.payload["text"] for hit in found.sparse] == ["north east", "east"]
 
 
 async def test_tenants_are_apart_even_under_equal_names(store: Store) -> None:
@@ -94,17 +81,6 @@ async def test_a_source_is_removed_from_the_named_collection_alone(store: Store)
     assert await texts(store, "t", "a", "b") == {"two in a", "one in b", "two in b"}
     assert await store.remove("t", "b") == 2
     assert await texts(store, "t", "a", "b") == {"two in a"}
-
-
-async def test_the_local_store_needs_none_of_the_librarys_filters(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They take 50 µs for each point of all tenants (local_filters.py)."""
-    monkeypatch.setattr("qdrant_client.local.payload_filters.check_filter", None)
-    await store.replace("a", "c", "s", *document("old", "older"))
-    await store.replace("a", "c", "s", *document("new"))
-    assert await texts(store, "a", "c") == {"new"}
-    assert await store.remove("a", "c", "s") == 1
 
 
 async def test_only_the_named_collections_are_searched(store: Store) -> None:
@@ -130,12 +106,6 @@ async def test_a_long_document_goes_whole(store: Store, monkeypatch: pytest.Monk
     await store.replace("t", "c", "doc", *document(*"abcdefgh"))
     assert await store.remove("t", "c") == 8
     assert await texts(store, "t", "c") == set()
-
-
-async def test_without_a_threshold_the_least_alike_is_found_too(store: Store) -> None:
-    await store.replace("t", "c", "doc", *document("north"))
-    assert [p.text for p in await store.search("t", ["c"], -axis(0), 9)] == ["north"]
-    assert not await store.search("t", ["c"], -axis(0), 9, 0.1)
 
 
 async def test_a_clock_that_goes_backwards_does_not_lose_the_newer_text(
@@ -191,23 +161,23 @@ async def test_of_two_writers_at_once_the_newer_version_remains(
 
 
 async def test_a_search_waits_behind_one_batch_of_all_that_is_written_and_removed(
-    qdrant: Qdrant, store: Store, monkeypatch: pytest.MonkeyPatch
+    calls: Calls, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 1)
     await store.replace("t", "c", "gone", *document(*"abcdefgh"))
     executed: list[str] = []
 
     async def logged(
-        operation: str, tenant: str, work: Callable[[QdrantClient], Any], ended: Any
+        operation: str, tenant: str, work: Callable[[Points], Any], ended: Any = lambda: None
     ) -> Any:
-        def log_and_work(client: QdrantClient) -> Any:
+        def log_and_work(points: Points) -> Any:
             executed.append(operation)
-            return work(client)
+            return work(points)
 
         return await as_ever(operation, tenant, log_and_work, ended)
 
-    as_ever = qdrant._run
-    monkeypatch.setattr(qdrant, "_run", logged)
+    as_ever = calls.read
+    monkeypatch.setattr(calls, "read", logged)
     work = [store.replace("t", "c", f"doc {n}", *document(*"abcdefgh")) for n in range(3)]
     tasks = [asyncio.create_task(one) for one in (*work, store.remove("t", "c", "gone"))]
     for _ in range(8):
@@ -246,116 +216,50 @@ async def test_a_write_that_is_given_up_is_taken_back(
     assert await texts(store, "t", "c") == {"old"}
 
 
-async def test_documents_outlive_the_process_and_one_process_holds_them(
-    tmp_path: Path,
-) -> None:
-    first = make(tmp_path)
-    await first.open()
-    await Store(first).replace("t", "c", "doc", *document("kept"))
-    second = make(tmp_path)
-    with pytest.raises(StoreUnusableError, match="in use by another process") as raised:
-        await second.open()
-    assert raised.value.reason == "store_locked"
-    with pytest.raises(PenstockError) as told:  # a client learns nothing of how it is set up
-        await texts(Store(second), "t", "c")
-    assert (told.value.code, told.value.reason) == (grpc.StatusCode.UNAVAILABLE, "store_locked")
-    assert str(tmp_path) not in told.value.message
-    assert "PENSTOCK" not in told.value.message
-    await second.close()
-    await first.close()
-    third = make(tmp_path)
-    await third.open()
-    assert await texts(Store(third), "t", "c") == {"kept"}
-    await third.close()
+async def test_what_is_stored_of_a_digest_is_not_put_again(store: Store) -> None:
+    """After a kill in the middle, under the same revision or a later one."""
+    await store.replace("t", "c", "doc", *document("old"))
+    chunks, vectors = document("a", "b", "c")
+    killed = await store.draft("t", "c", "doc", "digest")
+    assert (killed.stored, killed.complete) == (set(), False)
+    await store.put(killed, 0, chunks[:2], vectors[:2], of=3)
+    again = await store.draft("t", "c", "doc", "digest")
+    assert again.revision > killed.revision
+    assert (again.stored, again.complete) == ({0, 1}, False)
+    await store.put(again, 2, chunks[2:], vectors[2:], of=3)
+    await store.publish(again, 3)
+    assert await texts(store, "t", "c") == {"a", "b", "c"}
+    whole = await store.draft("t", "c", "doc", "digest")
+    assert (whole.stored, whole.complete) == ({0, 1, 2}, True)
+    await store.publish(whole, 3)
+    assert await texts(store, "t", "c") == {"a", "b", "c"}
+    assert (await store.draft("t", "c", "doc", "other")).stored == set()
+    assert (await store.draft("t", "c", "other doc", "digest")).stored == set()
+    assert (await store.draft("rival", "c", "doc", "digest")).stored == set()
 
 
-@pytest.mark.parametrize("dimension", [DIMENSION, 16])
-async def test_another_models_vectors_are_refused(tmp_path: Path, dimension: int) -> None:
-    first = make(tmp_path)
-    await first.open()
-    await first.close()
-    second = make(tmp_path, fingerprint="f2", dimension=dimension)
-    with pytest.raises(StoreUnusableError, match=r"made by model-f1.*runs model-f2") as raised:
-        await second.open()
-    assert raised.value.reason == "embedding_model_changed"
-    await second.close()
+async def test_the_callers_revision_says_which_of_two_is_the_newer(store: Store) -> None:
+    async def write(revision: int, text: str) -> bool:
+        draft = await store.draft("t", "c", "doc", text, revision)
+        if not draft.complete:
+            await store.put(draft, 0, *document(text), of=1)
+            await store.publish(draft, 1)
+        return not draft.complete
+
+    assert await write(5, "fifth")
+    assert not await write(4, "fourth")
+    assert await texts(store, "t", "c") == {"fifth"}
+    assert await write(6, "sixth")
+    assert await store.remove("t", "c", "doc", revision=5) == 0
+    assert await texts(store, "t", "c") == {"sixth"}
+    assert await store.remove("t", "c", "doc", revision=6) == 1
 
 
-async def test_a_server_that_is_away_is_no_obstacle_to_starting_but_fails_calls(
-    tmp_path: Path,
-) -> None:
-    away = make(tmp_path, qdrant_url="http://127.0.0.1:1")
-    await away.open()
+async def test_a_draft_that_lost_chunks_is_not_published(store: Store) -> None:
+    await store.replace("t", "c", "doc", *document("old"))
+    draft = await store.draft("t", "c", "doc", "digest")
+    await store.put(draft, 0, *document("a"), of=2)
     with pytest.raises(PenstockError) as raised:
-        await texts(Store(away), "t", "c")
-    error = raised.value
-    assert (error.code, error.stage, error.reason) == (
-        grpc.StatusCode.UNAVAILABLE,
-        "retrieval",
-        "store_away",
-    )
-    await away.close()
-
-
-async def test_a_slow_store_ends_at_the_deadline_and_the_loop_stays_live(tmp_path: Path) -> None:
-    slow = make(tmp_path)
-    await slow.open()
-    slow._timeout_s = 0.2
-    gate = threading.Event()
-    turns = 0
-
-    async def tick() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0.005)
-            turns += 1
-
-    ticking = asyncio.create_task(tick())
-    with pytest.raises(PenstockError, match=r"within 0\.2 s") as raised:
-        await slow.run("search", "t", lambda client: gate.wait(10))
-    ticking.cancel()
-    assert raised.value.reason == "store_slow"
-    assert turns > 5
-    gate.set()
-    slow._timeout_s = 10
-    assert await texts(Store(slow), "t", "c") == set()
-    await slow.close()
-
-
-async def test_a_write_past_its_deadline_keeps_its_place_until_it_ends(qdrant: Qdrant) -> None:
-    """Or the next one would stand before the searches as well."""
-    qdrant._timeout_s = 0.1
-    gate = threading.Event()
-    with pytest.raises(PenstockError, match="did not answer"):
-        await qdrant.write("write", "t", lambda client: gate.wait(10))
-    next_one = asyncio.create_task(qdrant.write("write", "t", lambda client: None))
-    await asyncio.sleep(0)
-    assert qdrant._waiting.taken == 1
-    gate.set()
-    qdrant._timeout_s = 10
-    await next_one
-
-
-async def test_waiting_calls_are_bounded_and_tenants_have_their_turns(qdrant: Qdrant) -> None:
-    qdrant._waiting.total = 8
-    gate, order = threading.Event(), list[str]()
-
-    def call(tenant: str) -> asyncio.Task[None]:
-        def work(_: object) -> None:
-            gate.wait(10)
-            order.append(tenant)
-
-        return asyncio.create_task(qdrant.run("search", tenant, work))
-
-    held = [call("flood") for _ in range(4)]
-    await asyncio.sleep(0)
-    with pytest.raises(PenstockError) as raised:
-        await call("flood")
-    assert raised.value.reason == "queue_full"
-    held.append(call("other"))
-    await asyncio.sleep(0)
-    gate.set()
-    await asyncio.gather(*held)
-    assert order.index("other") <= 2
-    await call("flood")
-    await until(lambda: qdrant._waiting.taken == 0, 5)
+        await store.publish(draft, 2)
+    assert raised.value.reason == "document_changed"
+    assert "old" in await texts(store, "t", "c")

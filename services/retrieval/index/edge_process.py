@@ -1,0 +1,58 @@
+"""`python -m services.retrieval.index.edge_process FD '<layout>'`: the embedded store's process.
+
+The library holds the interpreter for the whole of each call, so it has one of its own. It answers
+the calls of `Points`, one after the other, as they come through the pipe FD: a pickled (method,
+arguments) there, a pickled (outcome, value) back. It ends with the pipe. What it has acknowledged
+is in the store's write-ahead log, so it may be killed at any moment.
+"""
+
+import json
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from services.retrieval.index.layout import Layout
+from services.retrieval.index.points import StoreUnusableError
+from services.retrieval.index.shard import Shard
+
+_IDLE_S = 2.0  # after which what was written leaves the log, for a quick start
+_WRITES = 256  # and after so many in any case
+_CHANGES = ("put", "delete", "change")
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the pipe
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    os.set_inheritable(pipe.fileno(), False)
+    layout = Layout(**json.loads(sys.argv[2]))
+    try:
+        shard = Shard(layout)
+    except StoreUnusableError as error:
+        pipe.send(("unusable", (error.text, error.reason)))
+        return
+    pipe.send(("ready", shard.moved))
+    try:
+        _serve(pipe, shard)
+    except (EOFError, ConnectionError):  # the service has ended, or has no more use for it
+        shard.close()
+
+
+def _serve(pipe: "Connection[Any, Any]", shard: Shard) -> None:
+    unflushed = 0
+    while True:
+        if unflushed and (unflushed >= _WRITES or not pipe.poll(_IDLE_S)):
+            shard.flush()
+            unflushed = 0
+        method, arguments = pipe.recv()
+        try:
+            answer = ("done", getattr(shard, method)(*arguments))
+        except Exception as error:  # the library knows no other
+            answer = ("failed", f"{method}: {error}")
+        pipe.send(answer)
+        unflushed += method in _CHANGES
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What the index asks of a vector store, whichever it is: points, conditions, five calls.
+
+Two stores answer: `edge.py`, inside this installation, and `server.py`, a Qdrant server. All calls
+block. This module is imported by the embedded store's process: it stays small.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+# Every point has these two vectors, under these names.
+DENSE = "dense"  # the embedding model's, compared by cosine
+SPARSE = "sparse"  # of BM25, whose IDF is computed when it is asked for
+
+# What conditions are mostly about. A graph of the nearest is built for each tenant.
+TENANT = "tenant"
+KEYWORDS = ("collection", "source_id", "digest")
+INTEGERS = ("revision",)
+
+Value = str | int
+
+
+class StoreUnusableError(Exception):
+    """As this service is set up, it cannot use the store. The text is the operator's, and says what
+    to change; `reason` is a word for programs.
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text, reason)
+        self.text = text
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def another_model(where: str, theirs: str, ours: str) -> StoreUnusableError:
+    return StoreUnusableError(
+        f"the vectors in {where} were made by {theirs}, this service runs {ours}: their scores "
+        "would mean nothing. Set PENSTOCK_RETRIEVAL__EMBEDDING_MODEL back, or choose another "
+        "PENSTOCK_NAMESPACE and index the documents again",
+        "embedding_model_changed",
+    )
+
+
+class StoreAwayError(Exception):
+    """The store cannot be reached; a later call may find it."""
+
+
+class StoreFailedError(Exception):
+    """The store is there and could not do what it was asked; the text says why."""
+
+
+class Sparse(NamedTuple):
+    indices: list[int]  # ascending, none twice
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    id: str  # a UUID
+    dense: np.ndarray  # float32 [dimension]
+    sparse: Sparse
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    id: str
+    score: float  # by cosine, or BM25's
+    payload: dict[str, Any]
+
+
+# -- conditions on a point's payload; a key may be a path, "attributes.number.x" ------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Is:
+    """Its value is one of these; of none, no point's is."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Its value is a number between these bounds."""
+
+    key: str
+    gt: float | None = None
+    gte: float | None = None
+    lt: float | None = None
+    lte: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    condition: "Condition"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    conditions: tuple["Condition", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    conditions: tuple["Condition", ...]  # at least one
+
+
+Condition = Is | Within | Not | Every | Either
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a search looks for, in one way or in both."""
+
+    where: Condition
+    corpus: Condition  # the points whose words BM25's IDF is computed from
+    limit: int
+    dense: np.ndarray | None = None
+    sparse: Sparse | None = None
+
+
+class Found(NamedTuple):
+    """Hits of each way, best first."""
+
+    dense: list[Hit]
+    sparse: list[Hit]
+
+
+class Points(Protocol):
+    """Every method raises StoreUnusableError, StoreAwayError or StoreFailedError."""
+
+    @property
+    def kind(self) -> str: ...  # "embedded" or "server"
+
+    @property
+    def threads(self) -> int: ...  # that may call at a time
+
+    def open(self) -> None:
+        """Makes what is missing, and checks that what is there was made by the same model."""
+
+    def search(self, question: Question) -> Found: ...
+
+    def put(self, points: Sequence[Point]) -> None:
+        """Those of the same ids are replaced. What has returned outlives the process."""
+
+    def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
+        """Sets these fields of all points that it selects, whole, and leaves the others."""
+
+    def delete(self, ids: Sequence[str]) -> None: ...
+
+    def ids(self, where: Condition, limit: int) -> list[str]: ...
+
+    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Of points in no order."""
+
+    def count(self, where: Condition) -> int: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,195 @@
+"""A Qdrant server, of one or several hosts, that all replicas of retrieval share."""
+
+import ssl
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+from services.retrieval.index.conditions import as_filter
+from services.retrieval.index.layout import Layout
+from services.retrieval.index.points import (
+    DENSE,
+    INTEGERS,
+    KEYWORDS,
+    SPARSE,
+    TENANT,
+    Condition,
+    Found,
+    Hit,
+    Point,
+    Question,
+    StoreAwayError,
+    StoreFailedError,
+    another_model,
+)
+
+
+class ServerPoints:
+    """See `Points`. Made and checked at the first call that finds the server there."""
+
+    kind = "server"
+    threads = 8
+
+    def __init__(
+        self, layout: Layout, url: str, api_key: str | None, ca: Path | None, timeout_s: float
+    ) -> None:
+        self._layout = layout
+        self._name = layout.collection
+        self._url = url
+        self._api_key = api_key
+        self._ca = ca
+        self._timeout_s = max(1, round(timeout_s))
+        self._client: QdrantClient | None = None
+        self._opened = False
+        self._opening = threading.Lock()
+
+    def open(self) -> None:
+        with self._ready():
+            pass
+
+    def search(self, question: Question) -> Found:
+        asked = _requests(question)
+        with self._ready() as client:
+            answers = client.query_batch_points(self._name, list(asked.values()))
+        hits = {
+            way: [Hit(str(hit.id), hit.score, hit.payload or {}) for hit in answer.points]
+            for way, answer in zip(asked, answers, strict=True)
+        }
+        return Found(hits.get(DENSE, []), hits.get(SPARSE, []))
+
+    def put(self, points: Sequence[Point]) -> None:
+        made = [_point(point) for point in points]
+        with self._ready() as client:
+            client.upsert(self._name, made, wait=True)
+
+    def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
+        with self._ready() as client:
+            client.set_payload(self._name, dict(payload), as_filter(where, models), wait=True)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        with self._ready() as client:
+            client.delete(self._name, models.PointIdsList(points=list(ids)), wait=True)
+
+    def ids(self, where: Condition, limit: int) -> list[str]:
+        with self._ready() as client:
+            records, _ = client.scroll(
+                self._name, as_filter(where, models), limit=limit, with_payload=False
+            )
+        return [str(record.id) for record in records]
+
+    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
+        with self._ready() as client:
+            records, _ = client.scroll(
+                self._name, as_filter(where, models), limit=limit, with_payload=list(keys)
+            )
+        return [record.payload or {} for record in records]
+
+    def count(self, where: Condition) -> int:
+        with self._ready() as client:
+            return client.count(self._name, as_filter(where, models), exact=True).count
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    @contextmanager
+    def _ready(self) -> Iterator[QdrantClient]:
+        """The client, with the collection made and checked."""
+        try:
+            with self._opening:
+                if self._client is None:
+                    self._client = self._connect()
+                if not self._opened:
+                    self._make(self._client)
+                    self._opened = True
+            yield self._client
+        except (ResponseHandlingException, httpx.HTTPError, OSError) as error:
+            raise StoreAwayError(type(error).__name__) from error
+        except UnexpectedResponse as error:
+            self._opened = False  # the collection may be gone: look again at the next call
+            raise StoreFailedError(f"status {error.status_code}") from error
+
+    def _connect(self) -> QdrantClient:
+        return QdrantClient(
+            url=self._url,
+            api_key=self._api_key,
+            timeout=self._timeout_s,
+            check_compatibility=False,
+            verify=ssl.create_default_context(cafile=self._ca) if self._ca else True,
+        )
+
+    def _make(self, client: QdrantClient) -> None:
+        if client.collection_exists(self._name):
+            return
+        self._refuse_another_model(client)
+        dense = models.VectorParams(size=self._layout.dimension, distance=models.Distance.COSINE)
+        sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
+        # One graph per tenant instead of a global one: every search names its tenant.
+        graph = models.HnswConfigDiff(m=0, payload_m=16)
+        try:
+            client.create_collection(
+                self._name,
+                vectors_config={DENSE: dense},
+                sparse_vectors_config={SPARSE: sparse},
+                hnsw_config=graph,
+                metadata={"embedding_model": self._layout.model},
+            )
+        except UnexpectedResponse as error:
+            if error.status_code != 409:  # another replica was first
+                raise
+        tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
+        client.create_payload_index(self._name, TENANT, tenant)
+        for key in KEYWORDS:
+            client.create_payload_index(self._name, key, models.PayloadSchemaType.KEYWORD)
+        for key in INTEGERS:
+            client.create_payload_index(self._name, key, models.PayloadSchemaType.INTEGER)
+
+    def _refuse_another_model(self, client: QdrantClient) -> None:
+        """Until documents can be indexed anew by the present one."""
+        for found in client.get_collections().collections:
+            if found.name.startswith(f"{self._layout.earlier}-"):
+                metadata = client.get_collection(found.name).config.metadata or {}
+                theirs = metadata.get("embedding_model", "an unknown model")
+                raise another_model(found.name, theirs, self._layout.model)
+
+
+def _requests(question: Question) -> dict[str, models.QueryRequest]:
+    """By the way in which it is asked."""
+    where = as_filter(question.where, models)
+    asked = {}
+    if question.dense is not None:
+        asked[DENSE] = models.QueryRequest(
+            query=question.dense.tolist(),
+            using=DENSE,
+            filter=where,
+            limit=question.limit,
+            with_payload=True,
+        )
+    if question.sparse is not None and question.sparse.indices:
+        indices, values = question.sparse
+        corpus = models.IdfCorpusParams(corpus=as_filter(question.corpus, models))
+        asked[SPARSE] = models.QueryRequest(
+            query=models.SparseVector(indices=indices, values=values),
+            using=SPARSE,
+            filter=where,
+            limit=question.limit,
+            with_payload=True,
+            params=models.SearchParams(idf=corpus),
+        )
+    return asked
+
+
+def _point(point: Point) -> models.PointStruct:
+    indices, values = point.sparse
+    sparse = models.SparseVector(indices=indices, values=values)
+    return models.PointStruct(
+        id=point.id,
+        vector={DENSE: point.dense.tolist(), SPARSE: sparse},
+        payload=point.payload,
+    )

@@ -1,0 +1,271 @@
+"""Chunks of documents in the vector store, apart by tenant.
+
+One collection holds the chunks of all tenants, as Qdrant's multitenancy guide advises: every point
+carries its tenant, the index is built per tenant, and every call here is about a tenant that its
+caller must name. A document's chunks carry a revision, and the digest of what they were made from.
+A new revision is written beside the old one, which is then removed: there is no moment without the
+document, and of two writers at once the newer revision remains, whole. Points are written and
+removed in small batches, between which searches have their turn:
+
+    draft    a revision above the stored ones; chunks of the same digest that are stored are its own
+    put      the chunks that are missing
+    publish  removes older revisions, or the draft's where a newer one has come meanwhile
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.common.errors import PenstockError, unavailable
+from services.retrieval.documents.chunks import Chunk
+from services.retrieval.index import words
+from services.retrieval.index.calls import Calls
+from services.retrieval.index.points import (
+    TENANT,
+    Condition,
+    Every,
+    Found,
+    Is,
+    Point,
+    Points,
+    Question,
+    Within,
+)
+
+log = logging.getLogger(__name__)
+
+_POINTS_PER_WRITE = 64  # or removed
+_POINTS_PER_READ = 1024
+_MOST_CHUNKS = 65_536  # of a document, in all its revisions
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A document's revision while it is written."""
+
+    tenant: str
+    collection: str
+    source_id: str
+    digest: str
+    revision: int
+    stored: frozenset[int]  # positions of its chunks that need not be put
+    complete: bool  # none needs to be
+
+    @property
+    def document(self) -> tuple[Condition, ...]:
+        return (*_of_collection(self.tenant, self.collection), Is("source_id", (self.source_id,)))
+
+    @property
+    def own(self) -> Every:
+        return Every((*self.document, Is("revision", (self.revision,))))
+
+
+class Store:
+    """Every method raises PenstockError UNAVAILABLE while the store is away or too slow."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._cleaning: set[asyncio.Task[None]] = set()
+
+    @property
+    def kind(self) -> str:
+        return self._calls.kind
+
+    async def finish(self) -> None:
+        """Returns when nothing of this object is under way in the store any more."""
+        if self._cleaning:
+            await asyncio.wait(self._cleaning)
+
+    async def search(
+        self, tenant: str, collections: Sequence[str], vector: np.ndarray, text: str, limit: int
+    ) -> Found:
+        """The nearest chunks by cosine, and those that share the rarest words with the text."""
+        where = Every((Is(TENANT, (tenant,)), Is("collection", tuple(collections))))
+        sparse = words.of_question(text)
+        question = Question(where, where, limit, vector, sparse)
+        return await self._calls.read("search", tenant, lambda points: points.search(question))
+
+    async def replace(
+        self,
+        tenant: str,
+        collection: str,
+        source_id: str,
+        chunks: Sequence[Chunk],
+        vectors: np.ndarray,
+    ) -> None:
+        """Stores a document's chunks (vectors: [chunks, dimension]) instead of its earlier ones.
+
+        When writing fails or is cancelled, the earlier ones stay and the new ones are taken back;
+        when only removing the earlier ones fails, both stay until the document is stored again.
+        """
+        draft = await self.draft(tenant, collection, source_id)
+        try:
+            await self.put(draft, 0, chunks, vectors, len(chunks))
+        except BaseException:
+            self.discard(draft)
+            raise
+        await self.publish(draft, len(chunks))
+
+    async def draft(
+        self, tenant: str, collection: str, source_id: str, digest: str = "", revision: int = 0
+    ) -> Draft:
+        """Begins a revision; 0: above those that are stored. One that a newer one has overtaken
+        already is complete. An empty digest is that of no other text.
+        """
+        document = (*_of_collection(tenant, collection), Is("source_id", (source_id,)))
+        if not revision:
+            stored = await self._some_revision(tenant, Every(document))
+            revision = max(stored + 1, time.time_ns() // 1000)
+        elif await self._count(tenant, Every((*document, Within("revision", gt=revision)))):
+            return Draft(tenant, collection, source_id, digest, revision, frozenset(), True)
+        positions: frozenset[int] = frozenset()
+        complete = False
+        if digest:
+            positions, of = await self._adopt(tenant, document, digest, revision)
+            complete = bool(positions) and len(positions) == of
+        return Draft(tenant, collection, source_id, digest, revision, positions, complete)
+
+    async def put(
+        self, draft: Draft, at: int, chunks: Sequence[Chunk], vectors: np.ndarray, of: int
+    ) -> None:
+        """Writes chunks from position `at` on; `of`: how many the document has in all."""
+        for start in range(0, len(chunks), _POINTS_PER_WRITE):
+            part = slice(start, start + _POINTS_PER_WRITE)
+            await self._put(draft, at + start, chunks[part], vectors[part], of)
+
+    async def publish(self, draft: Draft, chunks: int) -> None:
+        """Instead of its earlier revisions. Raises UNAVAILABLE where not all `chunks` are there:
+        another writer has changed them.
+        """
+        whole = await self._count(draft.tenant, draft.own) == chunks
+        if whole:
+            older = Within("revision", lt=draft.revision)
+            await self._delete(draft.tenant, Every((*draft.document, older)))
+        newer = Within("revision", gt=draft.revision)
+        if await self._count(draft.tenant, Every((*draft.document, newer))):
+            await self._delete(draft.tenant, draft.own)
+        elif not whole:
+            words = "the document was changed by another call meanwhile"
+            raise unavailable(words, stage="retrieval", reason="document_changed")
+
+    def discard(self, draft: Draft) -> None:
+        """In the background."""
+
+        async def delete() -> None:
+            try:
+                await self._delete(draft.tenant, draft.own)
+            except PenstockError as error:
+                log.warning("an unfinished document stays until it is indexed again: %s", error)
+
+        task = asyncio.create_task(delete(), name="take back an unfinished document")
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+
+    async def remove(
+        self, tenant: str, collection: str, source_id: str = "", revision: int = 0
+    ) -> int:
+        """Deletes a source, or the whole collection, where a revision is given up to that; returns
+        how many chunks there were.
+        """
+        conditions = _of_collection(tenant, collection)
+        if source_id:
+            conditions = (*conditions, Is("source_id", (source_id,)))
+        if revision:
+            conditions = (*conditions, Within("revision", lte=revision))
+        where = Every(conditions)
+        count = await self._count(tenant, where)
+        if count:
+            await self._delete(tenant, where)
+        return count
+
+    async def _adopt(
+        self, tenant: str, document: tuple[Condition, ...], digest: str, revision: int
+    ) -> tuple[frozenset[int], int]:
+        """Gives the revision those chunks of the digest that are stored, under one revision as of
+        now; returns their positions, and how many there should be.
+        """
+        alike = Every((*document, Is("digest", (digest,))))
+        if not await self._count(tenant, alike):
+            return frozenset(), 0
+        keys = ("revision", "position", "of")
+        found = await self._calls.read(
+            "select", tenant, lambda points: points.payloads(alike, _MOST_CHUNKS, keys)
+        )
+        by_revision: dict[int, dict[int, int]] = {}
+        for payload in found:
+            chunks = by_revision.setdefault(payload["revision"], {})
+            chunks[payload["position"]] = payload["of"]
+        theirs = max(by_revision, key=lambda one: (one == revision, len(by_revision[one])))
+        if theirs != revision:
+            where = Every((*document, Is("digest", (digest,)), Is("revision", (theirs,))))
+            await self._calls.write(
+                "change", tenant, lambda points: points.change(where, {"revision": revision})
+            )
+        chunks = by_revision[theirs]
+        return frozenset(chunks), max(chunks.values())
+
+    async def _some_revision(self, tenant: str, document: Condition) -> int:
+        found = await self._calls.read(
+            "revision", tenant, lambda points: points.payloads(document, 1, ("revision",))
+        )
+        return int(found[0]["revision"]) if found else 0
+
+    async def _put(
+        self, draft: Draft, at: int, chunks: Sequence[Chunk], vectors: np.ndarray, of: int
+    ) -> None:
+        def put(points: Points) -> None:
+            each = enumerate(zip(chunks, vectors, strict=True), at)
+            points.put(
+                [_point(draft, position, chunk, vector, of) for position, (chunk, vector) in each]
+            )
+
+        await self._calls.write("write", draft.tenant, put)
+
+    async def _delete(self, tenant: str, where: Condition) -> None:
+        while ids := await self._calls.read(
+            "select", tenant, lambda points: points.ids(where, _POINTS_PER_READ)
+        ):
+            for at in range(0, len(ids), _POINTS_PER_WRITE):
+                batch = ids[at : at + _POINTS_PER_WRITE]
+                await self._calls.write("delete", tenant, _deletion(batch))
+
+    async def _count(self, tenant: str, where: Condition) -> int:
+        return await self._calls.read("count", tenant, lambda points: points.count(where))
+
+
+def _of_collection(tenant: str, collection: str) -> tuple[Condition, ...]:
+    return Is(TENANT, (tenant,)), Is("collection", (collection,))
+
+
+def _deletion(ids: list[str]) -> Callable[[Points], None]:
+    return lambda points: points.delete(ids)
+
+
+def _point(draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, of: int) -> Point:
+    # The id follows from what the point is: a write that is repeated adds nothing.
+    whose = (draft.tenant, draft.collection, draft.source_id, draft.revision, position)
+    payload: dict[str, Any] = {
+        TENANT: draft.tenant,
+        "collection": draft.collection,
+        "source_id": draft.source_id,
+        "revision": draft.revision,
+        "digest": draft.digest,
+        "position": position,
+        "of": of,
+        "title": chunk.title,
+        "text": chunk.text,
+        "start": chunk.start,
+        "end": chunk.end,
+    }
+    return Point(
+        id=str(uuid.uuid5(uuid.NAMESPACE_OID, repr(whose))),
+        dense=vector,
+        sparse=words.of_passage(f"{chunk.title}\n{chunk.text}"),
+        payload=payload,
+    )

@@ -1,0 +1,202 @@
+"""The embedded store's process: whatever ends it, what it acknowledged is there."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from services.retrieval.index import edge, shard
+from services.retrieval.index.edge import EdgePoints
+from services.retrieval.index.points import (
+    Every,
+    Is,
+    Point,
+    Question,
+    Sparse,
+    StoreAwayError,
+    StoreFailedError,
+    StoreUnusableError,
+)
+from tests.support.shards import DIMENSION, Here, layout, memory_folder
+
+OURS = Every((Is("tenant", ("t",)),))
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with memory_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def points(folder: Path) -> Iterator[EdgePoints]:
+    made = EdgePoints(layout(folder))
+    yield made
+    made.close()
+
+
+def point(number: int) -> Point:
+    vector = np.eye(DIMENSION, dtype=np.float32)[number % DIMENSION]
+    return Point(f"{number:032x}", vector, Sparse([number], [1.0]), {"tenant": "t", "n": number})
+
+
+def pid(points: EdgePoints) -> int:
+    assert points._process is not None
+    return points._process.pid
+
+
+def test_it_answers_after_its_process_was_killed_and_remembers(points: EdgePoints) -> None:
+    points.put([point(1), point(2)])
+    points.delete([point(1).id])
+    os.kill(pid(points), signal.SIGKILL)
+    with pytest.raises(StoreAwayError):
+        points.count(OURS)
+    assert points.payloads(OURS, 9, ("n",)) == [{"n": 2}]
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from services.retrieval.index.edge import EdgePoints
+from tests.support.shards import layout
+from tests.unit.retrieval.index.test_edge import point
+points = EdgePoints(layout(Path(sys.argv[1])))
+for batch in range(10**6):
+    points.put([point(batch * 8 + n) for n in range(8)])
+    if batch % 3 == 2:
+        points.delete([point(batch * 8).id])
+    print(batch, flush=True)
+"""
+
+
+def test_what_was_acknowledged_outlives_a_service_that_is_killed(folder: Path) -> None:
+    """It and the store's process, at any moment."""
+    for batches in (3, 30):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        assert writer.stdout is not None
+        acknowledged = [int(writer.stdout.readline()) for _ in range(batches)]
+        os.killpg(writer.pid, signal.SIGKILL)
+        acknowledged += [int(line) for line in writer.stdout]
+        writer.wait()
+        points = EdgePoints(layout(folder))
+        stored = {payload["n"] for payload in points.payloads(OURS, 10**6, ("n",))}
+        points.close()
+        last = acknowledged[-1]
+        written = set(range((last + 1) * 8))
+        deleted = {batch * 8 for batch in range(2, last + 1, 3)}
+        under_way = set(range((last + 1) * 8, (last + 2) * 8)) | {(last + 1) * 8}
+        assert written - deleted <= stored | under_way
+        assert stored <= (written - deleted) | under_way
+
+
+def test_a_process_that_stands_still_is_ended(
+    points: EdgePoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points.put([point(1)])
+    monkeypatch.setattr(edge, "_STANDS_STILL_S", 0.1)
+    os.kill(pid(points), signal.SIGSTOP)
+    with pytest.raises(StoreAwayError):
+        points.count(OURS)
+    monkeypatch.setattr(edge, "_STANDS_STILL_S", 60)
+    assert points.count(OURS) == 1
+
+
+def test_what_the_library_refuses_fails_that_call_alone(points: EdgePoints) -> None:
+    wrong = Point(point(1).id, np.ones(3, np.float32), Sparse([], []), {})
+    with pytest.raises(StoreFailedError, match="put"):
+        points.put([wrong])
+    before = pid(points)
+    points.put([point(1)])
+    assert points.count(OURS) == 1
+    assert pid(points) == before
+
+
+def test_one_process_holds_a_folder(
+    folder: Path, points: EdgePoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points.put([point(1)])
+    monkeypatch.setattr(shard, "_LOCK_S", 0)
+    second = Here(layout(folder))
+    with pytest.raises(StoreUnusableError, match="in use by another process") as raised:
+        second.open()
+    assert raised.value.reason == "store_locked"
+    third = EdgePoints(layout(folder))
+    with pytest.raises(StoreUnusableError, match="PENSTOCK_DATA_DIR"):
+        third.open()
+    points.close()
+    assert third.count(OURS) == 1
+    third.close()
+
+
+@pytest.mark.parametrize("dimension", [DIMENSION, 16])
+def test_another_models_vectors_are_refused(folder: Path, dimension: int) -> None:
+    first = Here(layout(folder))
+    first.open()
+    first.close()
+    second = Here(layout(folder, "f2", dimension))
+    with pytest.raises(StoreUnusableError, match=r"made by model-f1.*runs model-f2") as raised:
+        second.open()
+    assert raised.value.reason == "embedding_model_changed"
+
+
+def earlier_store(folder: Path, fingerprint: str) -> None:
+    """As versions before this one left it."""
+    client = QdrantClient(path=str(folder / "qdrant"))
+    client.create_collection(
+        "test-chunks",
+        vectors_config=models.VectorParams(size=DIMENSION, distance=models.Distance.COSINE),
+        metadata={"embedding_model": f"model-{fingerprint}", "fingerprint": fingerprint},
+    )
+    payload = {"tenant": "t", "collection": "c", "source_id": "s", "revision": 5, "title": "Doc"}
+    client.upsert(
+        "test-chunks",
+        [
+            models.PointStruct(
+                id=f"{n:032x}",
+                vector=np.eye(DIMENSION)[n % DIMENSION].tolist(),
+                payload=payload | {"position": n, "text": f"text {n}"},
+            )
+            for n in range(300)
+        ],
+    )
+    client.close()
+
+
+def test_what_an_earlier_version_stored_is_taken_over_once(folder: Path) -> None:
+    earlier_store(folder, "f1")
+    points = Here(layout(folder))
+    points.open()
+    assert points.moved == 300
+    question = Question(OURS, OURS, 3, np.eye(DIMENSION, dtype=np.float32)[1], None)
+    assert {hit.payload["position"] % DIMENSION for hit in points.search(question).dense} == {1}
+    points.close()
+    assert not (folder / "qdrant").exists()
+    again = Here(layout(folder))
+    again.open()
+    assert (again.moved, again.count(OURS)) == (0, 300)
+    again.close()
+
+
+def test_of_another_model_an_earlier_version_s_points_are_left_alone(folder: Path) -> None:
+    earlier_store(folder, "f2")
+    points = EdgePoints(layout(folder))
+    with pytest.raises(StoreUnusableError, match="model-f2"):
+        points.open()
+    assert (folder / "qdrant").exists()
+    theirs = Here(layout(folder, "f2"))
+    theirs.open()
+    assert theirs.moved == 300
+    theirs.close()

@@ -1,0 +1,231 @@
+"""A Qdrant server, as its client tells of it: what is asked, and what its failures become."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from qdrant_client import models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+from services.retrieval.index import server as module
+from services.retrieval.index.points import (
+    Every,
+    Is,
+    Point,
+    Question,
+    Sparse,
+    StoreAwayError,
+    StoreFailedError,
+    StoreUnusableError,
+    Within,
+)
+from services.retrieval.index.server import ServerPoints
+from tests.support.shards import layout
+
+NAME = "test-chunks-f1"
+OURS = Every((Is("tenant", ("t",)), Is("collection", ("c", "d"))))
+
+
+def answered(status: int) -> UnexpectedResponse:
+    return UnexpectedResponse(status, "reason", b"10.0.0.7 says no", httpx.Headers())
+
+
+class Server:
+    """Stands for the client and for the server behind it; notes what is asked."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+        self.collections: dict[str, dict[str, Any]] = {}
+        self.indexes: dict[str, Any] = {}
+        self.asked = 0  # whether a collection is there
+        self.another_was_first: dict[str, Any] | None = None
+        self.create_fails = 0
+        self.failure: Exception | None = None  # of every call about points
+        self.answer: Any = None
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.closed = False
+
+    def client(self, **options: Any) -> "Server":
+        self.made.append(options)
+        return self
+
+    def collection_exists(self, name: str) -> bool:
+        self.asked += 1
+        return name in self.collections
+
+    def create_collection(self, name: str, **options: Any) -> None:
+        if self.another_was_first is not None:
+            self.collections[name] = {"metadata": self.another_was_first}
+            raise answered(409)
+        if self.create_fails:
+            raise answered(self.create_fails)
+        self.collections[name] = options
+
+    def create_payload_index(self, name: str, field: str, kind: Any) -> None:
+        assert name in self.collections
+        self.indexes[field] = kind
+
+    def get_collections(self) -> Any:
+        return SimpleNamespace(collections=[SimpleNamespace(name=n) for n in self.collections])
+
+    def get_collection(self, name: str) -> Any:
+        return SimpleNamespace(config=SimpleNamespace(metadata=self.collections[name]["metadata"]))
+
+    def __getattr__(self, method: str) -> Any:
+        def called(*given: Any, **named: Any) -> Any:
+            if self.failure is not None:
+                raise self.failure
+            self.calls.append((method, given, named))
+            return self.answer
+
+        return called
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(module, "QdrantClient", made.client)
+    return made
+
+
+@pytest.fixture
+def points(server: Server, tmp_path: Path) -> Iterator[ServerPoints]:
+    made = ServerPoints(layout(tmp_path), "http://qdrant:6333", "word", None, 20)
+    yield made
+    made.close()
+
+
+def test_the_collection_is_made_once_with_an_index_for_each_tenant(
+    server: Server, points: ServerPoints
+) -> None:
+    points.open()
+    points.open()
+    (options,) = server.made
+    assert (options["url"], options["api_key"]) == ("http://qdrant:6333", "word")
+    assert 0 < options["timeout"] <= 20
+    assert list(server.collections) == [NAME]
+    made = server.collections[NAME]
+    dense = made["vectors_config"]["dense"]
+    assert (dense.size, dense.distance) == (8, models.Distance.COSINE)
+    assert made["sparse_vectors_config"]["sparse"].modifier == models.Modifier.IDF
+    assert made["metadata"] == {"embedding_model": "model-f1"}
+    assert server.indexes["tenant"].is_tenant
+    assert server.indexes.keys() == {"tenant", "collection", "source_id", "digest", "revision"}
+    assert server.indexes["revision"] == models.PayloadSchemaType.INTEGER
+    assert server.asked == 1, "it is looked for once"
+    points.close()
+    assert server.closed
+
+
+def test_two_replicas_that_make_it_at_once_share_it(server: Server, points: ServerPoints) -> None:
+    server.another_was_first = {"embedding_model": "model-f1"}
+    points.open()
+    assert "tenant" in server.indexes, "the other one may have ended before it made them"
+
+
+@pytest.mark.parametrize("metadata", [{"embedding_model": "a"}, {}, None])
+def test_beside_another_model_s_collection_none_is_made(
+    server: Server, points: ServerPoints, metadata: dict[str, str] | None
+) -> None:
+    server.collections["test-chunks-f2"] = {"metadata": metadata}
+    with pytest.raises(StoreUnusableError, match="runs model-f1") as raised:
+        points.open()
+    assert raised.value.reason == "embedding_model_changed"
+    assert len(server.collections) == 1
+
+
+def test_a_collection_that_is_gone_is_made_again_at_the_next_call(
+    server: Server, points: ServerPoints
+) -> None:
+    points.open()
+    server.collections.clear()
+    server.failure = answered(404)
+    with pytest.raises(StoreFailedError, match="404"):
+        points.delete(["1"])
+    assert not server.collections
+    server.failure = None
+    points.delete(["1"])
+    assert NAME in server.collections
+    assert len(server.made) == 1
+
+
+def test_a_server_that_refuses_to_make_it_is_asked_again(
+    server: Server, points: ServerPoints
+) -> None:
+    server.create_fails = 500
+    with pytest.raises(StoreFailedError):
+        points.open()
+    server.create_fails = 0
+    points.open()
+    assert server.indexes
+
+
+@pytest.mark.parametrize(
+    "failure", [ResponseHandlingException(OSError("10.0.0.7")), httpx.ReadTimeout("slow")]
+)
+def test_a_server_that_does_not_answer_is_away(
+    server: Server, points: ServerPoints, failure: Exception
+) -> None:
+    points.open()
+    server.failure = failure
+    with pytest.raises(StoreAwayError) as raised:
+        points.delete(["1"])
+    assert "10.0.0.7" not in str(raised.value)
+
+
+def test_a_question_is_asked_both_ways_at_once(server: Server, points: ServerPoints) -> None:
+    hit = SimpleNamespace(id="7", score=0.5, payload={"text": "x"})
+    server.answer = [SimpleNamespace(points=[hit]), SimpleNamespace(points=[])]
+    corpus = Is("tenant", ("t",))
+    found = points.search(Question(OURS, corpus, 9, np.ones(8, np.float32), Sparse([3], [1.0])))
+    assert ([one.id for one in found.dense], found.sparse) == (["7"], [])
+    ((method, (name, (dense, sparse)), _),) = server.calls
+    assert (method, name) == ("query_batch_points", NAME)
+    assert (dense.using, sparse.using, dense.limit, sparse.limit) == ("dense", "sparse", 9, 9)
+    tenant, collections = dense.filter.must
+    assert (tenant.key, tenant.match.value) == ("tenant", "t")
+    assert (collections.key, collections.match.any) == ("collection", ["c", "d"])
+    assert sparse.filter == dense.filter
+    assert sparse.params.idf.corpus.must == [tenant]
+
+
+def test_of_a_question_without_words_the_meaning_alone_is_asked(
+    server: Server, points: ServerPoints
+) -> None:
+    server.answer = [SimpleNamespace(points=[])]
+    question = Question(OURS, OURS, 9, np.ones(8, np.float32), Sparse([], []))
+    assert points.search(question) == ([], [])
+    ((_, (_, asked), _),) = server.calls
+    assert [one.using for one in asked] == ["dense"]
+
+
+def test_points_are_written_changed_and_read_by_their_conditions(
+    server: Server, points: ServerPoints
+) -> None:
+    points.put([Point("1", np.ones(8, np.float32), Sparse([3], [1.5]), {"tenant": "t"})])
+    points.change(OURS, {"revision": 7})
+    points.delete(["1", "2"])
+    record = SimpleNamespace(id="1", payload={"revision": 7})
+    server.answer = ([record], None)
+    assert points.ids(Within("revision", lt=5), 3) == ["1"]
+    assert points.payloads(OURS, 3, ("revision",)) == [{"revision": 7}]
+    server.answer = SimpleNamespace(count=4)
+    assert points.count(OURS) == 4
+    put, change, delete, ids, payloads, count = server.calls
+    ((written,),) = put[1][1:]
+    assert written.vector["sparse"] == models.SparseVector(indices=[3], values=[1.5])
+    assert (written.id, written.payload) == ("1", {"tenant": "t"})
+    assert change[1][1] == {"revision": 7}
+    assert delete[1][1].points == ["1", "2"]
+    assert all(named["wait"] for _, _, named in (put, change, delete))
+    (bound,) = ids[1][1].must
+    assert (bound.key, bound.range.lt, bound.range.gte) == ("revision", 5, None)
+    assert payloads[2]["with_payload"] == ["revision"]
+    assert count[2]["exact"]
