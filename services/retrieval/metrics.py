@@ -11,11 +11,14 @@ REQUEST_SECONDS = Histogram(
     "penstock_retrieval_request_seconds", "Duration of a call", ["method"], buckets=_SECONDS
 )
 CHUNKING_SECONDS = Histogram(
-    "penstock_retrieval_chunking_seconds", "Duration of cutting a document", buckets=_SECONDS
+    "penstock_retrieval_chunking_seconds",
+    "Duration of reading a document (load), and of cutting it (cut)",
+    ["step"],
+    buckets=_SECONDS,
 )
 CHUNKERS_LOST = Counter(
     "penstock_retrieval_chunkers_lost_total",
-    "Chunking processes that a document ended, by the limit it passed",
+    "Chunking processes that a document ended, by the limit it passed, or as a library crashed",
     ["cause"],
 )
 EMBED_BATCH_TEXTS = Histogram(

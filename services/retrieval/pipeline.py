@@ -1,6 +1,8 @@
 """What retrieval does for each of its five calls, step by step; each step is a span."""
 
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from services.retrieval.prototypes import Prototypes
 from services.retrieval.search.passages import bounded, passages_of
 
 _EMBED_AT_ONCE = 256  # of a document's texts: what waits for the model is bounded over all callers
+_CHECKED_CHARS = 500_000  # of a document, by the policy at once
 
 
 @dataclass(frozen=True)
@@ -103,16 +106,20 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
 async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexReply:
     """Until the last step is done, searches find the document's earlier text."""
     requests.check_index(request, parts.settings.max_document_chars)
-    policy = _policy(parts, request.policy)
-    if policy.texts.has("uploads"):
-        subjects = [Subject(n, "uploads", getattr(request, n)) for n in ("title", "text")]
-        with parts.telemetry.span("policy", span) as step:
-            tenant = request.caller.tenant
-            request.title, request.text = await _checked(parts, policy, tenant, subjects, step)
+    policy, tenant = _policy(parts, request.policy), request.caller.tenant
+    with parts.telemetry.span("load", span) as step:
+        content = request.text.encode()
+        loaded = await parts.chunkers.load(request.title, len(content), _pieces(content))
+        title, sections = request.title, loaded.sections
+        if policy.texts.has("uploads"):
+            title, sections = await _check_document(parts, policy, tenant, title, sections, step)
+    own = parts.settings
     with parts.telemetry.span("chunk", span) as step:
-        document = await parts.chunkers.cut(request.title, request.text)
+        document = await parts.chunkers.cut(
+            title, sections, own.chunk_tokens, own.chunk_overlap_tokens
+        )
         step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
-    tenant, tokens = request.caller.tenant, sum(map(len, document.texts))
+    tokens = sum(map(len, document.texts))
     with parts.telemetry.span("embed", span, texts=len(document.texts), tokens=tokens):
         vectors = [
             await parts.embedder.embed(tenant, document.texts[at : at + _EMBED_AT_ONCE])
@@ -129,6 +136,46 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
         )
     metrics.INDEXED_CHUNKS.inc(len(document.chunks))
     return pb.IndexReply(chunks=len(document.chunks), tokens=tokens)
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+async def _check_document(
+    parts: Parts,
+    policy: Policy,
+    tenant: str,
+    title: str,
+    sections: Sequence[pb.Section],
+    span: Span,
+) -> tuple[str, Sequence[pb.Section]]:
+    """As the policy lets them be. A long document is looked at piece by piece: each has what the
+    policy may spend, and others have their turn in between."""
+    (title,) = await _checked(parts, policy, tenant, [Subject("title", "uploads", title)], span)
+    told: list[pb.Section] = []
+    for some in _runs(sections):
+        fields = [[*section.headings, section.text] for section in some]
+        subjects = [Subject("file", "uploads", text) for texts in fields for text in texts]
+        left = iter(await _checked(parts, policy, tenant, subjects, span))
+        for section, texts in zip(some, fields, strict=True):
+            *headings, text = islice(left, len(texts))
+            row, page = section.row, section.page
+            told.append(pb.Section(headings=headings, text=text, page=page, row=row))
+    return title, told
+
+
+def _runs(sections: Sequence[pb.Section]) -> Iterator[list[pb.Section]]:
+    """Of so much text at most that the policy looks at it in one go, or of one."""
+    some, size = list[pb.Section](), 0
+    for section in sections:
+        size += len(section.text)
+        if some and size > _CHECKED_CHARS:
+            yield some
+            some, size = [], len(section.text)
+        some.append(section)
+    if some:
+        yield some
 
 
 def _policy(parts: Parts, digest: str) -> Policy:

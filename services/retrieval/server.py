@@ -19,7 +19,7 @@ from services.common.spans import Span
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
 from services.retrieval.documents.chunkers import Chunkers
-from services.retrieval.documents.chunks import CutOptions
+from services.retrieval.documents.chunks import Limits, ProcessOptions
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.index.calls import Calls
@@ -55,13 +55,16 @@ class RetrievalService(Service):
         embedder = Embedder(model.encode, lambda: model.steps)
         calls = Calls(_points(self.settings, model), own.timeout_s * _SHARE_OF_TIMEOUT)
         chunkers = Chunkers(
-            CutOptions(
+            ProcessOptions(
                 folder=str(model.folder),
-                chunk_tokens=own.chunk_tokens,
-                overlap_tokens=own.chunk_overlap_tokens,
                 max_chunks=own.max_document_chunks,
                 cpu_s=own.chunking_cpu_s,
                 memory_bytes=own.chunking_memory_bytes,
+                limits=Limits(
+                    chars=own.max_document_chars,
+                    pages=own.max_document_pages,
+                    unpacked_bytes=own.max_unpacked_bytes,
+                ),
             )
         )
         self.parts = Parts(

@@ -463,7 +463,7 @@ AROUND = Page(
                 Panel("Files of all tenants", "bytes", "In Redis.", [("max(penstock_gateway_file_bytes)", "files"), ("max(penstock_gateway_file_bytes_limit)", "limit")]),
                 Panel("Uploads without room", "short", "A second; `all`: all tenants' files together have reached the limit.", [(_rate("penstock_gateway_files_refused_total", "limit"), "{{limit}}")]),
                 Panel("Chunks stored", "short", "A second.", [(_total("penstock_retrieval_indexed_chunks_total"), "chunks")]),
-                Panel("Cutting p95", "s", "", [(_quantile(0.95, "penstock_retrieval_chunking_seconds", "job"), "p95")]),
+                Panel("Reading or cutting a document p95", "s", "", [(_quantile(0.95, "penstock_retrieval_chunking_seconds", "job"), "p95")]),
                 Panel("Processes ended by a document", "short", "A second.", [(_rate("penstock_retrieval_chunkers_lost_total", "cause"), "{{cause}}")]),
                 Panel("Passages found", "short", "By a search, median.", [(_quantile(0.5, "penstock_retrieval_search_passages", "job"), "p50")]),
             ],

@@ -20,13 +20,20 @@ class RetrievalSettings(ServiceSettings):
     index_timeout_s: float = Field(
         300.0, gt=0, description="indexing one document, or embedding one request's texts"
     )
-    max_document_chars: int = Field(1_000_000, gt=0)
-    max_document_chunks: int = Field(8192, gt=0)
+    max_document_chars: int = Field(8_000_000, gt=0, description="of its text")
+    max_document_chunks: int = Field(32_768, gt=0)
+    max_document_pages: int = Field(5000, gt=0, description="or slides")
+    max_unpacked_bytes: int = Field(
+        256 * 2**20, gt=0, description="of what is in an archive such as a .docx"
+    )
     chunking_cpu_s: int = Field(
-        30, gt=0, description="CPU time for cutting one document; its process is killed after"
+        60,
+        gt=0,
+        description="CPU time for reading one document, and again for cutting it; its process is "
+        "killed after",
     )
     chunking_memory_bytes: int = Field(
-        2**30, ge=2**28, description="address space of a process that cuts documents"
+        2**30, ge=2**28, description="address space of a process that reads and cuts documents"
     )
     rewriting: Literal["rule", "off"] = Field(
         "rule", description="of a chat's question that leans on the turns before it"

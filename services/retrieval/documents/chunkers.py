@@ -1,4 +1,4 @@
-"""The processes that cut documents into chunks, so that no document can hold up the service.
+"""The processes that read documents and cut them, so that none can hold up the service.
 
 A regular expression or a parser that runs over a user's text in this process holds the interpreter:
 a thread would not help the others, and no deadline would end it. A process can be killed. One that
@@ -6,27 +6,43 @@ a document took over its limits fails that document alone, and the next document
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os
 import signal
 import sys
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
 from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid
 from services.retrieval import metrics
-from services.retrieval.documents.chunks import Chunk, CutOptions
+from services.retrieval.documents.chunks import Chunk, ProcessOptions, Span, passage
 
 log = logging.getLogger(__name__)
+
+Buffer = bytes | memoryview
 
 _AT_ONCE = 2  # documents; the second process is started when it is needed
 _WALL_PER_CPU = 6  # a busy machine gives a process such a part of a core
 _ROOT = Path(__file__).resolve().parents[3]
+
+
+# How native code ends that a broken file has led astray.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP, signal.SIGFPE)
+
+
+class Loaded(NamedTuple):
+    """A document's text."""
+
+    sections: Sequence[pb.Section]
+    note: str  # what its owner should know of it, in words that go on behind its name
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class CutDocument:
 class Chunkers:
     """`cut` may be called by many at once."""
 
-    def __init__(self, options: CutOptions) -> None:
+    def __init__(self, options: ProcessOptions) -> None:
         self._options = options
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._idle: list[_Process] = []
@@ -54,21 +70,43 @@ class Chunkers:
         while self._idle:
             await self._idle.pop().end()
 
-    async def cut(self, title: str, text: str) -> CutDocument:
+    async def load(self, filename: str, size: int, content: AsyncIterable[Buffer]) -> Loaded:
+        """Of `size` bytes. Raises PenstockError INVALID_ARGUMENT ("document_too_large",
+        "unsupported_file", "invalid_file"), INTERNAL when its process ended otherwise, and what
+        `content` raises.
+        """
+        request = pb.DocumentRequest(load=pb.LoadRequest(filename=filename, bytes=size))
+        answer = await self._ask(request, content)
+        reply = await asyncio.to_thread(pb.LoadReply.FromString, answer)
+        if reply.HasField("refused"):
+            raise _refusal(reply.refused)
+        return Loaded(reply.sections, reply.note)
+
+    async def cut(
+        self, title: str, sections: Sequence[pb.Section], max_tokens: int, overlap_tokens: int
+    ) -> CutDocument:
         """Raises PenstockError: INVALID_ARGUMENT for a text that takes more chunks, time or memory
         than a document may, INTERNAL when its process ended otherwise.
         """
-        request = pb.CutRequest(title=title, text=text).SerializeToString()
+        cut = pb.CutRequest(
+            title=title, sections=sections, max_tokens=max_tokens, overlap_tokens=overlap_tokens
+        )
+        answer = await self._ask(pb.DocumentRequest(cut=cut), _nothing())
+        return await asyncio.to_thread(_read, answer, sections)
+
+    async def _ask(self, request: pb.DocumentRequest, content: AsyncIterable[Buffer]) -> bytes:
         async with self._places:
             process = await self._take()
             try:
-                with metrics.CHUNKING_SECONDS.time():
-                    answer = await process.ask(request, _WALL_PER_CPU * self._options.cpu_s)
+                with metrics.CHUNKING_SECONDS.labels(request.WhichOneof("what")).time():
+                    answer = await process.ask(
+                        request.SerializeToString(), content, _WALL_PER_CPU * self._options.cpu_s
+                    )
             except BaseException:
                 await process.end()
                 raise
             self._idle.append(process)
-        return await asyncio.to_thread(_read, answer, text)
+            return answer
 
     async def _take(self) -> "_Process":
         while self._idle:
@@ -79,12 +117,12 @@ class Chunkers:
 
 
 class _Process:
-    def __init__(self, process: asyncio.subprocess.Process, options: CutOptions) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, options: ProcessOptions) -> None:
         self._process = process
         self._options = options
 
     @classmethod
-    async def start(cls, options: CutOptions) -> "_Process":
+    async def start(cls, options: ProcessOptions) -> "_Process":
         path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = cls(
             await asyncio.create_subprocess_exec(
@@ -109,17 +147,23 @@ class _Process:
     def alive(self) -> bool:
         return self._process.returncode is None
 
-    async def ask(self, request: bytes, timeout_s: float) -> bytes:
-        """One frame there, one back. After an exception the process is of no more use."""
+    async def ask(self, request: bytes, content: AsyncIterable[Buffer], timeout_s: float) -> bytes:
+        """One frame there, and what follows it; one back, within so long after that. After an
+        exception the process is of no more use."""
+        await self._write(len(request).to_bytes(4) + request)
+        async for piece in content:
+            await self._write(piece)
         try:
             async with asyncio.timeout(timeout_s):
-                assert self._process.stdin is not None
-                with suppress(ConnectionError):  # it has ended: `_receive` says how
-                    self._process.stdin.write(len(request).to_bytes(4) + request)
-                    await self._process.stdin.drain()
                 return await self._receive()
         except TimeoutError:
-            raise _too_costly(f"takes more than {timeout_s} s to cut", "time") from None
+            raise _too_costly(f"takes more than {timeout_s} s to read", "time") from None
+
+    async def _write(self, piece: Buffer) -> None:
+        assert self._process.stdin is not None
+        with suppress(ConnectionError):  # it has ended: `_receive` says how
+            self._process.stdin.write(piece)
+            await self._process.stdin.drain()
 
     async def end(self) -> None:
         if self.alive:
@@ -137,10 +181,14 @@ class _Process:
 
     def _death(self, status: int) -> PenstockError:
         if status == -signal.SIGXCPU:
-            return _too_costly(f"takes more than {self._options.cpu_s} s of CPU to cut", "cpu")
+            return _too_costly(f"takes more than {self._options.cpu_s} s of CPU to read", "cpu")
         if status == -signal.SIGABRT:  # how native code ends that is refused memory
             mib = self._options.memory_bytes >> 20
-            return _too_costly(f"takes more than {mib} MiB of memory to cut", "memory")
+            return _too_costly(f"takes more than {mib} MiB of memory to read", "memory")
+        if -status in _CRASHES:
+            metrics.CHUNKERS_LOST.labels("crash").inc()
+            log.error("a chunking process ended with signal %d over a document", -status)
+            return _refused("cannot be read: the library that reads it fails", "invalid_file")
         metrics.CHUNKERS_LOST.labels("other").inc()
         log.error("a chunking process ended with status %d", status)
         return PenstockError(
@@ -151,19 +199,46 @@ class _Process:
         )
 
 
-def _read(answer: bytes, text: str) -> CutDocument:
+async def _nothing() -> AsyncIterator[Buffer]:
+    return
+    yield
+
+
+def _read(answer: bytes, sections: Sequence[pb.Section]) -> CutDocument:
     reply = pb.CutReply.FromString(answer)
-    if reply.refused:
-        raise _refused(reply.refused)
-    chunks = [Chunk(c.title, text[c.start : c.end], c.start, c.end, c.tokens) for c in reply.chunks]
-    texts = [list(c.ids) for c in reply.chunks]
-    return CutDocument(chunks, texts, sum(c.ids_cut > 0 for c in reply.chunks))
+    if reply.HasField("refused"):
+        raise _refusal(reply.refused)
+    texts = [section.text for section in sections]
+    begins = [0, *itertools.accumulate(map(len, texts))]
+    chunks = [_chunk(one, texts[one.section], begins[one.section]) for one in reply.chunks]
+    ids = [list(one.ids) for one in reply.chunks]
+    return CutDocument(chunks, ids, sum(one.ids_cut > 0 for one in reply.chunks))
+
+
+def _chunk(cut: pb.CutChunk, text: str, begins: int) -> Chunk:
+    lead = (cut.lead.start, cut.lead.end) if cut.HasField("lead") else None
+    return Chunk(
+        title=cut.title,
+        text=passage(text, cut.start, cut.end, lead),
+        start=begins + cut.start,
+        end=begins + cut.end,
+        tokens=cut.tokens,
+        lead=lead[1] - lead[0] if lead else 0,
+        pages=Span(cut.pages.first, cut.pages.last) if cut.HasField("pages") else None,
+        rows=Span(cut.rows.first, cut.rows.last) if cut.HasField("rows") else None,
+    )
+
+
+def _refusal(told: pb.Refusal) -> PenstockError:
+    if told.fault:
+        log.info("a document could not be read: %s", told.fault)
+    return _refused(told.words, told.reason)
 
 
 def _too_costly(words: str, what: str) -> PenstockError:
     metrics.CHUNKERS_LOST.labels(what).inc()
-    return _refused(words)
+    return _refused(words, "document_too_large")
 
 
-def _refused(words: str) -> PenstockError:
-    return invalid(f"the text {words}", "text", reason="document_too_large", stage="retrieval")
+def _refused(words: str, reason: str) -> PenstockError:
+    return invalid(f"the file {words}", "file", reason=reason, stage="retrieval")

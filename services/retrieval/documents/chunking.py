@@ -1,12 +1,13 @@
 """Cuts a document into chunks that can be embedded and quoted on their own.
 
-Borders fall, in this order of preference, before a Markdown heading (always), between paragraphs,
+Borders fall, in this order of preference, between sections (always), between paragraphs,
 between sentences and list items, in an over-long sentence between lines or words, and only in an
-over-long word inside it. Chunks of one section
-overlap by whole sentences, so that an answer across a border is still found in one piece.
+over-long word inside it. Where each line is a row, they fall between rows. Chunks of one section
+overlap by whole sentences, so that an answer across a border is still found in one piece; one that
+begins inside a Markdown table has the table's header before it, if there is room.
 
-What must hold for the chunks of any text:
-- each is a slice of it: chunk.text == text[chunk.start : chunk.end];
+What must hold for the chunks of any section:
+- each is a slice of it: section.text[start:end], besides its table's header;
 - every character that is not white space lies in at least one of them;
 - none is larger than the limit, starts rise, and no chunk lies within another.
 
@@ -16,14 +17,14 @@ within what it has read already.
 
 import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tokenizers import Encoding
 
-from services.retrieval.documents.chunks import Chunk
-from services.retrieval.documents.sections import sections
+from protos.retrieval_pb2 import Section
+from services.retrieval.documents.chunks import Span
 
 # A token stands for about 4 characters; text that is far denser (one unknown word of 10,000
 # characters is one token) counts by its characters, so that no chunk is huge.
@@ -38,8 +39,30 @@ _SENTENCE_END = re.compile(
 )
 
 
+_LINE_END = re.compile(r"\n\s*")
+_TABLE = re.compile(r"^(\|[^\n]*\n\|[ :]*-[-:| ]*\n)(?:\|[^\n]*\n?)+", re.M)
+
+
+class Slice(NamedTuple):
+    start: int
+    end: int
+
+
+class Cut(NamedTuple):
+    """A chunk as a slice of a section, in characters."""
+
+    title: str
+    section: int
+    start: int
+    end: int
+    tokens: int
+    lead: Slice | None  # its table's header, which stands before it
+    pages: Span | None
+    rows: Span | None
+
+
 class _Piece(NamedTuple):
-    """A sentence, or part of a long one; pieces tile their section."""
+    """A sentence, or part of a long one, or a row; pieces tile their section."""
 
     start: int
     end: int
@@ -73,23 +96,65 @@ class _Ruler:
         return max(end, start + 1)
 
 
+class _Section:
+    """One that is being cut."""
+
+    def __init__(self, section: Section, encode: Callable[[str], Encoding]) -> None:
+        self.text = text = section.text
+        self.ruler = _Ruler(text, encode)
+        self.in_rows = bool(section.row)
+        self._first_page, self._first_row = section.page, section.row
+        self._turns = array("I", (m.start() for m in re.finditer("\f", text)))
+        self._lines = array("I", (m.start() for m in re.finditer("\n", text)))
+        tables = list(_TABLE.finditer(text))
+        self._bodies = array("I", (table.end(1) for table in tables))
+        self._tables = [(Slice(*table.span(1)), table.end()) for table in tables]
+
+    def pages(self, start: int, end: int) -> Span | None:
+        return _span(self._first_page, self._turns, start, end)
+
+    def rows(self, start: int, end: int) -> Span | None:
+        return _span(self._first_row, self._lines, start, end)
+
+    def lead(self, start: int, end: int, limit: int) -> Slice | None:
+        """The header of the table that `start` is in the body of, if it has room before the text
+        until `end`."""
+        number = bisect_right(self._bodies, start) - 1
+        if number < 0 or start >= self._tables[number][1]:
+            return None
+        header = self._tables[number][0]
+        fits = self.ruler.size(*header) + self.ruler.size(start, end) <= limit
+        return header if fits else None
+
+
+def _span(first: int, borders: "array[int]", start: int, end: int) -> Span | None:
+    if not first:
+        return None
+    return Span(first + bisect_left(borders, start), first + bisect_left(borders, end - 1))
+
+
 def chunk(
-    text: str, encode: Callable[[str], Encoding], title: str, limit: int, overlap: int
-) -> Iterator[Chunk]:
+    sections: Iterable[Section],
+    encode: Callable[[str], Encoding],
+    title: str,
+    limit: int,
+    overlap: int,
+) -> Iterator[Cut]:
     """`encode`: without special tokens. `limit`, `overlap`: tokens a chunk.
 
     Raises ValueError unless 0 <= overlap < limit.
     """
     if not 0 <= overlap < limit:
         raise ValueError(f"overlap {overlap} must be below the chunk size {limit}")
-    ruler = _Ruler(text, encode)
-    for headings, start, end in sections(text):
-        full_title = " › ".join(part for part in (title, *headings) if part)
-        pieces = list(_pieces(text, start, end, ruler, limit))
-        for first, last in _pack(pieces, ruler, limit, overlap):
-            a, b = _strip(text, first, last)
+    for number, section in enumerate(sections):
+        one = _Section(section, encode)
+        full_title = " › ".join(part for part in (title, *section.headings) if part)
+        pieces = list(_pieces(one, limit))
+        for first, last, lead in _pack(pieces, one, limit, overlap):
+            a, b = _strip(one.text, first, last)
             if a < b:
-                yield Chunk(full_title, text[a:b], a, b, ruler.tokens(a, b))
+                tokens = one.ruler.tokens(a, b) + (one.ruler.tokens(*lead) if lead else 0)
+                yield Cut(full_title, number, a, b, tokens, lead, one.pages(a, b), one.rows(a, b))
 
 
 def _stretches(text: str) -> Iterator[tuple[int, int]]:
@@ -103,10 +168,14 @@ def _stretches(text: str) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _pieces(text: str, start: int, end: int, ruler: _Ruler, limit: int) -> Iterator[_Piece]:
-    for first, last in _tiles(_PARAGRAPH_END, text, start, end):
+def _pieces(section: _Section, limit: int) -> Iterator[_Piece]:
+    text, ruler = section.text, section.ruler
+    paragraph, sentence = _PARAGRAPH_END, _SENTENCE_END
+    if section.in_rows:
+        paragraph = sentence = _LINE_END
+    for first, last in _tiles(paragraph, text, 0, len(text)):
         opens = True
-        for a, b in _tiles(_SENTENCE_END, text, first, last):
+        for a, b in _tiles(sentence, text, first, last):
             while b - a > 1 and ruler.size(a, b) > limit:
                 cut = _word_border(text, a, min(ruler.farthest(a, limit), b))
                 yield _Piece(a, cut, opens)
@@ -135,21 +204,25 @@ def _word_border(text: str, start: int, end: int) -> int:
 
 
 def _pack(
-    pieces: list[_Piece], ruler: _Ruler, limit: int, overlap: int
-) -> Iterator[tuple[int, int]]:
-    """Fills chunks with neighbouring pieces; yields their (start, end)."""
+    pieces: list[_Piece], section: _Section, limit: int, overlap: int
+) -> Iterator[tuple[int, int, Slice | None]]:
+    """Fills chunks with neighbouring pieces; yields their (start, end, lead)."""
+    ruler = section.ruler
     first = done = 0
     while done < len(pieces):
         start = pieces[first].start
+        lead = section.lead(start, pieces[done].end, limit)
+        room = limit - (ruler.size(*lead) if lead else 0)
         after = first + 1
-        while after < len(pieces) and ruler.size(start, pieces[after].end) <= limit:
+        while after < len(pieces) and ruler.size(start, pieces[after].end) <= room:
             after += 1
         if after < len(pieces):
             after = _paragraph_border(pieces, ruler, first, done, after)
-        yield start, pieces[after - 1].end
+        yield start, pieces[after - 1].end, lead
         done = after
         if done < len(pieces):
-            first = _step_back(pieces, ruler, first, done, limit, overlap)
+            back = 0 if section.in_rows else overlap
+            first = _step_back(pieces, ruler, first, done, limit, back)
 
 
 def _paragraph_border(

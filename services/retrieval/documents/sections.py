@@ -29,12 +29,12 @@ def sections(text: str) -> Iterator[tuple[list[str], int, int]]:
     start, body_from = 0, 0  # a section that has nothing after `body_from` goes on
     for level, heading, first, after in _headings(text):
         if text[body_from : lines[first]].strip():
-            yield _names(path), start, lines[first]
+            yield names(path), start, lines[first]
             start = lines[first]
         path = [(above, name) for above, name in path if above < level]
         path.append((level, heading))
         body_from = lines[after]
-    yield _names(path), start, len(text)
+    yield names(path), start, len(text)
 
 
 def _headings(text: str) -> Iterator[tuple[int, str, int, int]]:
@@ -43,7 +43,7 @@ def _headings(text: str) -> Iterator[tuple[int, str, int, int]]:
     for opening, content in pairwise(tokens):
         if opening.type == "heading_open" and opening.level == 0 and opening.map:
             first, after = opening.map
-            yield int(opening.tag[1:]), _short(content.content), first, after
+            yield int(opening.tag[1:]), short(content.content), first, after
 
 
 def _parser() -> MarkdownIt:
@@ -51,7 +51,7 @@ def _parser() -> MarkdownIt:
     return parser.disable(["inline", "text_join", "reference"])
 
 
-def _short(heading: str) -> str:
+def short(heading: str) -> str:
     """On one line. The end of a long one is cut."""
     heading = " ".join(heading[: 4 * MAX_HEADING_CHARS].split())
     if len(heading) <= MAX_HEADING_CHARS:
@@ -59,7 +59,7 @@ def _short(heading: str) -> str:
     return heading[: MAX_HEADING_CHARS - 1].rstrip() + "…"
 
 
-def _names(path: list[tuple[int, str]]) -> list[str]:
+def names(path: list[tuple[int, str]]) -> list[str]:
     names = [name for _, name in path if name]
     while sum(map(len, names)) > MAX_PATH_CHARS:
         del names[0]

@@ -262,6 +262,9 @@ def _point(draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, of: in
         "text": chunk.text,
         "start": chunk.start,
         "end": chunk.end,
+        "lead": chunk.lead,
+        "pages": chunk.pages and [*chunk.pages],
+        "rows": chunk.rows and [*chunk.rows],
     }
     return Point(
         id=str(uuid.uuid5(uuid.NAMESPACE_OID, repr(whose))),

@@ -24,10 +24,13 @@ def bounded(passages: list[common_pb2.Passage]) -> list[common_pb2.Passage]:
 
 
 def _passage(hit: Hit) -> common_pb2.Passage:
+    pages, rows = (hit.payload.get(name) for name in ("pages", "rows"))
     return common_pb2.Passage(
         title=hit.payload["title"],
         text=hit.payload["text"],
         score=hit.score,
         source_id=hit.payload["source_id"],
         position=hit.payload["position"],
+        pages=pages and common_pb2.Range(first=pages[0], last=pages[1]),
+        rows=rows and common_pb2.Range(first=rows[0], last=rows[1]),
     )

@@ -15,14 +15,16 @@ import pytest
 
 from services.common.errors import PenstockError
 from services.retrieval.documents import chunkers as module
-from services.retrieval.documents.chunkers import Chunkers
-from services.retrieval.documents.chunking import chunk
-from services.retrieval.documents.chunks import CutOptions
+from services.retrieval.documents.chunkers import Chunkers, CutDocument
+from services.retrieval.documents.chunks import Limits, ProcessOptions
+from services.retrieval.documents.loading import load
 from services.retrieval.text_reader import TextReader
+from tests.support.documents import chunks
 from tests.support.minilm import FOLDER
 from tests.support.waiting import until
 
-OPTIONS = CutOptions(str(FOLDER), 48, 8, max_chunks=200, cpu_s=30, memory_bytes=2**30)
+LIMITS = Limits(chars=2_000_000, pages=100, unpacked_bytes=2**26)
+OPTIONS = ProcessOptions(str(FOLDER), max_chunks=200, cpu_s=30, memory_bytes=2**30, limits=LIMITS)
 TEXT = "# Guide\n\n" + "The harbour opens at six. Boats pay two coins a night. " * 20
 MANY_LINES = "- a\n" * 250_000  # seconds of parsing, 500 MB
 
@@ -40,36 +42,50 @@ def first(chunkers: Chunkers) -> psutil.Process:
     return psutil.Process(chunkers._idle[0]._process.pid)
 
 
+async def pieces(content: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), 50_000):
+        yield content[at : at + 50_000]
+
+
+async def cut(
+    chunkers: Chunkers, title: str, text: str, tokens: int = 48, name: str = "a.md"
+) -> CutDocument:
+    content = text.encode()
+    loaded = await chunkers.load(name, len(content), pieces(content))
+    return await chunkers.cut(title, loaded.sections, tokens, 8)
+
+
 async def refusal(chunkers: Chunkers, text: str) -> str:
     with pytest.raises(PenstockError) as raised:
-        await chunkers.cut("Doc", text)
+        await cut(chunkers, "Doc", text)
     error = raised.value
-    assert (error.code, error.param) == (grpc.StatusCode.INVALID_ARGUMENT, "text")
+    assert (error.code, error.param) == (grpc.StatusCode.INVALID_ARGUMENT, "file")
     assert error.reason == "document_too_large"
     return error.message
 
 
 async def test_it_answers_what_chunking_makes_and_the_model_reads() -> None:
     reader = TextReader(FOLDER)
-    expected = list(chunk(TEXT, reader.plain, "Doc", 48, 8))
+    sections, _ = load("a.md", TEXT.encode(), LIMITS)
+    expected = chunks(sections, reader.plain, "Doc", 48, 8)
     assert len(expected) > 3
     async with running() as chunkers:
         process = first(chunkers)
         for _ in range(2):
-            document = await chunkers.cut("Doc", TEXT)
+            document = await cut(chunkers, "Doc", TEXT)
             assert document.chunks == expected
             assert document.texts == [reader.passage(c.title, c.text).ids for c in expected]
             assert document.shortened == 0
         assert first(chunkers) == process, "it is kept"
         long = "t" * 500 + " long title " * 200
-        assert len((await chunkers.cut(long, "tide " * 40)).texts[0]) == 42
+        assert len((await cut(chunkers, long, "tide " * 40)).texts[0]) == 42
 
 
 async def test_a_text_of_too_many_chunks_is_refused_in_words() -> None:
     async with running(max_chunks=3) as chunkers:
         process = first(chunkers)
-        assert await refusal(chunkers, TEXT) == "the text makes more than 3 chunks, the limit"
-        assert len((await chunkers.cut("Doc", "Six. " * 60)).chunks) == 3
+        assert await refusal(chunkers, TEXT) == "the file makes more than 3 chunks, the limit"
+        assert len((await cut(chunkers, "Doc", "Six. " * 60)).chunks) == 3
         await refusal(chunkers, "Six. " * 80)  # four
         assert first(chunkers) == process
 
@@ -84,9 +100,9 @@ async def test_a_text_over_a_limit_fails_alone(
     monkeypatch.setattr(module, "_WALL_PER_CPU", 100)
     async with running(**limit) as chunkers:
         costly = asyncio.create_task(refusal(chunkers, MANY_LINES))
-        assert (await chunkers.cut("Doc", TEXT)).chunks, "beside it"
+        assert (await cut(chunkers, "Doc", TEXT)).chunks, "beside it"
         assert words in await costly
-        assert (await chunkers.cut("Doc", TEXT)).chunks, "after it"
+        assert (await cut(chunkers, "Doc", TEXT)).chunks, "after it"
 
 
 async def test_native_code_that_is_refused_memory_is_told_as_such() -> None:
@@ -97,7 +113,7 @@ async def test_native_code_that_is_refused_memory_is_told_as_such() -> None:
         await until(lambda: not chunkers._idle, 5)
         process.send_signal(signal.SIGABRT)
         process.resume()
-        assert await costly == "the text takes more than 1024 MiB of memory to cut"
+        assert await costly == "the file takes more than 1024 MiB of memory to read"
 
 
 async def test_the_limit_of_cpu_is_one_documents_and_not_the_processs(
@@ -107,7 +123,7 @@ async def test_the_limit_of_cpu_is_one_documents_and_not_the_processs(
     async with running(cpu_s=1, max_chunks=10_000) as chunkers:
         process = first(chunkers)
         while process.cpu_times().user < 2.5:  # each a small part of it
-            await chunkers.cut("Doc", TEXT * 100)
+            await cut(chunkers, "Doc", TEXT * 100)
         assert first(chunkers) == process
 
 
@@ -121,16 +137,16 @@ async def test_a_process_that_stands_still_is_killed_at_its_deadline(
         assert "0.6 s" in await refusal(chunkers, TEXT)
         assert not process.is_running()
         monkeypatch.setattr(module, "_WALL_PER_CPU", 4)
-        assert (await chunkers.cut("Doc", TEXT)).chunks
+        assert (await cut(chunkers, "Doc", TEXT)).chunks
 
 
 async def test_a_process_that_is_killed_is_an_internal_error_of_one_document() -> None:
     async with running() as chunkers:
         process = first(chunkers)
         process.suspend()
-        cutting = asyncio.create_task(chunkers.cut("Doc", TEXT))
+        cutting = asyncio.create_task(cut(chunkers, "Doc", TEXT))
         await until(lambda: not chunkers._idle, 5)
-        assert (await chunkers.cut("Doc", TEXT)).chunks, "a second process cuts beside it"
+        assert (await cut(chunkers, "Doc", TEXT)).chunks, "a second process cuts beside it"
         process.kill()
         with pytest.raises(PenstockError) as raised:
             await cutting
@@ -139,14 +155,14 @@ async def test_a_process_that_is_killed_is_an_internal_error_of_one_document() -
         idle = first(chunkers)
         idle.kill()
         await until(lambda: not chunkers._idle[0].alive, 5)
-        assert (await chunkers.cut("Doc", TEXT)).chunks, "one lost between documents is no failure"
+        assert (await cut(chunkers, "Doc", TEXT)).chunks, "one lost between documents is no failure"
 
 
 async def test_who_gives_up_ends_the_work() -> None:
     async with running() as chunkers:
         process = first(chunkers)
         process.suspend()
-        cutting = asyncio.create_task(chunkers.cut("Doc", TEXT))
+        cutting = asyncio.create_task(cut(chunkers, "Doc", TEXT))
         await until(lambda: not chunkers._idle, 5)
         cutting.cancel()
         await asyncio.gather(cutting, return_exceptions=True)
@@ -154,18 +170,18 @@ async def test_who_gives_up_ends_the_work() -> None:
 
 
 async def test_what_the_model_s_window_has_no_room_for_is_counted_by_texts() -> None:
-    async with running(chunk_tokens=300) as chunkers:
-        document = await chunkers.cut("Doc", "tide " * 290 + "\n\n# Short\nSix.")
+    async with running() as chunkers:
+        document = await cut(chunkers, "Doc", "tide " * 290 + "\n\n# Short\nSix.", 300)
         assert ([len(ids) for ids in document.texts], document.shortened) == ([256, 9], 1)
         process = first(chunkers)
         process.send_signal(signal.SIGINT)  # Ctrl-C is for the service
-        assert (await chunkers.cut("Doc", TEXT)).chunks
+        assert (await cut(chunkers, "Doc", TEXT)).chunks
         assert first(chunkers) == process
 
 
 async def test_only_so_many_at_once() -> None:
     async with running() as chunkers:
-        cuts = await asyncio.gather(*(chunkers.cut("Doc", TEXT) for _ in range(6)))
+        cuts = await asyncio.gather(*(cut(chunkers, "Doc", TEXT) for _ in range(6)))
         assert len({len(document.chunks) for document in cuts}) == 1
         assert len(chunkers._idle) == 2
 
@@ -173,11 +189,11 @@ async def test_only_so_many_at_once() -> None:
 def test_it_does_not_outlive_the_service(tmp_path: Any) -> None:
     script = f"""
 import asyncio
-from services.retrieval.documents.chunkers import Chunkers
-from services.retrieval.documents.chunks import CutOptions
+from services.retrieval.documents.chunkers import Chunkers, CutDocument
+from services.retrieval.documents.chunks import Limits, ProcessOptions
 
 async def main():
-    chunkers = Chunkers(CutOptions(*{tuple(OPTIONS)!r}))
+    chunkers = Chunkers({OPTIONS!r})
     await chunkers.start()
     print(chunkers._idle[0]._process.pid, flush=True)
     await asyncio.sleep(600)

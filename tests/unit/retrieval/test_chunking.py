@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protos.retrieval_pb2 import Section
 from services.retrieval.documents import chunking
 from services.retrieval.documents.chunking import chunk
-from services.retrieval.documents.chunks import Chunk
+from services.retrieval.documents.chunks import Chunk, Span
+from services.retrieval.documents.sections import sections
+from tests.support.documents import chunks
 from tests.support.minilm import tokenizer
 
 
@@ -20,7 +23,8 @@ def encode(text: str):
 
 
 def cut(text: str, limit: int = 24, overlap: int = 6, title: str = "Guide") -> list[Chunk]:
-    return list(chunk(text, encode, title, limit, overlap))
+    found = [Section(headings=h, text=text[start:end]) for h, start, end in sections(text)]
+    return chunks(found, encode, title, limit, overlap)
 
 
 WORDS = st.sampled_from(
@@ -51,7 +55,7 @@ def test_chunks_are_bounded_slices_that_cover_the_text(text: str, limit: int, ov
     chunks = cut(text, limit, overlap)
     covered = [False] * len(text)
     for c in chunks:
-        assert c.text == text[c.start : c.end] != ""
+        assert c.text[c.lead :] == text[c.start : c.end].replace("\f", "\n") != ""
         assert c.tokens <= limit
         assert len(c.text) <= 8 * limit
         covered[c.start : c.end] = [True] * (c.end - c.start)
@@ -127,7 +131,8 @@ def test_chunks_of_different_sections_share_nothing() -> None:
 def test_a_paragraph_border_within_the_overlap_ends_no_chunk_again() -> None:
     sentence = "Boat sails at dawn. "  # 5 tokens
     text = sentence * 4 + "\n\n" + sentence * 8
-    chunks = list(itertools.islice(chunk(text, encode, "", 20, 15), 50))
+    cuts = chunk([Section(text=text)], encode, "", 20, 15)
+    chunks = list(itertools.islice(cuts, 50))
     assert chunks[0].end < chunks[1].end
     assert len(chunks) < 12
     assert chunks[-1].end == len(text.rstrip())
@@ -174,7 +179,60 @@ def test_the_overlap_must_leave_room() -> None:
         cut("Some text.", limit=10, overlap=10)
 
 
+TABLE = "| Boat | Price |\n| --- | --- |\n"
+
+
+def test_each_chunk_in_a_table_has_its_header_and_no_other_has() -> None:
+    rows = [f"| sailing boat {n} | {n} coins |\n" for n in range(20)]
+    text = "Prices of this year.\n\n" + TABLE + "".join(rows) + "\nThey hold until May."
+    found = cut(text, limit=40, overlap=8)
+    assert len(found) > 3
+    assert found[0].text.startswith("Prices of this year.\n\n" + TABLE)
+    for one in found:
+        assert one.text.count(TABLE) == 1, one.text
+        assert one.tokens <= 40
+        assert one.text[one.lead :] == text[one.start : one.end]
+        assert all(line + "\n" in text + "\n" for line in one.text.split("\n"))
+    assert {one.lead for one in found[1:]} == {len(TABLE)}
+    (after,) = cut("| a | b |\nno table\n\n| c | d |", limit=40)
+    assert after.lead == 0
+
+
+def test_a_header_that_leaves_no_room_is_left_out() -> None:
+    wide = "| " + " | ".join(f"column {n}" for n in range(12)) + " |\n| --- |\n"
+    found = cut(wide + "| one of many rows |\n" * 30, limit=24, overlap=6)
+    assert {one.lead for one in found} == {0}
+    assert max(one.tokens for one in found) <= 24
+
+
+def test_pages_are_those_that_a_chunk_lies_on() -> None:
+    pages = ["The gate opens at six. ", "", "Boats pay two coins. It is\n", "so. Bells ring. " * 5]
+    (section,) = [Section(text="\f".join(pages), page=7)]
+    found = chunks([section], encode, "", 12, 0)
+    for one in found:
+        first = 7 + section.text.count("\f", 0, one.start)
+        assert one.pages == Span(first, first + section.text.count("\f", one.start, one.end))
+        assert "\f" not in one.text
+    assert found[0].pages == Span(7, 9)
+    assert found[-1].pages == Span(10, 10)
+    assert cut("No pages.")[0].pages is None
+
+
+def test_a_row_is_never_parted_from_its_line_while_it_fits() -> None:
+    rows = [f"name: Boat {n}. Dr. No; price: {n}" for n in range(5, 30)]
+    found = chunks([Section(text="\n".join(rows), row=5)], encode, "", 30, 8)
+    assert len(found) > 5
+    for one in found:
+        first, last = one.rows or (0, 0)
+        assert one.text.split("\n") == rows[first - 5 : last - 4]
+    assert [after.rows.first for after in found[1:]] == [one.rows.last + 1 for one in found[:-1]]
+
+
 HOSTILE = {
+    "rows of a table": lambda n: "| a |\n|---|\n" + "|" * n,
+    "a table's line": lambda n: "| a |\n|" + "-" * n,
+    "tables": lambda n: "| a |\n|-|\n| b |\n\n" * (n // 18),
+    "page turns": lambda n: "a\f" * (n // 2),
     "a heading that does not end": lambda n: "# a" + " " * n + "x",
     "a heading's closing": lambda n: "# a" + " #" * (n // 2) + "x",
     "one word": lambda n: "x" * n,

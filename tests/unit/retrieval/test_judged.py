@@ -6,6 +6,9 @@ from protos import retrieval_pb2 as pb
 from protos.common_pb2 import Passage
 from services.common.errors import PenstockError
 from services.common.policy import Policy, PolicyFile, load_rules
+from services.retrieval import pipeline
+from services.retrieval.documents.chunkers import CutDocument, Loaded
+from services.retrieval.documents.chunks import Chunk
 from tests.unit.retrieval.test_whose import ME, Parts
 
 FILE = """
@@ -86,3 +89,31 @@ async def test_an_earlier_version_is_known_for_a_while(parts: Parts) -> None:
     with pytest.raises(PenstockError) as refused:
         await parts.run("search", search("x", judged=True, policy=earlier))
     assert refused.value.reason == "content_policy"
+
+
+async def test_of_an_upload_each_section_is_as_the_policy_lets_it_be(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = PolicyFile(None, 1.0)
+    file.current = Policy.of(
+        load_rules(b"rules: [{name: card, pii: [card], where: [uploads], action: redact}]")
+    )
+    parts.policy = file  # type: ignore[assignment]
+    parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
+    monkeypatch.setattr(pipeline, "_CHECKED_CHARS", 30)
+    texts = [f"one {CARD}", "two", f"three {CARD} four", "five"]
+
+    async def load(*_: object) -> Loaded:
+        sections = [
+            pb.Section(headings=[f"H {CARD}", "I"], text=text, page=3, row=4) for text in texts
+        ]
+        return Loaded(sections, "")
+
+    parts.chunkers.load = load
+    request = pb.IndexRequest(caller=ME, collection="c", source_id="s", title=f"T {CARD}", text="x")
+    await parts.run("index", request)
+    ((title, sections),) = parts.cut
+    assert title == "T [CARD]"
+    assert [section.text for section in sections] == [t.replace(CARD, "[CARD]") for t in texts]
+    assert all(list(section.headings) == ["H [CARD]", "I"] for section in sections)
+    assert {(section.page, section.row) for section in sections} == {(3, 4)}

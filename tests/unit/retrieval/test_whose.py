@@ -15,7 +15,7 @@ from services.common.errors import PenstockError
 from services.common.policy import NO_POLICY
 from services.common.telemetry import Telemetry
 from services.retrieval import pipeline
-from services.retrieval.documents.chunkers import CutDocument
+from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index.points import Found, Hit
 from services.retrieval.text_reader import Tokens
@@ -42,7 +42,8 @@ class Parts:
         self.questions = self._threads("questions")
         self.texts = self._threads("texts")
         self.embedder = SimpleNamespace(embed=self._embed)
-        self.chunkers = SimpleNamespace(cut=self._cut)
+        self.chunkers = SimpleNamespace(load=self._load, cut=self._cut)
+        self.cut: list[tuple[str, list[pb.Section]]] = []
         self.calls = SimpleNamespace(kind="embedded")
         self.policy = SimpleNamespace(current=NO_POLICY)
         self.prototypes = SimpleNamespace(of=self._prototypes)
@@ -70,7 +71,15 @@ class Parts:
         self.embedded.append(texts)
         return np.array([[text[0], 0.5] for text in texts], np.float32)
 
-    async def _cut(self, title: str, text: str) -> CutDocument:
+    async def _load(self, filename: str, size: int, content: Any) -> Loaded:
+        text = b"".join([piece async for piece in content])
+        assert len(text) == size
+        return Loaded([pb.Section(headings=["H"], text=text.decode(), page=3, row=4)], "")
+
+    async def _cut(
+        self, title: str, sections: list[pb.Section], max_tokens: int, overlap_tokens: int
+    ) -> CutDocument:
+        self.cut.append((title, sections))
         return self.document
 
     def _store(self, name: str) -> Any:

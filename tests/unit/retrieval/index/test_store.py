@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protos.common_pb2 import Range
 from services.common.errors import PenstockError
-from services.retrieval.documents.chunks import Chunk
+from services.retrieval.documents.chunks import Chunk, Span
 from services.retrieval.index import store as store_module
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import Points
 from services.retrieval.index.store import Store
+from services.retrieval.search.passages import passages_of
 from tests.support.shards import DIMENSION, Here, layout, memory_folder
 
 
@@ -59,6 +61,19 @@ async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first
     ]
     assert found.dense[0].score == pytest.approx(0.9487, abs=1e-3)
     assert [hit.payload["text"] for hit in found.sparse] == ["north east", "east"]
+
+
+async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
+    chunks = [
+        Chunk("Doc", "west", 0, 4, 1, pages=Span(3, 4)),
+        Chunk("Doc", "| a |\nnorth", 4, 9, 1, lead=6, rows=Span(7, 7)),
+    ]
+    await store.replace("t", "c", "doc", chunks, np.stack([axis(0), axis(1)]))
+    hits = (await store.search("t", ["c"], axis(0), "", 2)).dense
+    first, second = passages_of(hits, 0)
+    assert (first.pages, first.HasField("rows")) == (Range(first=3, last=4), False)
+    assert (second.rows, second.HasField("pages")) == (Range(first=7, last=7), False)
+    assert [hit.payload["lead"] for hit in hits] == [0, 6]
 
 
 async def test_tenants_are_apart_even_under_equal_names(store: Store) -> None:
