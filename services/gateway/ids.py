@@ -2,6 +2,7 @@
 
     file-…   a file              30 hex digits, of which 14 are the time: ids sort by their age
     vs_…     a vector store      the same
+    vsfb_…   a batch of its files  the same
     req_…    a request           the same
     batch_…  a batch             the same
     key_…    an API key          12 hex digits, short enough to be typed
@@ -50,6 +51,7 @@ class IdKind:
 
 FILE = IdKind("file-", "file")
 STORE = IdKind("vs_", "vector store")
+FILE_BATCH = IdKind("vsfb_", "batch of files in this vector store")
 REQUEST = IdKind("req_", "request")
 BATCH = IdKind("batch_", "batch")
 KEY = IdKind("key_", "API key", _KEY_DIGITS)

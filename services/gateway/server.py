@@ -27,7 +27,7 @@ from services.gateway.batches.lines import Lines
 from services.gateway.connections.http_server import HttpServer
 from services.gateway.identity.identity import Identity
 from services.gateway.intake import Intake
-from services.gateway.jobs.jobs import Jobs
+from services.gateway.jobs.jobs import Jobs, Kind
 from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
@@ -38,7 +38,7 @@ from services.gateway.runs.shared_records import SharedRecords
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.retrieval_client import RetrievalClient
-from services.gateway.stores.store_files import StoreFiles
+from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import VectorStores
 from services.gateway.targets import Targets
 
@@ -78,8 +78,8 @@ class GatewayService(Service):
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
-        stores = self.gateway.stores
-        kinds = (Control(self.gateway), Lines(self.gateway), stores.indexing, stores.removals)
+        gateway = self.gateway
+        kinds: list[Kind] = [Control(gateway), Lines(gateway), *gateway.stores.kinds]
         self.gateway.jobs.start(kinds, lambda: intake.leaving or intake.draining)
         own = self.settings.gateway
         certificates = _certificates(own)
@@ -186,13 +186,13 @@ def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -
     policy = PolicyFile.of_settings(settings.policy)
     retrieval = RetrievalClient(redis, settings, policy)
     files = Files(redis, namespace, own, settings.retrieval.max_document_chars)
-    store_files = StoreFiles(redis, namespace)
+    store_records = StoreRecords(redis, namespace)
     identity = Identity(settings, redis)
     tenants_told = BoundedNames(own.tenants_in_metrics)
     meter = Meter.of(redis, settings, tenants_told)
     jobs = Jobs(redis, namespace, id, settings.jobs)
-    indexing = Indexing(files, store_files, retrieval, meter, telemetry, jobs, identity.standing)
-    stores = VectorStores(redis, namespace, files, store_files, indexing, jobs, own.max_files)
+    indexing = Indexing(files, store_records, retrieval, meter, telemetry, jobs, identity.standing)
+    stores = VectorStores(files, store_records, indexing, jobs, own.max_files)
     return Gateway(
         settings=settings,
         telemetry=telemetry,

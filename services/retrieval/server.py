@@ -93,6 +93,7 @@ class RetrievalService(Service):
             "embedding_model": model.name,
             "dimension": str(model.dimension),
             "max_tokens": str(model.reader.max_tokens),
+            "max_chunk_tokens": str(model.reader.max_tokens - model.reader.special_tokens),
             "store": self.parts.calls.kind,
         }
 

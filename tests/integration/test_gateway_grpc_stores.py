@@ -366,7 +366,7 @@ async def test_a_file_that_retrieval_refuses_says_why(rig: Rig, desk: Desk) -> N
 async def test_what_is_too_many_or_missing_is_refused_by_its_name(desk: Desk) -> None:
     stores, own = desk.stores, desk.own
     for call, param in (
-        (stores.CreateVectorStore, pb.CreateVectorStoreRequest(file_ids=["file-x"] * 101)),
+        (stores.CreateVectorStore, pb.CreateVectorStoreRequest(file_ids=["file-x"] * 2001)),
         (stores.CreateVectorStore, pb.CreateVectorStoreRequest(name="x" * 257)),
         (
             stores.CreateVectorStore,

@@ -232,20 +232,24 @@ async def test_what_a_killed_gateway_had_is_indexed_by_another(rig: Rig) -> None
     assert sum(entry.prompt for entry in entries if entry.route == "index") == 3
 
 
-async def test_a_list_of_stores_counts_the_files_of_those_shown_alone(
+async def test_of_a_list_of_stores_only_those_shown_are_looked_at(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And of those their counts, not their files."""
     http = await rig.http()
     made = [(await http.post("/v1/vector_stores", json={})).json()["id"] for _ in range(5)]
-    store_files = rig.gateway.stores._store_files
-    counted, all_of = [], store_files.all
+    records, looked = rig.gateway.stores.records, []
+    some = records.some
 
-    async def spied(tenant: str, store: str) -> Any:
-        counted.append(store)
-        return await all_of(tenant, store)
+    async def spied(tenant: str, stores: Any) -> Any:
+        looked.extend(stores)
+        return await some(tenant, stores)
 
-    monkeypatch.setattr(store_files, "all", spied)
+    monkeypatch.setattr(records, "some", spied)
+    monkeypatch.setattr(records, "all_files", None)
+    monkeypatch.setattr(records, "files", None)
     listed = (await http.get("/v1/vector_stores?limit=2")).json()
-    assert [one["id"] for one in listed["data"]] == counted == made[:2:-1]
+    assert [one["id"] for one in listed["data"]] == made[:2:-1]
+    assert looked == made[:1:-1], "one more, which tells whether there are more"
     assert (listed["has_more"], listed["last_id"]) == (True, made[3])
     assert listed["data"][0]["file_counts"]["total"] == 0

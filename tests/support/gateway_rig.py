@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import operator
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -211,13 +212,14 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             for (tenant, collection, source), document in self.documents.items():
                 if tenant == request.caller.tenant and collection in request.collections:
                     shared = len(words & set(document.text.lower().split())) / max(1, len(words))
-                    if shared > request.score_threshold:
+                    if shared > request.score_threshold and _selects(request, document):
                         found.append(
                             Passage(
                                 title=document.title,
                                 text=document.text,
                                 score=shared,
                                 source_id=source,
+                                attributes=document.attributes,
                             )
                         )
         found.sort(key=lambda passage: -passage.score)
@@ -229,7 +231,9 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             # As a replica that does not hear that the call was given up, or hears it too late.
             await asyncio.shield(asyncio.create_task(self._service.hold_index.wait()))
             key = (request.caller.tenant, request.collection, request.source_id)
-            self.documents[key] = request
+            there = self.documents.get(key)
+            if there is None or there.revision <= request.revision:
+                self.documents[key] = request
             if self._service.late_failure is not None:
                 raise self._service.late_failure
         return rpb.IndexReply(chunks=1, tokens=len(request.text.split()))
@@ -239,14 +243,45 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             await self._gate()
             gone = [
                 key
-                for key in self.documents
+                for key, document in self.documents.items()
                 if key[0] == request.caller.tenant
                 and key[1] == request.collection
                 and request.source_id in ("", key[2])
+                and (not request.revision or document.revision <= request.revision)
             ]
             for key in gone:
                 del self.documents[key]
         return rpb.RemoveReply(chunks=len(gone))
+
+    async def SetAttributes(self, request: rpb.SetAttributesRequest, context: Any) -> Any:
+        async with serving(self._service.telemetry, context, "set_attributes"):
+            await self._gate()
+            key = (request.caller.tenant, request.collection, request.source_id)
+            if key in self.documents:
+                self.documents[key].ClearField("attributes")
+                self.documents[key].MergeFrom(rpb.IndexRequest(attributes=request.attributes))
+        return rpb.SetAttributesReply()
+
+
+def _selects(request: rpb.SearchRequest, document: rpb.IndexRequest) -> bool:
+    return not request.HasField("filter") or _matches(request.filter, document)
+
+
+def _matches(filter: rpb.Filter, document: rpb.IndexRequest) -> bool:
+    if filter.HasField("compound"):
+        each = [_matches(one, document) for one in filter.compound.filters]
+        return any(each) if filter.compound.any else all(each)
+    one = filter.comparison
+    there = document.attributes.get(one.key) if one.key in document.attributes else None
+    equal = there in one.values
+    match rpb.Filter.Operator.Name(one.operator):
+        case "EQ" | "IN":
+            return equal
+        case "NE" | "NIN":
+            return not equal
+        case name:
+            compare = getattr(operator, name.lower().replace("te", "e"))
+            return there is not None and compare(there.number, one.values[0].number)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from protos.common_pb2 import Caller
-from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest
+from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest, SetAttributesRequest
 from services.common.config import GatewaySettings, JobsSettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis
@@ -16,8 +16,10 @@ from services.gateway.identity.standing import Grantee
 from services.gateway.jobs.jobs import Jobs
 from services.gateway.stores.files import FileRecord, Files
 from services.gateway.stores.indexing import Indexing
-from services.gateway.stores.store_files import StoreFiles
-from services.gateway.stores.vector_stores import VectorStores
+from services.gateway.stores.store_files import AttachedFile
+from services.gateway.stores.store_record import StoreRecord
+from services.gateway.stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores import Attach, VectorStores
 from tests.support.gateway_parts import SharedMeter, meter, principal
 from tests.support.waiting import until
 
@@ -56,7 +58,9 @@ class ScriptedRetrieval:
             if self.failure is not None:
                 raise self.failure
             place = (request.caller.tenant, request.collection, request.source_id)
-            self.documents[place] = request
+            there = self.documents.get(place)
+            if there is None or there.revision <= request.revision:
+                self.documents[place] = request
             return IndexReply(tokens=len(request.text.split()))
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -70,9 +74,17 @@ class ScriptedRetrieval:
             raise self.remove_failures.pop(0)
         tenant, store, file = request.caller.tenant, request.collection, request.source_id
         self.removed.append((tenant, store, file))
-        for place in list(self.documents):
-            if place[:2] == (tenant, store) and file in ("", place[2]):
+        for place, document in list(self.documents.items()):
+            is_meant = place[:2] == (tenant, store) and file in ("", place[2])
+            if is_meant and (not request.revision or document.revision <= request.revision):
                 del self.documents[place]
+
+    async def set_attributes(self, request: SetAttributesRequest, span: Any) -> None:
+        place = (request.caller.tenant, request.collection, request.source_id)
+        if place in self.documents:
+            document = self.documents[place]
+            document.ClearField("attributes")
+            document.MergeFrom(IndexRequest(attributes=request.attributes))
 
 
 class Standings:
@@ -104,13 +116,13 @@ class StoresRig:
         self.namespace = namespace
         self.retrieval = retrieval or ScriptedRetrieval()
         self.files = Files(redis, namespace, GatewaySettings(), max_chars=1000)
-        self.store_files = StoreFiles(redis, namespace)
+        self.records = StoreRecords(redis, namespace)
         self.metered = SharedMeter()
         self.jobs = Jobs(redis, namespace, name, JobsSettings(lease_s=60))
         self.who = {one.tenant: one for one in (WHO, THEIRS)}  # as they stand
         self.indexing = Indexing(
             self.files,
-            self.store_files,
+            self.records,
             cast(Any, self.retrieval),
             meter(self.metered),
             Telemetry("gateway", name),
@@ -118,7 +130,7 @@ class StoresRig:
             cast(Any, Standings(self.who)),
         )
         self.stores = VectorStores(
-            redis, namespace, self.files, self.store_files, self.indexing, self.jobs, max_stores=10
+            self.files, self.records, self.indexing, self.jobs, max_stores=10
         )
 
     @asynccontextmanager
@@ -130,7 +142,7 @@ class StoresRig:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["StoresRig"]:
-        self.jobs.start([self.indexing, self.stores.removals], lambda: False)
+        self.jobs.start(self.stores.kinds, lambda: False)
         try:
             yield self
         finally:
@@ -147,10 +159,20 @@ class StoresRig:
     async def file(self, text: str = "text", tenant: str = "acme") -> FileRecord:
         return await self.files.create(tenant, "a.txt", text.encode())
 
-    async def store(self, *files: FileRecord, caller: Caller = CALLER) -> str:
+    async def store(self, *files: FileRecord, caller: Caller = CALLER, **about: Any) -> str:
         who = THEIRS if caller is RIVAL else WHO
-        made = await self.stores.create(who, caller, "s", {}, [file.id for file in files])
-        return str(made["id"])
+
+        def named(record: StoreRecord) -> StoreRecord:
+            return record.model_copy(update={"name": "s", **about})
+
+        wanted = [Attach(file.id, f"file_ids[{n}]") for n, file in enumerate(files)]
+        return (await self.stores.create(who, caller, named, wanted)).record.id
+
+    async def attach(self, store: str, file: FileRecord, **more: Any) -> AttachedFile:
+        return await self.stores.attach(WHO, CALLER, store, Attach(file.id, "file_id", **more))
+
+    async def told(self, store: str) -> dict[str, Any]:
+        return (await self.records.store("acme", store)).as_json()
 
     async def statuses(self, store: str) -> list[str]:
-        return [file.state for file in await self.stores.files("acme", store)]
+        return [file.state for file in await self.records.all_files("acme", store)]

@@ -28,6 +28,7 @@ DOOR = """
     PublicRerankRequest.documents PublicClassifyRequest.texts PublicModerateRequest.texts
     CompleteRequest.Prompts.texts PublicTokenizeRequest.text
     PublicTokenizeRequest.chat_template_kwargs PublicSearchStoreRequest.query
+    PublicSearchStoreRequest.queries
 """
 # By retrieval, and rules of meaning (tests/unit/retrieval/test_judged.py); what it cuts a document
 # into was looked at before.
@@ -66,6 +67,8 @@ NAMES = """
     PublicModerateReply.Moderation.scores PublicModerateReply.judged PublicModerateReply.policy
     PublicTokenizeRequest.model PublicDetokenizeRequest.model
     PublicSearchStoreRequest.vector_store_id PublicRecord.model
+    ChunkingStrategy.type ExpiresAfter.anchor SetAttributesRequest.collection
+    SetAttributesRequest.source_id
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.
@@ -123,6 +126,20 @@ STORED = """
     VectorStore.metadata VectorStore.name VectorStore.status VectorStoreFile.Failure.code
     VectorStoreFile.Failure.message VectorStoreFile.id VectorStoreFile.status
     VectorStoreFile.vector_store_id
+    AttachFileRequest.attributes AttributeValue.text CancelFileBatchRequest.batch_id
+    CancelFileBatchRequest.vector_store_id CreateFileBatchRequest.File.attributes
+    CreateFileBatchRequest.File.file_id CreateFileBatchRequest.attributes
+    CreateFileBatchRequest.file_ids CreateFileBatchRequest.vector_store_id
+    CreateVectorStoreRequest.description FileBatch.id FileBatch.status FileBatch.vector_store_id
+    Filter.Comparison.key GetFileBatchRequest.batch_id GetFileBatchRequest.vector_store_id
+    IndexRequest.attributes ListAttachedFilesRequest.before ListFileBatchRequest.after
+    ListFileBatchRequest.batch_id ListFileBatchRequest.before ListFileBatchRequest.filter
+    ListFileBatchRequest.order ListFileBatchRequest.vector_store_id
+    ListVectorStoresRequest.before Passage.attributes SetAttributesRequest.attributes
+    UpdateAttachedFileRequest.attributes UpdateAttachedFileRequest.file_id
+    UpdateAttachedFileRequest.vector_store_id UpdateVectorStoreRequest.metadata
+    UpdateVectorStoreRequest.name UpdateVectorStoreRequest.vector_store_id
+    VectorStore.description VectorStoreFile.attributes
 """
 KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, OWN_WORDS, FORM, NAMES, KEPT, OURS, STORED)
 

@@ -10,8 +10,8 @@ from services.common.config import GatewaySettings
 from services.gateway.api.as_chat import Chat, Names, Said
 from services.gateway.api.generation_schema import Name, Tag
 from services.gateway.api.messages_schema import MAX_PARTS
-from services.gateway.api.schema import Body, at_most, refuse
-from services.gateway.api.tools_schema import MAX_TOOLS, CallId, FunctionName, missing
+from services.gateway.api.schema import Body, at_most, missing, refuse
+from services.gateway.api.tools_schema import MAX_TOOLS, CallId, FunctionName
 
 _CACHED = "prompts are cached without"
 

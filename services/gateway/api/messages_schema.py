@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from protos.common_pb2 import ContentPart, Message
-from services.gateway.api.schema import UNSUPPORTED, Body, refuse
-from services.gateway.api.tools_schema import MAX_CALLS, Call, CallId, missing
+from services.gateway.api.schema import UNSUPPORTED, Body, missing, refuse
+from services.gateway.api.tools_schema import MAX_CALLS, Call, CallId
 
 MAX_PARTS = 256  # of one message's content
 

@@ -8,8 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_val
 from protos.common_pb2 import Pooling, TokenIds
 from protos.tokenizer_pb2 import Pool, PromptRequest
 from services.gateway.api.generation_schema import Ids, Name, Tag, as_list, token_ids
-from services.gateway.api.schema import Body, refuse
-from services.gateway.api.tools_schema import missing
+from services.gateway.api.schema import Body, missing, refuse
 from services.gateway.runs.pooling import Ask
 
 MAX_INPUTS = 2048

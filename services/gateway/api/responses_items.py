@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.gateway.api.messages_schema import MAX_PARTS
-from services.gateway.api.schema import Body, refuse
-from services.gateway.api.tools_schema import CallId, FunctionName, missing
+from services.gateway.api.schema import Body, missing, refuse
+from services.gateway.api.tools_schema import CallId, FunctionName
 
 
 class Part(Body):

@@ -15,8 +15,8 @@ from services.gateway.api.generation_schema import (
 )
 from services.gateway.api.responses_chat import NAMES, messages_of
 from services.gateway.api.responses_items import Item
-from services.gateway.api.schema import Body, Metadata, at_most, bad_value, refuse
-from services.gateway.api.tools_schema import MAX_STORES, MAX_TOOLS, FunctionName, missing
+from services.gateway.api.schema import Body, Metadata, at_most, bad_value, missing, refuse
+from services.gateway.api.tools_schema import MAX_STORES, MAX_TOOLS, FunctionName
 
 
 class TextFormat(Body):

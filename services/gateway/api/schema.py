@@ -91,6 +91,10 @@ def refuse(field: str, message: str, reason: str = INVALID) -> PydanticCustomErr
     return PydanticCustomError(reason, "{message}", at(field, message))
 
 
+def missing(field: str) -> PydanticCustomError:
+    return PydanticCustomError("missing", "{message}", at(field, "missing"))
+
+
 def at_most(setting: str) -> BeforeValidator:
     """Of a list: how many entries the limits' `setting` allows; more are refused unseen."""
 

@@ -15,8 +15,8 @@ from services.gateway.api.generation_schema import (
     token_ids,
 )
 from services.gateway.api.messages_schema import ChatMessage
-from services.gateway.api.schema import Body, at_most, bad_value, refuse, validated
-from services.gateway.api.tools_schema import ToolsField, missing
+from services.gateway.api.schema import Body, at_most, bad_value, missing, refuse, validated
+from services.gateway.api.tools_schema import ToolsField
 
 
 class TokenizeRequest(Body):

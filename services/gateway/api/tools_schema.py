@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from protos.common_pb2 import Tool as OfferedTool
 from protos.common_pb2 import ToolCall, ToolChoice
-from services.gateway.api.schema import MAX_DEPTH, Body, at, refuse, too_deep
+from services.gateway.api.schema import MAX_DEPTH, Body, missing, refuse, too_deep
 
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
@@ -19,10 +18,6 @@ MAX_PARAMETERS = 64 * 1024  # characters of a function's schema
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 CallId = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
 StoreId = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-def missing(field: str) -> PydanticCustomError:
-    return PydanticCustomError("missing", "{message}", at(field, "missing"))
 
 
 class Function(Body):

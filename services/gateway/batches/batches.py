@@ -82,7 +82,8 @@ class Batches:
         )
         # First, so that it ends whatever becomes of this gateway.
         control, validate = _control(who.tenant), Task(do="validate", batch=record.id)
-        await self._jobs.queues.add(control, _expiry(record.id).model_dump_json(), window[1])
+        end = _expiry(record.id).model_dump_json()
+        await self._jobs.queues.add(control, end, delay_s=window[1])
         async with self._jobs.promised(control, validate.model_dump_json()):
             await self.store.create(record)
         return await self.store.find(who.tenant, record.id)

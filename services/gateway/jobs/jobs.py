@@ -72,7 +72,8 @@ class Kind(Protocol):
         """Does it, perhaps again: twice is the same as once. Raises Later, or Dead."""
 
     async def give_up(self, job: Claimed, why: str) -> None:
-        """It will not be tried again, and whose it is must hear of it."""
+        """It will not be tried again, and whose it is must hear of it. It may be one of which `run`
+        cannot read all."""
 
 
 class Jobs:
@@ -111,27 +112,41 @@ class Jobs:
         await asyncio.gather(*self._loops, *self._own, return_exceptions=True)
 
     @asynccontextmanager
-    async def promised(self, queue: Queue, job: str) -> AsyncIterator[None]:
-        """For what is noted elsewhere and is this job's to do. It is queued before that, to be done
-        once that is through; or after a while, where this gateway is lost in between or fails: then
-        it may find nothing to do."""
-        await self.queues.add(queue, job, _PROMISED_S)
+    async def promised(self, queue: Queue, *jobs: str) -> AsyncIterator[None]:
+        """For what is noted elsewhere and is these jobs' to do. They are queued before that, to be
+        done once that is through; or after a while, where this gateway is lost in between or fails:
+        then they may find nothing to do."""
+        await self.queues.add(queue, *jobs, delay_s=_PROMISED_S)
         yield
-        await self.queues.hasten(queue, job)
+        await self.queues.hasten(queue, *jobs)
         self.look(queue.kind)
 
     @asynccontextmanager
-    async def insured(self, queue: Queue, job: str) -> AsyncIterator[None]:
+    async def insured(
+        self, queue: Queue, job: str, *, failing: bool = False
+    ) -> AsyncIterator[None]:
         """For what is done here, in steps, and is this job's to do where this gateway is lost in
-        between, or its client has left. Who fails tells his client, who may ask again."""
-        await self.queues.add(queue, job, _PROMISED_S)
+        between, or its client has left. Who fails tells his client, who may ask again; `failing`:
+        then it is the job's as well."""
+        await self.queues.add(queue, job, delay_s=_PROMISED_S)
+        putting_off = asyncio.create_task(self._put_off(queue, job), name="put off")
         try:
             yield
         except (PenstockError, *RedisAway):
-            with suppress(*RedisAway):
-                await self.queues.withdraw(queue, job)
+            if not failing:
+                with suppress(*RedisAway):
+                    await self.queues.withdraw(queue, job)
             raise
+        finally:
+            putting_off.cancel()
         await self.queues.withdraw(queue, job)
+
+    async def _put_off(self, queue: Queue, job: str) -> None:
+        """Nobody begins it while it is being done here."""
+        while True:
+            await asyncio.sleep(_PROMISED_S / _RENEWALS)
+            with suppress(*RedisAway):
+                await self.queues.put_off(queue, job, _PROMISED_S)
 
     def look(self, kind: str) -> None:
         """There is something to do."""
@@ -227,12 +242,14 @@ class Jobs:
             return "left"
         why = f"no gateway could read it, which a later version may: {unknown}"
         log.error("%s of %s is dead: %s", kind.name, job.queue.tenant, why)
-        await self._say(self.queues.bury, job, why)
+        await self._bury(kind, job, why)
         return "dead"
 
     async def _bury(self, kind: Kind, job: Claimed, why: str) -> None:
         try:
             await self._say(kind.give_up, job, why)
+        except (Unreadable, ValidationError):
+            log.error("nobody is told of a job that cannot be read: %s", kind.name)
         except Exception:  # the next claim may fare better, some times
             log.exception("nobody is told of a dead job: %s of %s", kind.name, job.queue.tenant)
             if job.claims < 2 * MAX_CLAIMS:

@@ -20,7 +20,8 @@
 -- ARGV: op, then
 --   fill     kind, tenant, queue, number of the first (from 1), job...  before it is open, in order
 --   open     kind, tenant, queue
---   add      kind, tenant, queue, delay (µs), job
+--   add      kind, tenant, queue, delay (µs), job...
+--   put_off  kind, tenant, queue, delay (µs), job: one that is there with a delay
 --   claim    kind, owner, lease (ms), (tenant, how many jobs of it the owner has)*
 --                                        -> tenant, queue, id, job, how often it was claimed; or none
 --   renew    kind, tenant, queue, id, owner  -> ok | lost
@@ -48,10 +49,10 @@ local function grouped(todo)
   if call('EXISTS', todo) == 0 then call('XGROUP', 'CREATE', todo, GROUP, '0', 'MKSTREAM') end
 end
 
-local function put(kind, tenant, queue, job)
+local function put(kind, tenant, queue, ...)
   local todo = key('todo', kind, tenant, queue)
   grouped(todo)
-  call('XADD', todo, '*', 'j', job)
+  for _, job in ipairs({...}) do call('XADD', todo, '*', 'j', job) end
 end
 
 local function opened(kind, tenant, queue)
@@ -106,13 +107,18 @@ end
 
 ops.open = opened
 
-function ops.add(kind, tenant, queue, delay, job)
+function ops.add(kind, tenant, queue, delay, ...)
   if tonumber(delay) > 0 then
-    call('ZADD', key('later', kind, tenant, queue), whole(now + tonumber(delay)), job)
+    local later, due = key('later', kind, tenant, queue), whole(now + tonumber(delay))
+    for _, job in ipairs({...}) do call('ZADD', later, due, job) end
   else
-    put(kind, tenant, queue, job)
+    put(kind, tenant, queue, ...)
   end
   opened(kind, tenant, queue)
+end
+
+function ops.put_off(kind, tenant, queue, delay, job)
+  call('ZADD', key('later', kind, tenant, queue), 'XX', whole(now + tonumber(delay)), job)
 end
 
 local function in_turn(tenants, ...)

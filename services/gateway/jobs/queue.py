@@ -15,6 +15,8 @@ KINDS = {
     "batch": "batches: their beginnings and ends",
     "index": "files to be indexed",
     "remove": "files and vector stores to be taken out, where a gateway was lost over it",
+    "attributes": "attributes of files to be set where searches look, likewise",
+    "expire": "vector stores that end when nobody has used them for long",
 }
 """Of jobs, and what they are."""
 _AT_ONCE = 500  # jobs in one call
@@ -92,12 +94,20 @@ class Queues:
         """From here on it is claimed from."""
         await self._call("open", *queue)
 
-    async def add(self, queue: Queue, job: str, delay_s: float = 0.0) -> None:
-        await self._call("add", *queue, _micros(delay_s), self._text(job))
+    async def add(self, queue: Queue, *jobs: str, delay_s: float = 0.0) -> None:
+        for first in range(0, len(jobs), _AT_ONCE):
+            some = [self._text(job) for job in jobs[first : first + _AT_ONCE]]
+            await self._call("add", *queue, _micros(delay_s), *some)
 
-    async def hasten(self, queue: Queue, job: str) -> None:
-        """It is to be done now: of one with a delay."""
-        await self._redis.zadd(self._key("later", *queue), {self._text(job): 0}, xx=True)
+    async def hasten(self, queue: Queue, *jobs: str) -> None:
+        """They are to be done now: of some with a delay."""
+        now = {self._text(job): 0 for job in jobs}
+        await self._redis.zadd(self._key("later", *queue), now, xx=True)
+
+    async def put_off(self, queue: Queue, job: str, delay_s: float) -> None:
+        """It is to be done so long after now, unless somebody has it already: of one with a
+        delay."""
+        await self._call("put_off", *queue, _micros(delay_s), self._text(job))
 
     async def withdraw(self, queue: Queue, job: str) -> None:
         """It is not to be done after all, unless somebody has it already: of one with a delay."""

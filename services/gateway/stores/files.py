@@ -11,6 +11,7 @@ and one function checks both. The braces keep what it needs in one slot of a Red
 """
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import grpc
@@ -143,6 +144,16 @@ class Files:
             raise not_found("file", id, param)
         return FileRecord.model_validate_json(stored)
 
+    async def some(self, tenant: str, named: Sequence[tuple[str, str]]) -> list[FileRecord]:
+        """`named`: ids, and the parameters that named them. Raises NOT_FOUND for the first that
+        there is not."""
+        ids = [FILE.checked(id, param) for id, param in named]
+        stored = await self._redis.hmget(self._index(tenant), ids) if ids else []
+        for (id, param), one in zip(named, stored, strict=True):
+            if one is None:
+                raise not_found("file", id, param)
+        return [FileRecord.model_validate_json(str(one)) for one in stored]
+
     async def all(self, tenant: str) -> list[FileRecord]:
         stored = await self._redis.hvals(self._index(tenant))
         return [FileRecord.model_validate_json(one) for one in stored]
@@ -178,9 +189,12 @@ class Files:
     async def stores_of(self, tenant: str, id: str) -> set[str]:
         return {str(id) for id in await self._redis.smembers(self._one(tenant, id) + ":stores")}
 
-    async def note_store(self, tenant: str, id: str, store: str, *, held: bool) -> None:
-        key = self._one(tenant, id) + ":stores"
-        await (self._redis.sadd(key, store) if held else self._redis.srem(key, store))
+    async def note_store(self, tenant: str, ids: Iterable[str], store: str, *, held: bool) -> None:
+        keys = [self._one(tenant, id) + ":stores" for id in ids]
+        async with self._redis.pipeline(transaction=False) as all:
+            for key in keys:
+                (all.sadd if held else all.srem)(key, store)
+            await all.execute()
 
     def _index(self, tenant: str) -> str:
         return f"{self._prefix}{tenant}:index"

@@ -8,14 +8,14 @@ then, what retrieval may hold of it is removed last.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import grpc
 from pydantic import BaseModel
 
 from protos.common_pb2 import Caller, Usage
-from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest
+from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest, SetAttributesRequest
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.common.telemetry import Telemetry
@@ -28,7 +28,15 @@ from services.gateway.metering.estimate import of_bytes
 from services.gateway.metering.meter import Meter, Metered
 from services.gateway.stores.files import FileRecord, Files
 from services.gateway.stores.retrieval_client import INDEX_TIMEOUT_S, RetrievalClient
-from services.gateway.stores.store_files import AttachedFile, StoreFiles
+from services.gateway.stores.store_files import (
+    NO_ATTRIBUTES,
+    AttachedFile,
+    Attributes,
+    Chunking,
+    attribute_values,
+)
+from services.gateway.stores.store_record import FileBatch
+from services.gateway.stores.store_records import StoreRecords
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +44,33 @@ ROUTE = "index"  # in the ledger
 QUEUEING_S = 1800.0  # a file waits so long for room in limits, or has failed
 INDEXING_S = 600.0  # its indexing ends within this
 _AT_ONCE = 2
-_QUEUE = 256  # files of one tenant; tenants are those to whom the operator gave keys
+_QUEUE = 4096  # files of one tenant; tenants are those to whom the operator gave keys
 _RETRY_S = 1.0
 _RETRIES = 30
 _FOR_NOW = ("rate_limit_exceeded", "limits_unavailable")  # for which a file waits
 
 
-class Task(BaseModel):
-    """What is to be indexed, and for whom. An attachment is charged once, whoever settles it."""
+class Wanted(NamedTuple):
+    """A file that is to go into a store, and what is said of it there."""
 
-    who: Grantee
-    request_id: str
+    file: FileRecord
+    attributes: Attributes = NO_ATTRIBUTES
+    chunking: Chunking | None = None
+
+
+class Attachment(BaseModel):
+    """Which file, where. What else a task tells may be unknown to this version; this never is."""
+
     store: str
     file: str
     attachment: str
+    request_id: str = ""
+
+
+class Task(Attachment):
+    """What is to be indexed, and for whom. An attachment is charged once, whoever settles it."""
+
+    who: Grantee
 
 
 class _Place(NamedTuple):
@@ -68,7 +89,7 @@ class Indexing:
     def __init__(
         self,
         files: Files,
-        store_files: StoreFiles,
+        records: StoreRecords,
         retrieval: RetrievalClient,
         meter: Meter,
         telemetry: Telemetry,
@@ -77,7 +98,7 @@ class Indexing:
     ) -> None:
         self.places = Places(_AT_ONCE)
         self._files = files
-        self._store_files = store_files
+        self._records = records
         self._retrieval = retrieval
         self._meter = meter
         self._telemetry = telemetry
@@ -102,45 +123,79 @@ class Indexing:
             )
 
     async def begin(
-        self, who: Principal, caller: Caller, store: str, file: FileRecord
-    ) -> AttachedFile:
-        """Attaches the file and indexes it in the background, at the cost of `who`. Raises as
-        `expect` does."""
+        self,
+        who: Principal,
+        caller: Caller,
+        store: str,
+        wanted: Sequence[Wanted],
+        batch: FileBatch | None = None,
+    ) -> list[AttachedFile]:
+        """Attaches files and indexes them in the background, at the cost of `who`. Raises as
+        `expect` does, NOT_FOUND where the store is gone, INVALID_ARGUMENT where it expired."""
         tenant, now = caller.tenant, int(time.time())
-        await self.expect(who, 1)
-        await self.cancel(tenant, store, file.id)
-        attached = AttachedFile(
-            id=file.id, store=store, filename=file.filename, created_at=now, bytes=file.bytes
-        )
-        task = Task(
-            who=Grantee.of(who, now),
-            request_id=caller.request_id,
-            store=store,
-            file=file.id,
-            attachment=attached.attachment,
-        )
-        async with self._jobs.promised(self._queue(tenant), task.model_dump_json()):
-            await self._files.note_store(tenant, file.id, store, held=True)
-            await self._store_files.put(tenant, attached)
+        await self.expect(who, len(wanted))
+        attached = [
+            AttachedFile(
+                id=file.id,
+                store=store,
+                filename=file.filename,
+                created_at=now,
+                bytes=file.bytes,
+                attributes=attributes,
+                chunking=chunking,
+                batch=batch.id if batch is not None else "",
+            )
+            for file, attributes, chunking in wanted
+        ]
+        ids = [file.id for file in attached]
+        await self.cancel(tenant, store, ids)
+        tasks = [
+            Task(
+                who=Grantee.of(who, now),
+                request_id=caller.request_id,
+                store=store,
+                file=file.id,
+                attachment=file.attachment,
+            ).model_dump_json()
+            for file in attached
+        ]
+        async with self._jobs.promised(self._queue(tenant), *tasks):
+            await self._files.note_store(tenant, ids, store, held=True)
+            try:
+                await self._records.put(tenant, store, attached, batch)
+            except PenstockError:  # the store was deleted a moment ago
+                await self._files.note_store(tenant, ids, store, held=False)
+                raise
+            # A removal of an earlier attachment may have forgotten the store in between.
+            await self._files.note_store(tenant, ids, store, held=True)
         return attached
 
-    async def remove(self, caller: Caller, store: str, file_id: str = "") -> None:
-        """Takes a file, or all of the store, out of what is searchable, and off its way there."""
-        await self.cancel(caller.tenant, store, file_id)
-        await self._unindex(caller, store, file_id)
+    async def remove(self, caller: Caller, store: str) -> None:
+        """Takes all of the store out of what is searchable, and off its way there."""
+        await self.cancel(caller.tenant, store)
+        await self._remove(RemoveRequest(caller=caller, collection=store))
 
-    async def remove_if_gone(self, caller: Caller, store: str, file_id: str) -> bool:
-        """Whether it is in the store no more; then nothing of it is searchable either."""
-        try:
-            await self._store_files.get(caller.tenant, store, file_id)
-        except PenstockError:
-            await self._unindex(caller, store, file_id)
-            return True
-        return False
+    async def remove_file(
+        self, caller: Caller, store: str, file_id: str, attachment: str = ""
+    ) -> bool:
+        """The same of a file, as it was attached; without that: of one that is there no more.
+        Nothing of what was attached anew meanwhile; then False."""
+        await self.cancel(caller.tenant, store, [file_id])
+        return await self._unindex(caller, store, file_id, attachment)
 
-    async def cancel(self, tenant: str, store: str, file_id: str = "") -> None:
-        """Ends what is on its way at this gateway; without a file, all of the store."""
-        tasks = list(self._on_the_way(tenant, store, file_id))
+    async def describe(self, caller: Caller, store: str, file_id: str) -> None:
+        """Searches find the file by the attributes that its record has."""
+        told: Attributes | None = None
+        while True:
+            file = await self._records.file(caller.tenant, store, file_id)
+            if file.state != "completed" or file.attributes == told:
+                return  # one on its way is told of as it arrives
+            told = file.attributes
+            await self._describe(caller, file)
+
+    async def cancel(self, tenant: str, store: str, files: Collection[str] = ()) -> None:
+        """Ends what is on its way at this gateway; without files, all of the store."""
+        tasks = list(self._on_the_way(tenant, store, files))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,7 +207,7 @@ class Indexing:
         attached = await self._attached(tenant, task)
         if attached is None:
             if job.claims > 1:  # whoever had it may have been in the middle of it
-                await self.remove_if_gone(_caller(job, task), task.store, task.file)
+                await self._unindex(_caller(job, task), task.store, task.file)
             return
         work = asyncio.create_task(self._carry(job, task, attached), name=f"index {task.file}")
         self._running[work] = _Place(tenant, task.store, task.file)
@@ -167,7 +222,7 @@ class Indexing:
             work.result()
 
     async def give_up(self, job: Claimed, why: str) -> None:
-        task = Task.model_validate_json(job.body)
+        task = Attachment.model_validate_json(job.body)
         if (attached := await self._attached(job.queue.tenant, task)) is not None:
             attached.fail(why)
             await self._note_outcome(_caller(job, task), attached)
@@ -214,52 +269,110 @@ class Indexing:
             raise Later(job.body, error.retry_after_s) from None
 
     async def _index(self, caller: Caller, attached: AttachedFile) -> IndexReply:
+        place = (attached.store, attached.id)
+        revision = await self._records.revise(caller.tenant, *place, attached.attachment)
+        if not revision:  # nobody wants it any more
+            raise asyncio.CancelledError
         request = IndexRequest(
             caller=caller,
             collection=attached.store,
             source_id=attached.id,
             title=attached.filename,
             text=await self._files.content(caller.tenant, attached.id),
+            revision=revision,
+            attributes=attribute_values(attached.attributes),
         )
         with self._telemetry.lone_span("index file", file_id=attached.id) as span:
             return await self._retrieval.index(request, span)
 
     # ---- its outcome --------------------------------------------------------------------------
 
-    async def _attached(self, tenant: str, task: Task) -> AttachedFile | None:
+    async def _attached(self, tenant: str, task: Attachment) -> AttachedFile | None:
         """None: it was taken out, attached anew, or it is known how it ended."""
-        try:
-            attached = await self._store_files.get(tenant, task.store, task.file)
-        except PenstockError:
-            return None
-        waits = attached.state == "in_progress" and attached.attachment == task.attachment
-        return attached if waits else None
+        for attached in await self._records.files(tenant, task.store, [task.file]):
+            if _waits(attached, task.attachment):
+                return attached
+        return None
 
-    async def _note_outcome(self, caller: Caller, attached: AttachedFile) -> None:
+    async def _note_outcome(self, caller: Caller, ended: AttachedFile) -> None:
         for tries in range(1, _RETRIES + 1):
             try:
-                if await self._store_files.settle(caller.tenant, attached) == "gone":
-                    await self._unindex(caller, attached.store, attached.id)
-                return
+                return await self._settle(caller, ended)
             except (*RedisAway, PenstockError) as error:
-                log.warning("outcome of indexing %s not noted: %s", attached.id, error)
+                log.warning("outcome of indexing %s not noted: %s", ended.id, error)
                 if tries == _RETRIES:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
-    async def _unindex(self, caller: Caller, store: str, file_id: str) -> None:
-        request = RemoveRequest(caller=caller, collection=store, source_id=file_id)
+    async def _settle(self, caller: Caller, ended: AttachedFile) -> None:
+        """Unless it was taken out, cancelled or attached anew meanwhile: then nothing of it
+        stays."""
+        place = (caller.tenant, ended.store, ended.id)
+        told = ended.attributes
+
+        def settled(file: AttachedFile) -> AttachedFile | None:
+            if not _waits(file, ended.attachment) or file.attributes != told:
+                return None
+            how = {"state": ended.state, "error": ended.error, "error_code": ended.error_code}
+            return file.model_copy(update=how)
+
+        while True:
+            try:
+                file = await self._records.change_file(*place, settled)
+            except PenstockError:  # it is there no more
+                await self._unindex(caller, ended.store, ended.id)
+                return
+            if file.attachment != ended.attachment:
+                return
+            if file.state == "cancelled":
+                await self._unindex(caller, ended.store, ended.id, ended.attachment)
+                return
+            if file.state != "in_progress":
+                return
+            told = file.attributes  # others than those that it was indexed with
+            if ended.state == "completed":
+                await self._describe(caller, file)
+
+    async def _unindex(
+        self, caller: Caller, store: str, file_id: str, attachment: str = ""
+    ) -> bool:
+        """`remove_file`, where nothing is on its way."""
+        revision = await self._records.revise(caller.tenant, store, file_id, attachment)
+        if revision:
+            place = {"collection": store, "source_id": file_id}
+            await self._remove(RemoveRequest(caller=caller, revision=revision, **place))
+        return revision > 0
+
+    async def _remove(self, request: RemoveRequest) -> None:
         with self._telemetry.lone_span("remove") as span:
             await self._retrieval.remove(request, span)
 
-    def _on_the_way(self, tenant: str, store: str, file_id: str) -> Iterator["asyncio.Task[None]"]:
+    async def _describe(self, caller: Caller, file: AttachedFile) -> None:
+        request = SetAttributesRequest(
+            caller=caller,
+            collection=file.store,
+            source_id=file.id,
+            attributes=attribute_values(file.attributes),
+        )
+        with self._telemetry.lone_span("set attributes", file_id=file.id) as span:
+            await self._retrieval.set_attributes(request, span)
+
+    def _on_the_way(
+        self, tenant: str, store: str, files: Collection[str]
+    ) -> Iterator["asyncio.Task[None]"]:
         for task, place in self._running.items():
-            if (place.tenant, place.store) == (tenant, store) and file_id in ("", place.file):
+            if (place.tenant, place.store) == (tenant, store) and (
+                not files or place.file in files
+            ):
                 yield task
 
     def _queue(self, tenant: str) -> Queue:
         return Queue(self.name, tenant, "files")
 
 
-def _caller(job: Claimed, task: Task) -> Caller:
+def _waits(file: AttachedFile, attachment: str) -> bool:
+    return file.state == "in_progress" and file.attachment == attachment
+
+
+def _caller(job: Claimed, task: Attachment) -> Caller:
     return Caller(tenant=job.queue.tenant, request_id=task.request_id)

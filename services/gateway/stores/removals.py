@@ -4,8 +4,8 @@ What is searchable goes first, and last what says that there was something. So a
 off can be repeated, by its client as by its job.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 from pydantic import BaseModel
@@ -51,12 +51,21 @@ class Removals:
     async def run(self, job: Claimed) -> None:
         removal = Removal.model_validate_json(job.body)
         caller = Caller(tenant=job.queue.tenant, request_id=removal.request_id)
-        try:
+        with again_if_away(job):
             await self._redo(caller, removal)
-        except PenstockError as error:
-            if error.code is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            raise Later(job.body, max(error.retry_after_s, _AGAIN_S)) from None
 
     async def give_up(self, job: Claimed, why: str) -> None:
         """Who asked for it was never told that it was done."""
+
+
+@contextmanager
+def again_if_away(job: Claimed) -> Iterator[None]:
+    """While retrieval is away the job waits. What is there no more needs nothing done."""
+    try:
+        yield
+    except PenstockError as error:
+        if error.reason == "not_found":
+            return
+        if error.code is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        raise Later(job.body, max(error.retry_after_s, _AGAIN_S)) from None

@@ -68,6 +68,8 @@ class RetrievalClient:
         )
         self.embedding_model = ""
         """The name that replicas register, also while they are away; empty before the first."""
+        self.max_chunk_tokens = 0
+        """Of a chunk that its model reads whole; 0: not told yet."""
         self._channels: dict[str, Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -139,6 +141,15 @@ class RetrievalClient:
         reply: retrieval_pb2.RemoveReply = await self._call("Remove", request, span, bounds, None)
         return reply
 
+    async def set_attributes(
+        self, request: retrieval_pb2.SetAttributesRequest, span: Span
+    ) -> retrieval_pb2.SetAttributesReply:
+        bounds = _Bounds(REMOVE_TIMEOUT_S, self._patience_s)
+        reply: retrieval_pb2.SetAttributesReply = await self._call(
+            "SetAttributes", request, span, bounds, None
+        )
+        return reply
+
     async def _call(
         self,
         method: str,
@@ -196,6 +207,7 @@ class RetrievalClient:
         for replica in added:
             self._channels[replica.id] = self._dial(replica)
             self.embedding_model = replica.facts.get("embedding_model", self.embedding_model)
+            self.max_chunk_tokens = int(replica.facts.get("max_chunk_tokens", 0))
 
 
 async def _connected(channel: grpc.aio.Channel) -> bool:

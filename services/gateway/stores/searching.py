@@ -1,10 +1,11 @@
 """A search of one vector store by itself, metered as a request."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from protos.common_pb2 import Passage, Record, Usage
-from protos.retrieval_pb2 import SearchRequest
+from protos.retrieval_pb2 import Filter, SearchRequest
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
@@ -15,15 +16,16 @@ class Search(NamedTuple):
     """What is searched for."""
 
     store: str  # its id
-    query: str
+    queries: Sequence[str]
     limit: int  # passages
     threshold: float  # 0 to 1; of less similar passages none
+    filter: Filter | None = None
 
 
 class Found(NamedTuple):
     passages: Sequence[Passage]  # best first
     warning: str  # what is not searched; empty: nothing
-    tokens: int  # of the query
+    tokens: int  # of the queries
     cost: Cost | None
     headers: Mapping[str, str]
 
@@ -32,21 +34,47 @@ async def search(
     gateway: Gateway, request_id: str, route: str, principal: Principal, asked: Search
 ) -> Found:
     """Raises NOT_FOUND for a store of others, and what limits and retrieval raise."""
-    unready = await gateway.stores.unready(principal.tenant, asked.store)
-    request = SearchRequest(
-        caller=principal.caller(request_id),
-        collections=[asked.store],
-        query=asked.query,
-        limit=asked.limit,
-        score_threshold=asked.threshold,
-        judged=True,
-    )
+    unready = await gateway.stores.records.searched(principal.tenant, [asked.store])
+    requests = [
+        SearchRequest(
+            caller=principal.caller(request_id),
+            collections=[asked.store],
+            query=query,
+            limit=asked.limit,
+            score_threshold=asked.threshold,
+            judged=True,
+            filter=asked.filter,
+        )
+        for query in asked.queries
+    ]
     model = await gateway.retrieval.model()
     principal.authorize_embedding(model)
-    expected = (of_texts([asked.query]), 0)
+    expected = (of_texts(asked.queries), 0)
     with gateway.telemetry.lone_span("search", request_id=request_id) as span:
         async with gateway.meter.run(principal, request_id, route, model, expected) as metered:
-            reply = await gateway.retrieval.search(request, span, Record())
-            metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
+            searches = [
+                asyncio.create_task(gateway.retrieval.search(request, span, Record()))
+                for request in requests
+            ]
+            try:
+                replies = await asyncio.gather(*searches)
+            finally:
+                for one in searches:
+                    one.cancel()
+            tokens = sum(reply.tokens for reply in replies)
+            metered.usage = lambda: Usage(prompt_tokens=tokens)
             await gateway.meter.settle(metered)
-    return Found(reply.passages, unready.warning(), reply.tokens, metered.cost, metered.headers)
+    passages = _best([reply.passages for reply in replies], asked.limit)
+    return Found(passages, unready.warning(), tokens, metered.cost, metered.headers)
+
+
+def _best(found: Sequence[Sequence[Passage]], limit: int) -> Sequence[Passage]:
+    """What any of the queries found, each passage once, by the query that it answers best."""
+    if len(found) == 1:
+        return found[0]
+    best: dict[tuple[str, int], Passage] = {}
+    for passage in (passage for passages in found for passage in passages):
+        place = (passage.source_id, passage.position)
+        if place not in best or passage.score > best[place].score:
+            best[place] = passage
+    return sorted(best.values(), key=lambda passage: -passage.score)[:limit]

@@ -1,56 +1,34 @@
-"""Which files a vector store holds, and how far each of them is. In Redis:
-
-{ns}:{tenant}:store:<id>          hash   file id → JSON of AttachedFile
-{ns}:{tenant}:store:<id>:unready  set    ids of files that searches do not find, yet or ever
-"""
+"""A file in a vector store: what is kept of it there, and what is told of those not ready."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import grpc
 from pydantic import BaseModel, Field
 
+from protos.common_pb2 import AttributeValue
 from services.common.errors import PenstockError
-from services.common.redis import Redis, Script
-from services.gateway.ids import FILE, STORE, not_found
 
-_NAMED = 5  # files in one warning
-_SHOWN_CHARS = 60  # of a file's name in it
+_SHOWN_CHARS = 60  # of a file's name in a warning
 _ERROR_CHARS = 160
 
-# The outcome of one attachment is noted unless the file was taken out meanwhile, or attached anew.
-_SETTLE = """
-local files, unready = KEYS[1], KEYS[2]
-local id, record, attachment, ready = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local stored = redis.call('HGET', files, id)
-if not stored then return 'gone' end
-if cjson.decode(stored).attachment ~= attachment then return 'replaced' end
-redis.call('HSET', files, id, record)
-if ready == '1' then redis.call('SREM', unready, id) end
-return 'kept'
-"""
-# Of all stores (a hash and a set each): so many records at most, and how many there are.
-_UNREADY = """
-local found, total = {}, 0
-for n = 1, #KEYS, 2 do
-  local ids = redis.call('SMEMBERS', KEYS[n + 1])
-  table.sort(ids)
-  total = total + #ids
-  for _, id in ipairs(ids) do
-    if #found >= tonumber(ARGV[1]) then break end
-    local record = redis.call('HGET', KEYS[n], id)
-    if record then table.insert(found, record) end
-  end
-end
-return {total, found}
-"""
-
+State = Literal["in_progress", "completed", "failed", "cancelled"]
 ErrorCode = Literal["server_error", "unsupported_file", "invalid_file"]  # as OpenAI has them
+Attributes = Mapping[str, bool | int | float | str]
+NO_ATTRIBUTES: Attributes = MappingProxyType({})
+
+
+class Chunking(BaseModel):
+    """How a file is cut, where its attachment says so."""
+
+    max_tokens: int
+    overlap_tokens: int
 
 
 class AttachedFile(BaseModel):
-    """A file in a store."""
+    """A file in a store. records.lua reads `state`, `attachment`, `bytes` and `batch`."""
 
     id: str
     store: str
@@ -58,9 +36,12 @@ class AttachedFile(BaseModel):
     created_at: int
     bytes: int
     attachment: str = Field(default_factory=lambda: secrets.token_hex(8))
-    state: Literal["in_progress", "completed", "failed"] = "in_progress"
+    state: State = "in_progress"
     error: str = ""
     error_code: ErrorCode = "server_error"
+    attributes: Attributes = {}
+    chunking: Chunking | None = None
+    batch: str = ""
 
     def fail(self, error: PenstockError | str) -> None:
         """INVALID_ARGUMENT is the file's own fault, anything else the service's."""
@@ -73,7 +54,7 @@ class AttachedFile(BaseModel):
             self.error = error
 
     def as_json(self) -> dict[str, Any]:
-        status = self.state
+        status, cut = self.state, self.chunking
         return {
             "id": self.id,
             "object": "vector_store.file",
@@ -84,7 +65,16 @@ class AttachedFile(BaseModel):
             "last_error": {"code": self.error_code, "message": self.error}
             if status == "failed"
             else None,
-            "attributes": {},
+            "attributes": dict(self.attributes),
+            "chunking_strategy": {
+                "type": "static",
+                "static": {
+                    "max_chunk_size_tokens": cut.max_tokens,
+                    "chunk_overlap_tokens": cut.overlap_tokens,
+                },
+            }
+            if cut is not None
+            else {"type": "other"},  # OpenAI's name for what is not told: retrieval's own
         }
 
     def why_unready(self) -> str:
@@ -92,6 +82,8 @@ class AttachedFile(BaseModel):
         name = name if len(name) <= _SHOWN_CHARS else name[: _SHOWN_CHARS - 1] + "…"
         if self.state == "failed":
             return f"{name} ({self.id}) failed: {self.error[:_ERROR_CHARS]}"
+        if self.state == "cancelled":
+            return f"{name} ({self.id}) was cancelled"
         return f"{name} ({self.id}) is still being indexed"
 
 
@@ -110,62 +102,17 @@ class Unready(NamedTuple):
         return f"not searched: {'; '.join(told)}" if told else ""
 
 
-def tenant_key(namespace: str, tenant: str, *parts: str) -> str:
-    """The braces keep a tenant's stores in one slot of a Redis cluster."""
-    return ":".join((namespace, "{" + tenant + "}", *parts))
+def attribute_values(attributes: Attributes) -> dict[str, AttributeValue]:
+    """As retrieval takes them."""
+    return {key: attribute_value(value) for key, value in attributes.items()}
 
 
-class StoreFiles:
-    """Methods raise `RedisAway` when Redis is away, NOT_FOUND for an unknown id."""
+def told_attributes(attributes: Mapping[str, AttributeValue]) -> dict[str, bool | float | str]:
+    """As clients have them."""
+    return {key: getattr(one, one.WhichOneof("kind") or "text") for key, one in attributes.items()}
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
-        self._redis = redis
-        self._namespace = namespace
-        self._settle = Script(redis, _SETTLE)
-        self._unready = Script(redis, _UNREADY)
 
-    async def put(self, tenant: str, file: AttachedFile) -> None:
-        """Begins an attachment, in the place of an earlier one of the same file."""
-        files, unready = self._keys(tenant, file.store)
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hset(files, file.id, file.model_dump_json())
-            both.sadd(unready, file.id)
-            await both.execute()
-
-    async def settle(self, tenant: str, file: AttachedFile) -> str:
-        """Notes how the attachment ended. "kept"; "gone" when the file is no longer in the store;
-        "replaced" when it was attached anew meanwhile.
-        """
-        ready = "1" if file.state == "completed" else "0"
-        told = [file.id, file.model_dump_json(), file.attachment, ready]
-        return str(await self._settle(self._keys(tenant, file.store), told))
-
-    async def all(self, tenant: str, store: str) -> list[AttachedFile]:
-        stored = await self._redis.hvals(self._keys(tenant, store)[0])
-        return [AttachedFile.model_validate_json(one) for one in stored]
-
-    async def get(self, tenant: str, store: str, file_id: str) -> AttachedFile:
-        key = self._keys(tenant, store)[0]
-        stored = await self._redis.hget(key, file_id) if FILE.fits(file_id) else None
-        if stored is None:
-            raise not_found("file in this vector store", file_id)
-        return AttachedFile.model_validate_json(stored)
-
-    async def unready(self, tenant: str, stores: Sequence[str]) -> Unready:
-        keys = [key for store in stores for key in self._keys(tenant, store)]
-        total, found = await self._unready(keys, [_NAMED])
-        return Unready([AttachedFile.model_validate_json(one) for one in found], int(total))
-
-    async def drop(self, tenant: str, store: str, file_id: str) -> None:
-        files, unready = self._keys(tenant, store)
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hdel(files, file_id)
-            both.srem(unready, file_id)
-            await both.execute()
-
-    async def drop_all(self, tenant: str, store: str) -> None:
-        await self._redis.delete(*self._keys(tenant, store))
-
-    def _keys(self, tenant: str, store: str) -> tuple[str, str]:
-        key = tenant_key(self._namespace, tenant, "store", STORE.checked(store))
-        return key, key + ":unready"
+def attribute_value(value: bool | int | float | str) -> AttributeValue:
+    if isinstance(value, bool):
+        return AttributeValue(flag=value)
+    return AttributeValue(text=value) if isinstance(value, str) else AttributeValue(number=value)

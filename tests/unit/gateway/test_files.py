@@ -182,7 +182,7 @@ async def test_deleting_makes_room_for_others_once(small):
 
 async def test_a_tenants_files_are_its_own(files):
     (mine,) = await uploads(files, 1, size=90)
-    await files.note_store("acme", mine, "vs_1", held=True)
+    await files.note_store("acme", [mine], "vs_1", held=True)
     for tenant in ("rival", "acme:file", "acm"):
         with pytest.raises(PenstockError):
             await files.get(tenant, mine)
@@ -190,7 +190,7 @@ async def test_a_tenants_files_are_its_own(files):
             await files.content(tenant, mine)
         assert await files.all(tenant) == []
         assert await files.stores_of(tenant, mine) == set()
-        await files.note_store(tenant, mine, "vs_1", held=False)
+        await files.note_store(tenant, [mine], "vs_1", held=False)
         await files.delete(tenant, mine)
     assert await files.content("acme", mine) == "x" * 90
     assert await files.stores_of("acme", mine) == {"vs_1"}
@@ -202,10 +202,10 @@ async def test_a_tenants_files_are_its_own(files):
 async def test_which_stores_hold_a_file(files):
     first, second = await uploads(files, 2, size=1)
     for store in ("vs_1", "vs_2", "vs_2"):
-        await files.note_store("acme", first, store, held=True)
+        await files.note_store("acme", [first], store, held=True)
     assert await files.stores_of("acme", first) == {"vs_1", "vs_2"}
     assert await files.stores_of("acme", second) == set()
-    await files.note_store("acme", first, "vs_2", held=False)
+    await files.note_store("acme", [first], "vs_2", held=False)
     assert await files.stores_of("acme", first) == {"vs_1"}
     await files.delete("acme", first)
     assert await files.stores_of("acme", first) == set()

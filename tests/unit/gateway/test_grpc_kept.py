@@ -3,14 +3,25 @@
 from typing import Any
 
 import pytest
+from google.protobuf.struct_pb2 import Value
 
 from protos import gateway_stores_pb2 as pb
-from services.gateway.api.grpc.kept import fields_of, told
+from protos.gateway_pb2 import PublicSearchStoreRequest
+from services.gateway.api.grpc.kept import told
+from services.gateway.api.grpc.plain import fields_of
 from services.gateway.api.openapi.answers import batches, stores
+from services.gateway.api.resources.attachments import FileAbout
 from services.gateway.api.resources.batches import CreateBatch
+from services.gateway.api.resources.file_batches import CreateFileBatch
 from services.gateway.api.resources.files import FileList
-from services.gateway.api.resources.pages import PageQuery
-from services.gateway.api.resources.vector_stores import AttachedList, AttachFile, CreateStore
+from services.gateway.api.resources.pages import PageQuery, StorePage
+from services.gateway.api.resources.vector_stores import (
+    AboutStore,
+    AttachedList,
+    AttachFile,
+    CreateStore,
+    UpdateFile,
+)
 
 KIND = {"object"}
 
@@ -24,9 +35,13 @@ def names(message: Any) -> set[str]:
     [
         (stores.File, pb.File, KIND),
         (stores.DeletedFile, pb.Deleted, KIND),
-        (stores.VectorStore, pb.VectorStore, KIND | {"expires_after", "expires_at"}),
-        (stores.FileCounts, pb.VectorStore.FileCounts, set()),
-        (stores.StoreFile, pb.VectorStoreFile, KIND | {"attributes"}),
+        (stores.VectorStore, pb.VectorStore, KIND),
+        (stores.ExpiresAfter, pb.ExpiresAfter, set()),
+        (stores.FileCounts, pb.FileCounts, set()),
+        (stores.FileBatch, pb.FileBatch, KIND),
+        (stores.StoreFile, pb.VectorStoreFile, KIND),
+        (stores.ChunkingStrategy, pb.ChunkingStrategy, set()),
+        (stores.StaticChunking, pb.ChunkingStrategy.Static, set()),
         (stores.IndexFailure, pb.VectorStoreFile.Failure, set()),
         (batches.Batch, pb.Batch, KIND),
         (batches.BatchFaults, pb.Batch.Errors, KIND),
@@ -42,12 +57,17 @@ def test_nothing_is_told_over_rest_alone(answer: Any, message: Any, left_out: se
 @pytest.mark.parametrize(
     ("model", "message", "path"),
     [
-        (PageQuery, pb.ListVectorStoresRequest, set()),
+        (StorePage, pb.ListVectorStoresRequest, set()),
         (PageQuery, pb.ListBatchesRequest, set()),
         (FileList, pb.ListFilesRequest, set()),
         (AttachedList, pb.ListAttachedFilesRequest, {"vector_store_id"}),
         (CreateStore, pb.CreateVectorStoreRequest, set()),
+        (AboutStore, pb.UpdateVectorStoreRequest, {"vector_store_id", "update_mask"}),
         (AttachFile, pb.AttachFileRequest, {"vector_store_id"}),
+        (UpdateFile, pb.UpdateAttachedFileRequest, {"vector_store_id", "file_id"}),
+        (CreateFileBatch, pb.CreateFileBatchRequest, {"vector_store_id"}),
+        (FileAbout, pb.CreateFileBatchRequest.File, set()),
+        (AttachedList, pb.ListFileBatchRequest, {"vector_store_id", "batch_id"}),
         (CreateBatch, pb.CreateBatchRequest, set()),
     ],
 )
@@ -60,5 +80,19 @@ def test_what_is_not_set_is_not_asked_and_what_is_null_is_not_told() -> None:
     assert fields_of(request, "vector_store_id") == {"limit": 0}
     store = pb.CreateVectorStoreRequest(file_ids=["a"], metadata={"b": "c"})
     assert fields_of(store) == {"file_ids": ["a"], "metadata": {"b": "c"}}
+    attach = pb.AttachFileRequest(file_id="f", attributes={"n": Value(number_value=2)})
+    attach.attributes["none"].null_value = 0
+    attach.chunking_strategy.static.max_chunk_size_tokens = 200
+    assert fields_of(attach) == {
+        "file_id": "f",
+        "attributes": {"n": 2.0, "none": None},
+        "chunking_strategy": {"static": {"max_chunk_size_tokens": 200}},
+    }
+    search = PublicSearchStoreRequest()
+    search.filters.update({"type": "and", "filters": [{"value": ["a", True]}, {"value": None}]})
+    assert fields_of(search)["filters"] == {
+        "type": "and",
+        "filters": [{"value": ["a", True]}, {"value": None}],
+    }
     batch = told(pb.Batch, {"id": "b", "object": "batch", "errors": None, "failed_at": None})
     assert batch == pb.Batch(id="b")

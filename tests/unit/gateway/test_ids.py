@@ -10,11 +10,11 @@ from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.telemetry import Telemetry
 from services.gateway.identity.keys import KeyStore
-from services.gateway.ids import FILE, KEY, REQUEST, STORE, IdKind
+from services.gateway.ids import FILE, FILE_BATCH, KEY, REQUEST, STORE, IdKind
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.retrieval_client import RetrievalClient
-from services.gateway.stores.store_files import StoreFiles
+from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import VectorStores
 from tests.support.gateway_parts import meter
 
@@ -81,11 +81,11 @@ class NoRedis:
 def stores(files: Files) -> VectorStores:
     redis, settings = NoRedis(), Settings()
     telemetry = Telemetry("gateway", "test")
-    store_files = StoreFiles(redis, "ns")
+    records = StoreRecords(redis, "ns")
     retrieval = RetrievalClient(redis, settings)
     nobody: Any = None  # carries it out
-    indexing = Indexing(files, store_files, retrieval, meter(), telemetry, nobody, nobody)
-    return VectorStores(redis, "ns", files, store_files, indexing, nobody, 9)
+    indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody)
+    return VectorStores(files, records, indexing, nobody, 9)
 
 
 async def test_an_odd_id_never_reaches_redis():
@@ -97,13 +97,20 @@ async def test_an_odd_id_never_reaches_redis():
             lambda odd: files.content("acme", odd),
             lambda odd: files.delete("acme", odd),
             lambda odd: files.stores_of("acme", odd),
-            lambda odd: files.note_store("acme", odd, STORE.new(), held=True),
-            lambda odd: held.file("acme", STORE.new(), odd),
+            lambda odd: files.some("acme", [(odd, "file_id")]),
+            lambda odd: files.note_store("acme", [odd], STORE.new(), held=True),
+            lambda odd: held.records.file("acme", STORE.new(), odd),
+            lambda odd: held.records.revise("acme", STORE.new(), odd),
+            lambda odd: held.records.drop("acme", STORE.new(), odd, "a"),
         ),
         STORE: (
-            lambda odd: held.get("acme", odd),
-            lambda odd: held.files("acme", odd),
-            lambda odd: held.file("acme", odd, FILE.new()),
+            lambda odd: held.records.store("acme", odd),
+            lambda odd: held.records.all_files("acme", odd),
+            lambda odd: held.records.file_ids("acme", odd),
+            lambda odd: held.records.file("acme", odd, FILE.new()),
+            lambda odd: held.records.batch("acme", odd, FILE_BATCH.new()),
+            lambda odd: held.records.delete("acme", odd),
+            lambda odd: held.records.clear("acme", odd),
             lambda odd: held.require("acme", (odd,)),
         ),
     }

@@ -1,6 +1,7 @@
 """Files on their way into vector stores: in turn, bounded, and each with an outcome."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,9 +13,12 @@ import pytest
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.gateway.identity.limits import Bound, Limit
+from services.gateway.jobs import jobs as jobs_module
 from services.gateway.metering.run import Room, Verdict
 from services.gateway.stores import indexing
+from services.gateway.stores.indexing import Wanted
 from services.gateway.stores.store_files import AttachedFile
+from services.gateway.stores.vector_stores import Attach
 from tests.support.stores_rig import CALLER, RIVAL, WHO, StoresRig
 from tests.support.waiting import until
 
@@ -28,7 +32,7 @@ async def rig(redis_url: str, namespace: str) -> AsyncIterator[StoresRig]:
 
 
 async def the_file(rig: StoresRig, store: str) -> AttachedFile:
-    (file,) = await rig.stores.files("acme", store)
+    (file,) = await rig.records.all_files("acme", store)
     return file
 
 
@@ -41,11 +45,11 @@ async def test_files_that_fail_or_are_given_up_give_their_turn_back(rig: StoresR
     rig.retrieval.gate.clear()
     for _ in range(5):
         given_up = await rig.file()
-        await rig.stores.attach(WHO, CALLER, store, given_up.id)
+        await rig.attach(store, given_up)
         await until(lambda: rig.retrieval.indexing == 1, 5)
         await rig.stores.detach(CALLER, store, given_up.id)
     rig.retrieval.gate.set()
-    await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
+    await rig.attach(store, (await rig.file()))
     await rig.arrived()
     assert sorted(await rig.statuses(store)) == ["completed"] + ["failed"] * 5
 
@@ -55,7 +59,7 @@ async def test_a_file_attached_again_is_indexed_once_at_a_time(rig: StoresRig) -
     file = await rig.file()
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    await rig.stores.attach(WHO, CALLER, store, file.id)
+    await rig.attach(store, file)
     await until(lambda: rig.retrieval.begun == 2, 5)
     rig.retrieval.gate.set()
     await rig.arrived()
@@ -68,22 +72,23 @@ async def test_files_of_who_may_not_use_the_embedding_model_are_not_indexed(
 ) -> None:
     who = rig.who["acme"] = replace(WHO, models=frozenset({"tiny"}))
     store, file = await rig.store(), await rig.file()
-    await rig.stores.attach(who, CALLER, store, file.id)  # no retrieval was ever seen
+    one = Attach(file.id, "file_id")
+    await rig.stores.attach(who, CALLER, store, one)  # no retrieval was ever seen
     await rig.arrived()
     attached = await the_file(rig, store)
     assert attached.state == "failed"
     assert "'tiny-embed'" in str(attached.error)
     for ask in (
-        rig.stores.attach(who, CALLER, store, (await rig.file()).id),
-        rig.stores.create(who, CALLER, "s", {}, [file.id]),
+        rig.stores.attach(who, CALLER, store, Attach((await rig.file()).id, "file_id")),
+        rig.stores.create(who, CALLER, lambda record: record, [one]),
     ):
         with pytest.raises(PenstockError, match="'tiny-embed'") as refused:
             await ask
         assert refused.value.reason == "model_not_allowed"
-    assert await rig.stores.create(who, CALLER, "empty", {}, [])
-    assert (rig.retrieval.begun, len(await rig.stores.files("acme", store))) == (0, 1)
+    assert await rig.stores.create(who, CALLER, lambda record: record)
+    assert (rig.retrieval.begun, len(await rig.records.all_files("acme", store))) == (0, 1)
     who = rig.who["acme"] = replace(who, models=frozenset({"tiny-embed"}))
-    await rig.stores.attach(who, CALLER, store, file.id)
+    await rig.stores.attach(who, CALLER, store, Attach(file.id, "file_id"))
     await rig.arrived()
     assert rig.retrieval.begun == 1
 
@@ -94,7 +99,7 @@ async def test_what_is_given_up_has_ended_before_anything_comes_after_it(rig: St
     file = await rig.file()
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    again = asyncio.create_task(rig.stores.attach(WHO, CALLER, store, file.id))
+    again = asyncio.create_task(rig.attach(store, file))
     await until(lambda: rig.retrieval.cancelled == 1, 5)
     done, _ = await asyncio.wait([again], timeout=0.1)
     assert not done
@@ -121,7 +126,7 @@ async def test_a_gateway_that_is_lost_while_it_attaches_leaves_no_file_that_wait
 ) -> None:
     """As far as Redis can tell, an exception behind a write is a kill there."""
     store, file = await rig.store(), await rig.file()
-    for what in (rig.jobs.queues, rig.files, rig.store_files):
+    for what in (rig.jobs.queues, rig.files, rig.records):
         for name in ("add", "note_store", "put"):
             if (write := getattr(what, name, None)) is None:
                 continue
@@ -133,9 +138,9 @@ async def test_a_gateway_that_is_lost_while_it_attaches_leaves_no_file_that_wait
             with monkeypatch.context() as patch:
                 patch.setattr(what, name, lost)
                 with pytest.raises(ConnectionError):
-                    await rig.stores.attach(WHO, CALLER, store, file.id)
+                    await rig.attach(store, file)
             waits = await rig.jobs.queues.size(rig.indexing._queue("acme"))
-            assert waits >= len(await rig.stores.files("acme", store))
+            assert waits >= len(await rig.records.all_files("acme", store))
             await rig.jobs.queues.drop(rig.indexing._queue("acme"))
 
 
@@ -143,7 +148,7 @@ async def test_two_files_are_indexed_at_once_and_the_others_wait(rig: StoresRig)
     rig.retrieval.gate.clear()
     store = await rig.store(*[await rig.file() for _ in range(5)])
     await until(lambda: rig.retrieval.indexing == 2, 5)
-    await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
+    await rig.attach(store, (await rig.file()))
     assert await rig.statuses(store) == ["in_progress"] * 6
     rig.retrieval.gate.set()
     await rig.arrived()
@@ -169,7 +174,7 @@ async def test_however_it_fails_it_is_told(
     assert (told["status"], told["last_error"]) == ("failed", {"code": code, "message": message})
     rig.retrieval.failure = None
     for _ in range(2):  # as many as are indexed at once
-        await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
+        await rig.attach(store, (await rig.file()))
     await rig.arrived()
     assert sorted(await rig.statuses(store)) == ["completed"] * 2 + ["failed"]
 
@@ -178,7 +183,7 @@ async def test_a_file_whose_text_is_gone_has_failed(rig: StoresRig) -> None:
     file = await rig.file()
     store = await rig.store()
     await rig.files.delete("acme", file.id)
-    await rig.indexing.begin(WHO, CALLER, store, file)
+    await rig.indexing.begin(WHO, CALLER, store, [Wanted(file)])
     await rig.arrived()
     assert (await the_file(rig, store)).state == "failed"
     assert rig.retrieval.begun == 0
@@ -191,7 +196,7 @@ async def test_indexing_that_takes_too_long_ends_and_gives_its_turn_back(
     monkeypatch.setattr(indexing, "INDEXING_S", 0.05)
     store = await rig.store(*[await rig.file() for _ in range(3)])
     await rig.arrived()
-    assert [(f.state, f.error) for f in await rig.stores.files("acme", store)] == [
+    assert [(f.state, f.error) for f in await rig.records.all_files("acme", store)] == [
         ("failed", "indexing took too long")
     ] * 3, "the third had its turn too"
 
@@ -204,18 +209,18 @@ async def test_too_many_waiting_files_of_one_tenant(
     store = await rig.store(*[await rig.file() for _ in range(3)])
     fourth = await rig.file()
     with pytest.raises(PenstockError) as refused:
-        await rig.stores.attach(WHO, CALLER, store, fourth.id)
+        await rig.attach(store, fourth)
     assert (refused.value.code, refused.value.reason, refused.value.retry_after_s) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "index_queue_full",
         5.0,
     )
-    assert len(await rig.stores.files("acme", store)) == 3
+    assert len(await rig.records.all_files("acme", store)) == 3
     assert await rig.files.stores_of("acme", fourth.id) == set()
     await rig.store(await rig.file(tenant="rival"), caller=RIVAL)
     rig.retrieval.gate.set()
     await rig.arrived()
-    await rig.stores.attach(WHO, CALLER, store, fourth.id)
+    await rig.attach(store, fourth)
     await rig.arrived()
     assert await rig.statuses(store) == ["completed"] * 4, "those that are done wait no more"
 
@@ -224,14 +229,14 @@ async def test_an_outcome_that_redis_does_not_take_is_noted_later(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexing, "_RETRY_S", 0.02)  # thirty of them are longer than the outage
-    settle, back = rig.store_files.settle, time.monotonic() + 0.2
+    change, back = rig.records.change_file, time.monotonic() + 0.2
 
-    async def away(tenant: str, file: AttachedFile) -> str:
+    async def away(*args: Any) -> AttachedFile:
         if time.monotonic() < back:
             raise ConnectionError
-        return await settle(tenant, file)
+        return await change(*args)
 
-    monkeypatch.setattr(rig.store_files, "settle", away)
+    monkeypatch.setattr(rig.records, "change_file", away)
     store = await rig.store(await rig.file())
     await rig.arrived()
     assert await rig.statuses(store) == ["completed"]
@@ -253,7 +258,7 @@ async def test_what_was_taken_out_elsewhere_is_removed_again_until_it_is(
     await rig.arrived()
     assert rig.retrieval.documents == {}
     assert rig.retrieval.remove_failures == []
-    assert await rig.stores.files("acme", store) == []
+    assert await rig.records.all_files("acme", store) == []
 
 
 async def test_what_was_attached_anew_elsewhere_is_left_to_that(rig: StoresRig) -> None:
@@ -262,7 +267,7 @@ async def test_what_was_attached_anew_elsewhere_is_left_to_that(rig: StoresRig) 
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
     async with rig.another() as other:
-        await other.stores.attach(WHO, CALLER, store, file.id)
+        await other.attach(store, file)
         await until(lambda: rig.retrieval.indexing == 2, 5)
         rig.retrieval.gate.set()
         await rig.arrived()
@@ -277,7 +282,7 @@ async def test_taking_a_file_out_of_one_store_leaves_its_way_into_the_others(
     rig.retrieval.gate.clear()
     file, other = await rig.file(), await rig.file()
     first, second = await rig.store(file), await rig.store(file)
-    await rig.stores.attach(WHO, CALLER, first, other.id)
+    await rig.stores.attach(WHO, CALLER, first, Attach(other.id, "file_id"))
     await until(lambda: rig.retrieval.indexing == 2, 5)
     await rig.stores.detach(CALLER, first, file.id)
     rig.retrieval.gate.set()
@@ -307,7 +312,8 @@ async def test_of_what_was_taken_out_under_a_killed_gateway_nothing_stays(
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
     (job,) = rig.jobs._own.values()
-    await rig.store_files.drop("acme", store, file.id)
+    attachment = (await the_file(rig, store)).attachment
+    await rig.records.drop("acme", store, file.id, attachment)
     await rig.indexing.run(job._replace(claims=2))
     assert rig.retrieval.removed == [("acme", store, file.id)]
     rig.retrieval.gate.set()
@@ -322,6 +328,29 @@ async def test_who_may_no_longer_has_nothing_indexed(rig: StoresRig) -> None:
     assert rig.retrieval.begun == 0
 
 
+async def test_a_file_whose_job_nobody_can_read_has_failed_in_words(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_LEFT_S", 0.01), ("_LOOK_EVERY_S", 0.01), ("_MOST_LEFT", 1)):
+        monkeypatch.setattr(jobs_module, name, value)
+    store, file = await rig.store(), await rig.file()
+    to_json = indexing.Task.model_dump_json
+
+    def of_a_later_version(task: indexing.Task) -> str:
+        told = json.loads(to_json(task))
+        del told["who"]
+        return json.dumps(told)
+
+    monkeypatch.setattr(indexing.Task, "model_dump_json", of_a_later_version)
+    await rig.attach(store, file)
+    await rig.arrived()
+    attached = await the_file(rig, store)
+    assert attached.state == "failed"
+    assert "no gateway could read it" in attached.error
+    (dead,) = await rig.jobs.queues.dead(10)
+    assert file.id in dead.body
+
+
 # ---- what it costs ------------------------------------------------------------------------------
 
 TOKENS = Limit(name="tpm", of="tokens", most=100, per="minute")
@@ -332,7 +361,7 @@ async def test_each_attachment_is_charged_once_to_who_made_it(rig: StoresRig) ->
     store = await rig.store(file)
     await rig.arrived()
     rig.who["acme"] = replace(WHO, user="key_2")
-    await rig.stores.attach(rig.who["acme"], CALLER, store, file.id)
+    await rig.stores.attach(rig.who["acme"], CALLER, store, Attach(file.id, "file_id"))
     await rig.arrived()
     first, second = rig.metered.settled
     assert (first.who["tenant"], first.who["model"]) == ("acme", "tiny-embed")
@@ -377,7 +406,7 @@ async def test_a_limit_without_room_is_waited_for_and_an_empty_budget_is_not(
     limited = rig.who["acme"] = replace(WHO, limits=(bound,))
     rig.metered.verdict = Verdict((Room(bound, 0, 1),), bound, 0.01)
     store = await rig.store()
-    await rig.stores.attach(limited, CALLER, store, (await rig.file()).id)
+    await rig.stores.attach(limited, CALLER, store, Attach((await rig.file()).id, "file_id"))
     await until(lambda: len(rig.metered.reserved) >= 3, 5)
     file = await rig.file(tenant="rival")  # of who has no limits: no turn is taken meanwhile
     await rig.store(file, caller=RIVAL)
@@ -388,7 +417,7 @@ async def test_a_limit_without_room_is_waited_for_and_an_empty_budget_is_not(
     budget = Bound("tenant:acme", TOKENS.model_copy(update={"per": "day"}))
     rig.metered.verdict = Verdict((Room(budget, 0, 1),), budget, 900.0)
     rig.who["acme"] = replace(WHO, limits=(budget,))
-    await rig.stores.attach(WHO, CALLER, store, (await rig.file()).id)
+    await rig.attach(store, (await rig.file()))
     await rig.arrived()
-    failed = next(f for f in await rig.stores.files("acme", store) if f.state == "failed")
+    failed = next(f for f in await rig.records.all_files("acme", store) if f.state == "failed")
     assert "100 tokens per day" in failed.error

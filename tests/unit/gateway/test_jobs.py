@@ -153,7 +153,7 @@ async def test_tenants_take_turns_and_in_each_its_queues(queues: Queues) -> None
     left = [body async for some in queues.rest(A) for body in some]
     assert len(left) == 600
     for n in range(1100):
-        await queues.add(A, f"due {n}", 60)
+        await queues.add(A, f"due {n}", delay_s=60)
     sizes = [len(some) async for some in queues.rest(A)]
     assert (sum(sizes), max(sizes)) == (1700, 500), "as many as one call takes"
     await queues.drop(A)
@@ -237,7 +237,7 @@ async def test_a_job_of_a_later_version_is_left_to_it(
     newer = Queues(redis, namespace, "g2", 60)
     newer.shape = 2
     await newer.add(A, "new")
-    await newer.add(A, "newest", 3600)
+    await newer.add(A, "newest", delay_s=3600)
     await jobs.queues.add(A, "fine")
     jobs.start([kind], lambda: False)
     before = metrics.jobs_ended.labels("k", "left")._value.get()

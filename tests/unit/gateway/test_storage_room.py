@@ -16,7 +16,7 @@ from services.gateway.runs.shared_records import SharedRecords
 from services.gateway.stores import storage_room
 from services.gateway.stores.files import Files
 from services.gateway.stores.storage_room import StorageRoom
-from tests.support.stores_rig import CALLER, WHO, StoresRig
+from tests.support.stores_rig import CALLER, StoresRig
 from tests.support.waiting import until
 
 
@@ -122,10 +122,10 @@ async def test_in_a_nearly_full_redis_tenants_keep_nothing_more(
     await until(lambda: rig.files.room.full)
     assert told("redis_memory_ratio") == 0.8
     assert await refused(rig.file()) == "storage_full"
-    assert await refused(rig.stores.create(WHO, CALLER, "s", {}, [])) == "storage_full"
-    assert await refused(rig.stores.attach(WHO, CALLER, store, another.id)) == "storage_full"
-    assert await rig.stores.ids("acme") == [store]
-    assert [one.id for one in await rig.stores.files("acme", store)] == [file.id]
+    assert await refused(rig.store()) == "storage_full"
+    assert await refused(rig.attach(store, another)) == "storage_full"
+    assert await rig.records.ids("acme") == [store]
+    assert [one.id for one in await rig.records.all_files("acme", store)] == [file.id]
     # What is there is served, and may be taken away.
     assert await rig.files.content("acme", file.id) == "text"
     await rig.stores.delete(CALLER, store)

@@ -17,6 +17,7 @@ from services.gateway.jobs.queue import Queue
 from services.gateway.stores import indexing, removals
 from services.gateway.stores.removals import Removal
 from services.gateway.stores.store_files import Unready
+from services.gateway.stores.vector_stores import Attach
 from tests.support.stores_rig import CALLER, RIVAL, THEIRS, WHO, StoresRig
 from tests.support.waiting import until
 
@@ -52,9 +53,9 @@ async def test_only_what_is_searchable_counts_as_used(rig: StoresRig) -> None:
     store = await rig.store(await rig.file("12345"))
     await rig.arrived()
     rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
-    await rig.stores.attach(WHO, CALLER, store, (await rig.file("123")).id)
+    await rig.attach(store, (await rig.file("123")))
     await rig.arrived()
-    told = await rig.stores.get("acme", store)
+    told = await rig.told(store)
     assert told["usage_bytes"] == 5
     assert (told["file_counts"]["completed"], told["file_counts"]["failed"]) == (1, 1)
 
@@ -70,15 +71,17 @@ async def not_found(call: object) -> PenstockError:
 async def test_a_store_is_told_whole(rig: StoresRig) -> None:
     before = int(time.time())
     file = await rig.file("12345")
-    made = await rig.stores.create(WHO, CALLER, "guide", {"k": "v"}, [file.id])
+    store = await rig.store(file, name="guide", metadata={"k": "v"}, description="of the port")
+    made = await rig.told(store)
     assert (made["status"], made["file_counts"]["in_progress"]) == ("in_progress", 1)
     await rig.arrived()
-    told = await rig.stores.get("acme", made["id"])
+    told = await rig.told(store)
     assert before <= told.pop("created_at") == told.pop("last_active_at") <= time.time()
     assert told == {
         "id": made["id"],
         "object": "vector_store",
         "name": "guide",
+        "description": "of the port",
         "metadata": {"k": "v"},
         "status": "completed",
         "file_counts": {
@@ -97,9 +100,9 @@ async def test_a_store_is_told_whole(rig: StoresRig) -> None:
 async def test_of_a_store_with_an_unknown_file_nothing_is_made(rig: StoresRig) -> None:
     good, rivals = await rig.file(), await rig.file(tenant="rival")
     for missing in (FILE.new(), rivals.id, "odd"):
-        error = await not_found(rig.stores.create(WHO, CALLER, "s", {}, [good.id, missing]))
+        error = await not_found(rig.store(good, good.model_copy(update={"id": missing})))
         assert error.param == "file_ids[1]"
-    assert await rig.stores.ids("acme") == []
+    assert await rig.records.ids("acme") == []
     assert rig.retrieval.begun == 0
 
 
@@ -118,7 +121,7 @@ async def test_stores_made_at_once_do_not_pass_the_limit_together(rig: StoresRig
     made = await asyncio.gather(*(rig.store() for _ in range(14)), return_exceptions=True)
     refused = [one for one in made if isinstance(one, PenstockError)]
     assert [error.reason for error in refused] == ["too_many_vector_stores"] * 4
-    assert set(await rig.stores.ids("acme")) == {one for one in made if isinstance(one, str)}
+    assert set(await rig.records.ids("acme")) == {one for one in made if isinstance(one, str)}
 
 
 async def test_of_a_store_whose_files_have_no_room_nothing_is_made(
@@ -129,7 +132,7 @@ async def test_of_a_store_whose_files_have_no_room_nothing_is_made(
     with pytest.raises(PenstockError) as refused:
         await rig.store(*files)
     assert refused.value.reason == "index_queue_full"
-    assert await rig.stores.ids("acme") == []
+    assert await rig.records.ids("acme") == []
     assert rig.retrieval.begun == 0
     assert [await rig.files.stores_of("acme", file.id) for file in files] == [set()] * 3
     await rig.store(*files[:2])
@@ -137,10 +140,10 @@ async def test_of_a_store_whose_files_have_no_room_nothing_is_made(
 
 async def test_a_store_deleted_while_they_are_listed_is_left_out(rig: StoresRig) -> None:
     kept, gone, rivals = await rig.store(), await rig.store(), await rig.store(caller=RIVAL)
-    assert set(await rig.stores.ids("acme")) == {kept, gone}
+    assert set(await rig.records.ids("acme")) == {kept, gone}
     await rig.stores.delete(CALLER, gone)
-    some = await rig.stores.some("acme", (gone, rivals, kept))
-    assert [store["id"] for store in some] == [kept]
+    some = await rig.records.some("acme", (gone, rivals, kept))
+    assert [store.record.id for store in some] == [kept]
 
 
 async def test_a_deleted_store_leaves_nothing(rig: StoresRig) -> None:
@@ -150,9 +153,9 @@ async def test_a_deleted_store_leaves_nothing(rig: StoresRig) -> None:
     await rig.stores.delete(CALLER, gone)
     assert rig.retrieval.removed == [("acme", gone, "")]
     assert {store for _, store, _ in rig.retrieval.documents} == {kept}
-    assert await rig.stores.ids("acme") == [kept]
+    assert await rig.records.ids("acme") == [kept]
     assert [key async for key in rig.redis.scan_iter(f"*{gone}*")] == []
-    await not_found(rig.stores.get("acme", gone))
+    await not_found(rig.records.store("acme", gone))
     await not_found(rig.stores.delete(CALLER, gone))
     assert await rig.statuses(kept) == ["completed"] * 2
 
@@ -177,12 +180,12 @@ async def test_what_retrieval_did_not_take_out_stays_and_can_be_taken_out_again(
     with pytest.raises(PenstockError) as failed:
         await take_out()
     assert failed.value.reason == "no_replica"
-    assert await rig.stores.ids("acme") == [store]
+    assert await rig.records.ids("acme") == [store]
     assert await rig.statuses(store) == ["completed"]
     assert await rig.files.stores_of("acme", file.id) == {store}
     await take_out()
     assert rig.retrieval.documents == {}
-    assert await rig.stores.files("acme", store) == []
+    assert await rig.records.all_files("acme", store) == []
 
 
 async def test_a_file_taken_out_of_one_store_stays_in_the_other(rig: StoresRig) -> None:
@@ -194,11 +197,11 @@ async def test_a_file_taken_out_of_one_store_stays_in_the_other(rig: StoresRig) 
         ("acme", first, other.id),
         ("acme", second, file.id),
     }
-    assert [held.id for held in await rig.stores.files("acme", first)] == [other.id]
+    assert [held.id for held in await rig.records.all_files("acme", first)] == [other.id]
     assert await rig.files.stores_of("acme", file.id) == {second}
-    await not_found(rig.stores.file("acme", first, file.id))
+    await not_found(rig.records.file("acme", first, file.id))
     await not_found(rig.stores.detach(CALLER, first, file.id))
-    assert (await rig.stores.file("acme", second, file.id)).state == "completed"
+    assert (await rig.records.file("acme", second, file.id)).state == "completed"
 
 
 async def test_a_deleted_file_is_taken_out_of_every_store_and_no_other_is(rig: StoresRig) -> None:
@@ -208,7 +211,7 @@ async def test_a_deleted_file_is_taken_out_of_every_store_and_no_other_is(rig: S
     await rig.stores.delete_file(CALLER, file.id)
     assert set(rig.retrieval.documents) == {("acme", store, other.id) for store in stores}
     for store in stores:
-        assert [held.id for held in await rig.stores.files("acme", store)] == [other.id]
+        assert [held.id for held in await rig.records.all_files("acme", store)] == [other.id]
 
 
 async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig) -> None:
@@ -217,20 +220,20 @@ async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig
     await rig.arrived()
     documents = dict(rig.retrieval.documents)
     for call in (
-        rig.stores.get("rival", store),
+        rig.records.store("rival", store),
         rig.stores.delete(RIVAL, store),
         rig.stores.require("rival", [rivals, store]),
-        rig.stores.unready("rival", store),
-        rig.stores.attach(THEIRS, RIVAL, store, theirs.id),
-        rig.stores.attach(THEIRS, RIVAL, rivals, file.id),
-        rig.stores.file("rival", store, file.id),
+        rig.records.searched("rival", [store]),
+        rig.stores.attach(THEIRS, RIVAL, store, Attach(theirs.id, "file_id")),
+        rig.stores.attach(THEIRS, RIVAL, rivals, Attach(file.id, "file_id")),
+        rig.records.file("rival", store, file.id),
         rig.stores.detach(RIVAL, store, file.id),
         rig.files.get("rival", file.id),
         rig.files.content("rival", file.id),
     ):
         await not_found(call)
     await rig.stores.delete_file(RIVAL, file.id)
-    assert await rig.stores.files("rival", store) == []
+    assert await rig.records.all_files("rival", store) == []
     assert await rig.files.stores_of("rival", file.id) == set()
     assert rig.retrieval.documents == documents
     assert await rig.files.content("acme", file.id) == "text"
@@ -239,13 +242,17 @@ async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig
 
 async def test_what_is_attached_to_nothing_or_is_nothing_is_named(rig: StoresRig) -> None:
     store, file = await rig.store(), await rig.file()
-    assert (await not_found(rig.stores.attach(WHO, CALLER, store, FILE.new()))).param == "file_id"
+    assert (
+        await not_found(rig.stores.attach(WHO, CALLER, store, Attach(FILE.new(), "file_id")))
+    ).param == "file_id"
     assert (
         "vector store"
-        in (await not_found(rig.stores.attach(WHO, CALLER, STORE.new(), file.id))).message
+        in (
+            await not_found(rig.stores.attach(WHO, CALLER, STORE.new(), Attach(file.id, "file_id")))
+        ).message
     )
-    await not_found(rig.stores.unready("acme", STORE.new()))
-    assert await rig.stores.unready("acme", store) == Unready([], 0)
+    await not_found(rig.records.searched("acme", [STORE.new()]))
+    assert await rig.records.searched("acme", [store]) == Unready([], 0)
 
 
 async def test_stores_to_search_must_be_the_tenants_each_of_them(rig: StoresRig) -> None:
@@ -264,7 +271,7 @@ async def test_while_redis_is_away_stores_pass_but_odd_ids(rig: StoresRig) -> No
         assert await away.stores.require("acme", []) == Unready()
         await not_found(away.stores.require("acme", [STORE.new(), "odd"]))
         with pytest.raises(RedisAway):
-            await away.stores.get("acme", STORE.new())
+            await away.records.store("acme", STORE.new())
     finally:
         await away.redis.aclose()
 
@@ -301,7 +308,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("what", ["delete", "detach", "file"])
-@pytest.mark.parametrize("after", ["remove", "drop", "drop_all", "note_store"])
+@pytest.mark.parametrize("after", ["revise", "remove", "drop", "delete", "note_store"])
 async def test_what_a_killed_gateway_was_taking_out_is_taken_out(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch, what: str, after: str
 ) -> None:
@@ -309,14 +316,15 @@ async def test_what_a_killed_gateway_was_taking_out_is_taken_out(
     file, other = await rig.file(), await rig.file()
     store = await rig.store(file, other)
     await rig.arrived()
-    of: Any = {"remove": rig.retrieval, "note_store": rig.files}.get(after, rig.store_files)
+    of: Any = {"remove": rig.retrieval, "note_store": rig.files}.get(after, rig.records)
     step, killed = getattr(of, after), [False]
 
-    async def killed_once(*args: Any, **more: Any) -> None:
-        await step(*args, **more)
+    async def killed_once(*args: Any, **more: Any) -> Any:
+        told = await step(*args, **more)
         if not killed[0]:
             killed[0] = True
             raise Killed
+        return told
 
     monkeypatch.setattr(of, after, killed_once)
     takes_out = {
@@ -332,9 +340,9 @@ async def test_what_a_killed_gateway_was_taking_out_is_taken_out(
 
     await until(over, 10, "the removal is a job's")
     assert ("acme", store, file.id) not in rig.retrieval.documents
-    left = [held.id for held in await rig.stores.files("acme", store)]
+    left = [held.id for held in await rig.records.all_files("acme", store)]
     assert left == ([] if what == "delete" else [other.id])
-    assert await rig.stores.ids("acme") == ([] if what == "delete" else [store])
+    assert await rig.records.ids("acme") == ([] if what == "delete" else [store])
     await rig.stores.delete_file(CALLER, file.id)
     assert [key async for key in rig.redis.scan_iter(f"*{file.id}*")] == []
 
@@ -348,7 +356,7 @@ async def test_what_was_indexed_behind_a_killed_gateways_removal_is_removed_by_t
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 10)
     async with rig.another() as other:
-        drop = other.store_files.drop
+        drop = other.records.drop
 
         async def killed(*args: Any) -> None:
             rig.retrieval.gate.set()
@@ -356,7 +364,7 @@ async def test_what_was_indexed_behind_a_killed_gateways_removal_is_removed_by_t
             await drop(*args)
             raise Killed
 
-        monkeypatch.setattr(other.store_files, "drop", killed)
+        monkeypatch.setattr(other.records, "drop", killed)
         with suppress(Killed):
             await other.stores.detach(CALLER, store, file.id)
     assert ("acme", store, file.id) in rig.retrieval.documents
@@ -377,8 +385,8 @@ async def test_what_was_attached_anew_is_not_taken_out_by_an_old_removal(rig: St
     file = await rig.file()
     store = await rig.store(file)
     await rig.arrived()
-    old = (await rig.stores.file("acme", store, file.id)).attachment
-    await rig.stores.attach(WHO, CALLER, store, file.id)
+    old = (await rig.records.file("acme", store, file.id)).attachment
+    await rig.attach(store, file)
     await rig.arrived()
     queue = Queue("remove", "acme", "all")
     removal = Removal(request_id="r", store=store, file=file.id, attachment=old)
@@ -405,7 +413,114 @@ async def test_a_removal_waits_for_retrieval(
     rig.jobs.look("remove")
 
     async def gone() -> bool:
-        return await rig.stores.ids("acme") == []
+        return await rig.records.ids("acme") == []
 
     await until(gone, 20)
     assert rig.retrieval.documents == {}
+
+
+class Slow:
+    """The next removal waits in retrieval until it is let on."""
+
+    def __init__(self, rig: StoresRig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        remove, held = rig.retrieval.remove, [True]
+
+        async def slow(*args: Any) -> None:
+            if held.pop() if held else False:
+                self.reached.set()
+                await self.go_on.wait()
+            await remove(*args)
+
+        monkeypatch.setattr(rig.retrieval, "remove", slow)
+
+
+async def test_a_removal_that_takes_long_is_not_begun_twice(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_PROMISED_S", 0.3)
+    store = await rig.store(await rig.file())
+    await rig.arrived()
+    slow, begun = Slow(rig, monkeypatch), []
+    run = rig.stores.removals.run
+
+    async def noted(job: Any) -> None:
+        begun.append(job)
+        await run(job)
+
+    monkeypatch.setattr(rig.stores.removals, "run", noted)
+    deleting = asyncio.create_task(rig.stores.delete(CALLER, store))
+    await slow.reached.wait()
+    done, _ = await asyncio.wait([deleting], timeout=1.5)  # several times as long as it is promised
+    assert (done, begun) == (set(), [])
+    slow.go_on.set()
+    await deleting
+    assert await rig.jobs.queues.counts("remove") == (0, 0)
+
+
+@pytest.mark.parametrize("what", ["detach", "file"])
+async def test_a_late_removal_leaves_what_was_attached_anew_meanwhile(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It is to be found, is in the store's list, and the file knows of the store."""
+    file = await rig.file()
+    store = await rig.store(file)
+    await rig.arrived()
+    slow = Slow(rig, monkeypatch)
+    async with rig.another() as other:
+        frozen = asyncio.create_task(other.stores.detach(CALLER, store, file.id))
+        await slow.reached.wait()
+        await rig.stores.detach(CALLER, store, file.id)
+        anew = await rig.attach(store, file)
+        await rig.arrived()
+        slow.go_on.set()
+        await frozen
+    assert (await rig.records.file("acme", store, file.id)).attachment == anew.attachment
+    assert ("acme", store, file.id) in rig.retrieval.documents
+    assert await rig.files.stores_of("acme", file.id) == {store}
+    if what == "file":
+        await rig.stores.delete_file(CALLER, file.id)
+        assert rig.retrieval.documents == {}
+
+
+@pytest.mark.parametrize("before", ["remove", "delete"])
+async def test_of_a_store_that_is_deleted_while_files_are_attached_nothing_stays(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """An attachment that comes before any of the deletion's steps, or behind the last."""
+    file = await rig.file()
+    store = await rig.store(await rig.file())
+    await rig.arrived()
+    of: Any = rig.retrieval if before == "remove" else rig.records
+    step = getattr(of, before)
+
+    async def attached_first(*args: Any) -> Any:
+        monkeypatch.setattr(of, before, step)
+        with suppress(PenstockError):
+            await rig.attach(store, file)
+            await rig.arrived()
+        return await step(*args)
+
+    monkeypatch.setattr(of, before, attached_first)
+    await rig.stores.delete(CALLER, store)
+    assert (await not_found(rig.attach(store, file))).message.startswith("No such vector store")
+    assert [key async for key in rig.redis.scan_iter(f"*{store}*")] == []
+    assert await rig.files.stores_of("acme", file.id) == set()
+    assert rig.retrieval.documents == {}
+
+
+async def test_an_attachment_that_comes_behind_the_stores_end_leaves_nothing(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked at the store before."""
+    file, store = await rig.file(), await rig.store()
+    put = rig.records.put
+
+    async def deleted_first(*args: Any) -> None:
+        await rig.stores.delete(CALLER, store)
+        await put(*args)
+
+    monkeypatch.setattr(rig.records, "put", deleted_first)
+    await not_found(rig.attach(store, file))
+    assert [key async for key in rig.redis.scan_iter(f"*{store}*")] == []
+    assert await rig.files.stores_of("acme", file.id) == set()

@@ -1,9 +1,16 @@
-"""What files hold, in pieces: UploadFile, and GetFileContent."""
+"""What files hold, in pieces: UploadFile, GetFileContent, GetAttachedFileContent."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from protos.gateway_stores_pb2 import File, FileContent, GetFileContentRequest, UploadFileRequest
+from protos.gateway_stores_pb2 import (
+    File,
+    FileContent,
+    GetAttachedFileRequest,
+    GetFileContentRequest,
+    UploadFileRequest,
+)
 from services.common.errors import PenstockError, invalid
 from services.gateway.api.grpc.calls import (
     Context,
@@ -17,6 +24,7 @@ from services.gateway.api.grpc.calls import (
 from services.gateway.api.grpc.inbox import Inbox, no_message
 from services.gateway.api.grpc.kept import id_of, told
 from services.gateway.api.resources.files import content_of, purpose_of
+from services.gateway.api.resources.vector_stores import text_of
 from services.gateway.api.rest.body import too_large
 from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
@@ -34,9 +42,13 @@ class Upload(NamedTuple):
 
 def methods(gateway: Gateway, inbox: Inbox) -> dict[str, Any]:
     """Their handlers, by route."""
+    contents = {"GetFileContent": _FILE, "GetAttachedFileContent": _ATTACHED}
     return {
         "UploadFile": single(_upload_file(gateway, inbox), File),
-        "GetFileContent": streaming(_get_file_content(gateway, inbox), FileContent),
+        **{
+            route: streaming(_get_content(gateway, inbox, route, asked), FileContent)
+            for route, asked in contents.items()
+        },
     }
 
 
@@ -91,18 +103,37 @@ async def _arrived(inbox: Inbox, place: Place, context: Context, limit: int) -> 
     return Upload(first.filename, b"".join(pieces), purpose)
 
 
-def _get_file_content(gateway: Gateway, inbox: Inbox) -> Handler:
+class _Content(NamedTuple):
+    """What is asked for, and where it is."""
+
+    request: Any
+    find: Callable[[Gateway, str, Any, Place], Awaitable[bytes]]
+
+
+async def _find(gateway: Gateway, tenant: str, request: Any, place: Place) -> bytes:
+    return await content_of(gateway, tenant, id_of(request, "file_id"), place)
+
+
+async def _find_attached(gateway: Gateway, tenant: str, request: Any, place: Place) -> bytes:
+    store, file = id_of(request, "vector_store_id"), id_of(request, "file_id")
+    return (await text_of(gateway, tenant, store, file, place)).encode()
+
+
+_FILE = _Content(GetFileContentRequest, _find)
+_ATTACHED = _Content(GetAttachedFileRequest, _find_attached)
+
+
+def _get_content(gateway: Gateway, inbox: Inbox, route: str, asked: _Content) -> Handler:
     async def handler(_: object, context: Context) -> None:
         async def answer(id: str, metadata: dict[str, str]) -> None:
-            entered = admitted(gateway, metadata, "GetFileContent", Intake.visit)
+            entered = admitted(gateway, metadata, route, Intake.visit)
             async with entered as (principal, place):
-                request = inbox.parse(GetFileContentRequest, await inbox.take(place, context))
-                tenant, file = principal.tenant, id_of(request, "file_id")
-                content = await content_of(gateway, tenant, file, place)
+                request = inbox.parse(asked.request, await inbox.take(place, context))
+                content = await asked.find(gateway, principal.tenant, request, place)
                 writer = Writer(context, gateway.settings.gateway)
                 for at in range(0, len(content), _PIECE_BYTES):
                     await writer.write(FileContent(data=content[at : at + _PIECE_BYTES]))
 
-        await answered("GetFileContent", context, answer)
+        await answered(route, context, answer)
 
     return handler

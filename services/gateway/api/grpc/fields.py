@@ -16,12 +16,14 @@ from services.gateway.api.generation_schema import (
     MAX_STOP_IDS,
     MAX_STOPS,
 )
+from services.gateway.api.grpc.plain import fields_of
 from services.gateway.api.grpc.tool_fields import FORMS, call_fields, form_fields, tool_fields
 from services.gateway.api.messages_schema import MAX_PARTS
 from services.gateway.api.tools_schema import MAX_STORES
 
 _FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.function\.")
 _STORES = re.compile(r"tools\[\d+\]\.vector_store_ids")
+_SEARCH = re.compile(r"tools\[\d+\]\.(?:ranking_options\.)?(?=filters|max_num|score)")
 _PARAMS = (
     ("input", "texts"),
     ("query[0]", "query"),
@@ -36,6 +38,8 @@ def param_of(rest: str) -> str:
     """What is at fault, as it is called here."""
     if found := _STORES.match(rest):
         return "vector_store_ids" + rest[found.end() :]
+    if found := _SEARCH.match(rest):
+        return "file_search." + rest[found.end() :]
     rest = _FUNCTIONS.sub(r"\1.", rest)
     for theirs, ours in _PARAMS:
         if rest == theirs or rest.startswith((theirs + "[", theirs + ".")):
@@ -82,11 +86,20 @@ def chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
         **(form_fields(request.constraint) if request.HasField("constraint") else {}),
     }
     for index, document in enumerate(documents):
-        if document.score or document.source_id or document.position:
+        if document.score or document.source_id or document.position or document.attributes:
             raise invalid("A client's own document has a title and a text.", f"documents[{index}]")
+    if request.HasField("file_search") and not stores:
+        raise invalid("It goes with 'vector_store_ids'.", "file_search", stage="gateway")
     if stores:
-        search = {"type": "file_search", "vector_store_ids": stores}
+        search = {"type": "file_search", "vector_store_ids": stores, **_file_search(request)}
         fields["tools"] = [*fields.get("tools", ()), search]
+    return fields
+
+
+def _file_search(request: ChatRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = fields_of(request.file_search)
+    if "score_threshold" in fields:
+        fields["ranking_options"] = {"score_threshold": fields.pop("score_threshold")}
     return fields
 
 

@@ -11,20 +11,27 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 from protos import gateway_stores_pb2 as pb
-from services.common.errors import invalid
+from services.common.errors import PenstockError, invalid
 from services.gateway.api.grpc.looking import Look
-from services.gateway.api.resources import batches, files, vector_stores
+from services.gateway.api.grpc.plain import Fields, fields_of
+from services.gateway.api.resources import batches, file_batches, files, vector_stores
 from services.gateway.api.resources.batches import CreateBatch, require_files
+from services.gateway.api.resources.file_batches import CreateFileBatch
 from services.gateway.api.resources.files import FileList
-from services.gateway.api.resources.pages import PageQuery
-from services.gateway.api.resources.vector_stores import AttachedList, AttachFile, CreateStore
+from services.gateway.api.resources.pages import PageQuery, StorePage
+from services.gateway.api.resources.vector_stores import (
+    AboutStore,
+    AttachedList,
+    AttachFile,
+    CreateStore,
+    UpdateFile,
+)
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Intake
 from services.gateway.parts import Gateway
 
 M = TypeVar("M", bound=Message)
-Fields = dict[str, Any]
 
 
 def told(kind: type[M], json: Fields) -> M:
@@ -32,27 +39,16 @@ def told(kind: type[M], json: Fields) -> M:
     return ParseDict(json, kind(), ignore_unknown_fields=True)
 
 
-def fields_of(request: Message, *besides: str) -> Fields:
-    """Those that are set, for REST's rules."""
-    return {
-        field.name: _plain(value)
-        for field, value in request.ListFields()
-        if field.name not in besides
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str | int):
-        return value
-    return dict(value) if hasattr(value, "items") else list(value)
-
-
 def id_of(request: Any, field: str) -> str:
     """Raises INVALID_ARGUMENT without one."""
     if id := getattr(request, field):
         return str(id)
+    raise _missing(field)
+
+
+def _missing(field: str) -> PenstockError:
     message = f"Missing required parameter: '{field}'."
-    raise invalid(message, field, stage="gateway", reason="missing_required_parameter")
+    return invalid(message, field, stage="gateway", reason="missing_required_parameter")
 
 
 class Call:
@@ -108,12 +104,24 @@ async def _create_store(call: Call) -> Fields:
 
 
 async def _list_stores(call: Call) -> Fields:
-    query = validated(PageQuery, fields_of(call.request))
+    query = validated(StorePage, fields_of(call.request))
     return await vector_stores.list_stores(call.gateway, call.tenant, query)
 
 
 async def _get_store(call: Call) -> Fields:
-    return await call.gateway.stores.get(call.tenant, call.id("vector_store_id"))
+    return await vector_stores.get_store(call.gateway, call.tenant, call.id("vector_store_id"))
+
+
+async def _update_store(call: Call) -> Fields:
+    """What the mask names and is not set is taken back."""
+    store, named = call.id("vector_store_id"), list(call.request.update_mask.paths)
+    if not named:
+        raise _missing("update_mask")
+    said = fields_of(call.request, "vector_store_id", "update_mask")
+    for field in said.keys() - set(named):
+        raise invalid(f"'{field}' is not in 'update_mask'.", field, stage="gateway")
+    body = validated(AboutStore, {field: said.get(field) for field in named})
+    return await vector_stores.update_store(call.gateway, call.tenant, store, body)
 
 
 async def _delete_store(call: Call) -> Fields:
@@ -137,9 +145,40 @@ async def _get_attached(call: Call) -> Fields:
     return await vector_stores.get_attached(call.gateway, call.tenant, store, file)
 
 
+async def _update_attached(call: Call) -> Fields:
+    store, file = call.id("vector_store_id"), call.id("file_id")
+    fields = {"attributes": None, **fields_of(call.request, "vector_store_id", "file_id")}
+    body = validated(UpdateFile, fields)
+    return await vector_stores.update_attached(call.gateway, call.caller, store, file, body)
+
+
 async def _detach_file(call: Call) -> Fields:
     store, file = call.id("vector_store_id"), call.id("file_id")
     return await vector_stores.detach_file(call.gateway, call.caller, store, file)
+
+
+async def _create_file_batch(call: Call) -> Fields:
+    store = call.id("vector_store_id")
+    body = validated(CreateFileBatch, fields_of(call.request, "vector_store_id"))
+    return await file_batches.create_file_batch(
+        call.gateway, call.principal, call.caller, store, body
+    )
+
+
+async def _get_file_batch(call: Call) -> Fields:
+    store, batch = call.id("vector_store_id"), call.id("batch_id")
+    return await file_batches.get_file_batch(call.gateway, call.tenant, store, batch)
+
+
+async def _cancel_file_batch(call: Call) -> Fields:
+    store, batch = call.id("vector_store_id"), call.id("batch_id")
+    return await file_batches.cancel_file_batch(call.gateway, call.caller, store, batch)
+
+
+async def _list_file_batch(call: Call) -> Fields:
+    store, batch = call.id("vector_store_id"), call.id("batch_id")
+    query = validated(AttachedList, fields_of(call.request, "vector_store_id", "batch_id"))
+    return await file_batches.list_batch(call.gateway, call.tenant, store, batch, query)
 
 
 # ---- batches ------------------------------------------------------------------------------------
@@ -173,10 +212,18 @@ KEPT = {
     "CreateVectorStore": _look(pb.CreateVectorStoreRequest, _create_store, pb.VectorStore, _SLOT),
     "ListVectorStores": _look(pb.ListVectorStoresRequest, _list_stores, _PAGE, _VISIT),
     "GetVectorStore": _look(pb.GetVectorStoreRequest, _get_store, pb.VectorStore, _VISIT),
+    "UpdateVectorStore": _look(pb.UpdateVectorStoreRequest, _update_store, pb.VectorStore, _SLOT),
     "DeleteVectorStore": _look(pb.DeleteVectorStoreRequest, _delete_store, pb.Deleted, _SLOT),
     "AttachFile": _look(pb.AttachFileRequest, _attach_file, pb.VectorStoreFile, _SLOT),
     "ListAttachedFiles": _look(pb.ListAttachedFilesRequest, _list_attached, _FILES, _VISIT),
     "GetAttachedFile": _look(pb.GetAttachedFileRequest, _get_attached, pb.VectorStoreFile, _VISIT),
+    "UpdateAttachedFile": _look(
+        pb.UpdateAttachedFileRequest, _update_attached, pb.VectorStoreFile, _SLOT
+    ),
+    "CreateFileBatch": _look(pb.CreateFileBatchRequest, _create_file_batch, pb.FileBatch, _SLOT),
+    "GetFileBatch": _look(pb.GetFileBatchRequest, _get_file_batch, pb.FileBatch, _VISIT),
+    "CancelFileBatch": _look(pb.CancelFileBatchRequest, _cancel_file_batch, pb.FileBatch, _SLOT),
+    "ListFileBatch": _look(pb.ListFileBatchRequest, _list_file_batch, _FILES, _VISIT),
     "DetachFile": _look(pb.DetachFileRequest, _detach_file, pb.Deleted, _SLOT),
     "CreateBatch": _look(pb.CreateBatchRequest, _create_batch, pb.Batch, _SLOT),
     "ListBatches": _look(pb.ListBatchesRequest, _list_batches, pb.ListBatchesReply, _VISIT),

@@ -11,6 +11,7 @@ from protos.gateway_pb2 import (
     PublicSearchStoreReply,
     PublicSearchStoreRequest,
 )
+from services.common.errors import invalid
 from services.gateway.api.grpc.calls import (
     Context,
     Enter,
@@ -20,7 +21,8 @@ from services.gateway.api.grpc.calls import (
     tell_headers,
 )
 from services.gateway.api.grpc.inbox import Inbox
-from services.gateway.api.resources.vector_stores import SearchStore
+from services.gateway.api.grpc.plain import plain
+from services.gateway.api.resources.store_search import SearchStore
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
@@ -62,7 +64,11 @@ async def search_store(
     principal: Principal,
     request: PublicSearchStoreRequest,
 ) -> PublicSearchStoreReply:
-    fields: dict[str, Any] = {"query": request.query}
+    if request.query and request.queries:
+        raise invalid("A query or queries, not both.", "queries", stage="gateway")
+    fields: dict[str, Any] = {"query": list(request.queries) or request.query}
+    if request.HasField("filters"):
+        fields["filters"] = plain(request.filters)
     if request.HasField("max_num_results"):
         fields["max_num_results"] = request.max_num_results
     if request.HasField("score_threshold"):

@@ -35,6 +35,8 @@ from services.gateway.api.openapi.answers.stores import (
     DeletedStore,
     DetachedFile,
     File,
+    FileBatch,
+    FileText,
     SearchResults,
     StoreFile,
     VectorStore,
@@ -47,13 +49,16 @@ from services.gateway.api.pooled_schema import (
     ScoreRequest,
 )
 from services.gateway.api.resources.batches import CreateBatch
+from services.gateway.api.resources.file_batches import CreateFileBatch
 from services.gateway.api.resources.files import FileList
-from services.gateway.api.resources.pages import PageQuery
+from services.gateway.api.resources.pages import PageQuery, StorePage
+from services.gateway.api.resources.store_search import SearchStore
 from services.gateway.api.resources.vector_stores import (
+    AboutStore,
     AttachedList,
     AttachFile,
     CreateStore,
-    SearchStore,
+    UpdateFile,
 )
 from services.gateway.api.responses_schema import ResponsesRequest
 from services.gateway.api.rest.lasting import Resume
@@ -239,12 +244,15 @@ OPERATIONS: dict[str, Operation] = {
         _FILES, "A file's content", Raw("application/octet-stream")
     ),
     "GET /v1/vector_stores": Operation(
-        _STORES, "All vector stores", PageOf[VectorStore], query=PageQuery
+        _STORES, "All vector stores", PageOf[VectorStore], query=StorePage
     ),
     "POST /v1/vector_stores": Operation(
         _STORES, "Makes a vector store", VectorStore, CreateStore, {"name": "manuals"}
     ),
     "GET /v1/vector_stores/{store}": Operation(_STORES, "A vector store", VectorStore),
+    "POST /v1/vector_stores/{store}": Operation(
+        _STORES, "Says something else of a vector store", VectorStore, AboutStore, {"name": "old"}
+    ),
     "DELETE /v1/vector_stores/{store}": Operation(
         _STORES, "Deletes a vector store; its files stay", DeletedStore
     ),
@@ -263,6 +271,32 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "GET /v1/vector_stores/{store}/files/{file}": Operation(
         _STORES, "How far the file's indexing is", StoreFile
+    ),
+    "POST /v1/vector_stores/{store}/files/{file}": Operation(
+        _STORES,
+        "Gives the file other attributes",
+        StoreFile,
+        UpdateFile,
+        {"attributes": {"year": 2026}},
+    ),
+    "GET /v1/vector_stores/{store}/files/{file}/content": Operation(
+        _STORES, "What the file says", FileText
+    ),
+    "POST /v1/vector_stores/{store}/file_batches": Operation(
+        _STORES,
+        "Puts several files into the store",
+        FileBatch,
+        CreateFileBatch,
+        {"file_ids": ["file-…"]},
+    ),
+    "GET /v1/vector_stores/{store}/file_batches/{batch}": Operation(
+        _STORES, "How far a batch of files is", FileBatch
+    ),
+    "POST /v1/vector_stores/{store}/file_batches/{batch}/cancel": Operation(
+        _STORES, "Ends it; files that have arrived stay", FileBatch
+    ),
+    "GET /v1/vector_stores/{store}/file_batches/{batch}/files": Operation(
+        _STORES, "The batch's files", PageOf[StoreFile], query=AttachedList
     ),
     "DELETE /v1/vector_stores/{store}/files/{file}": Operation(
         _STORES, "Takes the file out of the store", DetachedFile

@@ -1,13 +1,17 @@
 """Lists as OpenAI pages them: newest first, `limit`, `after`, `order`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.errors import invalid
-from services.gateway.api.schema import Body
+from services.gateway.api.schema import Body, refuse
+
+_AT_ONCE = 100  # that are looked at for a page
+Item = dict[str, Any]
+T = TypeVar("T")
 
 
 class PageQuery(Body):
@@ -18,23 +22,61 @@ class PageQuery(Body):
     order: Literal["asc", "desc"] = "desc"
 
 
+class StorePage(PageQuery):
+    """With pages that end before an item."""
+
+    before: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "StorePage":
+        if self.before is not None and self.after is not None:
+            raise refuse("before", "goes with no 'after'")
+        return self
+
+
 def page(
-    items: Iterable[dict[str, Any]],
-    query: PageQuery,
-    key: Callable[[dict[str, Any]], Any] = itemgetter("id"),
-) -> dict[str, Any]:
+    items: Iterable[Item], query: PageQuery, key: Callable[[Item], Any] = itemgetter("id")
+) -> Item:
     """One page of `items`. Ids sort by the time they were made (ids.py)."""
     ordered = sorted(items, key=key, reverse=query.order == "desc")
     if query.after is not None:
-        ids = [item["id"] for item in ordered]
-        if query.after not in ids:
-            raise invalid(f"No item '{query.after[:100]}' in this list.", "after", stage="gateway")
-        ordered = ordered[ids.index(query.after) + 1 :]
-    shown = ordered[: query.limit]
+        ordered = _behind(query.after, "after", [item["id"] for item in ordered], ordered)
+    return _told(ordered[: query.limit], len(ordered) > query.limit)
+
+
+async def page_of(
+    ids: Iterable[str],
+    query: StorePage,
+    look: Callable[[Sequence[str]], Awaitable[Iterable[Item]]],
+) -> Item:
+    """One page of what the ids are of. `look`: at some of them, in their order; what it leaves out
+    is not in the list. So of a long list no more is looked at than is told."""
+    ordered = sorted(ids, reverse=query.order == "desc")
+    back = query.before is not None
+    if back:
+        ordered.reverse()
+    if (cursor := query.before or query.after) is not None:
+        ordered = _behind(cursor, "before" if back else "after", ordered, ordered)
+    found: list[Item] = []
+    at, some = 0, query.limit + 1  # enough, if all are in the list
+    while at < len(ordered) and len(found) <= query.limit:
+        found += await look(ordered[at : at + some])
+        at, some = at + some, _AT_ONCE
+    shown = found[: query.limit]
+    return _told(shown[::-1] if back else shown, len(found) > query.limit)
+
+
+def _behind(cursor: str, param: str, ids: Sequence[str], items: Sequence[T]) -> list[T]:
+    if cursor not in ids:
+        raise invalid(f"No item '{cursor[:100]}' in this list.", param, stage="gateway")
+    return list(items[ids.index(cursor) + 1 :])
+
+
+def _told(shown: list[Item], more: bool) -> Item:
     return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(ordered) > len(shown),
+        "has_more": more,
     }

@@ -1,43 +1,88 @@
 """Vector stores, and files in them."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from protos.common_pb2 import Caller
-from services.gateway.api.generation_schema import Name, as_list
-from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.generation_schema import Name
+from services.gateway.api.resources.attachments import (
+    MAX_FILES,
+    ChunkingStrategy,
+    FileAbout,
+    attach,
+    chunking_of,
+    each_once,
+)
+from services.gateway.api.resources.attributes import Attributes
+from services.gateway.api.resources.pages import StorePage, page_of
 from services.gateway.api.schema import Body, Metadata
 from services.gateway.identity.principal import Principal
+from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.searching import Search
+from services.gateway.stores.store_record import StoreRecord
 
-_AUTO_CHUNKING = {"chunking_strategy": ({"type": "auto"},)}
+_DAYS = Field(ge=1, le=365)
 
 # ---- stores -------------------------------------------------------------------------------------
 
 
-class CreateStore(Body):
-    NEUTRAL: ClassVar = {**_AUTO_CHUNKING, "expires_after": (), "description": ()}
+class ExpiresAfter(Body):
+    anchor: Literal["last_active_at"]
+    days: Annotated[int, _DAYS]
+
+
+class AboutStore(Body):
+    """What may be said of a store again. What is null is taken back."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
-    file_ids: Annotated[list[Name], Field(max_length=100)] | None = None
     metadata: Metadata | None = None
+    expires_after: ExpiresAfter | None = None
+
+    def edit(self, record: StoreRecord) -> StoreRecord:
+        days = self.expires_after.days if self.expires_after is not None else None
+        told = {
+            "name": self.name or "",
+            "metadata": self.metadata or {},
+            "expires_after": days,
+        }
+        said = {name: told[name] for name in told.keys() & self.model_fields_set}
+        if "expires_after" in said:
+            said["expires_days"] = said.pop("expires_after")
+        return record.model_copy(update=said)
+
+
+class CreateStore(AboutStore):
+    description: Annotated[str, Field(max_length=512)] | None = None
+    file_ids: Annotated[list[Name], Field(max_length=MAX_FILES)] | None = None
+    chunking_strategy: ChunkingStrategy | None = None
+
+    def edit(self, record: StoreRecord) -> StoreRecord:
+        return super().edit(record.model_copy(update={"description": self.description or ""}))
 
 
 async def create_store(
     gateway: Gateway, principal: Principal, caller: Caller, body: CreateStore
 ) -> dict[str, Any]:
-    files = list(dict.fromkeys(body.file_ids or ()))
-    return await gateway.stores.create(
-        principal, caller, body.name or "", body.metadata or {}, files
-    )
+    chunking = chunking_of(gateway, body.chunking_strategy)
+    files = each_once(body.file_ids or (), chunking=chunking)
+    return (await gateway.stores.create(principal, caller, body.edit, files)).as_json()
 
 
-async def list_stores(gateway: Gateway, tenant: str, query: PageQuery) -> dict[str, Any]:
-    listed = page(({"id": id} for id in await gateway.stores.ids(tenant)), query)
-    shown = await gateway.stores.some(tenant, (one["id"] for one in listed["data"]))
-    return {**listed, "data": shown}
+async def update_store(gateway: Gateway, tenant: str, id: str, body: AboutStore) -> dict[str, Any]:
+    return (await gateway.stores.update(tenant, id, body.edit)).as_json()
+
+
+async def list_stores(gateway: Gateway, tenant: str, query: StorePage) -> dict[str, Any]:
+    async def look(ids: Sequence[str]) -> list[dict[str, Any]]:
+        return [store.as_json() for store in await gateway.stores.records.some(tenant, ids)]
+
+    return await page_of(await gateway.stores.records.ids(tenant), query, look)
+
+
+async def get_store(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
+    return (await gateway.stores.records.store(tenant, id)).as_json()
 
 
 async def delete_store(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:
@@ -48,33 +93,52 @@ async def delete_store(gateway: Gateway, caller: Caller, id: str) -> dict[str, A
 # ---- files in a store ---------------------------------------------------------------------------
 
 
-class AttachFile(Body):
-    NEUTRAL: ClassVar = {**_AUTO_CHUNKING, "attributes": ({},)}
-
-    file_id: Name
+class AttachFile(FileAbout):
+    pass
 
 
-class AttachedList(PageQuery):
+class UpdateFile(Body):
+    attributes: Attributes | None
+
+
+class AttachedList(StorePage):
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
 
 
 async def attach_file(
     gateway: Gateway, principal: Principal, caller: Caller, store: str, body: AttachFile
 ) -> dict[str, Any]:
-    attached = await gateway.stores.attach(principal, caller, store, body.file_id)
-    return attached.as_json()
+    one = attach(gateway, body)
+    return (await gateway.stores.attach(principal, caller, store, one)).as_json()
 
 
 async def list_attached(
-    gateway: Gateway, tenant: str, store: str, query: AttachedList
+    gateway: Gateway, tenant: str, store: str, query: AttachedList, batch: str = ""
 ) -> dict[str, Any]:
-    await gateway.stores.get(tenant, store)
-    files = await gateway.stores.files(tenant, store)
-    return page((f.as_json() for f in files if query.filter in (None, f.state)), query)
+    """`batch`: of those the ones that it attached."""
+    records = gateway.stores.records
+
+    async def look(ids: Sequence[str]) -> list[dict[str, Any]]:
+        files = await records.files(tenant, store, ids)
+        return [
+            file.as_json()
+            for file in files
+            if query.filter in (None, file.state) and batch in ("", file.batch)
+        ]
+
+    await records.store(tenant, store)
+    return await page_of(await records.file_ids(tenant, store), query, look)
 
 
 async def get_attached(gateway: Gateway, tenant: str, store: str, file: str) -> dict[str, Any]:
-    return (await gateway.stores.file(tenant, store, file)).as_json()
+    return (await gateway.stores.records.file(tenant, store, file)).as_json()
+
+
+async def update_attached(
+    gateway: Gateway, caller: Caller, store: str, file: str, body: UpdateFile
+) -> dict[str, Any]:
+    changes = gateway.stores.attributes
+    return (await changes.change(caller, store, file, body.attributes or {})).as_json()
 
 
 async def detach_file(gateway: Gateway, caller: Caller, store: str, file: str) -> dict[str, Any]:
@@ -82,29 +146,8 @@ async def detach_file(gateway: Gateway, caller: Caller, store: str, file: str) -
     return {"id": file, "object": "vector_store.file.deleted", "deleted": True}
 
 
-# ---- search -------------------------------------------------------------------------------------
-
-
-class RankingOptions(Body):
-    NEUTRAL: ClassVar = {"ranker": ("none", "auto")}
-
-    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-
-
-_Question = Annotated[str, Field(pattern=r"\S")]
-_Queries = Annotated[list[_Question], Field(min_length=1, max_length=1)]
-
-
-class SearchStore(Body):
-    NEUTRAL: ClassVar = {"filters": (), "rewrite_query": (False,)}
-
-    query: Annotated[
-        _Queries, BeforeValidator(as_list, json_schema_input_type=_Question | _Queries)
-    ]
-    max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
-    ranking_options: RankingOptions | None = None
-
-    def search(self, store: str) -> Search:
-        options = self.ranking_options
-        threshold = options.score_threshold if options else None
-        return Search(store, self.query[0], self.max_num_results or 10, threshold or 0.0)
+async def text_of(gateway: Gateway, tenant: str, store: str, file: str, place: Place) -> str:
+    """What the file says, which the place holds."""
+    attached = await gateway.stores.records.file(tenant, store, file)
+    place.hold(attached.bytes)
+    return await gateway.files.content(tenant, file)

@@ -13,7 +13,7 @@ from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway.api.openapi.operations import OPERATIONS
 from services.gateway.api.openapi.page import get_asset, get_document, get_page
-from services.gateway.api.rest import batches, responses, stores
+from services.gateway.api.rest import batches, files, responses, vector_stores
 from services.gateway.api.rest.anthropic_format import error_body as anthropics_error
 from services.gateway.api.rest.generation import (
     chat_completions,
@@ -91,28 +91,39 @@ def application(gateway: Gateway) -> ASGIApp:
         "/v1/models": {"GET": signed(list_models)},
         "/v1/models/{model:path}": {"GET": signed(get_model)},
         "/v1/requests/{request}": {"GET": signed(get_request)},
-        "/v1/files": {"GET": signed(stores.list_files), "POST": signed(stores.create_file)},
+        "/v1/files": {"GET": signed(files.list_files), "POST": signed(files.create_file)},
         "/v1/files/{file}": {
-            "GET": signed(stores.get_file),
-            "DELETE": signed(stores.delete_file),
+            "GET": signed(files.get_file),
+            "DELETE": signed(files.delete_file),
         },
-        "/v1/files/{file}/content": {"GET": signed(stores.get_content)},
+        "/v1/files/{file}/content": {"GET": signed(files.get_content)},
         "/v1/vector_stores": {
-            "GET": signed(stores.list_stores),
-            "POST": signed(stores.create_store),
+            "GET": signed(vector_stores.list_stores),
+            "POST": signed(vector_stores.create_store),
         },
         "/v1/vector_stores/{store}": {
-            "GET": signed(stores.get_store),
-            "DELETE": signed(stores.delete_store),
+            "GET": signed(vector_stores.get_store),
+            "POST": signed(vector_stores.update_store),
+            "DELETE": signed(vector_stores.delete_store),
         },
-        "/v1/vector_stores/{store}/search": {"POST": signed(stores.search_store)},
+        "/v1/vector_stores/{store}/search": {"POST": signed(vector_stores.search_store)},
         "/v1/vector_stores/{store}/files": {
-            "GET": signed(stores.list_attached),
-            "POST": signed(stores.attach_file),
+            "GET": signed(vector_stores.list_attached),
+            "POST": signed(vector_stores.attach_file),
         },
         "/v1/vector_stores/{store}/files/{file}": {
-            "GET": signed(stores.get_attached),
-            "DELETE": signed(stores.detach_file),
+            "GET": signed(vector_stores.get_attached),
+            "POST": signed(vector_stores.update_attached),
+            "DELETE": signed(vector_stores.detach_file),
+        },
+        "/v1/vector_stores/{store}/files/{file}/content": {"GET": signed(vector_stores.get_text)},
+        "/v1/vector_stores/{store}/file_batches": {"POST": signed(vector_stores.create_batch)},
+        "/v1/vector_stores/{store}/file_batches/{batch}": {"GET": signed(vector_stores.get_batch)},
+        "/v1/vector_stores/{store}/file_batches/{batch}/cancel": {
+            "POST": signed(vector_stores.cancel_batch)
+        },
+        "/v1/vector_stores/{store}/file_batches/{batch}/files": {
+            "GET": signed(vector_stores.list_batch)
         },
         "/v1/batches": {"GET": signed(batches.list_batches), "POST": signed(batches.create_batch)},
         "/v1/batches/{batch}": {"GET": signed(batches.get_batch)},

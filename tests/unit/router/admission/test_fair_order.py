@@ -144,6 +144,24 @@ def test_the_low_lane_stands_aside_at_once_and_for_one_that_rose_out_of_it() -> 
     assert line.give_back("a0", 0.0, 1.0, 2, 12.0, decided) == "kept"
 
 
+def test_what_runs_in_the_low_lane_and_was_recalled_so_often_keeps_its_slot() -> None:
+    """By which it ends some day (decision 0006): who waits above it waits for an end then."""
+    line = order(recalls=2)
+    enter(line, 1, request("line", "batches", 0.0, 3))
+    for n in range(2):
+        decided = enter(line, 1, request(f"chat {n}", "c", 10.0 * n + 1))
+        assert decided.recalled == ["line"]
+        assert line.give_back("line", 0.0, 1.0, 1, 10.0 * n + 1, decided) == "waiting"
+        assert decided.granted == [f"chat {n}"]
+        assert leave(line, 1, f"chat {n}", 10.0 * n + 2) == ["line"]
+    for at_s in (30.0, 40.0):
+        assert enter(line, 1, request(f"late {at_s:.0f}", "c", at_s)).recalled == []
+    decided = Decided()
+    line.look(1, 1000.0, decided)
+    assert (decided.granted, decided.recalled) == ([], []), "however long it waits"
+    assert leave(line, 1, "line", 1001.0) == ["late 30"]
+
+
 def test_a_recalled_request_has_its_first_arrival_but_ages_from_its_giving_back() -> None:
     line = order(recalls=1)
     for id in ("f0", "f1"):

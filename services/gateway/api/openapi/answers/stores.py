@@ -34,18 +34,24 @@ class FileCounts(TypedDict):
     total: int
 
 
+class ExpiresAfter(TypedDict):
+    anchor: Literal["last_active_at"]
+    days: int
+
+
 class VectorStore(TypedDict):
     id: str
     object: Literal["vector_store"]
     created_at: int
     last_active_at: int
     name: str
+    description: str | None
     metadata: dict[str, str]
-    status: Literal["in_progress", "completed"]
+    status: Literal["in_progress", "completed", "expired"]
     file_counts: FileCounts
     usage_bytes: int
-    expires_after: None
-    expires_at: None
+    expires_after: ExpiresAfter | None
+    expires_at: int | None
 
 
 class DeletedStore(TypedDict):
@@ -59,6 +65,16 @@ class IndexFailure(TypedDict):
     message: str
 
 
+class StaticChunking(TypedDict):
+    max_chunk_size_tokens: int
+    chunk_overlap_tokens: int
+
+
+class ChunkingStrategy(TypedDict):
+    type: Literal["static", "other"]
+    static: NotRequired[StaticChunking]
+
+
 class StoreFile(TypedDict):
     id: str
     object: Literal["vector_store.file"]
@@ -67,7 +83,17 @@ class StoreFile(TypedDict):
     status: Status
     usage_bytes: int
     last_error: IndexFailure | None
-    attributes: dict[str, str]
+    attributes: dict[str, bool | float | str]
+    chunking_strategy: ChunkingStrategy
+
+
+class FileBatch(TypedDict):
+    id: str
+    object: Literal["vector_store.files_batch"]
+    created_at: int
+    vector_store_id: str
+    status: Status
+    file_counts: FileCounts
 
 
 class DetachedFile(TypedDict):
@@ -81,16 +107,20 @@ class FoundText(TypedDict):
     text: str
 
 
-class FoundAttributes(TypedDict):
-    title: str
-
-
 class Found(TypedDict):
     file_id: str
     filename: str
     score: float
-    attributes: FoundAttributes
+    attributes: dict[str, bool | float | str]
     content: list[FoundText]
+    title: str
+
+
+class FileText(TypedDict):
+    object: Literal["vector_store.file_content.page"]
+    data: list[FoundText]
+    has_more: Literal[False]
+    next_page: None
 
 
 class SearchExtension(Priced):

@@ -1,0 +1,73 @@
+"""/v1/files, as OpenAI has them."""
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from services.common.errors import invalid
+from services.gateway.api.resources import files
+from services.gateway.api.resources.files import FileList, purpose_of
+from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.queries import page_query
+from services.gateway.api.schema import UNKNOWN
+from services.gateway.identity.principal import Principal
+from services.gateway.parts import Gateway
+from services.gateway.stores.files import Purpose
+
+_UTF_8 = (b"utf-8", b"utf8")
+
+
+async def create_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    name, content, purpose = await _upload(exchange)
+    record = await gateway.files.create(principal.tenant, name, content, purpose)
+    await exchange.reply_json(record.as_json())
+
+
+async def list_files(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    query = page_query(exchange.query, FileList)
+    await exchange.reply_json(await files.list_files(gateway, principal.tenant, query))
+
+
+async def get_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    record = await gateway.files.get(principal.tenant, exchange.path["file"])
+    await exchange.reply_json(record.as_json())
+
+
+async def get_content(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    file = exchange.path["file"]
+    content = await files.content_of(gateway, principal.tenant, file, exchange.place)
+    await exchange.reply(content, "application/octet-stream")
+
+
+async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    caller = principal.caller(exchange.request_id)
+    await exchange.reply_json(await files.delete_file(gateway, caller, exchange.path["file"]))
+
+
+async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
+    """The file of a multipart form, and nothing else in it but its purpose."""
+    kind = exchange.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        raise invalid("Send the file as multipart/form-data.", "", reason="unsupported_media_type")
+    # The parser would take any codec of Python's, of which some need quadratic time and some fail.
+    if parse_options_header(kind)[1].get(b"charset", b"utf-8").lower() not in _UTF_8:
+        raise invalid("The form must be in UTF-8.", "", reason="unsupported_media_type")
+    parser = MultiPartParser(
+        exchange.headers, exchange.body.pieces(exchange.place), max_files=1, max_fields=8
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, FormParserError):
+        raise invalid("The form cannot be read.", "", reason="invalid_form") from None
+    try:
+        for name in form:
+            if name not in ("file", "purpose"):
+                raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], reason=UNKNOWN)
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            raise invalid("Missing required parameter: 'file'.", "file")
+        told = purpose_of(purpose)
+        return file.filename or "", await file.read(), told
+    finally:
+        await form.close()

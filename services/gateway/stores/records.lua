@@ -1,0 +1,239 @@
+-- A tenant's vector stores: what is kept of them and of the files in them. One call is one atomic
+-- step: what is written depends on what is there, and counts change with what they count.
+--
+-- Records (JSON) are made by gateways alone, and compared here whole: `change` and `change_file` write
+-- only where nobody else has written since the record was read.
+--
+-- Keys, all below KEYS[1] (one hash slot):
+--   :stores             hash  store -> record
+--   :store:<id>         hash  file -> record (of it here: state, attachment, bytes, batch)
+--   :store:<id>:unready set   files that searches do not find, yet or ever
+--   :store:<id>:facts   hash  in_progress, completed, failed, cancelled: files in that state;
+--                             <batch>:<state>: what became of a batch's; bytes: of the completed;
+--                             active: s; days: it expires so long after that; revision: the last
+--   :store:<id>:batches hash  batch -> record
+--
+-- ARGV: op, then
+--   create       store, record, days ('' never), most (stores)  -> ok | full
+--   change       store, before, after, days  -> ok | gone | expired | changed
+--   show         store...                    -> (record or false, facts: also whether it expired)*
+--   search       most, store...: they are used -> (ok | gone | expired for each), how many files are
+--                                               unready in all, of so many the records
+--   put          store, batch (''), its record, (file, record)*  -> ok | gone | expired
+--   change_file  store, file, before, after  -> ok | changed
+--   revise       store, file, attachment ('' it is not there)  -> a revision above all before, or 0:
+--                                               the file is there by another attachment
+--   drop         store, file, attachment     -> whether it was there by that attachment
+--   cancel       store, batch, its record
+--   clear        store: its files, if it expired  -> the files
+--   delete       store                       -> the files
+
+local root, op = KEYS[1], ARGV[1]
+local call = redis.call
+local time = call('TIME')
+local now = tonumber(time[1])
+local STORES = root .. ':stores'
+local STATES = {'in_progress', 'completed', 'failed', 'cancelled'}
+local KEPT = {active = true, days = true, revision = true} -- of a store that expired
+local DAY = 86400
+local BATCHES = 1000 -- of one store; of more the oldest are forgotten
+
+local function key(store, part) return root .. ':store:' .. store .. (part and ':' .. part or '') end
+local function is_there(store) return call('HEXISTS', STORES, store) == 1 end
+
+local function expired(store)
+  local told = call('HMGET', key(store, 'facts'), 'active', 'days')
+  return told[2] and now >= tonumber(told[1]) + tonumber(told[2]) * DAY
+end
+
+-- Of a store that may be changed.
+local function refused(store)
+  return not is_there(store) and 'gone' or expired(store) and 'expired' or nil
+end
+
+local function set_days(store, days)
+  if days == '' then call('HDEL', key(store, 'facts'), 'days')
+  else call('HSET', key(store, 'facts'), 'days', days) end
+end
+
+local function use(store) call('HSET', key(store, 'facts'), 'active', now) end
+
+local function add(store, field, n) call('HINCRBY', key(store, 'facts'), field, n) end
+
+local function count(store, file, n)
+  add(store, file.state, n)
+  if file.state == 'completed' then add(store, 'bytes', n * file.bytes) end
+end
+
+-- Counts that a version without them left behind, or whose files it changed, are made anew.
+local function counted(store)
+  local facts, total = key(store, 'facts'), 0
+  local states = call('HMGET', facts, unpack(STATES))
+  for n = 1, #STATES do states[n] = tonumber(states[n] or 0); total = total + states[n] end
+  local unready = call('SCARD', key(store, 'unready'))
+  if total == call('HLEN', key(store)) and total - states[2] == unready then return end
+  call('HDEL', facts, 'bytes', unpack(STATES))
+  for _, record in ipairs(call('HVALS', key(store))) do count(store, cjson.decode(record), 1) end
+end
+
+local function batched(file) return (file.batch or '') ~= '' end
+
+-- What becomes of a file: `before` and `after`, its records; nil where there is none.
+local function moved(store, id, before, after)
+  local same = before and after and before.attachment == after.attachment
+  if before then
+    count(store, before, -1)
+    if batched(before) and before.state == 'in_progress' then
+      add(store, before.batch .. ':in_progress', -1)
+      add(store, before.batch .. ':' .. (same and after.state or 'cancelled'), 1)
+    end
+  end
+  if after then
+    count(store, after, 1)
+    if batched(after) and not same then add(store, after.batch .. ':' .. after.state, 1) end
+  end
+  local ready = not after or after.state == 'completed'
+  call(ready and 'SREM' or 'SADD', key(store, 'unready'), id)
+end
+
+local function file_of(store, id)
+  local stored = call('HGET', key(store), id)
+  return stored and cjson.decode(stored) or nil, stored
+end
+
+local function emptied(store)
+  local files = call('HVALS', key(store))
+  call('DEL', key(store), key(store, 'unready'), key(store, 'batches'))
+  return files
+end
+
+local function add_batch(store, batch, record)
+  local batches = key(store, 'batches')
+  call('HSET', batches, batch, record)
+  if call('HLEN', batches) <= BATCHES then return end
+  local ids = call('HKEYS', batches)
+  table.sort(ids)
+  call('HDEL', batches, ids[1])
+  for _, state in ipairs(STATES) do call('HDEL', key(store, 'facts'), ids[1] .. ':' .. state) end
+end
+
+local ops = {}
+
+function ops.create(store, record, days, most)
+  if call('HLEN', STORES) >= tonumber(most) then return 'full' end
+  call('HSET', STORES, store, record)
+  use(store)
+  set_days(store, days)
+  return 'ok'
+end
+
+function ops.change(store, before, after, days)
+  local no = refused(store)
+  if no then return no end
+  if call('HGET', STORES, store) ~= before then return 'changed' end
+  call('HSET', STORES, store, after)
+  set_days(store, days)
+  use(store)
+  return 'ok'
+end
+
+function ops.show(...)
+  local told = {}
+  for _, store in ipairs({...}) do
+    local record = call('HGET', STORES, store)
+    local facts = {}
+    if record then
+      counted(store)
+      facts = call('HGETALL', key(store, 'facts'))
+      if expired(store) then table.insert(facts, 'expired'); table.insert(facts, '1') end
+    end
+    table.insert(told, record)
+    table.insert(told, facts)
+  end
+  return told
+end
+
+-- A full Redis takes no writes, and searches go on.
+local function used(store) redis.pcall('HSET', key(store, 'facts'), 'active', now) end
+
+function ops.search(most, ...)
+  local states, found, total = {}, {}, 0
+  for _, store in ipairs({...}) do
+    local no = refused(store)
+    table.insert(states, no or 'ok')
+    if not no then used(store) end
+    local ids = call('SMEMBERS', key(store, 'unready'))
+    table.sort(ids)
+    total = total + #ids
+    for _, id in ipairs(ids) do
+      if #found >= tonumber(most) then break end
+      table.insert(found, call('HGET', key(store), id) or nil)
+    end
+  end
+  return {states, total, found}
+end
+
+function ops.put(store, batch, record, ...)
+  local no = refused(store)
+  if no then return no end
+  counted(store)
+  if batch ~= '' then add_batch(store, batch, record) end
+  local files = {...}
+  for n = 1, #files, 2 do
+    moved(store, files[n], file_of(store, files[n]), cjson.decode(files[n + 1]))
+    call('HSET', key(store), files[n], files[n + 1])
+  end
+  use(store)
+  return 'ok'
+end
+
+function ops.change_file(store, id, before, after)
+  local file, stored = file_of(store, id)
+  if stored ~= before then return 'changed' end
+  counted(store)
+  moved(store, id, file, cjson.decode(after))
+  call('HSET', key(store), id, after)
+  return 'ok'
+end
+
+function ops.revise(store, id, attachment)
+  local file = file_of(store, id)
+  if (file and file.attachment or '') ~= attachment then return 0 end
+  local facts = key(store, 'facts')
+  local last = tonumber(call('HGET', facts, 'revision') or 0)
+  local revision = math.max(last + 1, now * 1e6 + tonumber(time[2]))
+  local told = string.format('%.0f', revision)
+  if is_there(store) then call('HSET', facts, 'revision', told) end
+  return told
+end
+
+function ops.drop(store, id, attachment)
+  local file = file_of(store, id)
+  if not file or file.attachment ~= attachment then return 0 end
+  counted(store)
+  moved(store, id, file, nil)
+  return call('HDEL', key(store), id)
+end
+
+function ops.cancel(store, batch, record)
+  local batches = key(store, 'batches')
+  if call('HEXISTS', batches, batch) == 1 then call('HSET', batches, batch, record) end
+end
+
+function ops.clear(store)
+  if not is_there(store) or not expired(store) then return {} end
+  local facts, files = key(store, 'facts'), emptied(store)
+  for _, field in ipairs(call('HKEYS', facts)) do
+    if not KEPT[field] then call('HDEL', facts, field) end
+  end
+  return files
+end
+
+function ops.delete(store)
+  call('HDEL', STORES, store)
+  local files = emptied(store)
+  call('DEL', key(store, 'facts'))
+  return files
+end
+
+return ops[op](unpack(ARGV, 2))
