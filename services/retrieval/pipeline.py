@@ -22,7 +22,7 @@ from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.store import Store
 from services.retrieval.prototypes import Prototypes
-from services.retrieval.search.passages import bounded, passages_of
+from services.retrieval.search.passages import bounded, in_turns, passages_of
 
 _EMBED_AT_ONCE = 256  # of a document's texts: what waits for the model is bounded over all callers
 _CHECKED_CHARS = 500_000  # of a document, by the policy at once
@@ -93,14 +93,20 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
         found = await parts.store.search(
             tenant, request.collections, vector, request.query, request.limit
         )
-        passages = bounded(passages_of(found.dense, request.score_threshold))
+        near = passages_of(found.dense, request.score_threshold)
+        by_words = passages_of(found.earlier, 0.0)
+        passages = bounded(in_turns(near, by_words)[: request.limit])
         step.set_attribute("passages", len(passages))
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
     if request.judged and policy.texts.has("retrieved"):
         await _check_passages(parts, policy, tenant, passages, span)
     metrics.SEARCH_PASSAGES.observe(len(passages))
-    return pb.SearchReply(passages=passages, tokens=len(query.ids))
+    return pb.SearchReply(
+        passages=passages,
+        tokens=len(query.ids),
+        by_words=sorted({hit.payload["collection"] for hit in found.earlier}),
+    )
 
 
 async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexReply:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from services.retrieval.index.layout import Layout
-from services.retrieval.index.shard import Shard
+from services.retrieval.index.shards import Shards
 
 DIMENSION = 8
 
@@ -15,7 +15,7 @@ def layout(folder: Path, fingerprint: str = "f1", dimension: int = DIMENSION) ->
     return Layout(str(folder), "test", f"model-{fingerprint}", fingerprint, dimension)
 
 
-class Here(Shard):
+class Here(Shards):
     """A `Points`."""
 
     kind = "embedded"

@@ -9,7 +9,7 @@ import numpy as np
 
 from services.retrieval.index import words
 from services.retrieval.index.layout import Layout
-from services.retrieval.index.points import Point, StoreUnusableError, another_model
+from services.retrieval.index.points import Point, StoreUnusableError
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -18,12 +18,13 @@ _AT_ONCE = 256
 
 
 @contextmanager
-def earlier_points(layout: Layout) -> Iterator[Iterator[list[Point]]]:
-    """In batches; none where there is nothing. What was read is deleted at the end, unless that
-    comes by an exception. Raises StoreUnusableError for another model's, or one that is in use.
+def earlier_points(layout: Layout) -> Iterator[tuple[Layout, Iterator[list[Point]]]]:
+    """In batches, and where those of their model belong; none where there is nothing. What was read
+    is deleted at the end, unless that comes by an exception. Raises StoreUnusableError for a store
+    that is in use.
     """
     if not (layout.earlier_folder / "meta.json").exists():
-        yield iter(())
+        yield layout, iter(())
         return
     from qdrant_client import QdrantClient  # a second long
 
@@ -36,11 +37,10 @@ def earlier_points(layout: Layout) -> Iterator[Iterator[list[Point]]]:
         ) from error
     try:
         if client.collection_exists(layout.earlier):
-            _refuse_another_model(client, layout)
-            yield _batches(client, layout.earlier)
+            yield _theirs(client, layout), _batches(client, layout.earlier)
             client.delete_collection(layout.earlier)
         else:
-            yield iter(())
+            yield layout, iter(())
         left = client.get_collections().collections
     finally:
         client.close()
@@ -67,8 +67,12 @@ def _point(record: Any) -> Point:
     )
 
 
-def _refuse_another_model(client: "QdrantClient", layout: Layout) -> None:
-    found = client.get_collection(layout.earlier).config.metadata or {}
-    if found.get("fingerprint") != layout.fingerprint:
-        theirs = found.get("embedding_model", "an unknown one")
-        raise another_model(str(layout.earlier_folder), theirs, layout.model)
+def _theirs(client: "QdrantClient", layout: Layout) -> Layout:
+    config = client.get_collection(layout.earlier).config
+    made_by = config.metadata or {}
+    vectors: Any = config.params.vectors
+    return layout._replace(
+        fingerprint=made_by.get("fingerprint", "unknown"),
+        model=made_by.get("embedding_model", "unknown"),
+        dimension=vectors.size,
+    )

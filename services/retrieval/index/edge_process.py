@@ -15,11 +15,11 @@ from typing import Any
 
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import StoreUnusableError
-from services.retrieval.index.shard import Shard
+from services.retrieval.index.shards import Shards
 
 _IDLE_S = 2.0  # after which what was written leaves the log, for a quick start
 _WRITES = 256  # and after so many in any case
-_CHANGES = ("put", "delete", "change")
+_CHANGES = ("put", "supersede", "delete", "change")
 
 
 def main() -> None:
@@ -28,26 +28,26 @@ def main() -> None:
     os.set_inheritable(pipe.fileno(), False)
     layout = Layout(**json.loads(sys.argv[2]))
     try:
-        shard = Shard(layout)
+        shards = Shards(layout)
     except StoreUnusableError as error:
         pipe.send(("unusable", (error.text, error.reason)))
         return
-    pipe.send(("ready", shard.moved))
+    pipe.send(("ready", shards.moved))
     try:
-        _serve(pipe, shard)
+        _serve(pipe, shards)
     except (EOFError, ConnectionError):  # the service has ended, or has no more use for it
-        shard.close()
+        shards.close()
 
 
-def _serve(pipe: "Connection[Any, Any]", shard: Shard) -> None:
+def _serve(pipe: "Connection[Any, Any]", shards: Shards) -> None:
     unflushed = 0
     while True:
         if unflushed and (unflushed >= _WRITES or not pipe.poll(_IDLE_S)):
-            shard.flush()
+            shards.flush()
             unflushed = 0
         method, arguments = pipe.recv()
         try:
-            answer = ("done", getattr(shard, method)(*arguments))
+            answer = ("done", getattr(shards, method)(*arguments))
         except Exception as error:  # the library knows no other
             answer = ("failed", f"{method}: {error}")
         pipe.send(answer)

@@ -4,7 +4,7 @@ Two stores answer: `edge.py`, inside this installation, and `server.py`, a Qdran
 block. This module is imported by the embedded store's process: it stays small.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -34,15 +34,6 @@ class StoreUnusableError(Exception):
 
     def __str__(self) -> str:
         return self.text
-
-
-def another_model(where: str, theirs: str, ours: str) -> StoreUnusableError:
-    return StoreUnusableError(
-        f"the vectors in {where} were made by {theirs}, this service runs {ours}: their scores "
-        "would mean nothing. Set PENSTOCK_RETRIEVAL__EMBEDDING_MODEL back, or choose another "
-        "PENSTOCK_NAMESPACE and index the documents again",
-        "embedding_model_changed",
-    )
 
 
 class StoreAwayError(Exception):
@@ -132,10 +123,19 @@ class Found(NamedTuple):
 
     dense: list[Hit]
     sparse: list[Hit]
+    earlier: Sequence[Hit] = ()  # by BM25 alone, of documents that an earlier model embedded
+
+
+def best_of(ways: Iterable[Sequence[Hit]], limit: int) -> list[Hit]:
+    """Of several lists with scores of a kind."""
+    return sorted((hit for way in ways for hit in way), key=lambda hit: -hit.score)[:limit]
 
 
 class Points(Protocol):
-    """Every method raises StoreUnusableError, StoreAwayError or StoreFailedError."""
+    """What the present model embedded, and what earlier ones did and was not indexed anew yet.
+
+    Every method raises StoreUnusableError, StoreAwayError or StoreFailedError.
+    """
 
     @property
     def kind(self) -> str: ...  # "embedded" or "server"
@@ -144,12 +144,15 @@ class Points(Protocol):
     def threads(self) -> int: ...  # that may call at a time
 
     def open(self) -> None:
-        """Makes what is missing, and checks that what is there was made by the same model."""
+        """Makes what is missing."""
 
     def search(self, question: Question) -> Found: ...
 
     def put(self, points: Sequence[Point]) -> None:
         """Those of the same ids are replaced. What has returned outlives the process."""
+
+    def supersede(self, where: Condition) -> None:
+        """Deletes what earlier models embedded, of what it selects."""
 
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         """Sets these fields of all points that it selects, whole, and leaves the others."""
@@ -159,8 +162,9 @@ class Points(Protocol):
     def ids(self, where: Condition, limit: int) -> list[str]: ...
 
     def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Of points in no order."""
+        """Of the present model's points, in no order."""
 
-    def count(self, where: Condition) -> int: ...
+    def count(self, where: Condition) -> int:
+        """Of the present model's points."""
 
     def close(self) -> None: ...

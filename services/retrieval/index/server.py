@@ -4,6 +4,7 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from services.retrieval.index.points import (
     Question,
     StoreAwayError,
     StoreFailedError,
-    another_model,
+    best_of,
 )
 
 
@@ -47,6 +48,7 @@ class ServerPoints:
         self._timeout_s = max(1, round(timeout_s))
         self._client: QdrantClient | None = None
         self._opened = False
+        self._earlier: list[str] = []  # collections of other models
         self._opening = threading.Lock()
 
     def open(self) -> None:
@@ -54,34 +56,43 @@ class ServerPoints:
             pass
 
     def search(self, question: Question) -> Found:
-        asked = _requests(question)
+        by_words = replace(question, dense=None)
         with self._ready() as client:
-            answers = client.query_batch_points(self._name, list(asked.values()))
-        hits = {
-            way: [Hit(str(hit.id), hit.score, hit.payload or {}) for hit in answer.points]
-            for way, answer in zip(asked, answers, strict=True)
-        }
-        return Found(hits.get(DENSE, []), hits.get(SPARSE, []))
+            own = _found(client, self._name, question)
+            earlier = [_found(client, name, by_words).get(SPARSE, []) for name in self._earlier]
+        best = best_of(earlier, question.limit)
+        return Found(own.get(DENSE, []), own.get(SPARSE, []), best)
 
     def put(self, points: Sequence[Point]) -> None:
         made = [_point(point) for point in points]
         with self._ready() as client:
             client.upsert(self._name, made, wait=True)
 
+    def supersede(self, where: Condition) -> None:
+        selected = models.FilterSelector(filter=as_filter(where, models))
+        with self._ready() as client:
+            for name in self._earlier:
+                client.delete(name, selected, wait=True)
+
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         with self._ready() as client:
-            client.set_payload(self._name, dict(payload), as_filter(where, models), wait=True)
+            for name in self._all():
+                client.set_payload(name, dict(payload), as_filter(where, models), wait=True)
 
     def delete(self, ids: Sequence[str]) -> None:
         with self._ready() as client:
-            client.delete(self._name, models.PointIdsList(points=list(ids)), wait=True)
+            for name in self._all():
+                client.delete(name, models.PointIdsList(points=list(ids)), wait=True)
 
     def ids(self, where: Condition, limit: int) -> list[str]:
+        selected = as_filter(where, models)
+        found: list[str] = []
         with self._ready() as client:
-            records, _ = client.scroll(
-                self._name, as_filter(where, models), limit=limit, with_payload=False
-            )
-        return [str(record.id) for record in records]
+            for name in self._all():
+                if left := limit - len(found):
+                    records, _ = client.scroll(name, selected, limit=left, with_payload=False)
+                    found += (str(record.id) for record in records)
+        return found
 
     def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
         with self._ready() as client:
@@ -107,6 +118,7 @@ class ServerPoints:
                     self._client = self._connect()
                 if not self._opened:
                     self._make(self._client)
+                    self._earlier = _earlier(self._client, self._layout)
                     self._opened = True
             yield self._client
         except (ResponseHandlingException, httpx.HTTPError, OSError) as error:
@@ -127,7 +139,6 @@ class ServerPoints:
     def _make(self, client: QdrantClient) -> None:
         if client.collection_exists(self._name):
             return
-        self._refuse_another_model(client)
         dense = models.VectorParams(size=self._layout.dimension, distance=models.Distance.COSINE)
         sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
         # One graph per tenant instead of a global one: every search names its tenant.
@@ -150,13 +161,34 @@ class ServerPoints:
         for key in INTEGERS:
             client.create_payload_index(self._name, key, models.PayloadSchemaType.INTEGER)
 
-    def _refuse_another_model(self, client: QdrantClient) -> None:
-        """Until documents can be indexed anew by the present one."""
-        for found in client.get_collections().collections:
-            if found.name.startswith(f"{self._layout.earlier}-"):
-                metadata = client.get_collection(found.name).config.metadata or {}
-                theirs = metadata.get("embedding_model", "an unknown model")
-                raise another_model(found.name, theirs, self._layout.model)
+    def _all(self) -> list[str]:
+        return [self._name, *self._earlier]
+
+
+def _earlier(client: QdrantClient, layout: Layout) -> list[str]:
+    """Collections of other models that hold something; the others are deleted."""
+    names = (found.name for found in client.get_collections().collections)
+    theirs = [
+        name
+        for name in names
+        if name.startswith(f"{layout.earlier}-") and name != layout.collection
+    ]
+    held = [name for name in theirs if client.count(name, exact=True).count]
+    for name in set(theirs) - set(held):
+        client.delete_collection(name)
+    return held
+
+
+def _found(client: QdrantClient, name: str, question: Question) -> dict[str, list[Hit]]:
+    """By the way in which it is asked."""
+    asked = _requests(question)
+    if not asked:
+        return {}
+    answers = client.query_batch_points(name, list(asked.values()))
+    return {
+        way: [Hit(str(hit.id), hit.score, hit.payload or {}) for hit in answer.points]
+        for way, answer in zip(asked, answers, strict=True)
+    }
 
 
 def _requests(question: Question) -> dict[str, models.QueryRequest]:

@@ -1,13 +1,10 @@
-"""The embedded store: one EdgeShard in a folder that one process has for itself.
+"""One model's points in the embedded store: an EdgeShard in a folder.
 
 Of `Points`, the calls that its process answers. The library's errors go through as they are.
 """
 
-import fcntl
 import json
-import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +12,6 @@ from typing import Any, cast
 import qdrant_edge as library
 
 from services.retrieval.index.conditions import as_filter
-from services.retrieval.index.earlier import earlier_points
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
     DENSE,
@@ -28,27 +24,16 @@ from services.retrieval.index.points import (
     Hit,
     Point,
     Question,
-    StoreUnusableError,
-    another_model,
 )
 
-_LOCK_S = 3.0  # for an earlier process to end, whose service was killed
-_MADE_BY = "made_by.json"  # written last: a folder without it was never whole
+MADE_BY = "made_by.json"  # written last: a folder without it was never whole
 
 
 class Shard:
-    """Raises StoreUnusableError: in use by another process, another model's."""
+    """Made where it is not there."""
 
     def __init__(self, layout: Layout) -> None:
-        self._lock = _lock(layout.root)
-        _refuse_another_model(layout)
-        with earlier_points(layout) as batches:
-            self._shard = _opened(layout)
-            self.moved = 0  # points that versions before this one stored
-            for points in batches:
-                self.put(points)
-                self.moved += len(points)
-            self._shard.flush()
+        self._shard = _opened(layout)
 
     def search(self, question: Question) -> Found:
         asked = [
@@ -107,7 +92,6 @@ class Shard:
     def close(self) -> None:
         self._shard.flush()
         self._shard.close()
-        os.close(self._lock)
 
 
 def _ways(question: Question) -> list[tuple[str, Any, Any]]:
@@ -123,7 +107,7 @@ def _ways(question: Question) -> list[tuple[str, Any, Any]]:
 
 
 def _opened(layout: Layout) -> library.EdgeShard:
-    made_by = layout.folder / _MADE_BY
+    made_by = layout.folder / MADE_BY
     if made_by.exists():
         return library.EdgeShard.load(str(layout.folder / "shard"))
     shutil.rmtree(layout.folder, ignore_errors=True)
@@ -155,34 +139,6 @@ def _create(layout: Layout) -> library.EdgeShard:
         shard.update(library.UpdateOperation.create_field_index(key, numbers))
     shard.flush()
     return shard
-
-
-def _lock(root: Path) -> int:
-    """Held until this process ends, however it does."""
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    until = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except OSError:
-            if time.monotonic() > until:
-                raise StoreUnusableError(
-                    f"the embedded vector store in {root} is in use by another process: stop it, "
-                    "set another PENSTOCK_DATA_DIR, or run a Qdrant server and set QDRANT_URL",
-                    "store_locked",
-                ) from None
-            time.sleep(0.05)
-
-
-def _refuse_another_model(layout: Layout) -> None:
-    """Until documents can be indexed anew by the present one."""
-    if (layout.folder / _MADE_BY).exists():
-        return
-    for found in layout.root.glob(f"*/{_MADE_BY}"):
-        theirs = json.loads(found.read_text())["embedding_model"]
-        raise another_model(found.parent.name, theirs, layout.model)
 
 
 def _write(path: Path, content: dict[str, str]) -> None:

@@ -147,6 +147,10 @@ class Store:
         if whole:
             older = Within("revision", lt=draft.revision)
             await self._delete(draft.tenant, Every((*draft.document, older)))
+            of_all = Every(draft.document)
+            await self._calls.write(
+                "supersede", draft.tenant, lambda points: points.supersede(of_all)
+            )
         newer = Within("revision", gt=draft.revision)
         if await self._count(draft.tenant, Every((*draft.document, newer))):
             await self._delete(draft.tenant, draft.own)
@@ -178,11 +182,7 @@ class Store:
             conditions = (*conditions, Is("source_id", (source_id,)))
         if revision:
             conditions = (*conditions, Within("revision", lte=revision))
-        where = Every(conditions)
-        count = await self._count(tenant, where)
-        if count:
-            await self._delete(tenant, where)
-        return count
+        return await self._delete(tenant, Every(conditions))
 
     async def _adopt(
         self, tenant: str, document: tuple[Condition, ...], digest: str, revision: int
@@ -227,13 +227,17 @@ class Store:
 
         await self._calls.write("write", draft.tenant, put)
 
-    async def _delete(self, tenant: str, where: Condition) -> None:
+    async def _delete(self, tenant: str, where: Condition) -> int:
+        """Returns how many there were."""
+        count = 0
         while ids := await self._calls.read(
             "select", tenant, lambda points: points.ids(where, _POINTS_PER_READ)
         ):
             for at in range(0, len(ids), _POINTS_PER_WRITE):
                 batch = ids[at : at + _POINTS_PER_WRITE]
                 await self._calls.write("delete", tenant, _deletion(batch))
+            count += len(ids)
+        return count
 
     async def _count(self, tenant: str, where: Condition) -> int:
         return await self._calls.read("count", tenant, lambda points: points.count(where))

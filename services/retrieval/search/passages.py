@@ -1,6 +1,7 @@
 """Passages as an answer holds them."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from protos import common_pb2
 from services.retrieval.index.points import Hit
@@ -11,6 +12,12 @@ MAX_PASSAGE_BYTES = 256 * 2**10  # in one answer
 def passages_of(hits: Sequence[Hit], threshold: float) -> list[common_pb2.Passage]:
     """Those of at least this score. A threshold of 0 is none."""
     return [_passage(hit) for hit in hits if not threshold or hit.score >= threshold]
+
+
+def in_turns(*ways: Sequence[common_pb2.Passage]) -> list[common_pb2.Passage]:
+    """The first of each, then the second: their scores are not of a kind."""
+    rows = zip_longest(*ways)
+    return [passage for row in rows for passage in row if passage is not None]
 
 
 def bounded(passages: list[common_pb2.Passage]) -> list[common_pb2.Passage]:

@@ -34,6 +34,7 @@ class Parts:
         self.embedded: list[list[list[int]]] = []
         self.stored: list[tuple[Any, ...]] = []
         self.found: list[Passage] = []
+        self.of_earlier_models: list[Passage] = []  # of collection "a"
         self.document = CutDocument([], [], 0)
         reader = SimpleNamespace(
             text=self._read, query=self._read, max_tokens=9, hopeless=lambda text: len(text) > 900
@@ -91,7 +92,8 @@ class Parts:
         return call
 
     def _hits(self) -> Found:
-        return Found([Hit("", p.score, _payload(p)) for p in self.found], [])
+        earlier = [Hit("", 7.0, _payload(p) | {"collection": "a"}) for p in self.of_earlier_models]
+        return Found([Hit("", p.score, _payload(p)) for p in self.found], [], earlier)
 
     async def run(self, name: str, request: Any) -> Any:
         with self.telemetry.span(name) as span:
@@ -136,6 +138,16 @@ async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Pa
     assert list(reply.passages) == [best]
     parts.found = []
     assert not (await parts.run("search", request)).passages
+
+
+async def test_what_an_earlier_model_embedded_is_found_by_words_and_said_so(parts: Parts) -> None:
+    parts.found = [Passage(text=f"near {n}", score=0.9) for n in range(3)]
+    request = pb.SearchRequest(caller=ME, collections=["a", "b"], query="abc", limit=3)
+    assert not (await parts.run("search", request)).by_words
+    parts.of_earlier_models = [Passage(text="by words")]
+    reply = await parts.run("search", request)
+    assert [one.text for one in reply.passages] == ["near 0", "by words", "near 1"]
+    assert list(reply.by_words) == ["a"]
 
 
 async def test_a_document_is_embedded_and_stored_whole_as_its_tenant_s(

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from services.retrieval.index import edge, shard
+from services.retrieval.index import edge, shards, words
 from services.retrieval.index.edge import EdgePoints
 from services.retrieval.index.points import (
     Every,
@@ -128,7 +129,7 @@ def test_one_process_holds_a_folder(
     folder: Path, points: EdgePoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points.put([point(1)])
-    monkeypatch.setattr(shard, "_LOCK_S", 0)
+    monkeypatch.setattr(shards, "_LOCK_S", 0)
     second = Here(layout(folder))
     with pytest.raises(StoreUnusableError, match="in use by another process") as raised:
         second.open()
@@ -142,14 +143,60 @@ def test_one_process_holds_a_folder(
 
 
 @pytest.mark.parametrize("dimension", [DIMENSION, 16])
-def test_another_models_vectors_are_refused(folder: Path, dimension: int) -> None:
+def test_what_another_model_embedded_is_found_by_words_until_it_is_superseded(
+    folder: Path, dimension: int
+) -> None:
     first = Here(layout(folder))
     first.open()
+    first.put([point(1), point(2), point(3)])
     first.close()
     second = Here(layout(folder, "f2", dimension))
-    with pytest.raises(StoreUnusableError, match=r"made by model-f1.*runs model-f2") as raised:
-        second.open()
-    assert raised.value.reason == "embedding_model_changed"
+    second.open()
+    vector = np.ones(dimension, np.float32)
+    second.put([Point(f"{9:032x}", vector, Sparse([9], [1.0]), {"tenant": "t", "n": 9})])
+    asked = Question(OURS, OURS, 5, vector, Sparse([2, 9], [1.0, 1.0]))
+    found = second.search(asked)
+    assert [hit.payload["n"] for hit in found.dense] == [9]
+    assert [hit.payload["n"] for hit in found.sparse] == [9]
+    assert [hit.payload["n"] for hit in found.earlier] == [2]
+    assert second.count(OURS) == 1, "the present model's"
+    assert len(second.ids(OURS, 10)) == 4
+    assert len(second.ids(OURS, 3)) == 3
+    second.supersede(Every((OURS, Is("n", (2,)))))
+    assert second.search(asked).earlier == []
+    second.delete([point(1).id, f"{9:032x}"])
+    assert second.ids(OURS, 10) == [str(UUID(point(3).id))]
+    second.close()
+
+
+def test_an_earlier_model_s_shard_is_deleted_once_it_is_empty(folder: Path) -> None:
+    first = Here(layout(folder))
+    first.open()
+    first.put([point(1)])
+    first.close()
+    second = Here(layout(folder, "f2"))
+    second.open()
+    assert layout(folder).folder.exists()
+    second.supersede(OURS)
+    second.close()
+    second.open()
+    assert not layout(folder).folder.exists()
+    second.close()
+
+
+def test_the_former_model_s_points_are_whole_again_when_it_comes_back(folder: Path) -> None:
+    for fingerprint, number in (("f1", 1), ("f2", 2)):
+        points = Here(layout(folder, fingerprint))
+        points.open()
+        points.put([point(number)])
+        points.close()
+    back = Here(layout(folder))
+    back.open()
+    asked = Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), Sparse([2], [1.0]))
+    found = back.search(asked)
+    assert [hit.payload["n"] for hit in found.dense] == [1]
+    assert [hit.payload["n"] for hit in found.earlier] == [2]
+    back.close()
 
 
 def earlier_store(folder: Path, fingerprint: str) -> None:
@@ -167,7 +214,7 @@ def earlier_store(folder: Path, fingerprint: str) -> None:
             models.PointStruct(
                 id=f"{n:032x}",
                 vector=np.eye(DIMENSION)[n % DIMENSION].tolist(),
-                payload=payload | {"position": n, "text": f"text {n}"},
+                payload=payload | {"position": n, "text": "a lantern" if n == 7 else f"text {n}"},
             )
             for n in range(300)
         ],
@@ -190,13 +237,16 @@ def test_what_an_earlier_version_stored_is_taken_over_once(folder: Path) -> None
     again.close()
 
 
-def test_of_another_model_an_earlier_version_s_points_are_left_alone(folder: Path) -> None:
+def test_of_another_model_an_earlier_version_s_points_are_found_by_words(folder: Path) -> None:
     earlier_store(folder, "f2")
-    points = EdgePoints(layout(folder))
-    with pytest.raises(StoreUnusableError, match="model-f2"):
-        points.open()
-    assert (folder / "qdrant").exists()
+    points = Here(layout(folder))
+    points.open()
+    assert points.moved == 300
+    asked = Question(OURS, OURS, 3, np.ones(DIMENSION, np.float32), words.of_question("lantern"))
+    found = points.search(asked)
+    assert (found.dense, found.earlier[0].payload["position"]) == ([], 7)
+    points.close()
     theirs = Here(layout(folder, "f2"))
     theirs.open()
-    assert theirs.moved == 300
+    assert (theirs.moved, theirs.count(OURS)) == (0, 300)
     theirs.close()

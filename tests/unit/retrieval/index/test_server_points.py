@@ -20,7 +20,6 @@ from services.retrieval.index.points import (
     Sparse,
     StoreAwayError,
     StoreFailedError,
-    StoreUnusableError,
     Within,
 )
 from services.retrieval.index.server import ServerPoints
@@ -130,15 +129,51 @@ def test_two_replicas_that_make_it_at_once_share_it(server: Server, points: Serv
     assert "tenant" in server.indexes, "the other one may have ended before it made them"
 
 
-@pytest.mark.parametrize("metadata", [{"embedding_model": "a"}, {}, None])
-def test_beside_another_model_s_collection_none_is_made(
-    server: Server, points: ServerPoints, metadata: dict[str, str] | None
+def test_another_model_s_collection_is_asked_by_words_alone(
+    server: Server, points: ServerPoints
 ) -> None:
-    server.collections["test-chunks-f2"] = {"metadata": metadata}
-    with pytest.raises(StoreUnusableError, match="runs model-f1") as raised:
-        points.open()
-    assert raised.value.reason == "embedding_model_changed"
-    assert len(server.collections) == 1
+    server.collections |= {"test-chunks-f2": {}, "other-chunks-f2": {}}
+    server.answer = SimpleNamespace(count=1)
+    points.open()
+    assert server.calls == [("count", ("test-chunks-f2",), {"exact": True})]
+    hits = [SimpleNamespace(id=str(n), score=n, payload={}) for n in (1, 2)]
+    server.answer = [SimpleNamespace(points=hits)]
+    question = Question(OURS, OURS, 1, None, Sparse([3], [1.0]))
+    found = points.search(question)
+    assert [hit.id for hit in found.earlier] == ["2"]
+    asked = {name: [one.using for one in ways] for _, (name, ways), _ in server.calls[1:]}
+    assert asked == {NAME: ["sparse"], "test-chunks-f2": ["sparse"]}
+    server.calls.clear()
+    points.search(Question(OURS, OURS, 1, np.ones(8, np.float32)))
+    assert [given[0] for _, given, _ in server.calls] == [NAME], "it knows no such vectors"
+
+
+def test_what_is_deleted_is_so_of_all_models_and_superseded_of_earlier_ones(
+    server: Server, points: ServerPoints
+) -> None:
+    server.collections["test-chunks-f2"] = {}
+    server.answer = SimpleNamespace(count=1)
+    points.open()
+    server.answer = ([SimpleNamespace(id="1")], None)
+    assert points.ids(OURS, 2) == ["1", "1"]
+    points.delete(["1"])
+    points.change(OURS, {"a": 1})
+    points.put([Point("1", np.ones(8, np.float32), Sparse([3], [1.5]), {})])
+    points.supersede(OURS)
+    asked = [(method, given[0]) for method, given, _ in server.calls[3:]]
+    both = [
+        (method, name) for method in ("delete", "set_payload") for name in (NAME, "test-chunks-f2")
+    ]
+    assert asked == [*both, ("upsert", NAME), ("delete", "test-chunks-f2")]
+
+
+def test_another_model_s_collection_that_is_empty_is_deleted(
+    server: Server, points: ServerPoints
+) -> None:
+    server.collections["test-chunks-f2"] = {}
+    server.answer = SimpleNamespace(count=0)
+    points.open()
+    assert server.calls[1:] == [("delete_collection", ("test-chunks-f2",), {})]
 
 
 def test_a_collection_that_is_gone_is_made_again_at_the_next_call(
@@ -201,7 +236,7 @@ def test_of_a_question_without_words_the_meaning_alone_is_asked(
 ) -> None:
     server.answer = [SimpleNamespace(points=[])]
     question = Question(OURS, OURS, 9, np.ones(8, np.float32), Sparse([], []))
-    assert points.search(question) == ([], [])
+    assert points.search(question) == ([], [], [])
     ((_, (_, asked), _),) = server.calls
     assert [one.using for one in asked] == ["dense"]
 
