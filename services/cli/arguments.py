@@ -63,6 +63,25 @@ def chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message", nargs="*", help="ask this once and leave")
 
 
+def index(parser: argparse.ArgumentParser) -> None:
+    _server(parser)
+    parser.add_argument(
+        "folder", type=_folder, metavar="DIR", help="its files, and those of folders in it"
+    )
+    parser.add_argument(
+        "--store", required=True, metavar="NAME", help="name or id; made where there is none"
+    )
+    parser.add_argument(
+        "--prune", action="store_true", help="remove from the store what left the folder"
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="stay, and take what changes, until Ctrl-C"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="what became of each file, an object a round"
+    )
+
+
 def status(parser: argparse.ArgumentParser) -> None:
     """None: it looks where the settings point, or at the Penstock of this data directory."""
 
@@ -177,6 +196,13 @@ def _server(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="authorities that the server's certificate may be of, PEM (default: the system's)",
     )
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return path
 
 
 def _seconds(text: str) -> float:

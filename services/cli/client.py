@@ -58,7 +58,7 @@ def open_client(url: str, key: str, ca: Path | None = None) -> httpx.Client:
     return httpx.Client(
         verify=True if ca is None else trusting(ca),
         base_url=url.removesuffix("/v1").rstrip("/"),
-        headers={"Authorization": f"Bearer {key}"},
+        headers={"Authorization": f"Bearer {key}"} if key else {},  # without: its own words for it
         timeout=httpx.Timeout(30.0, read=600.0),
     )
 

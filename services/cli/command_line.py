@@ -18,6 +18,12 @@ _COMMANDS = (
     ),
     ("chat", "talk to a running Penstock", "services.cli.commands.chat", arguments.chat),
     (
+        "index",
+        "bring a vector store to what a folder holds",
+        "services.cli.commands.index",
+        arguments.index,
+    ),
+    (
         "status",
         "services, replicas, workers, queue and KV use of a running Penstock",
         "services.cli.commands.status",

@@ -124,7 +124,7 @@ async def test_one_that_was_left_on_a_cluster_is_found_by_its_redis(
     await Registration(redis, namespace, gateway, 60)._once()
     await redis.aclose()
     assert await asyncio.to_thread(connected) == ("http://10.0.0.2:8000", "Bearer kept here")
-    assert await asyncio.to_thread(connected, "http://there:3") == ("http://there:3", "Bearer ")
+    assert await asyncio.to_thread(connected, "http://there:3") == ("http://there:3", "")
 
 
 def test_a_door_with_a_certificate_of_ones_own_authority_is_trusted_by_name(
