@@ -20,10 +20,13 @@ from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.index.calls import Calls
+from services.retrieval.index.points import Found
 from services.retrieval.index.store import Store
 from services.retrieval.prototypes import Prototypes
-from services.retrieval.search.passages import bounded, in_turns, passages_of
+from services.retrieval.search.passages import passages_of
+from services.retrieval.search.ranking import Ranked, Weights, beside, by_both, by_meaning
 
+_FETCHED = 24  # passages at least, by meaning and by words
 _EMBED_AT_ONCE = 256  # of a document's texts: what waits for the model is bounded over all callers
 _CHECKED_CHARS = 500_000  # of a document, by the policy at once
 
@@ -91,11 +94,13 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
         (vector,) = await parts.embedder.embed(tenant, [query.ids])
     with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
         found = await parts.store.search(
-            tenant, request.collections, vector, request.query, request.limit
+            tenant, request.collections, vector, request.query, _fetched(request.limit)
         )
-        near = passages_of(found.dense, request.score_threshold)
-        by_words = passages_of(found.earlier, 0.0)
-        passages = bounded(in_turns(near, by_words)[: request.limit])
+        by_words = len(found.sparse) + len(found.earlier)
+        step.set_attributes({"by_meaning": len(found.dense), "by_words": by_words})
+    with parts.telemetry.span("rank", span) as step:
+        ranked = _ranked(found, vector, request.ranking)
+        passages = passages_of(ranked, request.score_threshold, request.limit)
         step.set_attribute("passages", len(passages))
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
@@ -107,6 +112,19 @@ async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.Sear
         tokens=len(query.ids),
         by_words=sorted({hit.payload["collection"] for hit in found.earlier}),
     )
+
+
+def _fetched(limit: int) -> int:
+    """More than are wanted, for what ranks best by both to be among them."""
+    return max(_FETCHED, 4 * limit)
+
+
+def _ranked(found: Found, question: np.ndarray, ranking: pb.Ranking) -> list[Ranked]:
+    if ranking.ranker == pb.Ranking.NONE:
+        return beside(by_meaning(found.dense), found.earlier)
+    given = Weights(ranking.embedding_weight, ranking.text_weight)
+    weights = given if given.embedding + given.text else Weights()
+    return beside(by_both(found, question, weights), found.earlier)
 
 
 async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexReply:

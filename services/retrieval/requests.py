@@ -1,5 +1,7 @@
 """What a request must be before any work is done for it: each refusal names its field."""
 
+from math import inf
+
 from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid
 
@@ -43,6 +45,10 @@ def check_search(request: pb.SearchRequest) -> None:
         raise _refuse(f"must be 1 to {MAX_LIMIT}, got {request.limit}", "limit")
     if not 0 <= request.score_threshold <= 1:
         raise _refuse(f"must be 0 to 1, got {request.score_threshold:g}", "score_threshold")
+    for name in ("embedding_weight", "text_weight"):
+        weight = getattr(request.ranking, name)
+        if not (0 <= weight < inf):
+            raise _refuse(f"must not be negative, got {weight:g}", f"ranking.{name}")
 
 
 def check_index(request: pb.IndexRequest, max_chars: int) -> None:

@@ -170,7 +170,7 @@ async def test_the_record_shows_each_step_below_the_callers_span(client: Client)
     client.record.Clear()
     await client.search("harbour " * 400)
     spans = {s.name: s for s in client.record.spans}
-    assert set(spans) == {"search", "embed", "store"}
+    assert set(spans) == {"search", "embed", "store", "rank"}
     assert spans["search"].parent_id == client.span_id
     assert spans["store"].parent_id == spans["search"].span_id
     assert spans["embed"].attributes["tokens_cut"] == "146"

@@ -62,6 +62,7 @@ class Hit:
     id: str
     score: float  # by cosine, or BM25's
     payload: dict[str, Any]
+    vector: np.ndarray | None = None  # of what BM25 found: float32 [dimension], of unit length
 
 
 # -- conditions on a point's payload; a key may be a path, "attributes.number.x" ------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
@@ -185,10 +186,12 @@ def _found(client: QdrantClient, name: str, question: Question) -> dict[str, lis
     if not asked:
         return {}
     answers = client.query_batch_points(name, list(asked.values()))
-    return {
-        way: [Hit(str(hit.id), hit.score, hit.payload or {}) for hit in answer.points]
-        for way, answer in zip(asked, answers, strict=True)
-    }
+    return {way: [*map(_hit, answer.points)] for way, answer in zip(asked, answers, strict=True)}
+
+
+def _hit(hit: models.ScoredPoint) -> Hit:
+    vector = np.asarray(hit.vector[DENSE], np.float32) if isinstance(hit.vector, dict) else None
+    return Hit(str(hit.id), hit.score, hit.payload or {}, vector)
 
 
 def _requests(question: Question) -> dict[str, models.QueryRequest]:
@@ -212,6 +215,7 @@ def _requests(question: Question) -> dict[str, models.QueryRequest]:
             filter=where,
             limit=question.limit,
             with_payload=True,
+            with_vector=[DENSE],
             params=models.SearchParams(idf=corpus),
         )
     return asked

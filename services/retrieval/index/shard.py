@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import qdrant_edge as library
 
 from services.retrieval.index.conditions import as_filter
@@ -36,22 +37,24 @@ class Shard:
         self._shard = _opened(layout)
 
     def search(self, question: Question) -> Found:
+        ways = _ways(question)
         asked = [
             library.QueryRequest(
                 query=library.Query.Nearest(vector, using=name),
                 filter=as_filter(question.where, library),
                 limit=question.limit,
                 with_payload=True,
+                with_vector=[DENSE] if name == SPARSE else None,
                 params=params,
             )
-            for name, vector, params in _ways(question)
+            for name, vector, params in ways
         ]
-        hits = [
-            [Hit(str(hit.id), hit.score, hit.payload or {}) for hit in way]
-            for way in self._shard.query_batch(library.QueryBatchRequest(asked))
-        ]
-        by_way = dict(zip((name for name, *_ in _ways(question)), hits, strict=True))
-        return Found(by_way.get(DENSE, []), by_way.get(SPARSE, []))
+        answers = self._shard.query_batch(library.QueryBatchRequest(asked))
+        found = {
+            name: [_hit(hit) for hit in hits]
+            for (name, *_), hits in zip(ways, answers, strict=True)
+        }
+        return Found(found.get(DENSE, []), found.get(SPARSE, []))
 
     def put(self, points: Sequence[Point]) -> None:
         made = [
@@ -92,6 +95,11 @@ class Shard:
     def close(self) -> None:
         self._shard.flush()
         self._shard.close()
+
+
+def _hit(hit: library.ScoredPoint) -> Hit:
+    vector = np.asarray(hit.vector[DENSE], np.float32) if isinstance(hit.vector, dict) else None
+    return Hit(str(hit.id), hit.score, hit.payload or {}, vector)
 
 
 def _ways(question: Question) -> list[tuple[str, Any, Any]]:

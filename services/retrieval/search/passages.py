@@ -1,26 +1,91 @@
-"""Passages as an answer holds them."""
+"""Passages as an answer holds them: none twice, neighbours as one, within its bytes."""
 
-from collections.abc import Sequence
-from itertools import zip_longest
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
 
 from protos import common_pb2
-from services.retrieval.index.points import Hit
+from services.retrieval.search.ranking import Ranked
 
 MAX_PASSAGE_BYTES = 256 * 2**10  # in one answer
+_MOST_JOINED = 4  # chunks in a passage
+_NO_WORD = re.compile(r"\W+")
 
 
-def passages_of(hits: Sequence[Hit], threshold: float) -> list[common_pb2.Passage]:
-    """Those of at least this score. A threshold of 0 is none."""
-    return [_passage(hit) for hit in hits if not threshold or hit.score >= threshold]
+def passages_of(ranked: Sequence[Ranked], threshold: float, limit: int) -> list[common_pb2.Passage]:
+    """The best, each of at least this score; a threshold of 0 is none."""
+    good = [one for one in ranked if not threshold or one.score >= threshold]
+    return _bounded([_passage(run) for run in _runs(_once(good), limit)])
 
 
-def in_turns(*ways: Sequence[common_pb2.Passage]) -> list[common_pb2.Passage]:
-    """The first of each, then the second: their scores are not of a kind."""
-    rows = zip_longest(*ways)
-    return [passage for row in rows for passage in row if passage is not None]
+def _once(ranked: Iterable[Ranked]) -> list[Ranked]:
+    """Of those that say the same, word for word, the best. What differs by a number may be another
+    answer.
+    """
+    seen = dict[str, Ranked]()
+    for one in ranked:
+        seen.setdefault(_NO_WORD.sub(" ", one.payload["text"]).casefold().strip(), one)
+    return list(seen.values())
 
 
-def bounded(passages: list[common_pb2.Passage]) -> list[common_pb2.Passage]:
+def _runs(ranked: Sequence[Ranked], limit: int) -> list[list[Ranked]]:
+    """The best chunks that make up to `limit` passages, by passage, best first."""
+    chosen: list[Ranked] = []
+    for one in ranked:
+        if len(chosen) < limit or len(_joined([*chosen, one])) <= limit:
+            chosen.append(one)
+    return sorted(_joined(chosen), key=lambda run: max(one.score for one in run), reverse=True)
+
+
+def _joined(chunks: Iterable[Ranked]) -> list[list[Ranked]]:
+    """Those that follow on each other in their document, below the same headings, together."""
+    runs: list[list[Ranked]] = []
+    for one in sorted(chunks, key=_place):
+        if runs and len(runs[-1]) < _MOST_JOINED and _rest(runs[-1][-1], one) is not None:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return runs
+
+
+def _place(one: Ranked) -> tuple[Any, ...]:
+    return tuple(one.payload[key] for key in ("collection", "source_id", "revision", "position"))
+
+
+def _rest(one: Ranked, other: Ranked) -> str | None:
+    """What the other's text adds behind this one's; None if it does not go on there."""
+    a, b = one.payload, other.payload
+    *document, position = _place(one)
+    if _place(other) != (*document, position + 1) or a["title"] != b["title"]:
+        return None
+    text, both = b["text"][b.get("lead", 0) :], a["end"] - b["start"]
+    if both <= 0:
+        return f"\n{text}"
+    return text[both:] if a["text"].endswith(text[:both]) else None
+
+
+def _passage(run: Sequence[Ranked]) -> common_pb2.Passage:
+    best, first = max(run, key=lambda one: one.score), run[0].payload
+    text = first["text"] + "".join(_rest(a, b) or "" for a, b in pairwise(run))
+    return common_pb2.Passage(
+        title=first["title"],
+        text=text,
+        score=best.score,
+        source_id=first["source_id"],
+        position=first["position"],
+        pages=_range(run, "pages"),
+        rows=_range(run, "rows"),
+        scores=common_pb2.Scores(dense=best.dense, sparse=best.sparse),
+    )
+
+
+def _range(run: Sequence[Ranked], key: str) -> common_pb2.Range | None:
+    spans = [span for one in run if (span := one.payload.get(key))]
+    return common_pb2.Range(first=spans[0][0], last=spans[-1][1]) if spans else None
+
+
+def _bounded(passages: list[common_pb2.Passage]) -> list[common_pb2.Passage]:
     """The best ones that fit an answer; the first in any case."""
     size = 0
     for number, passage in enumerate(passages):
@@ -28,16 +93,3 @@ def bounded(passages: list[common_pb2.Passage]) -> list[common_pb2.Passage]:
         if number and size > MAX_PASSAGE_BYTES:
             return passages[:number]
     return passages
-
-
-def _passage(hit: Hit) -> common_pb2.Passage:
-    pages, rows = (hit.payload.get(name) for name in ("pages", "rows"))
-    return common_pb2.Passage(
-        title=hit.payload["title"],
-        text=hit.payload["text"],
-        score=hit.score,
-        source_id=hit.payload["source_id"],
-        position=hit.payload["position"],
-        pages=pages and common_pb2.Range(first=pages[0], last=pages[1]),
-        rows=rows and common_pb2.Range(first=rows[0], last=rows[1]),
-    )

@@ -9,7 +9,7 @@ from services.common.policy import Policy, PolicyFile, load_rules
 from services.retrieval import pipeline
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
-from tests.unit.retrieval.test_whose import ME, Parts
+from tests.unit.retrieval.test_whose import ME, Parts, told
 
 FILE = """
 rules:
@@ -40,7 +40,9 @@ async def test_what_a_client_gets_is_as_the_policy_lets_it_be(parts: Parts) -> N
     (_, second) = (await parts.run("search", search("x", judged=True))).passages
     assert (second.title, second.text) == ("no. [CARD]", "It is [CARD].")
     parts.found = found()
-    assert list((await parts.run("search", search("x"))).passages) == found(), "a chat's own"
+    reply = await parts.run("search", search("x"))
+    as_found = [(one.title, one.text, 0) for one in found()]
+    assert told(reply) == as_found, "a chat's own"
     await parts.run("search", search(f"mine {CARD}", judged=True))
     assert parts.embedded[-1] == [[len("mine [CARD]")] * 9]
     parts.found[0].text = "the secret plan"

@@ -92,16 +92,29 @@ class Parts:
         return call
 
     def _hits(self) -> Found:
-        earlier = [Hit("", 7.0, _payload(p) | {"collection": "a"}) for p in self.of_earlier_models]
-        return Found([Hit("", p.score, _payload(p)) for p in self.found], [], earlier)
+        each = enumerate(self.found)
+        earlier = [Hit("", 7.0, _payload(one, 99)) for one in self.of_earlier_models]
+        found = [Hit(str(n), one.score, _payload(one, n)) for n, one in each]
+        return Found(found, [], earlier)
 
     async def run(self, name: str, request: Any) -> Any:
         with self.telemetry.span(name) as span:
             return await getattr(pipeline, name)(self, request, span)
 
 
-def _payload(passage: Passage) -> dict[str, Any]:
-    return {name: getattr(passage, name) for name in ("title", "text", "source_id", "position")}
+def _payload(passage: Passage, number: int) -> dict[str, Any]:
+    return {
+        "title": passage.title,
+        "text": passage.text,
+        "collection": "a",
+        "source_id": f"s{number}",
+        "revision": 1,
+        "position": 0,
+    }
+
+
+def told(reply: pb.SearchReply) -> list[tuple[str, str, float]]:
+    return [(passage.title, passage.text, passage.score) for passage in reply.passages]
 
 
 @pytest.fixture
@@ -129,19 +142,24 @@ async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Pa
     best, worse = Passage(text="found", score=0.9), Passage(text="less", score=0.2)
     parts.found = [best, worse]
     request = pb.SearchRequest(
-        caller=ME, collections=["a", "b"], query="abc", limit=5, score_threshold=0.25
+        caller=ME,
+        collections=["a", "b"],
+        query="abc",
+        limit=5,
+        score_threshold=0.25,
+        ranking=pb.Ranking(ranker=pb.Ranking.NONE),
     )
     reply = await parts.run("search", request)
     assert parts.tenants == [("questions", "acme"), ("embedder", "acme"), ("store search", "acme")]
     ((collections, vector, text, limit),) = parts.stored
-    assert (list(collections), list(vector), text, limit) == (["a", "b"], [3, 0.5], "abc", 5)
-    assert list(reply.passages) == [best]
+    assert (list(collections), list(vector), text, limit) == (["a", "b"], [3, 0.5], "abc", 24)
+    assert told(reply) == [("", "found", 0.9)]
     parts.found = []
     assert not (await parts.run("search", request)).passages
 
 
 async def test_what_an_earlier_model_embedded_is_found_by_words_and_said_so(parts: Parts) -> None:
-    parts.found = [Passage(text=f"near {n}", score=0.9) for n in range(3)]
+    parts.found = [Passage(text=f"near {n}", score=0.9 - n / 10) for n in range(3)]
     request = pb.SearchRequest(caller=ME, collections=["a", "b"], query="abc", limit=3)
     assert not (await parts.run("search", request)).by_words
     parts.of_earlier_models = [Passage(text="by words")]

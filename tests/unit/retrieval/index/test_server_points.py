@@ -136,7 +136,7 @@ def test_another_model_s_collection_is_asked_by_words_alone(
     server.answer = SimpleNamespace(count=1)
     points.open()
     assert server.calls == [("count", ("test-chunks-f2",), {"exact": True})]
-    hits = [SimpleNamespace(id=str(n), score=n, payload={}) for n in (1, 2)]
+    hits = [SimpleNamespace(id=str(n), score=n, payload={}, vector=None) for n in (1, 2)]
     server.answer = [SimpleNamespace(points=hits)]
     question = Question(OURS, OURS, 1, None, Sparse([3], [1.0]))
     found = points.search(question)
@@ -216,11 +216,14 @@ def test_a_server_that_does_not_answer_is_away(
 
 
 def test_a_question_is_asked_both_ways_at_once(server: Server, points: ServerPoints) -> None:
-    hit = SimpleNamespace(id="7", score=0.5, payload={"text": "x"})
-    server.answer = [SimpleNamespace(points=[hit]), SimpleNamespace(points=[])]
+    hit = SimpleNamespace(id="7", score=0.5, payload={"text": "x"}, vector=None)
+    other = SimpleNamespace(id="8", score=5.0, payload={}, vector={"dense": [1.0] * 8})
+    server.answer = [SimpleNamespace(points=[hit]), SimpleNamespace(points=[other])]
     corpus = Is("tenant", ("t",))
     found = points.search(Question(OURS, corpus, 9, np.ones(8, np.float32), Sparse([3], [1.0])))
-    assert ([one.id for one in found.dense], found.sparse) == (["7"], [])
+    assert ([one.id for one in found.dense], [one.id for one in found.sparse]) == (["7"], ["8"])
+    assert found.sparse[0].vector is not None
+    assert found.sparse[0].vector.shape == (8,)
     ((method, (name, (dense, sparse)), _),) = server.calls
     assert (method, name) == ("query_batch_points", NAME)
     assert (dense.using, sparse.using, dense.limit, sparse.limit) == ("dense", "sparse", 9, 9)

@@ -15,6 +15,7 @@ from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import Points
 from services.retrieval.index.store import Store
 from services.retrieval.search.passages import passages_of
+from services.retrieval.search.ranking import by_meaning
 from tests.support.shards import DIMENSION, Here, layout, memory_folder
 
 
@@ -66,11 +67,11 @@ async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first
 async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
     chunks = [
         Chunk("Doc", "west", 0, 4, 1, pages=Span(3, 4)),
-        Chunk("Doc", "| a |\nnorth", 4, 9, 1, lead=6, rows=Span(7, 7)),
+        Chunk("Doc › Table", "| a |\nnorth", 4, 9, 1, lead=6, rows=Span(7, 7)),
     ]
     await store.replace("t", "c", "doc", chunks, np.stack([axis(0), axis(1)]))
     hits = (await store.search("t", ["c"], axis(0), "", 2)).dense
-    first, second = passages_of(hits, 0)
+    first, second = passages_of(by_meaning(hits), 0, 2)
     assert (first.pages, first.HasField("rows")) == (Range(first=3, last=4), False)
     assert (second.rows, second.HasField("pages")) == (Range(first=7, last=7), False)
     assert [hit.payload["lead"] for hit in hits] == [0, 6]
