@@ -17,10 +17,11 @@ retrieval off. No more is cut than necessary. If (1) alone is too long, the requ
 import hashlib
 import json
 import re
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from protos.common_pb2 import Message, Passage
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
@@ -43,7 +44,7 @@ TOO_LONG = "context_length_exceeded"
 class Prompt:
     """What the router gets, and how the window was spent on it."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]  # a list, or a message's field
     max_tokens: int  # of the output, > 0
     plan: PromptPlan
     digest: bytes  # of the token ids
@@ -73,13 +74,10 @@ def assemble(model: ServedModel, request: PromptRequest) -> Prompt:
             ids, added = model.encoder.encode_text(request.text)
             return _assemble_completion(model, ids, added, max_tokens)
         case "token_ids":
-            ids = list(request.token_ids.ids)
-            for index, id in enumerate(ids):
-                if id >= model.vocab_size:
-                    raise invalid(
-                        f"token id {id} is outside the vocabulary of {model.vocab_size}",
-                        f"prompt[{index}]",
-                    )
+            ids = request.token_ids.ids
+            for index in np.flatnonzero(np.array(ids, np.uint32) >= model.vocab_size)[:1]:
+                what = f"token id {ids[index]} is outside the vocabulary of {model.vocab_size}"
+                raise invalid(what, f"prompt[{index}]")
             return _assemble_completion(model, ids, 0, max_tokens)
     raise invalid("a request needs messages or a prompt", "prompt")
 
@@ -105,7 +103,7 @@ def check_length(model: ServedModel, request: PromptRequest) -> None:
 
 
 def _assemble_completion(
-    model: ServedModel, token_ids: list[int], added: int, max_tokens: int
+    model: ServedModel, token_ids: Sequence[int], added: int, max_tokens: int
 ) -> Prompt:
     """`added`: how many of the ids the tokenizer put around the text."""
     count = len(token_ids)
@@ -181,10 +179,12 @@ def _check_window(model: ServedModel, prompt: int, max_tokens: int, param: str) 
         raise invalid(said, "max_tokens", reason=TOO_LONG)
 
 
-def _prompt(model: ServedModel, token_ids: list[int], max_tokens: int, plan: PromptPlan) -> Prompt:
+def _prompt(
+    model: ServedModel, token_ids: Sequence[int], max_tokens: int, plan: PromptPlan
+) -> Prompt:
     max_tokens = max_tokens or model.window - len(token_ids)
     plan.window, plan.reserved_output = model.window, max_tokens
-    digest = hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=16).digest()
+    digest = hashlib.blake2b(np.array(token_ids, "<u4").tobytes(), digest_size=16).digest()
     return Prompt(token_ids, max_tokens, plan, digest, model.checkpoint)
 
 

@@ -14,11 +14,13 @@ token from the first changed content to the last.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from services.tokenizer.bound import bytes_per_token
+from services.tokenizer.packed_ids import message_ids
 from services.tokenizer.quick import Quick, QuickEncoding
 from services.tokenizer.rendered import Rendered
 
@@ -39,10 +41,10 @@ class Encoded:
         return self._counts[-1]
 
     @property
-    def ids(self) -> list[int]:
-        if len(self._encodings) == 1:  # whose list may be long: it is copied by nobody
-            return self._encodings[0].ids
-        return list(chain.from_iterable(encoding.ids for encoding in self._encodings))
+    def ids(self) -> Sequence[int]:
+        """A list, or a message's field where they are many (packed_ids.py)."""
+        of_each = [np.asarray(encoding.ids, np.uint32) for encoding in self._encodings]
+        return message_ids(of_each[0] if len(of_each) == 1 else np.concatenate(of_each))
 
     def tokens_before(self, character: int) -> int:
         """How many tokens begin before this character of the text: two binary searches, however
@@ -93,10 +95,11 @@ class PromptEncoder:
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return Encoded(pieces, self._all_of(pieces))
 
-    def encode_text(self, text: str) -> tuple[list[int], int]:
-        """The ids of a text with what the tokenizer puts around it, and how many those are."""
+    def encode_text(self, text: str) -> tuple[Sequence[int], int]:
+        """A text's ids, as `Encoded.ids`, with what the tokenizer puts around it, and how many of
+        them that is."""
         if self._quick and (ids := self._quick.ids(text, special_tokens=True)) is not None:
-            return ids.tolist(), self._quick.added
+            return message_ids(ids), self._quick.added
         encoding = encoding_of(self._tokenizer, text, special_tokens=True)
         return encoding.ids, sum(encoding.special_tokens_mask)
 

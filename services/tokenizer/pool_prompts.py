@@ -95,14 +95,14 @@ def too_many(most: int) -> PenstockError:
     return invalid(what, "inputs", reason="too_many_tokens")
 
 
-def prompt_of(model: ServedModel, pool: Pool, place: Place) -> list[int]:
+def prompt_of(model: ServedModel, pool: Pool, place: Place) -> Sequence[int]:
     """Blocking. Raises INVALID_ARGUMENT that names the input."""
     name, index = place
     if pool.task == Pool.SCORE and model.kind.score_of:
         return _pair(model, pool, index)
     given, param = _at(pool, place), f"{name}[{index}]"
     if given.HasField("token_ids"):
-        ids = list(given.token_ids.ids)
+        ids: Sequence[int] = list(given.token_ids.ids)
         if strange := next((id for id in ids if id >= model.vocab_size), None):
             what = f"token id {strange} is outside the vocabulary of {model.vocab_size}"
             raise invalid(what, param)
@@ -120,7 +120,7 @@ def _at(pool: Pool, place: Place) -> Pool.Input:
     return (pool.inputs if name == "inputs" else pool.queries)[index]
 
 
-def _pair(model: ServedModel, pool: Pool, index: int) -> list[int]:
+def _pair(model: ServedModel, pool: Pool, index: int) -> Sequence[int]:
     """By the checkpoint's template for pairs, or else as its tokenizer puts two texts together."""
     ours = index % len(pool.queries)
     query, document, param = pool.queries[ours], pool.inputs[index], f"inputs[{index}]"

@@ -129,13 +129,13 @@ class _Work:
         self._usage = Usage() if again else _sum([one.usage for one in found])
         await self._all(inputs, prompts, pooling)
 
-    async def _prompts(self, places: Sequence[Place]) -> dict[Place, list[int]]:
+    async def _prompts(self, places: Sequence[Place]) -> dict[Place, Sequence[int]]:
         """In pieces, between which it is other tenants' turn. Raises INVALID_ARGUMENT."""
-        found: dict[Place, list[int]] = {}
+        found: dict[Place, Sequence[int]] = {}
         tokens, most = 0, self._pipeline.max_pooled_tokens
         for piece in pieces_of(self._pool, places):
 
-            def work(piece: Sequence[Place] = piece) -> list[list[int]]:
+            def work(piece: Sequence[Place] = piece) -> list[Sequence[int]]:
                 return [prompt_of(self._model, self._pool, place) for place in piece]
 
             tenant = self._request.caller.tenant
@@ -147,7 +147,7 @@ class _Work:
         return found
 
     async def _all(
-        self, places: Sequence[Place], prompts: dict[Place, list[int]], pooling: Pooling
+        self, places: Sequence[Place], prompts: dict[Place, Sequence[int]], pooling: Pooling
     ) -> list[Numbered]:
         """Of each place what it got, so many at once. The first that fails ends the others."""
         found = [Numbered() for _ in places]
@@ -168,7 +168,9 @@ class _Work:
             raise failed.exceptions[0] from None
         return found
 
-    async def _one(self, place: Place, prompt: list[int], pooling: Pooling, into: Numbered) -> None:
+    async def _one(
+        self, place: Place, prompt: Sequence[int], pooling: Pooling, into: Numbered
+    ) -> None:
         asked = GenerateRequest(
             caller=self._request.caller,
             model=self._request.model,

@@ -46,15 +46,11 @@ class QuickEncoding:
 
     def __init__(self, text: str, ids: Ids, lengths: Ids) -> None:
         """`lengths`: of the tokens, in bytes."""
-        self._text, self._ids, self._lengths = text, ids, lengths
+        self.ids = ids
+        self._text, self._lengths = text, lengths
 
     def __len__(self) -> int:
-        return len(self._ids)
-
-    @property
-    def ids(self) -> list[int]:
-        found: list[int] = self._ids.tolist()
-        return found
+        return len(self.ids)
 
     def tokens_before(self, character: int) -> int:
         """How many tokens begin before this character."""
