@@ -72,6 +72,10 @@ class BlockIndex:
                 self._free_bits.append(holder.bit)
         return bool(self._gone)
 
+    def holds(self, block: bytes) -> bool:
+        """Whether anybody does."""
+        return bool(self._live & self._masks.get(block, 0))
+
     def match(self, chain: Iterable[bytes]) -> dict[int, int]:
         """How many leading blocks of the chain each holder has: bit → blocks, only those > 0.
 

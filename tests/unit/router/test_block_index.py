@@ -42,6 +42,8 @@ def test_matches_what_the_holders_hold(ops, chain):
         length = next((n for n, block in enumerate(chain) if block not in held), len(chain))
         if length:
             expected[holder.bit] = length
+    for block in BLOCKS:
+        assert index.holds(block) is any(block in held for _, held in holders.values())
     assert index.match(chain) == expected
     assert len({holder.bit for holder, _ in holders.values()}) == len(holders)
     while index.sweep(3):

@@ -441,6 +441,41 @@ async def test_each_worker_is_matched_by_its_own_block_size(rig: Rig) -> None:
         assert served.told("split")["uncached_tokens"] == str(100 - (64 if count == 1 else 96))
 
 
+@pytest.mark.parametrize(
+    ("size", "held", "hashed"),
+    [
+        (16, 0, [1024]),  # nobody holds its beginning: no more of it is hashed
+        (16, 63, [1024]),
+        (16, 64, [1024, 3000]),
+        (16, 65, [1024, 3000]),
+        (16, 187, [1024, 3000]),
+        (2048, 0, [1024, 3000]),  # a block of its own is longer than what is looked at first
+        (2048, 1, [1024, 3000]),
+    ],
+)
+async def test_a_long_prompt_is_hashed_as_far_as_somebody_may_hold_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, size: int, held: int, hashed: list[int]
+) -> None:
+    prompt = [id % 97 for id in range(3000)]
+    peer = rig.pool.peer("w", block_size=size)
+    hashes = block_hashes(prompt[: held * size], size, tenant_salt("acme"))
+    rig.pool.tell(peer, events=[(True, hashes)])
+    seen: list[int] = []
+
+    def counted(token_ids: Any, *how: Any) -> list[bytes]:
+        seen.append(len(token_ids))
+        return block_hashes(token_ids, *how)
+
+    monkeypatch.setattr(pipeline, "block_hashes", counted)
+    served = rig.serve(request(prompt_token_ids=prompt))
+    worker = await rig.nth("w", 1)
+    worker.give(1, finish=FINISH_LENGTH)
+    worker.end()
+    await served.end()
+    assert seen == hashed
+    assert served.told("split")["uncached_tokens"] == str(3000 - held * size)
+
+
 async def test_another_tenants_blocks_are_not_its(rig: Rig) -> None:
     theirs, idle = rig.pool.peer("theirs"), rig.pool.worker("idle")
     hashes = block_hashes(PROMPT, 16, tenant_salt("other"))
