@@ -17,12 +17,18 @@ from bench.retrieval.made import QUESTIONS, made
 from bench.retrieval.served import Served, served
 from bench.retrieval.sets import Question, QuestionSet, holds
 from protos.common_pb2 import Passage
+from protos.retrieval_pb2 import Ranking
 
 ALL = "all"
 _SHOWN = 10  # passages of a search; what lies deeper counts as not found
 _AT_ONCE = 4
 
-RANKINGS: dict[str, dict[str, Any]] = {"dense": {}}
+# As a search request has them.
+RANKINGS: dict[str, dict[str, Any]] = {
+    "dense": {"ranking": Ranking(ranker=Ranking.NONE)},
+    "sparse": {"ranking": Ranking(text_weight=1.0)},
+    "hybrid": {},
+}
 
 
 class Figures(NamedTuple):
