@@ -321,6 +321,25 @@ async def test_a_search(rig):
     assert all(search.judged for search in rig.retrieval.servicer.searches), "by the policy, there"
 
 
+async def test_a_store_of_an_earlier_embedding_model_is_said_to_be_one(rig):
+    tenant = await Tenant.of(rig)
+    store = await tenant.store(await tenant.file())
+    path, asked = f"/v1/vector_stores/{store}/search", {"query": "water"}
+    tool = {"type": "file_search", "vector_store_ids": [store]}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "water?"}], "tools": [tool]}
+    told = f"files of {store} were indexed by an earlier embedding model and are found by their"
+    try:
+        for earlier in ([], [store]):
+            rig.retrieval.servicer.by_words = earlier
+            for answer in (
+                await tenant.post(path, asked),
+                await tenant.post("/v1/chat/completions", chat),
+            ):
+                assert (told in answer["penstock"].get("warning", "")) is bool(earlier)
+    finally:
+        rig.retrieval.servicer.by_words = []
+
+
 async def test_a_search_over_grpc_is_the_same(rig):
     tenant, other = await Tenant.of(rig), await Tenant.of(rig)
     best = await tenant.file("best.md", "the tide comes in")

@@ -174,6 +174,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
         self.shown = b""  # the certificate of the last caller of Embed
         self.policy: str | None = None  # the version that is known; None: any
         self.searches: list[rpb.SearchRequest] = []
+        self.by_words: list[str] = []  # collections of an earlier embedding model
 
     async def _gate(self, policy: str = "") -> None:
         self.calls += 1
@@ -223,7 +224,11 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
                             )
                         )
         found.sort(key=lambda passage: -passage.score)
-        return rpb.SearchReply(passages=found[: request.limit], tokens=len(request.query.split()))
+        return rpb.SearchReply(
+            passages=found[: request.limit],
+            tokens=len(request.query.split()),
+            by_words=set(self.by_words) & set(request.collections),
+        )
 
     async def Index(self, request: rpb.IndexRequest, context: Any) -> rpb.IndexReply:
         async with serving(self._service.telemetry, context, "index"):

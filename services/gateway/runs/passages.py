@@ -14,6 +14,7 @@ from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
 from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval_client import is_outage
+from services.gateway.stores.searching import by_words_alone
 
 ROUTE = "search"  # in the ledger
 
@@ -50,6 +51,8 @@ async def retrieve(
             warnings.append(f"answered without the vector stores: {error.message}")
             return
         searching.set_attribute("passages", len(reply.passages))
+    if told := by_words_alone(reply.by_words):
+        warnings.append(told)
     prompt.search = Searched(query=query.text, rewritten=query.by, tokens=reply.tokens)
     best = reply.passages[0].score if reply.passages else 0.0
     journal.decide("retrieval", "searched", passages=len(reply.passages), best_score=best)

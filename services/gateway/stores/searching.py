@@ -1,7 +1,7 @@
 """A search of one vector store by itself, metered as a request."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from protos.common_pb2 import Passage, Record, Usage
@@ -65,7 +65,19 @@ async def search(
             metered.usage = lambda: Usage(prompt_tokens=tokens)
             await gateway.meter.settle(metered)
     passages = _best([reply.passages for reply in replies], asked.limit)
-    return Found(passages, unready.warning(), tokens, metered.cost, metered.headers)
+    by_words = by_words_alone({store for reply in replies for store in reply.by_words})
+    warning = "; ".join(filter(None, [unready.warning(), by_words]))
+    return Found(passages, warning, tokens, metered.cost, metered.headers)
+
+
+def by_words_alone(stores: Iterable[str]) -> str:
+    """What a client should know of a search that found passages so; empty where none."""
+    if not (ids := ", ".join(sorted(stores))):
+        return ""
+    return (
+        f"files of {ids} were indexed by an earlier embedding model and are found by their words "
+        "alone until they are attached again"
+    )
 
 
 def _best(found: Sequence[Sequence[Passage]], limit: int) -> Sequence[Passage]:
