@@ -73,6 +73,8 @@ def _things(client: httpx.Client) -> dict[str, str]:
         "/v1/files", files={"file": ("a.txt", b"water")}, data={"purpose": "assistants"}
     ).json()["id"]
     store = client.post("/v1/vector_stores", json={"file_ids": [file]}).json()["id"]
+    in_store = f"/v1/vector_stores/{store}/file_batches"
+    file_batch = client.post(in_store, json={"file_ids": [file]}).json()["id"]
     response = client.post("/v1/responses", json={"model": MODEL, "input": "Hi"}).json()
     messages = [{"role": "user", "content": "Hi"}]
     chat = client.post(
@@ -92,6 +94,7 @@ def _things(client: httpx.Client) -> dict[str, str]:
         "lines": lines,
         "batch": batch,
         "file": file,
+        "file_batch": file_batch,
         "store": store,
         "response": response["id"],
         "completion": chat,
@@ -144,6 +147,7 @@ def _example(endpoint: str, door: Door) -> tuple[str, str, dict[str, Any]]:
     body |= {"model": MODEL} if "model" in body else {}
     body |= {"input_file_id": door.ids["lines"]} if "input_file_id" in body else {}
     body |= {"file_id": door.ids["file"]} if "file_id" in body else {}
+    body |= {"file_ids": [door.ids["file"]]} if "file_ids" in body else {}
     return method, path.replace(":path}", "}").format_map(door.ids), body
 
 
@@ -154,6 +158,8 @@ def test_examples_are_answered_and_no_field_beside_is_taken(door, endpoint):
     assert answer.status_code == 200, answer.text
     check(answer)
     for at, place in [("", body), *_objects(body)]:
+        if at == "attributes.":  # which have the client's own names
+            continue
         place["nobodys"] = 1
         answer = door.client.request(method, path, json=body)
         del place["nobodys"]

@@ -277,7 +277,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": {"type": "function", "name": "f"}}),
     ("previous_response_id", {"previous_response_id": "resp_0"}),
     ("background", {"background": True, "store": False}),
-    ("include[0]", {"include": ["file_search_call.results"]}),
+    ("include[0]", {"include": ["web_search_call.results"]}),
     ("delivery", {"delivery": "hold"}),
 ]
 

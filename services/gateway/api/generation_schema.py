@@ -303,6 +303,9 @@ class ChatCompletionRequest(Generation):
             prompt.stores = tuple(dict.fromkeys(search.vector_store_ids or ()))
             prompt.max_passages = search.max_num_results or default_passages
             prompt.question = self.question
+            prompt.filter = search.filters.told() if search.filters is not None else None
+            if search.ranking_options is not None:
+                prompt.score_threshold = search.ranking_options.score_threshold or 0.0
         return prompt
 
 

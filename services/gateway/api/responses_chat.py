@@ -36,6 +36,8 @@ def messages_of(
     told += [(item, f"input[{index}]") for index, item in enumerate(items)]
     own: dict[str, Any] | None = None  # the assistant's message that may go on
     for item, whose in told:
+        if item.type == "file_search_call":  # what it found was for the answer of then
+            continue
         if item.type == "message" and item.role != "assistant":
             own = None
             content = {"role": item.role, "content": text_of(item.content)}

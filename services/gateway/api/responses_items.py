@@ -31,7 +31,7 @@ Parts = Annotated[_Parts, BeforeValidator(_as_parts, json_schema_input_type=str 
 
 
 class Item(Body):
-    """A message, a call, its output, or what the model said to itself."""
+    """A message, a call, its output, what the model said to itself, or a search that was made."""
 
     NEUTRAL: ClassVar = {
         "encrypted_content": (),
@@ -42,7 +42,9 @@ class Item(Body):
         "agent": (),
     }
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message", "function_call", "function_call_output", "reasoning", "file_search_call"
+    ] = "message"
     id: Annotated[str, Field(max_length=128)] | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -54,6 +56,8 @@ class Item(Body):
     parsed_arguments: Any = Field(None, description="of OpenAI's client; no effect")
     output: Parts | None = None
     summary: Parts | None = None
+    queries: list[str] | None = Field(None, description="of an earlier search; no effect")
+    results: list[Any] | None = Field(None, description="of an earlier search; no effect")
 
     @model_validator(mode="after")
     def _of_its_type(self) -> "Item":
@@ -62,6 +66,7 @@ class Item(Body):
             "function_call": ("call_id", "name", "arguments"),
             "function_call_output": ("call_id", "output"),
             "reasoning": (),
+            "file_search_call": (),
         }
         for field in needs[self.type]:
             if getattr(self, field) is None:

@@ -13,6 +13,8 @@ from services.gateway.api.generation_schema import (
     Tag,
     TemplateOptions,
 )
+from services.gateway.api.resources.attributes import Filters
+from services.gateway.api.resources.ranking import RankingOptions
 from services.gateway.api.responses_chat import NAMES, messages_of
 from services.gateway.api.responses_items import Item
 from services.gateway.api.schema import Body, Metadata, at_most, bad_value, missing, refuse
@@ -50,7 +52,7 @@ class TextConfig(Body):
 
 
 class ResponseTool(Body):
-    NEUTRAL: ClassVar = {"filters": (), "ranking_options": ({},), "defer_loading": (False,)}
+    NEUTRAL: ClassVar = {"defer_loading": (False,)}
 
     type: Literal["function", "file_search"]
     name: FunctionName | None = None
@@ -59,6 +61,8 @@ class ResponseTool(Body):
     strict: bool | None = Field(None, description="its arguments match the schema")
     vector_store_ids: Annotated[list[str], Field(max_length=MAX_STORES)] | None = None
     max_num_results: int | None = None
+    filters: Filters | None = None
+    ranking_options: RankingOptions | None = None
 
     @model_validator(mode="after")
     def _named(self) -> "ResponseTool":
@@ -128,7 +132,9 @@ def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Include = list[Literal["message.output_text.logprobs"]]
+RESULTS = "file_search_call.results"
+_LOGPROBS = "message.output_text.logprobs"
+Include = list[Literal["message.output_text.logprobs", "file_search_call.results"]]
 
 
 class ResponsesRequest(Body):
@@ -221,7 +227,7 @@ class ResponsesRequest(Body):
             fields["tool_choice"] = self.tool_choice.as_chats()
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.as_chats()
-        if self.include or self.top_logprobs:
+        if _LOGPROBS in (self.include or ()) or self.top_logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         tags = ("safety_identifier", "prompt_cache_key")
         shown = {name: value for name in tags if (value := getattr(self, name)) is not None}

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from protos.common_pb2 import Tool as OfferedTool
 from protos.common_pb2 import ToolCall, ToolChoice
+from services.gateway.api.resources.attributes import Filters
+from services.gateway.api.resources.ranking import RankingOptions
 from services.gateway.api.schema import MAX_DEPTH, Body, missing, refuse, too_deep
 
 MAX_TOOLS = 128
@@ -40,14 +42,14 @@ class Function(Body):
 class Tool(Body):
     """A function that the client runs, or a search that Penstock does."""
 
-    NEUTRAL: ClassVar = {"filters": (), "ranking_options": ({},)}
-
     type: Literal["file_search", "function"]
     function: Function | None = None
     vector_store_ids: (
         Annotated[list[StoreId], Field(min_length=1, max_length=MAX_STORES)] | None
     ) = None
     max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
+    filters: Filters | None = None
+    ranking_options: RankingOptions | None = None
 
     @model_validator(mode="after")
     def _of_its_type(self) -> "Tool":
@@ -59,8 +61,9 @@ class Tool(Body):
             raise missing(needed)
         if getattr(self, other) is not None:
             raise refuse(other, f"a tool of type {self.type!r} has none")
-        if self.max_num_results is not None and not search:
-            raise refuse("max_num_results", f"a tool of type {self.type!r} has none")
+        for field in ("max_num_results", "filters", "ranking_options"):
+            if getattr(self, field) is not None and not search:
+                raise refuse(field, f"a tool of type {self.type!r} has none")
         return self
 
 

@@ -36,6 +36,8 @@ async def retrieve(
         collections=prompt.stores,
         query=query.text,
         limit=prompt.max_passages,
+        score_threshold=prompt.score_threshold,
+        filter=prompt.filter,
     )
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
         try:

@@ -60,8 +60,8 @@ def completion(**more: Any) -> CompletionRequest:
         ({"tools": [{"type": "file_search"}]}, "tools[0].vector_store_ids", None),
         (
             {"tools": [{"type": "file_search", "vector_store_ids": ["a"], "filters": {}}]},
-            "tools[0].filters",
-            "unsupported_parameter",
+            "tools[0].filters.type",
+            "missing_required_parameter",
         ),
         ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
         ({"documents": [{"title": "t"}]}, "documents[0].text", "missing_required_parameter"),

@@ -53,6 +53,7 @@ def test_each_endpoint_is_in_the_table_and_nothing_else_is(parts):
     assert rest(parts) | rpcs(parts).keys() == public
 
 
+_FILE_BATCH = "/v1/vector_stores/{store}/file_batches/{file_batch}"
 TWINS = {
     "Inference/Chat": "POST /v1/chat/completions",
     "Inference/Complete": "POST /v1/completions",
@@ -86,9 +87,9 @@ TWINS = {
     "VectorStores/GetAttachedFileContent": "GET /v1/vector_stores/{store}/files/{file}/content",
     "VectorStores/UpdateAttachedFile": "POST /v1/vector_stores/{store}/files/{file}",
     "VectorStores/CreateFileBatch": "POST /v1/vector_stores/{store}/file_batches",
-    "VectorStores/GetFileBatch": "GET /v1/vector_stores/{store}/file_batches/{batch}",
-    "VectorStores/CancelFileBatch": "POST /v1/vector_stores/{store}/file_batches/{batch}/cancel",
-    "VectorStores/ListFileBatch": "GET /v1/vector_stores/{store}/file_batches/{batch}/files",
+    "VectorStores/GetFileBatch": f"GET {_FILE_BATCH}",
+    "VectorStores/CancelFileBatch": f"POST {_FILE_BATCH}/cancel",
+    "VectorStores/ListFileBatch": f"GET {_FILE_BATCH}/files",
     "VectorStores/DetachFile": "DELETE /v1/vector_stores/{store}/files/{file}",
     "Batches/CreateBatch": "POST /v1/batches",
     "Batches/ListBatches": "GET /v1/batches",

@@ -289,13 +289,13 @@ OPERATIONS: dict[str, Operation] = {
         CreateFileBatch,
         {"file_ids": ["file-…"]},
     ),
-    "GET /v1/vector_stores/{store}/file_batches/{batch}": Operation(
+    "GET /v1/vector_stores/{store}/file_batches/{file_batch}": Operation(
         _STORES, "How far a batch of files is", FileBatch
     ),
-    "POST /v1/vector_stores/{store}/file_batches/{batch}/cancel": Operation(
+    "POST /v1/vector_stores/{store}/file_batches/{file_batch}/cancel": Operation(
         _STORES, "Ends it; files that have arrived stay", FileBatch
     ),
-    "GET /v1/vector_stores/{store}/file_batches/{batch}/files": Operation(
+    "GET /v1/vector_stores/{store}/file_batches/{file_batch}/files": Operation(
         _STORES, "The batch's files", PageOf[StoreFile], query=AttachedList
     ),
     "DELETE /v1/vector_stores/{store}/files/{file}": Operation(

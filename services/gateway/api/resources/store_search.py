@@ -6,16 +6,11 @@ from pydantic import BeforeValidator, Field
 
 from services.gateway.api.generation_schema import as_list
 from services.gateway.api.resources.attributes import Filters
+from services.gateway.api.resources.ranking import RankingOptions
 from services.gateway.api.schema import Body
 from services.gateway.stores.searching import Search
 
 MAX_QUERIES = 8  # in one search
-
-
-class RankingOptions(Body):
-    NEUTRAL: ClassVar = {"ranker": ("none", "auto", "default-2024-11-15"), "hybrid_search": ()}
-
-    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 _Question = Annotated[str, Field(pattern=r"\S")]

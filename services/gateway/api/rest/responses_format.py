@@ -4,14 +4,15 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from protos.common_pb2 import FINISH_CONTENT_FILTER, FINISH_LENGTH
+from protos.common_pb2 import FINISH_CONTENT_FILTER, FINISH_LENGTH, Passage
 from protos.tokenizer_pb2 import TextDelta, TextLogprob, ToolCallDelta
 from services.common.errors import PenstockError
 from services.gateway.api.rest import logprobs
 from services.gateway.api.rest.openai_format import extension
 from services.gateway.metering.prices import Cost
-from services.gateway.runs.citations import annotations
+from services.gateway.runs.citations import annotations, filename
 from services.gateway.runs.prompt import Answer, total_usage
+from services.gateway.stores.store_files import told_attributes
 
 Event = dict[str, Any]
 PREFIX = "resp_"
@@ -31,16 +32,19 @@ class Items:
     """What an answer has said, item by item, and the events that tell it. All of it follows from
     the deltas alone."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, *, results: bool = False) -> None:
+        """`results`: of a search are told too."""
         self.output: list[dict[str, Any]] = []
         self.reasoning_tokens = 0
         self._id = request_id
+        self._results = results
+        self._searched = False  # that is told
         self._open: dict[str, Any] | None = None  # the last one, if more of it may come
         self._pieces: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
 
     def push(self, answer: Answer, delta: TextDelta) -> list[Event]:
-        events: list[Event] = []
+        events = self._search(answer)
         if delta.reasoning:
             self.reasoning_tokens += len(delta.token_ids)
             events += self._opened(answer, "reasoning")
@@ -61,7 +65,7 @@ class Items:
         """Ends the item that is open."""
         item, self._open = self._open, None
         if item is None:
-            return []
+            return self._search(answer)
         text, self._pieces = "".join(self._pieces), []
         told, self._logprobs = self._logprobs, []
         item["status"] = status
@@ -106,6 +110,29 @@ class Items:
         else:
             self._open["content"][0]["text"] = text
 
+    def _search(self, answer: Answer) -> list[Event]:
+        """Of vector stores, once, before all else."""
+        if self._searched or answer.search is None:
+            return []
+        self._searched = True
+        item = {
+            "id": item_id("fs", self._id, len(self.output)),
+            "type": "file_search_call",
+            "status": "completed",
+            "queries": [answer.search.query],
+            "results": _results(answer.passages) if self._results else None,
+        }
+        index = len(self.output)
+        self.output.append(item)
+        begun = {**item, "status": "in_progress", "results": None}
+        at = {"output_index": index, "item_id": item["id"]}
+        steps = ("in_progress", "searching", "completed")
+        return [
+            {"type": "response.output_item.added", "output_index": index, "item": begun},
+            *({"type": f"response.file_search_call.{step}", **at} for step in steps),
+            {"type": "response.output_item.done", "output_index": index, "item": dict(item)},
+        ]
+
     def _opened(self, answer: Answer, kind: str) -> list[Event]:
         """Before text of this kind: its item, if that is not open."""
         if self._open is not None and self._open["type"] == kind:
@@ -147,6 +174,21 @@ class Items:
         assert self._open is not None
         at = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
         return {"type": kind, **at, "content_index": 0, **more}
+
+
+def _results(passages: Sequence[Passage]) -> list[dict[str, Any]]:
+    """Those that are not the client's own."""
+    return [
+        {
+            "file_id": passage.source_id,
+            "filename": filename(passage),
+            "score": passage.score,
+            "text": passage.text,
+            "attributes": told_attributes(passage.attributes),
+        }
+        for passage in passages
+        if passage.source_id
+    ]
 
 
 def _logprobs(told: Sequence[TextLogprob]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from services.common.errors import PenstockError
 from services.gateway import metrics
 from services.gateway.api.as_chat import Chat, rename
 from services.gateway.api.responses_chat import NAMES
-from services.gateway.api.responses_schema import ResponsesRequest
+from services.gateway.api.responses_schema import RESULTS, ResponsesRequest
 from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.generation import KEEP_ALIVE
 from services.gateway.api.rest.http import Exchange
@@ -52,7 +52,7 @@ class ResponsesFront(HttpFront):
         self._chat: Chat | None = None
         self._prompts: list[Prompt] | None = None
         self._told: dict[str, Any] = {}
-        self._items = Items(self.request_id)
+        self._items = self._new_items()
         self._answer: Answer | None = None
         self._deltas: list[TextDelta] = []  # to be stored when all is there
         self._after = -1  # events up to this one are known
@@ -87,7 +87,9 @@ class ResponsesFront(HttpFront):
             "response": _echo(request),
             "input": request.model_dump(exclude_none=True, include={"input"})["input"],
             "lasts": self.lasts,
+            "results": RESULTS in (request.include or ()),
         }
+        self._items = self._new_items()
         self._tenant = place.tenant
         if self._last_event is not None:
             if not (self.key and self.stream):
@@ -101,13 +103,16 @@ class ResponsesFront(HttpFront):
 
     def joins(self, id: str) -> None:
         self._exchange.request_id = self.request_id = id
-        self._items = Items(id)
+        self._items = self._new_items()
+
+    def _new_items(self) -> Items:
+        return Items(self.request_id, results=self._told.get("results", False))
 
     def tells_again(self, id: str, told: dict[str, Any], after: int, field: str) -> None:
         """A stream of a run that was begun with another request."""
+        self._told, self._after = told, after
         self.joins(id)
         self._field = field
-        self._told, self._after = told, after
         self.stream = self.lasts = True
         self.background = bool(told["response"]["background"])
 

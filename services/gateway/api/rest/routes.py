@@ -118,11 +118,13 @@ def application(gateway: Gateway) -> ASGIApp:
         },
         "/v1/vector_stores/{store}/files/{file}/content": {"GET": signed(vector_stores.get_text)},
         "/v1/vector_stores/{store}/file_batches": {"POST": signed(vector_stores.create_batch)},
-        "/v1/vector_stores/{store}/file_batches/{batch}": {"GET": signed(vector_stores.get_batch)},
-        "/v1/vector_stores/{store}/file_batches/{batch}/cancel": {
+        "/v1/vector_stores/{store}/file_batches/{file_batch}": {
+            "GET": signed(vector_stores.get_batch)
+        },
+        "/v1/vector_stores/{store}/file_batches/{file_batch}/cancel": {
             "POST": signed(vector_stores.cancel_batch)
         },
-        "/v1/vector_stores/{store}/file_batches/{batch}/files": {
+        "/v1/vector_stores/{store}/file_batches/{file_batch}/files": {
             "GET": signed(vector_stores.list_batch)
         },
         "/v1/batches": {"GET": signed(batches.list_batches), "POST": signed(batches.create_batch)},

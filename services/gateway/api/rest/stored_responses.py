@@ -32,6 +32,7 @@ _PREFIXES = {
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "file_search_call": "fs",
 }
 
 
@@ -58,7 +59,7 @@ async def snapshot(
     """A response as far as it is."""
     status, cost, error = "queued", None, None
     answer: Answer | None = None
-    items = Items(stored.request_id)
+    items = Items(stored.request_id, results=told.get("results", False))
     async with aclosing(gateway.runs.so_far(principal, stored.request_id)) as events:
         async for event in events:
             if event.HasField("begun"):

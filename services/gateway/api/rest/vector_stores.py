@@ -111,20 +111,20 @@ async def create_batch(gateway: Gateway, exchange: Exchange, principal: Principa
 
 
 async def get_batch(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    store, batch = exchange.path["store"], exchange.path["batch"]
+    store, batch = exchange.path["store"], exchange.path["file_batch"]
     told = await file_batches.get_file_batch(gateway, principal.tenant, store, batch)
     await exchange.reply_json(told, headers=_POLL)
 
 
 async def cancel_batch(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     caller = principal.caller(exchange.request_id)
-    store, batch = exchange.path["store"], exchange.path["batch"]
+    store, batch = exchange.path["store"], exchange.path["file_batch"]
     await exchange.reply_json(await file_batches.cancel_file_batch(gateway, caller, store, batch))
 
 
 async def list_batch(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(exchange.query, AttachedList)
-    store, batch = exchange.path["store"], exchange.path["batch"]
+    store, batch = exchange.path["store"], exchange.path["file_batch"]
     told = await file_batches.list_batch(gateway, principal.tenant, store, batch, query)
     await exchange.reply_json(told)
 

@@ -46,6 +46,22 @@ class OutputReasoning(TypedDict):
     content: list[ReasoningText]
 
 
+class FileSearchResult(TypedDict):
+    file_id: str
+    filename: str
+    score: float
+    text: str
+    attributes: dict[str, bool | float | str]
+
+
+class OutputSearch(TypedDict):
+    id: str
+    type: Literal["file_search_call"]
+    status: Progress
+    queries: list[str]
+    results: list[FileSearchResult] | None
+
+
 class ResponseError(TypedDict):
     code: str
     message: str
@@ -109,7 +125,7 @@ class Response(TypedDict):
     reasoning: ReasoningSettings
     service_tier: Literal["default"]
     text: TextSettings
-    output: list[OutputMessage | OutputCall | OutputReasoning]
+    output: list[OutputMessage | OutputCall | OutputReasoning | OutputSearch]
     usage: ResponseUsage | None
     penstock: Penstock
 
