@@ -159,6 +159,22 @@ rewritten = from_zero(
     ),
     ("rule", "model", "left"),
 )
+citations = from_zero(
+    Counter(
+        "penstock_gateway_citations_total",
+        "Marks in answers to prompts with passages: known, of a passage; unknown numbers",
+        ["of"],
+    ),
+    ("known", "unknown"),
+)
+quotations = from_zero(
+    Counter(
+        "penstock_gateway_quotations_total",
+        "Quotations in such answers that have a mark: found in its passage; unfounded, not there",
+        ["outcome"],
+    ),
+    ("found", "unfounded"),
+)
 file_bytes = Gauge(
     "penstock_gateway_file_bytes",
     "Of all tenants' files together, in Redis; every gateway tells it",

@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.common.metrics import from_zero
+
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 REQUESTS = Counter(
@@ -48,4 +50,20 @@ SEARCH_PASSAGES = Histogram(
     "Passages found by a search",
     buckets=(0, 1, 2, 4, 8, 16, 32, 50),
 )
+CACHE_LOOKS = from_zero(
+    Counter(
+        "penstock_retrieval_cache_looks_total",
+        "Searches by what the cache had: exact, of the same query; similar, of one like it; stale, "
+        "told because the store or the model was away; missed; unusable, for a write was under way "
+        "or Redis did not tell of writes",
+        ["outcome"],
+    ),
+    ("exact", "similar", "stale", "missed", "unusable"),
+)
+CACHE_SAVED_SECONDS = Counter(
+    "penstock_retrieval_cache_saved_seconds_total",
+    "What searches took whose results were told again, less what that took",
+)
+CACHE_BYTES = Gauge("penstock_retrieval_cache_bytes", "Of kept results")
+CACHE_ENTRIES = Gauge("penstock_retrieval_cache_entries", "Kept results")
 INDEXED_CHUNKS = Counter("penstock_retrieval_indexed_chunks_total", "Chunks stored")

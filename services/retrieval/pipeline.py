@@ -1,6 +1,9 @@
 """What retrieval does for each of its five calls, step by step; each step is a span."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -16,6 +19,7 @@ from services.common.policy.metrics import VERDICTS
 from services.common.spans import Span
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
+from services.retrieval.cache.searches import Embedded, Searches
 from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
@@ -29,6 +33,7 @@ from services.retrieval.search.ranking import Ranked, Weights, beside, by_both, 
 _FETCHED = 24  # passages at least, by meaning and by words
 _EMBED_AT_ONCE = 256  # of a document's texts: what waits for the model is bounded over all callers
 _CHECKED_CHARS = 500_000  # of a document, by the policy at once
+_EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Parts:
     store: Store
     policy: PolicyFile
     prototypes: Prototypes
+    searches: Searches
     # A search's question is tokenized in a millisecond, thousands of texts to embed in seconds.
     questions: FairThreads = field(default_factory=lambda: FairThreads(1, "question"))
     texts: FairThreads = field(default_factory=lambda: FairThreads(1, "texts"))
@@ -81,37 +87,77 @@ def _too_long(number: int, window: int) -> PenstockError:
     )
 
 
-async def search(parts: Parts, request: pb.SearchRequest, span: Span) -> pb.SearchReply:
-    """A question longer than the window is embedded by its two ends; the span says so."""
+async def search(
+    parts: Parts, request: pb.SearchRequest, span: Span, within_s: float
+) -> pb.SearchReply:
+    """What is found, or was found before (cache/searches.py). Within `within_s` it is found or
+    not."""
     requests.check_search(request)
     tenant, policy = request.caller.tenant, _policy(parts, request.policy)
     if request.judged and policy.texts.has("input"):
         subjects = [Subject("query", "input", request.query, "user")]
         (request.query,) = await _checked(parts, policy, tenant, subjects, span)
+    until = time.monotonic() + within_s
+    reply = await parts.searches.find(
+        request,
+        lambda: _embedded(parts, request, span, within_s * _EMBEDDING_SHARE),
+        lambda query: _looked_up(parts, request, query, span, until - time.monotonic()),
+        span,
+    )
+    if request.judged and policy.texts.has("retrieved"):
+        await _check_passages(parts, policy, tenant, [*reply.passages], span)
+    metrics.SEARCH_PASSAGES.observe(len(reply.passages))
+    return reply
+
+
+async def _embedded(
+    parts: Parts, request: pb.SearchRequest, span: Span, within_s: float
+) -> Embedded:
+    """A question longer than the window is embedded by its two ends; the span says so."""
+    tenant = request.caller.tenant
     with parts.telemetry.span("embed", span) as step:
-        query = await parts.questions.run(tenant, lambda: parts.model.reader.query(request.query))
-        step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
-        (vector,) = await parts.embedder.embed(tenant, [query.ids])
+        async with stage("the embedding model", "embedder_slow", within_s):
+            query = await parts.questions.run(
+                tenant, lambda: parts.model.reader.query(request.query)
+            )
+            step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
+            (vector,) = await parts.embedder.embed(tenant, [query.ids])
+    return Embedded(vector, len(query.ids))
+
+
+async def _looked_up(
+    parts: Parts, request: pb.SearchRequest, query: Embedded, span: Span, within_s: float
+) -> pb.SearchReply:
     with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
-        found = await parts.store.search(
-            tenant, request.collections, vector, request.query, _fetched(request.limit)
-        )
+        async with stage("the vector store", "store_slow", within_s):
+            found = await parts.store.search(
+                request.caller.tenant,
+                request.collections,
+                query.vector,
+                request.query,
+                _fetched(request.limit),
+            )
         by_words = len(found.sparse) + len(found.earlier)
         step.set_attributes({"by_meaning": len(found.dense), "by_words": by_words})
     with parts.telemetry.span("rank", span) as step:
-        ranked = _ranked(found, vector, request.ranking)
+        ranked = _ranked(found, query.vector, request.ranking)
         passages = passages_of(ranked, request.score_threshold, request.limit)
         step.set_attribute("passages", len(passages))
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
-    if request.judged and policy.texts.has("retrieved"):
-        await _check_passages(parts, policy, tenant, passages, span)
-    metrics.SEARCH_PASSAGES.observe(len(passages))
-    return pb.SearchReply(
-        passages=passages,
-        tokens=len(query.ids),
-        by_words=sorted({hit.payload["collection"] for hit in found.earlier}),
-    )
+    by_words_alone = sorted({hit.payload["collection"] for hit in found.earlier})
+    return pb.SearchReply(passages=passages, by_words=by_words_alone)
+
+
+@asynccontextmanager
+async def stage(what: str, reason: str, within_s: float) -> AsyncIterator[None]:
+    """One step of a search, which ends in time for another to do without it. Raises UNAVAILABLE."""
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError:
+        why = f"{what} did not answer within {max(0.0, within_s):.2g} s"
+        raise unavailable(why, stage="retrieval", reason=reason) from None
 
 
 def _fetched(limit: int) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +19,8 @@ from services.common.service import Service
 from services.common.spans import Span
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
+from services.retrieval.cache.revisions import Revisions
+from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.documents.chunks import Limits, ProcessOptions
 from services.retrieval.embedder import Embedder
@@ -32,6 +35,8 @@ from services.retrieval.pipeline import Parts
 from services.retrieval.prototypes import Prototypes
 
 _SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so in its own time
+
+_SEARCHING_SHARE = 0.9  # of the time that a search has
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -67,6 +72,8 @@ class RetrievalService(Service):
                 ),
             )
         )
+        lease_s = own.index_timeout_s  # a write takes as long at most
+        revisions = Revisions(self.redis, self.settings.namespace, lease_s)
         self.parts = Parts(
             own,
             self.telemetry,
@@ -74,9 +81,10 @@ class RetrievalService(Service):
             chunkers,
             embedder,
             calls,
-            Store(calls),
+            Store(calls, revisions),
             self._policy,
             Prototypes(model, embedder),
+            Searches(own, revisions),
         )
         embedder.start()
         # The first pass is the slowest.
@@ -134,7 +142,10 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
         return await self._serve("embed", pipeline.embed, request, context)
 
     async def Search(self, request: pb.SearchRequest, context: Any) -> pb.SearchReply:
-        return await self._serve("search", pipeline.search, request, context)
+        """It ends in time for an earlier result to be told in its place."""
+        within_s = _SEARCHING_SHARE * self._limit_s("search", context)
+        work = partial(pipeline.search, within_s=within_s)
+        return await self._serve("search", work, request, context)
 
     async def Index(self, request: pb.IndexRequest, context: Any) -> pb.IndexReply:
         return await self._serve("index", pipeline.index, request, context)
@@ -159,10 +170,7 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
         request: Request,
         context: Any,
     ) -> Reply:
-        settings = self._parts.settings
-        limit_s = settings.timeout_s if method in ("search", "judge") else settings.index_timeout_s
-        if (remaining_s := context.time_remaining()) is not None:
-            limit_s = min(limit_s, 0.95 * remaining_s)  # the answer has to travel back in time
+        limit_s = self._limit_s(method, context)
         async with serving(self._parts.telemetry, context, method) as span, self._counted(method):
             try:
                 async with asyncio.timeout(limit_s):
@@ -171,6 +179,13 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
                 raise unavailable(
                     f"{method} took longer than {limit_s:g} s", stage="retrieval", reason="timeout"
                 ) from None
+
+    def _limit_s(self, method: str, context: Any) -> float:
+        settings = self._parts.settings
+        limit_s = settings.timeout_s if method in ("search", "judge") else settings.index_timeout_s
+        if (remaining_s := context.time_remaining()) is not None:
+            limit_s = min(limit_s, 0.95 * remaining_s)  # the answer has to travel back in time
+        return limit_s
 
     @asynccontextmanager
     async def _counted(self, method: str) -> AsyncIterator[None]:

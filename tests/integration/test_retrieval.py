@@ -68,15 +68,26 @@ class Client:
         request = pb.EmbedRequest(caller=self.caller, texts=texts)
         return await self._call(self.stub.Embed, request)  # type: ignore[no-any-return]
 
-    async def search(self, query: str, *, limit: int = 3, threshold: float = 0) -> Any:
-        request = pb.SearchRequest(
+    def request(self, query: str, *, limit: int = 3, threshold: float = 0) -> pb.SearchRequest:
+        return pb.SearchRequest(
             caller=self.caller,
             collections=["docs"],
             query=query,
             limit=limit,
             score_threshold=threshold,
         )
-        return (await self._call(self.stub.Search, request)).passages
+
+    async def send(self, request: pb.SearchRequest) -> pb.SearchReply:
+        return await self._call(self.stub.Search, request)  # type: ignore[no-any-return]
+
+    async def found(self, query: str) -> pb.SearchReply:
+        return await self.send(self.request(query))
+
+    async def search(self, query: str, *, limit: int = 3, threshold: float = 0) -> Any:
+        """As the store has them now."""
+        request = self.request(query, limit=limit, threshold=threshold)
+        request.max_age_s = 0
+        return (await self.send(request)).passages
 
     async def index(self, text: str, source_id: str = "guide", title: str = "") -> pb.IndexReply:
         request = pb.IndexRequest(
@@ -448,3 +459,47 @@ async def test_uploads_are_held_to_the_policy_and_texts_to_its_rules_of_meaning(
         asked = "Can you tell me how one builds a boat?"
         told = await client.judge(("user", "Good morning!"), ("user", asked), ("system", asked))
         assert told == [("boats", 1)]
+
+
+async def test_a_search_is_told_again_until_its_store_changes(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """And while the store hangs, as long as nothing was taken out of it."""
+    async with hosted(redis_url, tmp_path, timeout_s=2.0) as (host, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        store = host.service.parts.store  # type: ignore[attr-defined]
+        search, hangs, asked = store.search, asyncio.Event(), 0
+
+        async def counted(*given: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            if hangs.is_set():
+                await asyncio.Event().wait()
+            return await search(*given)
+
+        store.search = counted
+        await client.index(GUIDE)
+        first = await client.found("When does the harbour open?")
+        again = await client.found("When does the harbour open?")
+        assert list(again.passages) == list(first.passages)
+        assert (asked, first.cached, again.cached) == (1, False, True)
+        assert not (await client.of("rival").found("When does the harbour open?")).passages
+        await client.index("The harbour is closed for good.", "news")
+        changed = await client.found("When does the harbour open?")
+        assert "news" in [passage.source_id for passage in changed.passages]
+        await client.remove("news")
+        last = await client.found("When does the harbour open?")
+        assert list(last.passages) == list(first.passages)
+
+        hangs.set()
+        request = client.request("When does the harbour open?")
+        request.max_age_s = 1e-9  # too old already
+        stale = await client.send(request)
+        assert stale.stale
+        assert list(stale.passages) == list(first.passages)
+        with pytest.raises(PenstockError) as slow:
+            await client.found("Are dogs welcome?")
+        assert slow.value.reason == "store_slow"
+        await client.remove("guide")
+        with pytest.raises(PenstockError):
+            await client.send(request)

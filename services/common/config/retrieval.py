@@ -35,6 +35,28 @@ class RetrievalSettings(ServiceSettings):
     chunking_memory_bytes: int = Field(
         2**30, ge=2**28, description="address space of a process that reads and cuts documents"
     )
+    cache_bytes: int = Field(
+        64 * 2**20, ge=0, description="of kept results of searches in one replica; 0: none is kept"
+    )
+    cache_max_age_s: float = Field(
+        300.0,
+        ge=0,
+        description="a search is told again for so long, where its store does not say; a write to "
+        "the store ends that at once. 0: never",
+    )
+    cache_similar_at_least: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="also for queries whose vectors have this cosine, where the store does not "
+        "say; 0: never",
+    )
+    cache_stale_s: float = Field(
+        3600.0,
+        ge=0,
+        description="while the vector store is away, what a search found before is told for so "
+        "long, marked as stale",
+    )
     rewriting: Literal["rule", "off"] = Field(
         "rule", description="of a chat's question that leans on the turns before it"
     )

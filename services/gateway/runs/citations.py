@@ -1,13 +1,36 @@
-"""From the marks in an answer ([1], [2], …) to OpenAI's annotations."""
+"""What an answer says of its passages: marks ([1], [2], …), and quotations that it gives them.
+
+A quotation is attributed to the passages whose marks stand right behind it, or before it in its
+sentence. It is in a passage if its words stand there in their order: case, spaces, emphasis and the
+kind of quotes, dashes and apostrophes do not count, and an ellipsis stands for whatever was left
+out. What is no one's is not checked, nor is what stands in code.
+"""
 
 import re
-from collections.abc import Sequence
-from typing import Any
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from protos.common_pb2 import Passage
 
 _MARK = re.compile(r"\[(\d{1,3})\]")
-
+_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
+_QUOTE = re.compile(
+    r"\"([^\"\n]{0,2000})\"|“([^“”\n]{0,2000})”|„([^„“”\n]{0,2000})[“”]|«([^«»\n]{0,2000})»"
+)
+_SHORTEST = 20  # characters of a quotation, as it is compared: shorter ones are names and words
+_AROUND = 160  # characters to either side in which its mark stands
+_BEHIND = re.compile(r"[^\n.!?\[\]]{0,120}[.!?]?\s?((?:\[\d{1,3}\][\s,;]{0,2})+)")
+_BEFORE = re.compile(r"((?:\[\d{1,3}\][\s,;]{0,2})+)[^\n.!?\[\]]{0,120}$")
+_LEFT_OUT = re.compile(r"\[?(?:\.{3}|…)\]?")
+_LIKE: dict[str, str | None] = {
+    **dict.fromkeys("’‘`´", "'"),
+    **dict.fromkeys("‐‑‒–—", "-"),
+    **dict.fromkeys('*_"“”„«»', None),
+}
+_AS_COMPARED = str.maketrans(_LIKE)
+_EDGES = " .,;:!?-'()"
 
 _HEADINGS = " › "  # retrieval titles a passage "document › heading › …"
 
@@ -37,3 +60,86 @@ def annotations(text: str, passages: Sequence[Passage]) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+@dataclass(frozen=True)
+class Quotation:
+    """One that none of the passages has which it is attributed to."""
+
+    index: int  # of its first character, behind the quote
+    length: int
+    passages: tuple[int, ...]  # from 1 on
+
+
+class Checked(NamedTuple):
+    """An answer against the passages that its prompt held."""
+
+    cited: int = 0  # marks that name a passage
+    unknown: tuple[int, ...] = ()  # the numbers of those that name none
+    quoted: int = 0  # quotations that are attributed to a passage
+    unfounded: tuple[Quotation, ...] = ()  # those of them that are not in it
+
+
+def check(text: str, passages: Sequence[Passage]) -> Checked:
+    """Without passages nothing is cited: a [1] may be anything."""
+    if not passages:
+        return Checked()
+    prose = _CODE.sub(lambda code: " " * len(code.group()), text)
+    marks = [int(mark.group(1)) for mark in _MARK.finditer(prose) if _cites(prose, mark)]
+    known = [number for number in marks if 1 <= number <= len(passages)]
+    unknown = tuple(dict.fromkeys(number for number in marks if number not in known))
+    told: dict[int, str] = {}
+    quoted, unfounded = 0, []
+    for start, quote in _quotes(prose):
+        words = _compared(_MARK.sub("", quote)) if len(quote) >= _SHORTEST else ""
+        if len(words) < _SHORTEST:
+            continue
+        of = [n for n in _attributed(prose, start, quote) if 1 <= n <= len(passages)]
+        if not of:
+            continue
+        quoted += 1
+        for number in of:
+            if number not in told:
+                passage = passages[number - 1]
+                told[number] = _compared(f"{passage.title}\n{passage.text}")
+        if not any(_stands_in(words, told[number]) for number in of):
+            unfounded.append(Quotation(start, len(quote), tuple(of)))
+    return Checked(len(known), unknown, quoted, tuple(unfounded))
+
+
+def _cites(prose: str, mark: re.Match[str]) -> bool:
+    """An index behind a name ("a[12]") is none."""
+    before = prose[mark.start() - 1 : mark.start()]
+    return before != "_" and not (before.isascii() and before.isalnum())
+
+
+def _quotes(prose: str) -> Iterator[tuple[int, str]]:
+    for found in _QUOTE.finditer(prose):
+        kind = found.lastindex or 1
+        yield found.start(kind), found.group(kind)
+
+
+def _attributed(prose: str, start: int, quote: str) -> list[int]:
+    """Numbers of passages; none, if it is nobody's."""
+    end = start + len(quote) + 1
+    marks = _BEHIND.match(prose[end : end + _AROUND])
+    marks = marks or _BEFORE.search(prose[max(0, start - 1 - _AROUND) : start - 1])
+    return [int(number) for number in _MARK.findall(marks.group(1))] if marks else []
+
+
+def _compared(text: str) -> str:
+    text = unicodedata.normalize(
+        "NFKC", text.translate(_AS_COMPARED).replace("…", "...")
+    ).casefold()
+    return " ".join(text.split())
+
+
+def _stands_in(words: str, passage: str) -> bool:
+    at = 0
+    for part in _LEFT_OUT.split(words):
+        part = part.strip(_EDGES)
+        found = passage.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True

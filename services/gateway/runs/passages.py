@@ -1,6 +1,6 @@
 """What a prompt's vector stores have on its question."""
 
-from protos.common_pb2 import Caller, Searched, Usage
+from protos.common_pb2 import Caller, Searched
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.errors import PenstockError
 from services.common.spans import Span
@@ -14,7 +14,7 @@ from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
 from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval_client import is_outage
-from services.gateway.stores.searching import by_words_alone
+from services.gateway.stores.searching import by_words_alone, stale_warning, usage_of
 
 ROUTE = "search"  # in the ledger
 
@@ -53,11 +53,21 @@ async def retrieve(
             warnings.append(f"answered without the vector stores: {error.message}")
             return
         searching.set_attribute("passages", len(reply.passages))
-    if told := by_words_alone(reply.by_words):
-        warnings.append(told)
-    prompt.search = Searched(query=query.text, rewritten=query.by, tokens=reply.tokens)
+    prompt.search = Searched(
+        query=query.text,
+        rewritten=query.by,
+        tokens=reply.tokens,
+        age_s=reply.age_s,
+        stale=reply.stale,
+    )
+    if reply.stale:
+        warnings.append(stale_warning(reply.age_s))
+    if by_words := by_words_alone(reply.by_words):
+        warnings.append(by_words)
     best = reply.passages[0].score if reply.passages else 0.0
-    journal.decide("retrieval", "searched", passages=len(reply.passages), best_score=best)
+    told = {"age_s": reply.age_s} if reply.age_s else {}
+    how = "stale" if reply.stale else "told again" if reply.age_s else "searched"
+    journal.decide("retrieval", how, passages=len(reply.passages), best_score=best, **told)
     prompt.request.chat.passages.extend(reply.passages)
 
 
@@ -75,5 +85,5 @@ async def _search(
     most = (of_texts([request.query]), 0)
     async with gateway.meter.beside(metered, principal, ROUTE, model, most) as beside:
         reply = await gateway.retrieval.search_for_chat(request, span, journal.below)
-        beside.usage = lambda: Usage(prompt_tokens=reply.tokens)
+        beside.usage = lambda: usage_of([reply])
     return reply

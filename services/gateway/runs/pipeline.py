@@ -3,6 +3,7 @@
 import time
 
 from services.common.telemetry import traceparent
+from services.gateway import metrics
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.intake import Place
 from services.gateway.metering.estimate import expected
@@ -99,8 +100,19 @@ async def generate(
             generating.set_attribute("prompt", "\n".join(prompt.text for prompt in prompts))
             generating.set_attribute("answer", "\n".join(answer.text for answer in answers))
         journal.usage = total_usage(answers)
+        for one in answers:
+            _count_citations(one)
         await gateway.meter.settle(metered)
         await front.finish(answers, metered.cost)
+
+
+def _count_citations(answer: Answer) -> None:
+    if (checked := answer.citations) is None:
+        return
+    metrics.citations.labels("known").inc(checked.cited)
+    metrics.citations.labels("unknown").inc(len(checked.unknown))
+    metrics.quotations.labels("found").inc(checked.quoted - len(checked.unfounded))
+    metrics.quotations.labels("unfounded").inc(len(checked.unfounded))
 
 
 async def serve(

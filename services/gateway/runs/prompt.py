@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Searched, Usage
 from protos.retrieval_pb2 import Filter
@@ -16,6 +17,7 @@ from protos.tokenizer_pb2 import (
     TextLogprob,
 )
 from services.common.content import text_of
+from services.gateway.runs.citations import Checked, check
 
 
 @dataclass
@@ -168,6 +170,12 @@ class Answer:
     @property
     def reasoning(self) -> str:
         return "".join(self.reasons)
+
+    @cached_property
+    def citations(self) -> Checked | None:
+        """To be asked for once the answer is whole. None: its prompt held no passages."""
+        held = self.passages_used
+        return check(self.text, held) if held else None
 
     def call_id(self, index: int) -> str:
         """Of one of its calls: the same, whichever hop is lost on the way."""

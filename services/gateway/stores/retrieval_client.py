@@ -37,6 +37,8 @@ _OUTAGES = (
     grpc.StatusCode.UNKNOWN,
 )
 from_zero(metrics.retrieval_skipped, (code.name.lower() for code in _OUTAGES))
+# Of a replica's search: another may find what this one did not in its part of the time.
+_ELSEWHERE = frozenset({"timeout", "store_slow", "store_away", "store_failed", "embedder_slow"})
 # Of a replica: another may take the call, or the same once it has looked at its policy's file.
 _LOST = frozenset({"unreachable", "draining", "other_policy"})
 
@@ -51,7 +53,8 @@ class _Bounds(NamedTuple):
 class RetrievalClient:
     """Every call raises PenstockError with stage "retrieval" when it fails.
 
-    A call that a replica does not take goes on to the next; while none takes it, it waits for one:
+    A call that a replica does not take goes on to the next, as does a search that one does not
+    finish in half of the time that is left; while none takes it, it waits for one:
     the registry tells of a killed replica only when its lease has run out, and of the new one when
     that serves. All calls may be repeated but `index`: what a replica was lost over may be what the
     file did to it.
@@ -164,14 +167,20 @@ class RetrievalClient:
         failure = _nobody()
         once = method == "Index"
         while True:
-            for replica in random.sample(list(self._channels), len(self._channels)):
+            replicas = random.sample(list(self._channels), len(self._channels))
+            for replica in replicas:
+                has_next = method == "Search" and replica is not replicas[-1]
                 channel = self._channel(replica)
                 if channel is None or (once and not await _connected(channel)):
                     continue
                 left_s = began + bounds.end_s - time.monotonic()
+                left_s *= 0.5 if has_next else 1
                 try:
                     return await _call_one(channel, method, request, span, left_s, record)
                 except PenstockError as error:
+                    if has_next and error.reason in _ELSEWHERE:
+                        failure = error
+                        continue
                     if error.code != grpc.StatusCode.UNAVAILABLE or error.reason not in _LOST:
                         raise
                     if once and error.reason == "unreachable":

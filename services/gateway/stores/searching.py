@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from protos.common_pb2 import Passage, Record, Usage
-from protos.retrieval_pb2 import Filter, SearchRequest
+from protos.retrieval_pb2 import Filter, SearchReply, SearchRequest
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
@@ -28,6 +28,7 @@ class Found(NamedTuple):
     tokens: int  # of the queries
     cost: Cost | None
     headers: Mapping[str, str]
+    age_s: float  # since the search was made; 0: for this request
 
 
 async def search(
@@ -61,13 +62,21 @@ async def search(
             finally:
                 for one in searches:
                     one.cancel()
-            tokens = sum(reply.tokens for reply in replies)
-            metered.usage = lambda: Usage(prompt_tokens=tokens)
+            used = usage_of(replies)
+            metered.usage = lambda: used
             await gateway.meter.settle(metered)
-    passages = _best([reply.passages for reply in replies], asked.limit)
+    age_s = max(reply.age_s for reply in replies)
+    stale = any(reply.stale for reply in replies)
     by_words = by_words_alone({store for reply in replies for store in reply.by_words})
-    warning = "; ".join(filter(None, [unready.warning(), by_words]))
-    return Found(passages, warning, tokens, metered.cost, metered.headers)
+    warnings = [unready.warning(), stale_warning(age_s) if stale else "", by_words]
+    return Found(
+        _best([reply.passages for reply in replies], asked.limit),
+        "; ".join(filter(None, warnings)),
+        used.prompt_tokens,
+        metered.cost,
+        metered.headers,
+        age_s,
+    )
 
 
 def by_words_alone(stores: Iterable[str]) -> str:
@@ -78,6 +87,17 @@ def by_words_alone(stores: Iterable[str]) -> str:
         f"files of {ids} were indexed by an earlier embedding model and are found by their words "
         "alone until they are attached again"
     )
+
+
+def usage_of(replies: Iterable[SearchReply]) -> Usage:
+    """A query that was embedded before is charged as what the prefix cache has of a prompt."""
+    told = [(reply.tokens, reply.tokens if reply.cached else 0) for reply in replies]
+    tokens, cached = map(sum, zip(*told, strict=True))
+    return Usage(prompt_tokens=tokens, cached_tokens=cached)
+
+
+def stale_warning(age_s: float) -> str:
+    return f"the vector stores are away: passages are of a search {max(1, round(age_s))} s ago"
 
 
 def _best(found: Sequence[Sequence[Passage]], limit: int) -> Sequence[Passage]:

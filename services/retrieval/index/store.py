@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from services.common.errors import PenstockError, unavailable
+from services.retrieval.cache.revisions import Revisions
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index import words
 from services.retrieval.index.calls import Calls
@@ -69,8 +70,10 @@ class Draft:
 class Store:
     """Every method raises PenstockError UNAVAILABLE while the store is away or too slow."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, revisions: Revisions) -> None:
+        """`revisions` hear of each write, for searches that are told again."""
         self._calls = calls
+        self._revisions = revisions
         self._cleaning: set[asyncio.Task[None]] = set()
 
     @property
@@ -137,24 +140,27 @@ class Store:
         """Writes chunks from position `at` on; `of`: how many the document has in all."""
         for start in range(0, len(chunks), _POINTS_PER_WRITE):
             part = slice(start, start + _POINTS_PER_WRITE)
-            await self._put(draft, at + start, chunks[part], vectors[part], of)
+            async with self._revisions.writing(draft.tenant, draft.collection):
+                await self._put(draft, at + start, chunks[part], vectors[part], of)
 
     async def publish(self, draft: Draft, chunks: int) -> None:
         """Instead of its earlier revisions. Raises UNAVAILABLE where not all `chunks` are there:
         another writer has changed them.
         """
-        whole = await self._count(draft.tenant, draft.own) == chunks
-        if whole:
-            older = Within("revision", lt=draft.revision)
-            await self._delete(draft.tenant, Every((*draft.document, older)))
-            of_all = Every(draft.document)
-            await self._calls.write(
-                "supersede", draft.tenant, lambda points: points.supersede(of_all)
-            )
-        newer = Within("revision", gt=draft.revision)
-        if await self._count(draft.tenant, Every((*draft.document, newer))):
-            await self._delete(draft.tenant, draft.own)
-        elif not whole:
+        async with self._revisions.writing(draft.tenant, draft.collection, removes=True):
+            whole = await self._count(draft.tenant, draft.own) == chunks
+            if whole:
+                older = Within("revision", lt=draft.revision)
+                await self._delete(draft.tenant, Every((*draft.document, older)))
+                of_all = Every(draft.document)
+                await self._calls.write(
+                    "supersede", draft.tenant, lambda points: points.supersede(of_all)
+                )
+            newer = Within("revision", gt=draft.revision)
+            is_newest = not await self._count(draft.tenant, Every((*draft.document, newer)))
+            if not is_newest:
+                await self._delete(draft.tenant, draft.own)
+        if is_newest and not whole:
             words = "the document was changed by another call meanwhile"
             raise unavailable(words, stage="retrieval", reason="document_changed")
 
@@ -163,7 +169,8 @@ class Store:
 
         async def delete() -> None:
             try:
-                await self._delete(draft.tenant, draft.own)
+                async with self._revisions.writing(draft.tenant, draft.collection, removes=True):
+                    await self._delete(draft.tenant, draft.own)
             except PenstockError as error:
                 log.warning("an unfinished document stays until it is indexed again: %s", error)
 
@@ -182,7 +189,8 @@ class Store:
             conditions = (*conditions, Is("source_id", (source_id,)))
         if revision:
             conditions = (*conditions, Within("revision", lte=revision))
-        return await self._delete(tenant, Every(conditions))
+        async with self._revisions.writing(tenant, collection, removes=True):
+            return await self._delete(tenant, Every(conditions))
 
     async def _adopt(
         self, tenant: str, document: tuple[Condition, ...], digest: str, revision: int

@@ -211,6 +211,26 @@ async def test_a_question_that_leans_is_searched_for_with_what_it_is_about(parts
     assert made["reasons"] == {"why": "pointing", "words_added": "2"}  # none of its text
 
 
+async def test_a_search_made_before_says_how_long_ago(parts):
+    parts.retrieval.reply = SearchReply(passages=FOUND, age_s=12.5, cached=True)
+    front = Front(searching())
+    (made,) = (await served(parts, front))["decisions"]
+    (answer,) = front.finished
+    assert (answer.search.age_s, answer.search.stale, answer.warning) == (12.5, False, "")
+    assert (made["choice"], made["reasons"]["age_s"]) == ("told again", "12.5")
+
+
+async def test_one_told_because_the_store_is_away_is_marked(parts):
+    parts.retrieval.reply = SearchReply(passages=FOUND, age_s=700, stale=True)
+    front = Front(searching())
+    (made,) = (await served(parts, front))["decisions"]
+    (answer,) = front.finished
+    assert answer.search.stale
+    assert answer.warning.endswith("passages are of a search 700 s ago")
+    assert made["choice"] == "stale"
+    assert len(answer.passages) == 3
+
+
 async def test_rewriting_can_be_switched_off(parts):
     parts.settings.retrieval.rewriting = "off"
     front = Front(leaning())
@@ -449,3 +469,29 @@ async def test_what_a_lost_tokenizer_told_is_kept_though_none_goes_on(parts):
     front = Front()
     assert (await refused(parts, front)).reason == "no_replica"
     assert "step" in [span["name"] for span in record(parts, front)["spans"]]
+
+
+async def test_what_an_answer_cites_is_checked_and_counted(parts):
+    def counts() -> list[float]:
+        kinds = [metrics.citations.labels(of) for of in ("known", "unknown")]
+        kinds += [metrics.quotations.labels(outcome) for outcome in ("found", "unfounded")]
+        return [kind._value.get() for kind in kinds]
+
+    text = "the tide comes in twice a day, at six"
+    parts.retrieval.reply = SearchReply(passages=[Passage(title="a", text=text)])
+    quotes = ['"the tide comes in twice a day" [2]', ' and "the tide comes in thrice" [2]', " [7]"]
+    parts.tokenizers.script = says(*quotes, passages=2)
+    before, front = counts(), Front(searching())
+    await served(parts, front)
+    (answer,) = front.finished
+    checked = answer.citations
+    assert (checked.cited, checked.unknown, checked.quoted) == (2, (7,), 2)
+    assert answer.text[checked.unfounded[0].index :].startswith("the tide comes in thrice")
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 1, 1, 1]
+
+
+async def test_without_passages_nothing_is_checked(parts):
+    parts.tokenizers.script = says("[1] [2]")
+    front = Front()
+    await served(parts, front)
+    assert front.finished[0].citations is None

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, TokenIds, Usage
+from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, Searched, TokenIds, Usage
+from protos.gateway_pb2 import GenerateEvent
 from protos.tokenizer_pb2 import Chat, Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
 from services.common.content import said
+from services.gateway.api.grpc.events import ending_of, tell_beginning
 from services.gateway.api.rest.logprobs import OfText, joined
 from services.gateway.api.rest.openai_format import (
     Chunks,
@@ -319,3 +321,56 @@ def test_what_is_shown_of_a_prompt():
     assert Prompt(PromptRequest(chat=chat)).text == "user: Q\nassistant: A"
     assert Prompt(PromptRequest(text="T")).text == "T"
     assert Prompt(PromptRequest(token_ids=TokenIds(ids=[1, 2]))).text == "2 token ids"
+
+
+# ---- what was searched for, and what is cited ---------------------------------------------------
+
+WRONG = 'It "rains on every day of the year" [1]. See [9].'
+FIGURES = {
+    "cited": 1,
+    "unknown": [9],
+    "quoted": 1,
+    "unfounded": [{"index": 4, "length": 30, "passages": [1]}],
+}
+
+
+def test_figures_of_citations_come_whole_and_with_a_streams_end():
+    made = answer(WRONG)
+    assert chat_completion([made])["penstock"]["citations"] == FIGURES
+    chunks = Chunks(made, chat=True, include_usage=False)
+    (closing,) = told(chunks.closing())
+    assert closing["penstock"]["citations"] == FIGURES
+    event = ending_of(made)
+    assert (event.citations.cited, list(event.citations.unknown)) == (1, [9])
+    (one,) = event.citations.unfounded
+    assert (one.index, one.length, list(one.passages)) == (4, 30, [1])
+    bare = answer("See [1].", used=0)
+    assert "citations" not in chat_completion([bare])["penstock"]
+    assert not ending_of(bare).HasField("citations")
+
+
+def test_each_choice_has_its_own():
+    first, second = answer("See [1]."), answer(WRONG, index=1)
+    second.choice = 1
+    whole = chat_completion([first, second])
+    assert whole["penstock"]["citations"]["unknown"] == []
+    assert "penstock" not in whole["choices"][0]
+    assert whole["choices"][1]["penstock"] == {"citations": FIGURES}
+
+
+def test_how_the_stores_were_searched():
+    made = answer()
+    assert "search" not in chat_completion([made])["penstock"]
+    made.search = Searched(query="Q", tokens=3)
+    assert chat_completion([made])["penstock"]["search"] == {"query": "Q", "tokens": 3}
+    made.search = Searched(query="Q", tokens=3, rewritten="rule", age_s=1.23456, stale=True)
+    assert chat_completion([made])["penstock"]["search"] == {
+        "query": "Q",
+        "tokens": 3,
+        "rewritten": "rule",
+        "age_s": 1.235,
+        "stale": True,
+    }
+    event = GenerateEvent()
+    tell_beginning(event, made)
+    assert event.search == made.search

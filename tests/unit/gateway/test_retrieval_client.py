@@ -1,6 +1,7 @@
 """What becomes of calls when replicas of retrieval are lost, stop, fail or come late."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
@@ -407,14 +408,15 @@ async def test_each_try_has_what_is_left_and_patience_is_one_for_all(
         PenstockError(grpc.StatusCode.INTERNAL, "odd", stage="retrieval", reason="unreachable"),
     ],
 )
-async def test_only_a_lost_replica_is_a_reason_to_ask_again(
+async def test_only_a_lost_replica_is_a_reason_to_ask_again_and_for_a_search_a_late_one(
     client: RetrievalClient, name: str, error: PenstockError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told(monkeypatch)
     told.error = error
     client._channels = {"one": Line("one"), "two": Line("two")}  # type: ignore[dict-item]
     assert await Rig(Settings(), client, AsyncExitStack()).outcome(name) == error.reason
-    assert len(told.timeouts) == 1
+    elsewhere = name in ("search", "chat") and error.code is not grpc.StatusCode.INTERNAL
+    assert len(told.timeouts) == (2 if elsewhere else 1)
 
 
 @pytest.mark.parametrize(
@@ -464,3 +466,46 @@ def test_what_is_an_outage_and_what_a_wrong_request() -> None:
         "INTERNAL",
         "UNKNOWN",
     }
+
+
+async def test_a_search_that_hangs_is_another_replicas(rig: Rig, monkeypatch: Any) -> None:
+    """In the half of its time that is left; what takes its time otherwise stays where it is."""
+    slow, quick = await rig.replica(), await rig.replica()
+    await rig.listed(2)
+    monkeypatch.setattr(module.random, "sample", lambda replicas, _: sorted(
+        replicas, key=lambda id: id != slow.id))  # fmt: skip
+    rig.client._search_s = 1.0
+    slow.service.hold.clear()  # type: ignore[attr-defined]
+    for name in ("search", "chat"):
+        await rig.call(name)
+    assert (calls(slow), calls(quick)) == (2, 2)
+    remove = await rig.begun("remove", slow)
+    slow.service.hold.set()  # type: ignore[attr-defined]
+    await remove
+    assert calls(quick) == 2
+
+
+@pytest.mark.parametrize("reason", ["store_slow", "store_away", "timeout", "embedder_slow"])
+async def test_what_one_replica_does_not_reach_another_may(
+    rig: Rig, monkeypatch: Any, reason: str
+) -> None:
+    failing, well = await rig.replica(), await rig.replica()
+    await rig.listed(2)
+    monkeypatch.setattr(module.random, "sample", lambda replicas, _: sorted(
+        replicas, key=lambda id: id != failing.id))  # fmt: skip
+    failure = unavailable("away", stage="retrieval", reason=reason)
+    failing.service.failure = failure  # type: ignore[attr-defined]
+    await rig.call("chat")
+    assert (calls(failing), calls(well)) == (1, 1)
+    well.service.failure = failure  # type: ignore[attr-defined]
+    assert await rig.outcome("chat") == reason
+
+
+async def test_when_all_hang_the_search_ends_in_its_time(rig: Rig) -> None:
+    for _ in range(2):
+        (await rig.replica()).service.hold.clear()  # type: ignore[attr-defined]
+    await rig.listed(2)
+    rig.client._search_s = 0.5
+    began = time.monotonic()
+    assert await rig.outcome("chat") == "timeout"
+    assert time.monotonic() - began < 5

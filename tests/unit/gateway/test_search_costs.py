@@ -28,7 +28,7 @@ PRICES = MeteringSettings.model_validate(
     {
         "prices": {
             MODEL: {"prompt": 1.0, "output": 2.0},
-            EMBEDDING_MODEL: {"prompt": 10.0},
+            EMBEDDING_MODEL: {"prompt": 10.0, "cached": 2.0},
             "other": {"prompt": 100.0, "output": 100.0},
         }
     }
@@ -126,3 +126,11 @@ async def test_a_limit_in_its_way_leaves_the_rule(parts, meter):
     rewriting_by(parts, says("x"))
     await served(parts, Front(leaning()))
     assert parts.retrieval.searches[0].query == "Ada Brandt When was she born?"
+
+
+async def test_what_was_embedded_before_costs_what_cached_tokens_do(parts, meter):
+    parts.retrieval.reply = SearchReply(passages=FOUND, tokens=7, cached=True, age_s=3)
+    front = Front(leaning())
+    await served(parts, front)
+    (search,) = [run for run in meter.settled if run.who["route"] == "search"]
+    assert (search.used.prompt, search.used.cached, search.used.cost) == (7, 7, 14_000)

@@ -66,7 +66,7 @@ async def test_a_search_has_its_own_time_and_no_call_more_than_its_caller(
         limits.append(seconds)
         return timeout(seconds)
 
-    async def work(*_: Any) -> str:
+    async def work(*_: Any, **__: Any) -> str:
         return "reply"
 
     monkeypatch.setattr(pipeline, method.lower(), work)
@@ -99,7 +99,7 @@ async def test_each_end_is_told_and_counted_once(
     outcome: str,
     words: str,
 ) -> None:
-    async def work(*_: Any) -> None:
+    async def work(*_: Any, **__: Any) -> None:
         if failure is not None:
             raise failure
         await asyncio.Event().wait()
@@ -118,7 +118,7 @@ async def test_a_drain_waits_for_the_last_call_and_no_longer_than_its_grace(
 ) -> None:
     gates = [asyncio.Event(), asyncio.Event()]
 
-    async def work(_parts: Any, gate: asyncio.Event, _span: Any) -> None:
+    async def work(_parts: Any, gate: asyncio.Event, _span: Any, **_: Any) -> None:
         await gate.wait()
 
     monkeypatch.setattr(pipeline, "index", work)

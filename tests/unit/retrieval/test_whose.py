@@ -1,6 +1,7 @@
 """Whose call it is goes with every part of its work: waits, vectors and chunks are a tenant's."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from services.common.errors import PenstockError
 from services.common.policy import NO_POLICY
 from services.common.telemetry import Telemetry
 from services.retrieval import pipeline
+from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index.points import Found, Hit
@@ -53,9 +55,14 @@ class Parts:
             replace=self._store("replace"),
             remove=self._store("remove"),
         )
+        revisions: Any = SimpleNamespace(seen=self._no_revisions)
+        self.searches = Searches(self.settings, revisions)
 
     async def _prototypes(self, _: object) -> list[object]:
         return []
+
+    async def _no_revisions(self, tenant: str, *_: object) -> None:
+        """None is known: no search is told again."""
 
     def _read(self, text: str) -> Tokens:
         return Tokens([len(text)] * min(len(text), 9), max(0, len(text) - 9))
@@ -98,8 +105,11 @@ class Parts:
         return Found(found, [], earlier)
 
     async def run(self, name: str, request: Any) -> Any:
+        work = getattr(pipeline, name)
+        if name == "search":
+            work = partial(work, within_s=5.0)
         with self.telemetry.span(name) as span:
-            return await getattr(pipeline, name)(self, request, span)
+            return await work(self, request, span)
 
 
 def _payload(passage: Passage, number: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from protos.gateway_pb2 import GenerateEvent
 from protos.tokenizer_pb2 import TextDelta
@@ -55,8 +56,8 @@ class Events:
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         *others, last = answers
         for answer in others:
-            await self._send(GenerateEvent(choice=answer.index, finish=answer.finish))
-        ending = GenerateEvent(choice=last.index, finish=last.finish)
+            await self._send(ending_of(answer))
+        ending = ending_of(last)
         tell_end(ending, answers, cost)
         await self._send(ending)
         check_event(self._after, self._number, self._field)
@@ -79,6 +80,17 @@ def event_of(answer: Answer, deltas: Sequence[TextDelta]) -> GenerateEvent:
         logprobs=[one for delta in deltas for one in delta.logprobs],
         choice=answer.index,
     )
+
+
+def ending_of(answer: Answer) -> GenerateEvent:
+    """Why it ended, and what it says of its passages."""
+    event = GenerateEvent(choice=answer.index, finish=answer.finish)
+    if (checked := answer.citations) is not None:
+        event.citations.cited, event.citations.quoted = checked.cited, checked.quoted
+        event.citations.unknown.extend(checked.unknown)
+        for one in checked.unfounded:
+            event.citations.unfounded.add(**asdict(one))
+    return event
 
 
 def tell_beginning(event: GenerateEvent, answer: Answer) -> None:

@@ -21,7 +21,7 @@ from services.gateway.api.grpc.calls import (
     answered,
     streaming,
 )
-from services.gateway.api.grpc.events import Events, event_of, tell_beginning, tell_end
+from services.gateway.api.grpc.events import Events, ending_of, event_of, tell_beginning, tell_end
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.grpc.kept import id_of
 from services.gateway.api.grpc.looking import Look
@@ -91,7 +91,8 @@ async def _so_far(gateway: Gateway, principal: Principal, stored: StoredRun) -> 
     ordered = [answers[index] for index in sorted(answers)]
     for answer in ordered:
         choice = event_of(answer, [whole_of(answer)])
-        choice.finish = answer.finish
+        if answer.finish:
+            choice.MergeFrom(ending_of(answer))
         if not answer.choice:
             tell_beginning(choice, answer)
         run.choices.append(choice)

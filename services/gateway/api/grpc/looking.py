@@ -79,6 +79,7 @@ async def search_store(
     return PublicSearchStoreReply(
         passages=found.passages,
         warning=found.warning,
+        age_s=found.age_s,
         tokens=found.tokens,
         cost=cost_of(found.cost) if found.cost else None,
     )

@@ -6,6 +6,7 @@
                                                   prompts "plans", a list
   "passages": [{"index", "file_id", "filename", "title", "score"}, …],   in the prompt, as cited
   "search": {"query": …, "rewritten": …, "tokens": …},    what the stores were searched for
+  "citations": {"cited", "unknown", "quoted", "unfounded"},    where there are passages
   "warning": "…"                                  only if something asked for was left out
   "cost": 0.00012, "currency": "USD"              of the whole request, where its model has a
                                                   price; streamed: in the last chunk
@@ -27,7 +28,7 @@ from protos.common_pb2 import (
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.api.rest import logprobs
 from services.gateway.metering.prices import Cost
-from services.gateway.runs.citations import annotations, filename
+from services.gateway.runs.citations import Checked, annotations, filename
 from services.gateway.runs.prompt import Answer, total_usage
 
 _FINISH = {
@@ -96,13 +97,34 @@ def extension(answer: Answer, cost: Cost | None = None) -> dict[str, Any]:
     }
     if answer.search is not None:
         told["search"] = searched(answer.search)
+    if answer.finish and (checked := answer.citations) is not None:
+        told["citations"] = citations(checked)
     return {**told, **({"warning": answer.warning} if answer.warning else {}), **priced(cost)}
 
 
+def citations(checked: Checked) -> dict[str, Any]:
+    """What the answer says of its passages, and what of that they do not bear out."""
+    return {
+        "cited": checked.cited,
+        "unknown": list(checked.unknown),
+        "quoted": checked.quoted,
+        "unfounded": [
+            {"index": one.index, "length": one.length, "passages": list(one.passages)}
+            for one in checked.unfounded
+        ],
+    }
+
+
 def searched(search: Searched) -> dict[str, Any]:
-    """How a chat's stores were searched; `rewritten` only if not as it was asked."""
+    """How a chat's stores were searched."""
     told: dict[str, Any] = {"query": search.query, "tokens": search.tokens}
-    return {**told, **({"rewritten": search.rewritten} if search.rewritten else {})}
+    if search.rewritten:
+        told["rewritten"] = search.rewritten
+    if search.age_s:
+        told["age_s"] = round(search.age_s, 3)
+    if search.stale:
+        told["stale"] = True
+    return told
 
 
 def priced(cost: Cost | None) -> dict[str, Any]:
@@ -139,12 +161,15 @@ def _chat_choice(answer: Answer) -> dict[str, Any]:
         ]
     if answer.reasons:
         message["reasoning_content"] = answer.reasoning
-    return {
+    choice = {
         "index": answer.index,
         "message": message,
         "logprobs": None,
         "finish_reason": finish_reason(answer),
     }
+    if answer.choice and (checked := answer.citations) is not None:  # the first one's stand below
+        choice["penstock"] = {"citations": citations(checked)}
+    return choice
 
 
 def _call(answer: Answer, index: int, name: str, arguments: str) -> dict[str, Any]:

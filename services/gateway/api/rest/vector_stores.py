@@ -137,7 +137,9 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
     asked = body.search(exchange.path["store"])
     found = await search(gateway, exchange.request_id, exchange.route, principal, asked)
     exchange.headers_out.update(found.headers)
-    told = {"warning": found.warning} if found.warning else {}
+    told: dict[str, Any] = {"warning": found.warning} if found.warning else {}
+    if found.age_s:
+        told["age_s"] = round(found.age_s, 3)
     passages: list[dict[str, Any]] = [
         {
             "file_id": passage.source_id,

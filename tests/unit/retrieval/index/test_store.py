@@ -1,8 +1,10 @@
 """Documents in the embedded store: tenants apart, no gap while replacing, drafts gone on with."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,9 +30,31 @@ async def calls() -> AsyncIterator[Calls]:
         await opened.close()
 
 
+class Told:
+    """Stands for Revisions: what is written to is under way while it is."""
+
+    def __init__(self) -> None:
+        self.open: Counter[tuple[str, str]] = Counter()
+        self.removals = 0
+
+    @asynccontextmanager
+    async def writing(
+        self, tenant: str, collection: str, *, removes: bool = False
+    ) -> AsyncIterator[None]:
+        self.open[tenant, collection] += 1
+        self.removals += removes
+        yield
+        self.open[tenant, collection] -= 1
+
+
 @pytest.fixture
-def store(calls: Calls) -> Store:
-    return Store(calls)
+def revisions() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def store(calls: Calls, revisions: Told) -> Store:
+    return Store(calls, cast(Any, revisions))
 
 
 def axis(n: int) -> np.ndarray:
@@ -279,3 +303,27 @@ async def test_a_draft_that_lost_chunks_is_not_published(store: Store) -> None:
         await store.publish(draft, 2)
     assert raised.value.reason == "document_changed"
     assert "old" in await texts(store, "t", "c")
+
+
+async def test_searches_that_are_told_again_hear_of_every_write(
+    store: Store, calls: Calls, revisions: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = [], calls.write
+
+    async def noted(operation: str, tenant: str, work: Any) -> Any:
+        written.append((operation, revisions.open["t", "c"] > 0))
+        return await write(operation, tenant, work)
+
+    monkeypatch.setattr(calls, "write", noted)
+    await store.replace("t", "c", "doc", *document("a", "b"))
+    assert revisions.removals == 1
+    await store.replace("t", "c", "doc", *document("c"))
+    draft = await store.draft("t", "c", "doc")
+    await store.put(draft, 0, *document("d"), of=2)
+    store.discard(draft)
+    await store.finish()
+    assert await store.remove("t", "c", "doc") == 1
+    assert {operation for operation, _ in written} == {"write", "delete", "supersede"}
+    assert all(told for _, told in written)
+    assert revisions.removals == 4
+    assert not +revisions.open

@@ -69,11 +69,33 @@ class UsedPassage(TypedDict):
 
 
 class HowSearched(TypedDict):
-    """`query`: what the stores were searched for; `rewritten`: by what, if not as it was asked."""
+    """`query`: what the stores were searched for; `rewritten`: by what, if not as it was asked;
+    `age_s`: since the search was made, if for an earlier request; `stale`: it cannot be made now.
+    """
 
     query: str
     tokens: int
     rewritten: NotRequired[Literal["rule", "model"]]
+    age_s: NotRequired[float]
+    stale: NotRequired[Literal[True]]
+
+
+class Quotation(TypedDict):
+    """`index`: of its first character in the text; `passages`: that it is attributed to."""
+
+    index: int
+    length: int
+    passages: list[int]
+
+
+class Citations(TypedDict):
+    """`cited`: marks that name a passage, and `unknown`: the numbers of those that name none;
+    `quoted`: quotations with a mark, and `unfounded`: those of them that are not in the passage."""
+
+    cited: int
+    unknown: list[int]
+    quoted: int
+    unfounded: list[Quotation]
 
 
 class Penstock(Priced):
@@ -83,6 +105,7 @@ class Penstock(Priced):
     plan: NotRequired[Plan]
     passages: NotRequired[list[UsedPassage]]
     search: NotRequired[HowSearched]
+    citations: NotRequired[Citations]
     warning: NotRequired[str]
 
 

@@ -4,7 +4,14 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from services.gateway.api.openapi.answers.common import Citation, Logprob, Penstock, Plan, Priced
+from services.gateway.api.openapi.answers.common import (
+    Citation,
+    Citations,
+    Logprob,
+    Penstock,
+    Plan,
+    Priced,
+)
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -53,11 +60,18 @@ class ChatAnswer(TypedDict):
     reasoning_content: NotRequired[str]
 
 
+class ChoiceExtension(TypedDict):
+    citations: Citations
+
+
 class ChatChoice(TypedDict):
+    """`penstock`: of further choices to a prompt with passages."""
+
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    penstock: NotRequired[ChoiceExtension]
 
 
 class ChatCompletion(TypedDict):

@@ -124,7 +124,10 @@ class FileText(TypedDict):
 
 
 class SearchExtension(Priced):
+    """`age_s`: since the search was made, where that was for an earlier request."""
+
     warning: NotRequired[str]
+    age_s: NotRequired[float]
 
 
 class SearchResults(TypedDict):

@@ -1,0 +1,1 @@
+"""Searches that were made before (decision 0055)."""
