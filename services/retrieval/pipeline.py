@@ -23,6 +23,7 @@ from services.retrieval.cache.searches import Embedded, Searches
 from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
+from services.retrieval.index import attributes
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import Found
 from services.retrieval.index.store import Store
@@ -136,6 +137,7 @@ async def _looked_up(
                 query.vector,
                 request.query,
                 _fetched(request.limit),
+                attributes.condition(request.filter) if request.HasField("filter") else None,
             )
         by_words = len(found.sparse) + len(found.earlier)
         step.set_attributes({"by_meaning": len(found.dense), "by_words": by_words})
@@ -203,6 +205,8 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexR
             request.source_id,
             document.chunks,
             np.concatenate(vectors),
+            request.revision,
+            request.attributes,
         )
     metrics.INDEXED_CHUNKS.inc(len(document.chunks))
     return pb.IndexReply(chunks=len(document.chunks), tokens=tokens)
@@ -329,7 +333,18 @@ async def remove(parts: Parts, request: pb.RemoveRequest, span: Span) -> pb.Remo
     requests.check_remove(request)
     with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
         chunks = await parts.store.remove(
-            request.caller.tenant, request.collection, request.source_id
+            request.caller.tenant, request.collection, request.source_id, request.revision
         )
         step.set_attribute("chunks", chunks)
     return pb.RemoveReply(chunks=chunks)
+
+
+async def set_attributes(
+    parts: Parts, request: pb.SetAttributesRequest, span: Span
+) -> pb.SetAttributesReply:
+    requests.check_set_attributes(request)
+    with parts.telemetry.span("store", span, kind=parts.calls.kind):
+        await parts.store.set_attributes(
+            request.caller.tenant, request.collection, request.source_id, request.attributes
+        )
+    return pb.SetAttributesReply()

@@ -45,6 +45,8 @@ def check_search(request: pb.SearchRequest) -> None:
         raise _refuse(f"must be 1 to {MAX_LIMIT}, got {request.limit}", "limit")
     if not 0 <= request.score_threshold <= 1:
         raise _refuse(f"must be 0 to 1, got {request.score_threshold:g}", "score_threshold")
+    if request.HasField("filter"):
+        _filter(request.filter, "filter")
     for name in ("embedding_weight", "text_weight"):
         weight = getattr(request.ranking, name)
         if not (0 <= weight < inf):
@@ -68,6 +70,32 @@ def check_remove(request: pb.RemoveRequest) -> None:
     _id(request.collection, "collection")
     if request.source_id:
         _id(request.source_id, "source_id")
+
+
+def check_set_attributes(request: pb.SetAttributesRequest) -> None:
+    _tenant(request.caller.tenant)
+    _id(request.collection, "collection")
+    _id(request.source_id, "source_id")
+
+
+def _filter(where: pb.Filter, param: str) -> None:
+    """The depth is bounded by the message itself, the breadth by its bytes."""
+    kind = where.WhichOneof("kind")
+    if kind == "compound":
+        if not where.compound.filters:
+            raise _refuse("must hold one filter at least", f"{param}.compound.filters")
+        for i, one in enumerate(where.compound.filters):
+            _filter(one, f"{param}.compound.filters[{i}]")
+    elif kind == "comparison":
+        values, operator = where.comparison.values, where.comparison.operator
+        many = operator in (pb.Filter.IN, pb.Filter.NIN)
+        if not values or (len(values) > 1 and not many):
+            raise _refuse(f"has {len(values)} values", f"{param}.comparison.values")
+        bounds = (pb.Filter.GT, pb.Filter.GTE, pb.Filter.LT, pb.Filter.LTE)
+        if operator in bounds and values[0].WhichOneof("kind") != "number":
+            raise _refuse("is compared with numbers alone", f"{param}.comparison.values")
+    else:
+        raise _refuse("is neither a comparison nor a compound", param)
 
 
 def _tenant(tenant: str) -> None:

@@ -153,6 +153,11 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
     async def Remove(self, request: pb.RemoveRequest, context: Any) -> pb.RemoveReply:
         return await self._serve("remove", pipeline.remove, request, context)
 
+    async def SetAttributes(
+        self, request: pb.SetAttributesRequest, context: Any
+    ) -> pb.SetAttributesReply:
+        return await self._serve("set_attributes", pipeline.set_attributes, request, context)
+
     async def Judge(self, request: pb.JudgeRequest, context: Any) -> pb.JudgeReply:
         return await self._serve("judge", pipeline.judge, request, context)
 

@@ -299,6 +299,10 @@ async def test_a_search(rig):
         ({**ranked(), "rewrite_query": False}, 10),
     ):
         assert len((await tenant.post(path, {"query": "the tide", **more}))["data"]) == number
+    weights = {"embedding_weight": 1, "text_weight": 2}
+    await tenant.post(path, {"query": "the tide", **ranked(hybrid_search=weights)})
+    ranking = rig.retrieval.servicer.searches[-1].ranking
+    assert (ranking.ranker, ranking.embedding_weight, ranking.text_weight) == (0, 1, 2)
     for odd, param in (
         ({"query": " "}, "query[0]"),
         ({"query": []}, "query"),
@@ -309,6 +313,14 @@ async def test_a_search(rig):
         ({"query": "x", **ranked(score_threshold=1.1)}, "ranking_options.score_threshold"),
         ({"query": "x", **ranked(score_threshold=-0.1)}, "ranking_options.score_threshold"),
         ({"query": "x", **ranked(ranker="best")}, "ranking_options.ranker"),
+        (
+            {"query": "x", **ranked(hybrid_search={"embedding_weight": -1, "text_weight": 1})},
+            "ranking_options.hybrid_search.embedding_weight",
+        ),
+        (
+            {"query": "x", **ranked(hybrid_search={"embedding_weight": 0, "text_weight": 0})},
+            "ranking_options.hybrid_search",
+        ),
         ({"query": "x", "filters": {"type": "eq"}}, "filters.key"),
         ({"query": "x", "rewrite_query": True}, "rewrite_query"),
     ):

@@ -306,6 +306,7 @@ class ChatCompletionRequest(Generation):
             prompt.filter = search.filters.told() if search.filters is not None else None
             if search.ranking_options is not None:
                 prompt.score_threshold = search.ranking_options.score_threshold or 0.0
+                prompt.ranking = search.ranking_options.told()
         return prompt
 
 

@@ -38,6 +38,7 @@ async def retrieve(
         limit=prompt.max_passages,
         score_threshold=prompt.score_threshold,
         filter=prompt.filter,
+        ranking=prompt.ranking,
     )
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from protos.common_pb2 import FINISH_NONE, FinishReason, Passage, Searched, Usage
-from protos.retrieval_pb2 import Filter
+from protos.retrieval_pb2 import Filter, Ranking
 from protos.tokenizer_pb2 import (
     Echo,
     PromptPlan,
@@ -41,7 +41,8 @@ class Prompt:
     max_passages: int = 0
     question: str = ""  # what they are searched for
     filter: Filter | None = None  # of passages, by their files' attributes
-    score_threshold: float = 0.0  # of less similar passages none
+    score_threshold: float = 0.0  # of passages with a lower score none
+    ranking: Ranking | None = None
     tags: dict[str, str] = field(default_factory=dict)  # the client's own, shown in the record
     delivery: str = ""  # stream, hybrid or hold, if the client says
     form: str = ""  # the client's field that says what the answer must look like

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from protos.common_pb2 import Passage, Record, Usage
-from protos.retrieval_pb2 import Filter, SearchReply, SearchRequest
+from protos.retrieval_pb2 import Filter, Ranking, SearchReply, SearchRequest
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
@@ -18,8 +18,9 @@ class Search(NamedTuple):
     store: str  # its id
     queries: Sequence[str]
     limit: int  # passages
-    threshold: float  # 0 to 1; of less similar passages none
+    threshold: float  # 0 to 1; of passages with a lower score none
     filter: Filter | None = None
+    ranking: Ranking | None = None
 
 
 class Found(NamedTuple):
@@ -45,6 +46,7 @@ async def search(
             score_threshold=asked.threshold,
             judged=True,
             filter=asked.filter,
+            ranking=asked.ranking,
         )
         for query in asked.queries
     ]

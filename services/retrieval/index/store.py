@@ -16,16 +16,18 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from protos.common_pb2 import AttributeValue
 from services.common.errors import PenstockError, unavailable
 from services.retrieval.cache.revisions import Revisions
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index import words
+from services.retrieval.index.attributes import stored as stored_attributes
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import (
     TENANT,
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _POINTS_PER_WRITE = 64  # or removed
 _POINTS_PER_READ = 1024
+_NONE: Mapping[str, AttributeValue] = {}
 _MOST_CHUNKS = 65_536  # of a document, in all its revisions
 
 
@@ -55,6 +58,7 @@ class Draft:
     source_id: str
     digest: str
     revision: int
+    attributes: Mapping[str, Any]  # as a payload holds them
     stored: frozenset[int]  # positions of its chunks that need not be put
     complete: bool  # none needs to be
 
@@ -86,12 +90,21 @@ class Store:
             await asyncio.wait(self._cleaning)
 
     async def search(
-        self, tenant: str, collections: Sequence[str], vector: np.ndarray, text: str, limit: int
+        self,
+        tenant: str,
+        collections: Sequence[str],
+        vector: np.ndarray,
+        text: str,
+        limit: int,
+        only: Condition | None = None,
     ) -> Found:
-        """The nearest chunks by cosine, and those that share the rarest words with the text."""
-        where = Every((Is(TENANT, (tenant,)), Is("collection", tuple(collections))))
+        """The nearest chunks by cosine, and those that share the rarest words with the text; how
+        rare a word is does not depend on `only`.
+        """
+        corpus = Every((Is(TENANT, (tenant,)), Is("collection", tuple(collections))))
+        where = Every((*corpus.conditions, only)) if only is not None else corpus
         sparse = words.of_question(text)
-        question = Question(where, where, limit, vector, sparse)
+        question = Question(where, corpus, limit, vector, sparse)
         return await self._calls.read("search", tenant, lambda points: points.search(question))
 
     async def replace(
@@ -101,13 +114,17 @@ class Store:
         source_id: str,
         chunks: Sequence[Chunk],
         vectors: np.ndarray,
+        revision: int = 0,
+        attributes: Mapping[str, AttributeValue] = _NONE,
     ) -> None:
         """Stores a document's chunks (vectors: [chunks, dimension]) instead of its earlier ones.
 
         When writing fails or is cancelled, the earlier ones stay and the new ones are taken back;
         when only removing the earlier ones fails, both stay until the document is stored again.
         """
-        draft = await self.draft(tenant, collection, source_id)
+        draft = await self.draft(tenant, collection, source_id, "", revision, attributes)
+        if draft.complete:
+            return
         try:
             await self.put(draft, 0, chunks, vectors, len(chunks))
         except BaseException:
@@ -116,23 +133,32 @@ class Store:
         await self.publish(draft, len(chunks))
 
     async def draft(
-        self, tenant: str, collection: str, source_id: str, digest: str = "", revision: int = 0
+        self,
+        tenant: str,
+        collection: str,
+        source_id: str,
+        digest: str = "",
+        revision: int = 0,
+        attributes: Mapping[str, AttributeValue] = _NONE,
     ) -> Draft:
         """Begins a revision; 0: above those that are stored. One that a newer one has overtaken
         already is complete. An empty digest is that of no other text.
         """
         document = (*_of_collection(tenant, collection), Is("source_id", (source_id,)))
         if not revision:
-            stored = await self._some_revision(tenant, Every(document))
-            revision = max(stored + 1, time.time_ns() // 1000)
+            found = await self._some_revision(tenant, Every(document))
+            revision = max(found + 1, time.time_ns() // 1000)
         elif await self._count(tenant, Every((*document, Within("revision", gt=revision)))):
-            return Draft(tenant, collection, source_id, digest, revision, frozenset(), True)
+            return Draft(tenant, collection, source_id, digest, revision, {}, frozenset(), True)
+        held = stored_attributes(attributes)
         positions: frozenset[int] = frozenset()
         complete = False
         if digest:
-            positions, of = await self._adopt(tenant, document, digest, revision)
+            now = {"revision": revision, "attributes": held}
+            async with self._revisions.writing(tenant, collection):
+                positions, of = await self._adopt(tenant, document, digest, now)
             complete = bool(positions) and len(positions) == of
-        return Draft(tenant, collection, source_id, digest, revision, positions, complete)
+        return Draft(tenant, collection, source_id, digest, revision, held, positions, complete)
 
     async def put(
         self, draft: Draft, at: int, chunks: Sequence[Chunk], vectors: np.ndarray, of: int
@@ -192,11 +218,24 @@ class Store:
         async with self._revisions.writing(tenant, collection, removes=True):
             return await self._delete(tenant, Every(conditions))
 
+    async def set_attributes(
+        self,
+        tenant: str,
+        collection: str,
+        source_id: str,
+        attributes: Mapping[str, AttributeValue],
+    ) -> None:
+        """In place of those that the source has."""
+        where = Every((*_of_collection(tenant, collection), Is("source_id", (source_id,))))
+        held = {"attributes": stored_attributes(attributes)}
+        async with self._revisions.writing(tenant, collection):
+            await self._calls.write("change", tenant, lambda points: points.change(where, held))
+
     async def _adopt(
-        self, tenant: str, document: tuple[Condition, ...], digest: str, revision: int
+        self, tenant: str, document: tuple[Condition, ...], digest: str, now: Mapping[str, Any]
     ) -> tuple[frozenset[int], int]:
-        """Gives the revision those chunks of the digest that are stored, under one revision as of
-        now; returns their positions, and how many there should be.
+        """Gives the draft those chunks of the digest that are stored, under one revision, with what
+        is so of them now; returns their positions, and how many there should be.
         """
         alike = Every((*document, Is("digest", (digest,))))
         if not await self._count(tenant, alike):
@@ -209,12 +248,9 @@ class Store:
         for payload in found:
             chunks = by_revision.setdefault(payload["revision"], {})
             chunks[payload["position"]] = payload["of"]
-        theirs = max(by_revision, key=lambda one: (one == revision, len(by_revision[one])))
-        if theirs != revision:
-            where = Every((*document, Is("digest", (digest,)), Is("revision", (theirs,))))
-            await self._calls.write(
-                "change", tenant, lambda points: points.change(where, {"revision": revision})
-            )
+        theirs = max(by_revision, key=lambda one: (one == now["revision"], len(by_revision[one])))
+        where = Every((*alike.conditions, Is("revision", (theirs,))))
+        await self._calls.write("change", tenant, lambda points: points.change(where, now))
         chunks = by_revision[theirs]
         return frozenset(chunks), max(chunks.values())
 
@@ -268,6 +304,7 @@ def _point(draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, of: in
         "source_id": draft.source_id,
         "revision": draft.revision,
         "digest": draft.digest,
+        "attributes": draft.attributes,
         "position": position,
         "of": of,
         "title": chunk.title,

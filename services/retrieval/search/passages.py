@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from protos import common_pb2
+from services.retrieval.index.attributes import told
 from services.retrieval.search.ranking import Ranked
 
 MAX_PASSAGE_BYTES = 256 * 2**10  # in one answer
@@ -76,6 +77,7 @@ def _passage(run: Sequence[Ranked]) -> common_pb2.Passage:
         position=first["position"],
         pages=_range(run, "pages"),
         rows=_range(run, "rows"),
+        attributes=told(first),
         scores=common_pb2.Scores(dense=best.dense, sparse=best.sparse),
     )
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from protos import retrieval_pb2 as pb
-from protos.common_pb2 import Caller
+from protos.common_pb2 import AttributeValue, Caller
 from services.common.errors import PenstockError
 from services.retrieval import requests
 from services.retrieval.requests import check_embed, check_index, check_remove, check_search
@@ -16,7 +16,19 @@ EMBED = {"caller": ME, "texts": ["a"]}
 SEARCH = {"caller": ME, "collections": ["c"], "query": "why", "limit": 1}
 INDEX = {"caller": ME, "collection": "c", "source_id": "s", "text": "x"}
 REMOVE = {"caller": ME, "collection": "c"}
+FIRST = "filter.compound.filters[0]"
+NAN = float("nan")
 LONGEST, MOST = "i" * requests.MAX_ID_CHARS, requests.MAX_COLLECTIONS
+
+
+def compared(operator: str, *texts: str) -> pb.Filter:
+    values = [AttributeValue(text=text) for text in texts]
+    kind = pb.Filter.Operator.Value(operator)
+    return pb.Filter(comparison=pb.Filter.Comparison(key="k", operator=kind, values=values))
+
+
+def either(*filters: pb.Filter) -> pb.Filter:
+    return pb.Filter(compound=pb.Filter.Compound(any=True, filters=filters))
 
 
 def embed(**change: Any) -> None:
@@ -75,6 +87,18 @@ def test_nothing_is_done_for_nobody(check: Any) -> None:
         (search, {"limit": requests.MAX_LIMIT + 1}, "limit"),
         (search, {"score_threshold": -0.01}, "score_threshold"),
         (search, {"score_threshold": 1.01}, "score_threshold"),
+        (search, {"ranking": pb.Ranking(text_weight=-1)}, "ranking.text_weight"),
+        (search, {"ranking": pb.Ranking(embedding_weight=NAN)}, "ranking.embedding_weight"),
+        (search, {"filter": pb.Filter()}, "filter"),
+        (search, {"filter": either()}, "filter.compound.filters"),
+        (
+            search,
+            {"filter": either(compared("EQ"))},
+            "filter.compound.filters[0].comparison.values",
+        ),
+        (search, {"filter": compared("EQ", "a", "b")}, "filter.comparison.values"),
+        (search, {"filter": compared("IN")}, "filter.comparison.values"),
+        (search, {"filter": compared("GT", "a")}, "filter.comparison.values"),
         (index, {"collection": ""}, "collection"),
         (index, {"collection": LONGEST + "i"}, "collection"),
         (index, {"source_id": ""}, "source_id"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protos import retrieval_pb2 as pb
-from protos.common_pb2 import Caller, Passage
+from protos.common_pb2 import AttributeValue, Caller, Passage
 from services.common.config import RetrievalSettings
 from services.common.errors import PenstockError
 from services.common.policy import NO_POLICY
@@ -161,8 +161,9 @@ async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Pa
     )
     reply = await parts.run("search", request)
     assert parts.tenants == [("questions", "acme"), ("embedder", "acme"), ("store search", "acme")]
-    ((collections, vector, text, limit),) = parts.stored
+    ((collections, vector, text, limit, only),) = parts.stored
     assert (list(collections), list(vector), text, limit) == (["a", "b"], [3, 0.5], "abc", 24)
+    assert only is None
     assert told(reply) == [("", "found", 0.9)]
     parts.found = []
     assert not (await parts.run("search", request)).passages
@@ -184,20 +185,30 @@ async def test_a_document_is_embedded_and_stored_whole_as_its_tenant_s(
     monkeypatch.setattr(pipeline, "_EMBED_AT_ONCE", 2)
     chunks = [Chunk("T", "x" * n, 0, n, n) for n in range(1, 6)]
     parts.document = CutDocument(chunks, [[n] * n for n in range(1, 6)], 1)
-    request = pb.IndexRequest(caller=ME, collection="c", source_id="s", title="T", text="x")
+    color = {"color": AttributeValue(text="red")}
+    request = pb.IndexRequest(
+        caller=ME,
+        collection="c",
+        source_id="s",
+        title="T",
+        text="x",
+        revision=8,
+        attributes=color,
+    )
     reply = await parts.run("index", request)
     assert {tenant for _, tenant in parts.tenants} == {"acme"}
     assert [len(texts) for texts in parts.embedded] == [2, 2, 1]
-    ((collection, source, stored, vectors),) = parts.stored
+    ((collection, source, stored, vectors, revision, attributes),) = parts.stored
     assert (collection, source, stored) == ("c", "s", chunks)
+    assert (revision, dict(attributes)) == (8, color)
     assert vectors[:, 0].tolist() == [1, 2, 3, 4, 5]
     assert (reply.chunks, reply.tokens) == (5, 15)
 
 
 async def test_what_is_removed_is_the_tenant_s_own(parts: Parts) -> None:
-    request = pb.RemoveRequest(caller=ME, collection="c", source_id="s")
+    request = pb.RemoveRequest(caller=ME, collection="c", source_id="s", revision=8)
     assert (await parts.run("remove", request)).chunks == 7
-    assert (parts.tenants, parts.stored) == ([("store remove", "acme")], [("c", "s")])
+    assert (parts.tenants, parts.stored) == ([("store remove", "acme")], [("c", "s", 8)])
 
 
 @pytest.mark.parametrize("name", ["embed", "search", "index", "remove"])

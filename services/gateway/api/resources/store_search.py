@@ -12,7 +12,6 @@ from services.gateway.stores.searching import Search
 
 MAX_QUERIES = 8  # in one search
 
-
 _Question = Annotated[str, Field(pattern=r"\S")]
 _Queries = Annotated[list[_Question], Field(min_length=1, max_length=MAX_QUERIES)]
 
@@ -35,4 +34,5 @@ class SearchStore(Body):
             self.max_num_results or 10,
             (options.score_threshold if options else None) or 0.0,
             self.filters.told() if self.filters is not None else None,
+            options.told() if options else None,
         )

@@ -9,10 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from protos.common_pb2 import Range
+from protos.common_pb2 import AttributeValue, Range
+from protos.retrieval_pb2 import Filter
 from services.common.errors import PenstockError
 from services.retrieval.documents.chunks import Chunk, Span
 from services.retrieval.index import store as store_module
+from services.retrieval.index.attributes import condition, told
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import Points
 from services.retrieval.index.store import Store
@@ -327,3 +329,27 @@ async def test_searches_that_are_told_again_hear_of_every_write(
     assert all(told for _, told in written)
     assert revisions.removals == 4
     assert not +revisions.open
+
+
+async def test_attributes_are_replaced_whole_and_those_of_their_tenant_alone(store: Store) -> None:
+    def color(name: str) -> dict[str, AttributeValue]:
+        return {"color": AttributeValue(text=name)}
+
+    async def of(tenant: str) -> set[str]:
+        found = await store.search(tenant, ["c"], axis(0), "", 9)
+        return {one.text for hit in found.dense for one in told(hit.payload).values()}
+
+    for tenant in ("ours", "theirs"):
+        await store.replace(tenant, "c", "doc", *document("a", "b"), attributes=color("red"))
+    await store.set_attributes("ours", "c", "doc", {"size": AttributeValue(text="small")})
+    assert (await of("ours"), await of("theirs")) == ({"small"}, {"red"})
+    red = condition(
+        Filter(comparison=Filter.Comparison(key="color", values=[AttributeValue(text="red")]))
+    )
+    assert not (await store.search("ours", ["c"], axis(0), "a", 9, red)).dense
+    assert len((await store.search("theirs", ["c"], axis(0), "a", 9, red)).dense) == 2
+    drafted = await store.draft("ours", "c", "doc 2", "digest", attributes=color("red"))
+    await store.put(drafted, 0, *document("x"), of=1)
+    again = await store.draft("ours", "c", "doc 2", "digest", attributes=color("blue"))
+    assert again.complete
+    assert await of("ours") == {"small", "blue"}
