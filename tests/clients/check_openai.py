@@ -4,7 +4,7 @@ files, vector stores, moderations, batches."""
 import asyncio
 import json
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 from pydantic import BaseModel, Field
@@ -111,9 +111,56 @@ def stores(client: openai.OpenAI) -> None:
     assert done.status == "completed", done.last_error
     (found,) = client.vector_stores.search(store.id, query="water pressure").data
     assert found.file_id == file.id
+    assert client.vector_stores.files.content(file.id, vector_store_id=store.id).data[0].text
+    with_attributes(client, store.id, file.id)
     client.vector_stores.delete(store.id)
     client.files.delete(file.id)
     assert file.id not in [one.id for one in client.files.list()]
+
+
+def with_attributes(client: openai.OpenAI, store: str, file: str) -> None:
+    """In a store of one file."""
+    stores = client.vector_stores
+    text = b"The water of the second pipe has a pressure of nine bar."
+    other = client.files.create(file=("second.txt", text), purpose="assistants").id
+    batch = stores.file_batches.create_and_poll(
+        store, files=[{"file_id": other, "attributes": {"pipe": 2, "dry.season": False}}]
+    )
+    assert (batch.status, batch.file_counts.completed) == ("completed", 1)
+    changed = stores.files.update(file, vector_store_id=store, attributes={"pipe": 1})
+    assert changed.attributes == {"pipe": 1}
+
+    def found(*comparisons: tuple[str, str, Any], together: Any = "and") -> set[str]:
+        filters: Any = {
+            "type": together,
+            "filters": [{"type": t, "key": k, "value": v} for t, k, v in comparisons],
+        }
+        page = stores.search(store, query=["water", "pressure"], filters=filters)
+        return {one.file_id for one in page.data}
+
+    assert found(("eq", "pipe", 1)) == {file}
+    assert found(("gt", "pipe", 1)) == found(("eq", "dry.season", False)) == {other}
+    assert found(("ne", "pipe", 1)) == found(("nin", "pipe", [1, 3])) == {other}
+    assert found(("lt", "pipe", 2), ("eq", "dry.season", False), together="or") == {file, other}
+    assert found(("lt", "pipe", 2), ("eq", "dry.season", False)) == set()
+    assert stores.update(store, name="pipes").name == "pipes"
+    answer = client.responses.create(
+        model="demo",
+        input="What is the pressure of the second pipe?",
+        tools=[
+            {
+                "type": "file_search",
+                "vector_store_ids": [store],
+                "filters": {"type": "eq", "key": "pipe", "value": 2},
+            }
+        ],
+        include=["file_search_call.results"],
+        max_output_tokens=16,
+    )
+    call = answer.output[0]
+    assert call.type == "file_search_call"
+    assert [one.file_id for one in call.results or ()] == [other]
+    client.files.delete(other)
 
 
 def moderations(client: openai.OpenAI) -> None:
