@@ -207,7 +207,7 @@ class Indexing:
         attached = await self._attached(tenant, task)
         if attached is None:
             if job.claims > 1:  # whoever had it may have been in the middle of it
-                await self._unindex(_caller(job, task), task.store, task.file)
+                await self._forget(_caller(job, task), task)
             return
         work = asyncio.create_task(self._carry(job, task, attached), name=f"index {task.file}")
         self._running[work] = _Place(tenant, task.store, task.file)
@@ -218,8 +218,9 @@ class Indexing:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             raise
-        if not work.cancelled():  # by `cancel`: nobody wants it any more
-            work.result()
+        if work.cancelled():  # by `cancel`: nobody wants it any more
+            return await self._forget(_caller(job, task), task)
+        work.result()
 
     async def give_up(self, job: Claimed, why: str) -> None:
         task = Attachment.model_validate_json(job.body)
@@ -342,6 +343,14 @@ class Indexing:
             place = {"collection": store, "source_id": file_id}
             await self._remove(RemoveRequest(caller=caller, revision=revision, **place))
         return revision > 0
+
+    async def _forget(self, caller: Caller, task: Attachment) -> None:
+        """What may have been indexed of a file that is no longer in the store, or cancelled."""
+        for file in await self._records.files(caller.tenant, task.store, [task.file]):
+            if file.attachment == task.attachment and file.state == "cancelled":
+                await self._unindex(caller, task.store, task.file, task.attachment)
+            return
+        await self._unindex(caller, task.store, task.file)
 
     async def _remove(self, request: RemoveRequest) -> None:
         with self._telemetry.lone_span("remove") as span:

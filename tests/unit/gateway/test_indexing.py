@@ -351,6 +351,38 @@ async def test_a_file_whose_job_nobody_can_read_has_failed_in_words(
     assert file.id in dead.body
 
 
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_of_a_batch_that_is_cancelled_nothing_stays_that_had_not_arrived(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Retrieval has stored some of it by then."""
+    index = rig.retrieval.index
+
+    async def stored_at_once(request: Any, span: Any) -> Any:
+        rig.retrieval.documents[request.caller.tenant, request.collection, request.source_id] = (
+            request
+        )
+        return await index(request, span)
+
+    monkeypatch.setattr(rig.retrieval, "index", stored_at_once)
+    rig.retrieval.gate.clear()
+    store, files = await rig.store(), [await rig.file() for _ in range(4)]
+    wanted = [Attach(file.id, "file_ids[0]") for file in files]
+    batch = await rig.stores.attach_all(WHO, CALLER, store, wanted)
+    await until(lambda: rig.retrieval.indexing == 2, 5)
+    async with rig.another() as other:
+        at = rig if where == "here" else other
+        await at.stores.cancel_batch(CALLER, store, batch.id)
+        assert await rig.statuses(store) == ["cancelled"] * 4
+        rig.retrieval.gate.set()
+        await rig.arrived()
+    assert rig.retrieval.documents == {}
+    again = await rig.attach(store, files[0])
+    await rig.arrived()
+    assert (await rig.records.file("acme", store, again.id)).state == "completed"
+    assert len(rig.retrieval.documents) == 1
+
+
 # ---- what it costs ------------------------------------------------------------------------------
 
 TOKENS = Limit(name="tpm", of="tokens", most=100, per="minute")
