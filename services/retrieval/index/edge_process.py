@@ -18,6 +18,7 @@ from services.retrieval.index.points import StoreUnusableError
 from services.retrieval.index.shards import Shards
 
 _IDLE_S = 2.0  # after which what was written leaves the log, for a quick start
+_LONG_IDLE_S = 20.0  # after which room is given back
 _WRITES = 256  # and after so many in any case
 _CHANGES = ("put", "supersede", "delete", "change")
 
@@ -40,11 +41,14 @@ def main() -> None:
 
 
 def _serve(pipe: "Connection[Any, Any]", shards: Shards) -> None:
-    unflushed = 0
+    unflushed, unvacuumed = 0, False
     while True:
         if unflushed and (unflushed >= _WRITES or not pipe.poll(_IDLE_S)):
             shards.flush()
-            unflushed = 0
+            unflushed, unvacuumed = 0, True
+        if unvacuumed and not unflushed and not pipe.poll(_LONG_IDLE_S):
+            shards.vacuum()
+            unvacuumed = False
         method, arguments = pipe.recv()
         try:
             answer = ("done", getattr(shards, method)(*arguments))

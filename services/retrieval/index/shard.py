@@ -92,6 +92,10 @@ class Shard:
     def flush(self) -> None:
         self._shard.flush()
 
+    def vacuum(self) -> None:
+        """Gives back what deleted points took, where that is a fifth. Some 20 µs a point left."""
+        self._shard.optimize()
+
     def close(self) -> None:
         self._shard.flush()
         self._shard.close()
@@ -117,7 +121,7 @@ def _ways(question: Question) -> list[tuple[str, Any, Any]]:
 def _opened(layout: Layout) -> library.EdgeShard:
     made_by = layout.folder / MADE_BY
     if made_by.exists():
-        return library.EdgeShard.load(str(layout.folder / "shard"))
+        return library.EdgeShard.load(str(layout.folder / "shard"), _config(layout))
     shutil.rmtree(layout.folder, ignore_errors=True)
     shard = _create(layout)
     _write(made_by, {"embedding_model": layout.model})
@@ -127,16 +131,7 @@ def _opened(layout: Layout) -> library.EdgeShard:
 def _create(layout: Layout) -> library.EdgeShard:
     folder = layout.folder / "shard"
     folder.mkdir(parents=True)
-    dense = library.EdgeVectorParams(layout.dimension, library.Distance.Cosine)
-    sparse = library.EdgeSparseVectorParams(modifier=library.Modifier.Idf)
-    shard = library.EdgeShard.create(
-        str(folder),
-        library.EdgeConfig(
-            vectors={DENSE: dense},
-            sparse_vectors={SPARSE: sparse},
-            max_search_threads=1,  # the cores are the engine's
-        ),
-    )
+    shard = library.EdgeShard.create(str(folder), _config(layout))
     tenants = library.KeywordIndexParams(is_tenant=True)
     shard.update(library.UpdateOperation.create_field_index(TENANT, tenants))
     for key in KEYWORDS:
@@ -147,6 +142,18 @@ def _create(layout: Layout) -> library.EdgeShard:
         shard.update(library.UpdateOperation.create_field_index(key, numbers))
     shard.flush()
     return shard
+
+
+def _config(layout: Layout) -> library.EdgeConfig:
+    dense = library.EdgeVectorParams(layout.dimension, library.Distance.Cosine)
+    sparse = library.EdgeSparseVectorParams(modifier=library.Modifier.Idf)
+    return library.EdgeConfig(
+        vectors={DENSE: dense},
+        sparse_vectors={SPARSE: sparse},
+        max_search_threads=1,  # the cores are the engine's
+        # No graph of the nearest is built: that takes minutes in which nothing is answered.
+        optimizers=library.EdgeOptimizersConfig(indexing_threshold=0, default_segment_number=1),
+    )
 
 
 def _write(path: Path, content: dict[str, str]) -> None:

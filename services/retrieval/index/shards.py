@@ -32,6 +32,7 @@ from services.retrieval.index.shard import MADE_BY, Shard
 _LOCK_S = 3.0  # for an earlier process to end, whose service was killed
 _ALL = Every(())
 _AT_ONCE = 1024
+_QUICKLY = 50_000  # points: a second
 
 
 class Shards:
@@ -41,6 +42,8 @@ class Shards:
         self._lock = _lock(layout.root)
         self._own = Shard(layout)
         self._earlier = dict(_earlier(layout))
+        for shard in self._all():
+            shard.vacuum()
         self.moved = self._move(layout)  # points that versions before this one stored
 
     def search(self, question: Question) -> Found:
@@ -81,6 +84,12 @@ class Shards:
     def flush(self) -> None:
         for shard in self._all():
             shard.flush()
+
+    def vacuum(self) -> None:
+        """Nothing is answered meanwhile, so a large store waits for the next start."""
+        for shard in self._all():
+            if shard.count(_ALL) <= _QUICKLY:
+                shard.vacuum()
 
     def close(self) -> None:
         for shard in self._all():

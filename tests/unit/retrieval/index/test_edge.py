@@ -250,3 +250,32 @@ def test_of_another_model_an_earlier_version_s_points_are_found_by_words(folder:
     theirs.open()
     assert (theirs.moved, theirs.count(OURS)) == (0, 300)
     theirs.close()
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_what_is_deleted_leaves_the_disk(folder: Path, at_start: bool) -> None:
+    def holds(text: str) -> bool:
+        files = (folder / "index").glob("test/f1/shard/segments/**/*")
+        return any(text.encode() in path.read_bytes() for path in files if path.is_file())
+
+    shards = Here(layout(folder))
+    shards.open()
+    vector = np.ones(DIMENSION, np.float32)
+    ids = [f"{n:032x}" for n in range(1500)]
+    told = [{"tenant": "t", "text": f"secret number {n:04d}"} for n in range(1500)]
+    each = zip(ids, told, strict=True)
+    shards.put([Point(name, vector, Sparse([1], [1.0]), payload) for name, payload in each])
+    shards.flush()
+    assert holds("secret number 0007")
+    shards.delete(ids[:1000])
+    shards.flush()
+    if at_start:
+        shards.close()
+        shards = Here(layout(folder))
+        shards.open()
+    else:
+        shards.vacuum()
+    assert not holds("secret number 0007")
+    assert holds("secret number 1007")
+    assert shards.count(OURS) == 500
+    shards.close()
