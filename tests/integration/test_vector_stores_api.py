@@ -5,14 +5,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import openai
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.struct_pb2 import Value
 
-from protos import gateway_pb2, gateway_pb2_grpc, gateway_stores_pb2_grpc
+from protos import gateway_pb2_grpc, gateway_stores_pb2_grpc
 from protos import gateway_stores_pb2 as pb
-from protos.retrieval_pb2 import Filter
+from protos.gateway_pb2 import ChatRequest, HybridSearch, PublicSearchStoreRequest
+from protos.retrieval_pb2 import Filter, Ranking
 from services.common.config import JobsSettings
 from services.common.content import said
 from services.common.errors import unavailable
@@ -485,22 +487,37 @@ async def test_a_chat_searches_as_it_is_told_by_both_ways(rig: Rig) -> None:
         "type": "file_search",
         "vector_store_ids": [port.id],
         "filters": filters,
-        "ranking_options": {"score_threshold": 0.25},
+        "ranking_options": {
+            "score_threshold": 0.25,
+            "ranker": "none",
+            "hybrid_search": {"embedding_weight": 0, "text_weight": 2},
+        },
     }
     messages: Any = [{"role": "user", "content": QUESTION}]
     told = await port.client.chat.completions.create(model=MODEL, messages=messages, tools=[tool])
     assert len(told.penstock["passages"]) == 1  # type: ignore[attr-defined]
-    request = gateway_pb2.ChatRequest(
+    request = ChatRequest(
         model=MODEL, messages=[said("user", QUESTION)], vector_store_ids=[port.id]
     )
     request.file_search.filters.update(filters)
     request.file_search.score_threshold = 0.25
+    request.file_search.ranker = "none"
+    request.file_search.hybrid_search.embedding_weight = 0
+    request.file_search.hybrid_search.text_weight = 2
     stub = gateway_pb2_grpc.InferenceStub(await rig.channel())
     own = (("authorization", f"Bearer {rig.key}"),)
     _ = [event async for event in stub.Chat(request, metadata=own)]
     first, second = rig.retrieval.servicer.searches
     assert (first.filter, first.score_threshold) == (second.filter, second.score_threshold)
+    assert first.ranking == second.ranking == Ranking(ranker=Ranking.NONE, text_weight=2)
     assert first.filter.compound.filters[0].comparison.key == "year"
+
+
+async def param_of(call: Any) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    trailers = dict(refused.value.trailing_metadata() or ())
+    return str(trailers.get("x-param", refused.value.details()))
 
 
 # ---- gRPC, tenants ------------------------------------------------------------------------------
@@ -561,10 +578,27 @@ async def test_the_same_over_grpc(rig: Rig) -> None:
         metadata=own,
     )
     assert updated.attributes["town"].string_value == "Kiel"
-    search = gateway_pb2.PublicSearchStoreRequest(vector_store_id=made.id, queries=[QUESTION, "x"])
+    search = PublicSearchStoreRequest(vector_store_id=made.id, queries=[QUESTION, "x"])
     search.filters.update({"type": "eq", "key": "town", "value": "Kiel"})
-    found = await gateway_pb2_grpc.InferenceStub(channel).SearchStore(search, metadata=own)
+    search.ranker = "auto"
+    inference = gateway_pb2_grpc.InferenceStub(channel)
+    found = await inference.SearchStore(search, metadata=own)
     assert [one.attributes["town"].text for one in found.passages] == ["Kiel"]
+    for field, param in (
+        ({"hybrid_search": HybridSearch(text_weight=1)}, "hybrid_search.embedding_weight"),
+        ({"ranker": "best"}, "ranker"),
+        ({"score_threshold": 2.0}, "score_threshold"),
+    ):
+        odd = PublicSearchStoreRequest(vector_store_id=made.id, query="x", **field)
+        assert await param_of(inference.SearchStore(odd, metadata=own)) == param
+        chat = ChatRequest(
+            model=MODEL,
+            messages=[said("user", "x")],
+            vector_store_ids=[made.id],
+            file_search=ChatRequest.FileSearch(**field),
+        )
+        told = inference.Chat(chat, metadata=own)
+        assert await param_of(told.read()) == f"file_search.{param}"
     content = stub.GetAttachedFileContent(
         pb.GetAttachedFileRequest(vector_store_id=made.id, file_id=files[0]), metadata=own
     )

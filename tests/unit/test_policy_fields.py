@@ -67,6 +67,7 @@ NAMES = """
     PublicModerateReply.Moderation.scores PublicModerateReply.judged PublicModerateReply.policy
     PublicTokenizeRequest.model PublicDetokenizeRequest.model
     PublicSearchStoreRequest.vector_store_id PublicRecord.model
+    ChatRequest.FileSearch.ranker PublicSearchStoreRequest.ranker
     ChunkingStrategy.type ExpiresAfter.anchor SetAttributesRequest.collection
     SetAttributesRequest.source_id
 """

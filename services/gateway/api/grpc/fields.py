@@ -23,11 +23,12 @@ from services.gateway.api.tools_schema import MAX_STORES
 
 _FUNCTIONS = re.compile(r"((?:tools|tool_calls)\[\d+\])\.function\.")
 _STORES = re.compile(r"tools\[\d+\]\.vector_store_ids")
-_SEARCH = re.compile(r"tools\[\d+\]\.(?:ranking_options\.)?(?=filters|max_num|score)")
+_SEARCH = re.compile(r"tools\[\d+\]\.(?:ranking_options\.)?(?=filters|max_num|score|ranker|hybrid)")
+_RANKING = ("score_threshold", "ranker", "hybrid_search")
 _PARAMS = (
     ("input", "texts"),
     ("query[0]", "query"),
-    ("ranking_options.score_threshold", "score_threshold"),
+    *((f"ranking_options.{name}", name) for name in _RANKING),
     ("top_logprobs", "sampling.logprobs"),
     *FORMS,
     *((name, f"sampling.{name}") for name in SamplingOptions.DESCRIPTOR.fields_by_name),
@@ -97,10 +98,13 @@ def chat_fields(request: ChatRequest, max_messages: int) -> dict[str, Any]:
 
 
 def _file_search(request: ChatRequest) -> dict[str, Any]:
-    fields: dict[str, Any] = fields_of(request.file_search)
-    if "score_threshold" in fields:
-        fields["ranking_options"] = {"score_threshold": fields.pop("score_threshold")}
-    return fields
+    return ranked(fields_of(request.file_search))
+
+
+def ranked(fields: dict[str, Any]) -> dict[str, Any]:
+    """Of a search: what REST has in an object of its own."""
+    options = {name: fields.pop(name) for name in _RANKING if name in fields}
+    return {**fields, "ranking_options": options} if options else fields
 
 
 def message_fields(messages: Sequence[Message], most: int) -> list[dict[str, Any]]:

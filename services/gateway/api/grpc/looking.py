@@ -20,8 +20,9 @@ from services.gateway.api.grpc.calls import (
     cost_of,
     tell_headers,
 )
+from services.gateway.api.grpc.fields import ranked
 from services.gateway.api.grpc.inbox import Inbox
-from services.gateway.api.grpc.plain import plain
+from services.gateway.api.grpc.plain import fields_of
 from services.gateway.api.resources.store_search import SearchStore
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
@@ -66,13 +67,8 @@ async def search_store(
 ) -> PublicSearchStoreReply:
     if request.query and request.queries:
         raise invalid("A query or queries, not both.", "queries", stage="gateway")
-    fields: dict[str, Any] = {"query": list(request.queries) or request.query}
-    if request.HasField("filters"):
-        fields["filters"] = plain(request.filters)
-    if request.HasField("max_num_results"):
-        fields["max_num_results"] = request.max_num_results
-    if request.HasField("score_threshold"):
-        fields["ranking_options"] = {"score_threshold": request.score_threshold}
+    fields = ranked(fields_of(request, "vector_store_id", "query", "queries"))
+    fields["query"] = list(request.queries) or request.query
     asked = validated(SearchStore, fields).search(request.vector_store_id)
     found = await search(gateway, id, "SearchStore", principal, asked)
     await tell_headers(context, found.headers)
