@@ -95,6 +95,7 @@ class Shard:
     def vacuum(self) -> None:
         """Gives back what deleted points took, where that is a fifth. Some 20 µs a point left."""
         self._shard.optimize()
+        self._shard.flush()
 
     def close(self) -> None:
         self._shard.flush()
@@ -121,7 +122,7 @@ def _ways(question: Question) -> list[tuple[str, Any, Any]]:
 def _opened(layout: Layout) -> library.EdgeShard:
     made_by = layout.folder / MADE_BY
     if made_by.exists():
-        return library.EdgeShard.load(str(layout.folder / "shard"), _config(layout))
+        return library.EdgeShard.load(str(layout.folder / "shard"), _config())
     shutil.rmtree(layout.folder, ignore_errors=True)
     shard = _create(layout)
     _write(made_by, {"embedding_model": layout.model})
@@ -131,7 +132,8 @@ def _opened(layout: Layout) -> library.EdgeShard:
 def _create(layout: Layout) -> library.EdgeShard:
     folder = layout.folder / "shard"
     folder.mkdir(parents=True)
-    shard = library.EdgeShard.create(str(folder), _config(layout))
+    dense = library.EdgeVectorParams(layout.dimension, library.Distance.Cosine)
+    shard = library.EdgeShard.create(str(folder), _config(**{DENSE: dense}))
     tenants = library.KeywordIndexParams(is_tenant=True)
     shard.update(library.UpdateOperation.create_field_index(TENANT, tenants))
     for key in KEYWORDS:
@@ -144,11 +146,11 @@ def _create(layout: Layout) -> library.EdgeShard:
     return shard
 
 
-def _config(layout: Layout) -> library.EdgeConfig:
-    dense = library.EdgeVectorParams(layout.dimension, library.Distance.Cosine)
+def _config(**dense: library.EdgeVectorParams) -> library.EdgeConfig:
+    """Of a shard that is there without `dense`, whose size is its model's."""
     sparse = library.EdgeSparseVectorParams(modifier=library.Modifier.Idf)
     return library.EdgeConfig(
-        vectors={DENSE: dense},
+        vectors=dense or None,
         sparse_vectors={SPARSE: sparse},
         max_search_threads=1,  # the cores are the engine's
         # No graph of the nearest is built: that takes minutes in which nothing is answered.
