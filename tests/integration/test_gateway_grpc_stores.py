@@ -315,7 +315,7 @@ async def test_a_store_is_the_same_by_both_ways(rig: Rig, desk: Desk) -> None:
     )
     store = await desk.indexed(made.id)
     told = (await http.get(f"/v1/vector_stores/{made.id}")).json()
-    same(store, told, ("object", "expires_after", "expires_at"))
+    same(store, told, ("object", "expires_after", "expires_at", "cache"))
     assert store.file_counts.completed == 1
     request = PublicSearchStoreRequest(vector_store_id=made.id, query="tide")
     found = await desk.inference.SearchStore(request, metadata=desk.own)

@@ -206,6 +206,9 @@ async def test_what_a_store_is_made_of(rig):
         ({"metadata": {"k": 1}}, "metadata.k", "invalid_value"),
         ({"expires_after": {"days": 1}}, "expires_after.anchor", "missing_required_parameter"),
         ({"expires_after": expires_after(366)}, "expires_after.days", "invalid_value"),
+        ({"cache": {"max_age_s": -1}}, "cache.max_age_s", "invalid_value"),
+        ({"cache": {"similar_at_least": 1.1}}, "cache.similar_at_least", "invalid_value"),
+        ({"cache": {"age": 1}}, "cache.age", "unknown_parameter"),
         (
             {"chunking_strategy": {"type": "static"}},
             "chunking_strategy.static",
@@ -322,7 +325,7 @@ async def test_a_search(rig):
             "ranking_options.hybrid_search",
         ),
         ({"query": "x", "filters": {"type": "eq"}}, "filters.key"),
-        ({"query": "x", "rewrite_query": True}, "rewrite_query"),
+        ({"query": "x", "rewrite_query": "x"}, "rewrite_query"),
     ):
         assert (await tenant.refused(path, odd))[:2] == (400, param)
     other = await Tenant.of(rig)

@@ -49,7 +49,7 @@ TOLD_BACK = """
 """
 # Words of the client's own request, told to it alone in the same answer; and words of a fixed set.
 # What a model made of them was looked at as its answer.
-OWN_WORDS = "Searched.query Searched.rewritten"
+OWN_WORDS = "Searched.query Searched.rewritten PublicSearchStoreReply.search_query"
 # They say what an answer must or must not be, and are in no prompt; what it becomes is looked at.
 FORM = """
     Constraint.json_schema Constraint.regex Constraint.grammar Constraint.Options.texts

@@ -15,6 +15,7 @@ from services.gateway.runs.records import Journal
 from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval_client import is_outage
 from services.gateway.stores.searching import by_words_alone, stale_warning, usage_of
+from services.gateway.stores.store_files import Unready
 
 ROUTE = "search"  # in the ledger
 
@@ -24,12 +25,14 @@ async def retrieve(
     principal: Principal,
     caller: Caller,
     prompt: Prompt,
+    files: Unready,
     metered: Metered,
     warnings: list[str],
     journal: Journal,
 ) -> None:
-    """Adds passages to the prompt, or says in the warnings why there are none. Raises
-    PERMISSION_DENIED where he may not use the embedding model, and what limits raise."""
+    """Adds passages to the prompt, or says in the warnings why there are none. `files`: of its
+    stores. Raises PERMISSION_DENIED where he may not use the embedding model, and what limits
+    raise."""
     query = await whole_question(gateway, principal, prompt, metered, journal)
     request = SearchRequest(
         caller=caller,
@@ -39,6 +42,8 @@ async def retrieve(
         score_threshold=prompt.score_threshold,
         filter=prompt.filter,
         ranking=prompt.ranking,
+        max_age_s=files.max_age_s,
+        similar_at_least=files.similar_at_least,
     )
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
         try:

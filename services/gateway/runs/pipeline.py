@@ -49,7 +49,7 @@ async def generate(
     for prompt, files in zip(prompts, unready, strict=True):
         warnings = [warning] if (warning := files.warning()) else []
         if prompt.stores:
-            await retrieve(gateway, principal, caller, prompt, metered, warnings, journal)
+            await retrieve(gateway, principal, caller, prompt, files, metered, warnings, journal)
         prompt.request.caller.CopyFrom(caller)
         count = max(1, prompt.request.choices)
         of_prompts.append(

@@ -18,7 +18,8 @@
 --   change       store, before, after, days  -> ok | gone | expired | changed
 --   show         store...                    -> (record or false, facts: also whether it expired)*
 --   search       most, store...: they are used -> (ok | gone | expired for each), how many files are
---                                               unready in all, of so many the records
+--                                               unready in all, of so many the records,
+--                                               what those say of their caches
 --   put          store, batch (''), its record, (file, record)*  -> ok | gone | expired
 --   change_file  store, file, before, after  -> ok | changed
 --   revise       store, file, attachment ('' it is not there)  -> a revision above all before, or 0:
@@ -157,11 +158,15 @@ end
 local function used(store) redis.pcall('HSET', key(store, 'facts'), 'active', now) end
 
 function ops.search(most, ...)
-  local states, found, total = {}, {}, 0
+  local states, found, total, caches = {}, {}, 0, {}
   for _, store in ipairs({...}) do
     local no = refused(store)
     table.insert(states, no or 'ok')
     if not no then used(store) end
+    local record = call('HGET', STORES, store)
+    if record and string.find(record, '"cache":{', 1, true) then
+      table.insert(caches, cjson.encode(cjson.decode(record).cache))
+    end
     local ids = call('SMEMBERS', key(store, 'unready'))
     table.sort(ids)
     total = total + #ids
@@ -170,7 +175,7 @@ function ops.search(most, ...)
       table.insert(found, call('HGET', key(store), id) or nil)
     end
   end
-  return {states, total, found}
+  return {states, total, found, caches}
 end
 
 function ops.put(store, batch, record, ...)

@@ -47,6 +47,8 @@ async def search(
             judged=True,
             filter=asked.filter,
             ranking=asked.ranking,
+            max_age_s=unready.max_age_s,
+            similar_at_least=unready.similar_at_least,
         )
         for query in asked.queries
     ]

@@ -88,10 +88,13 @@ class AttachedFile(BaseModel):
 
 
 class Unready(NamedTuple):
-    """Files that a search of some stores cannot find: some of them, and how many in all."""
+    """Files that a search of some stores cannot find: some of them, and how many in all; and which
+    earlier searches do for it, by the strictest of them (None: as the operator has set)."""
 
     files: Sequence[AttachedFile] = ()
     total: int = 0
+    max_age_s: float | None = None
+    similar_at_least: float | None = None
 
     def warning(self) -> str:
         """For the answer; empty when there is none."""

@@ -13,8 +13,15 @@ Facts = Mapping[str, str]
 """Of a store, as records.lua keeps them beside its record."""
 
 
+class StoreCache(BaseModel):
+    """Which earlier searches do for one of a store; None: as the operator has set."""
+
+    max_age_s: float | None = None  # 0: none
+    similar_at_least: float | None = None  # cosine of another query; 0: none but the same
+
+
 class StoreRecord(BaseModel):
-    """What whoever owns a store says of it."""
+    """What whoever owns a store says of it. records.lua reads `cache`."""
 
     id: str
     name: str
@@ -22,6 +29,7 @@ class StoreRecord(BaseModel):
     metadata: dict[str, str] = {}
     description: str = ""
     expires_days: int | None = None  # after it was used last
+    cache: StoreCache | None = None
 
 
 class Store(NamedTuple):
@@ -60,6 +68,7 @@ class Store(NamedTuple):
             "usage_bytes": int(self.facts.get("bytes", 0)),
             "expires_after": {"anchor": "last_active_at", "days": days} if days else None,
             "expires_at": self.expires_at,
+            "cache": record.cache.model_dump(exclude_none=True) if record.cache else None,
         }
 
 

@@ -12,7 +12,7 @@ from services.common.errors import PenstockError, invalid
 from services.common.redis import Redis, Script
 from services.gateway.ids import FILE, FILE_BATCH, STORE, not_found
 from services.gateway.stores.store_files import AttachedFile, Unready
-from services.gateway.stores.store_record import Facts, FileBatch, Store, StoreRecord
+from services.gateway.stores.store_record import Facts, FileBatch, Store, StoreCache, StoreRecord
 
 _SOURCE = Path(__file__).with_name("records.lua").read_text()
 _NAMED = 5  # files in one warning
@@ -73,15 +73,24 @@ class StoreRecords:
     async def searched(
         self, tenant: str, ids: Sequence[str], params: Sequence[str] | None = None
     ) -> Unready:
-        """They are used now; which files of them a search does not find. Raises NOT_FOUND for the
-        first that is not the tenant's, INVALID_ARGUMENT for one that expired."""
+        """They are used now; which files of them a search does not find, and which earlier ones do
+        for it. Raises NOT_FOUND for the first that is not the tenant's, INVALID_ARGUMENT for one
+        that expired."""
         params = params or [""] * len(ids)
         for id, param in zip(ids, params, strict=True):
             STORE.checked(id, param)
-        outcomes, total, found = await self._call(tenant, "search", _NAMED, *ids)
+        outcomes, total, found, caches = await self._call(tenant, "search", _NAMED, *ids)
         for id, param, outcome in zip(ids, params, outcomes, strict=True):
             _check(id, outcome, param)
-        return Unready([AttachedFile.model_validate_json(one) for one in found], int(total))
+        said = [StoreCache.model_validate_json(one) for one in caches]
+        ages = [one.max_age_s for one in said if one.max_age_s is not None]
+        alike = [one.similar_at_least for one in said if one.similar_at_least is not None]
+        return Unready(
+            _files(found),
+            int(total),
+            min(ages, default=None),
+            (max(alike) if all(alike) else 0.0) if alike else None,
+        )
 
     async def delete(self, tenant: str, id: str) -> list[AttachedFile]:
         """Returns the files that were in it at that moment."""

@@ -76,6 +76,7 @@ async def search_store(
         passages=found.passages,
         warning=found.warning,
         age_s=found.age_s,
+        search_query=asked.queries,
         tokens=found.tokens,
         cost=cost_of(found.cost) if found.cost else None,
     )

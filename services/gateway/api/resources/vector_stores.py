@@ -21,9 +21,10 @@ from services.gateway.api.schema import Body, Metadata
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.store_record import StoreRecord
+from services.gateway.stores.store_record import StoreCache, StoreRecord
 
 _DAYS = Field(ge=1, le=365)
+_DAY_S = 86_400
 
 # ---- stores -------------------------------------------------------------------------------------
 
@@ -33,12 +34,24 @@ class ExpiresAfter(Body):
     days: Annotated[int, _DAYS]
 
 
+class Cache(Body):
+    """Which earlier searches do for one of this store, where it is not as the operator has set."""
+
+    max_age_s: Annotated[float, Field(ge=0, le=_DAY_S)] | None = Field(
+        None, description="0: none; a change of the store ends them at once, whatever this says"
+    )
+    similar_at_least: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="cosine with another query; 0: none but of the same query"
+    )
+
+
 class AboutStore(Body):
     """What may be said of a store again. What is null is taken back."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
     metadata: Metadata | None = None
     expires_after: ExpiresAfter | None = None
+    cache: Cache | None = Field(None, description="extension")
 
     def edit(self, record: StoreRecord) -> StoreRecord:
         days = self.expires_after.days if self.expires_after is not None else None
@@ -46,6 +59,7 @@ class AboutStore(Body):
             "name": self.name or "",
             "metadata": self.metadata or {},
             "expires_after": days,
+            "cache": StoreCache(**self.cache.model_dump()) if self.cache is not None else None,
         }
         said = {name: told[name] for name in told.keys() & self.model_fields_set}
         if "expires_after" in said:

@@ -154,7 +154,7 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
     await exchange.reply_json(
         {
             "object": "vector_store.search_results.page",
-            "search_query": body.query,
+            "search_query": asked.queries,
             "data": passages,
             "has_more": False,
             "next_page": None,

@@ -23,7 +23,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _courtesy(*forms: str) -> re.Pattern[str]:
-    return re.compile(rf"\s*(?:(?:{'|'.join(forms)})\b[\s,.!]*)+", re.IGNORECASE)
+    return re.compile(rf"\s*(?:(?:{'|'.join(forms)})\b[\s,.!:]*)+", re.IGNORECASE)
 
 
 _ENGLISH_POINTING = _words(

@@ -39,6 +39,13 @@ class ExpiresAfter(TypedDict):
     days: int
 
 
+class StoreCache(TypedDict):
+    """Extension: which earlier searches do, where it is not as the operator has set."""
+
+    max_age_s: NotRequired[float]
+    similar_at_least: NotRequired[float]
+
+
 class VectorStore(TypedDict):
     id: str
     object: Literal["vector_store"]
@@ -52,6 +59,7 @@ class VectorStore(TypedDict):
     usage_bytes: int
     expires_after: ExpiresAfter | None
     expires_at: int | None
+    cache: StoreCache | None
 
 
 class DeletedStore(TypedDict):
