@@ -392,6 +392,7 @@ async def test_a_store_that_nobody_uses_expires(rig: Rig) -> None:
         (port.stores.update(port.id, name="x"), None),
         (port.stores.files.create(port.id, file_id=file), None),
         (port.stores.file_batches.create(port.id, file_ids=[file]), None),
+        (port.stores.files.update(file, vector_store_id=port.id, attributes={}), None),
         (port.client.chat.completions.create(**chat), "tools[0].vector_store_ids[0]"),
     ):
         assert await refusal(call) == (400, param, "vector_store_expired")

@@ -143,7 +143,7 @@ class VectorStores:
 
     async def attach(self, who: Principal, caller: Caller, id: str, one: Attach) -> AttachedFile:
         """Begins to index a file; its record tells how it went."""
-        await self._usable(caller.tenant, id)
+        await self.require_usable(caller.tenant, id)
         wanted = await self._wanted(caller.tenant, [one])
         (attached,) = await self.indexing.begin(who, caller, id, wanted)
         return attached
@@ -207,7 +207,7 @@ class VectorStores:
     async def attach_all(
         self, who: Principal, caller: Caller, id: str, files: Sequence[Attach]
     ) -> FileBatch:
-        await self._usable(caller.tenant, id)
+        await self.require_usable(caller.tenant, id)
         wanted = await self._wanted(caller.tenant, files)
         batch = FileBatch(id=FILE_BATCH.new(), store=id, created_at=int(time.time()))
         await self.indexing.begin(who, caller, id, wanted, batch)
@@ -232,7 +232,8 @@ class VectorStores:
 
     # ---- what a request names ---------------------------------------------------------------
 
-    async def _usable(self, tenant: str, id: str) -> None:
+    async def require_usable(self, tenant: str, id: str) -> None:
+        """Raises NOT_FOUND, INVALID_ARGUMENT for one that expired."""
         if (await self.records.store(tenant, id)).expired:
             raise expired(id)
 

@@ -524,3 +524,56 @@ async def test_an_attachment_that_comes_behind_the_stores_end_leaves_nothing(
     await not_found(rig.attach(store, file))
     assert [key async for key in rig.redis.scan_iter(f"*{store}*")] == []
     assert await rig.files.stores_of("acme", file.id) == set()
+
+
+async def test_attributes_that_retrieval_did_not_take_are_a_jobs(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_PROMISED_S", 0.3)
+    monkeypatch.setattr(removals, "_AGAIN_S", 0.05)
+    file = await rig.file()
+    store = await rig.store(file)
+    await rig.arrived()
+    take, away = rig.retrieval.set_attributes, [AWAY, AWAY]
+
+    async def away_at_first(*args: Any) -> None:
+        if away:
+            raise away.pop()
+        await take(*args)
+
+    monkeypatch.setattr(rig.retrieval, "set_attributes", away_at_first)
+    with pytest.raises(PenstockError) as told:
+        await rig.stores.attributes.change(CALLER, store, file.id, {"n": 1})
+    assert told.value.reason == "no_replica"
+    document = rig.retrieval.documents["acme", store, file.id]
+    await until(lambda: document.attributes["n"].number == 1, 10, "the job brings it about")
+
+    async def over() -> bool:
+        return await rig.jobs.queues.counts("attributes") == (0, 0)
+
+    await until(over, 10)
+
+
+async def test_of_two_changes_at_once_the_last_is_the_one_that_searches_know(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first reaches retrieval behind the second."""
+    file = await rig.file()
+    store = await rig.store(file)
+    await rig.arrived()
+    take, late, go_on = rig.retrieval.set_attributes, asyncio.Event(), asyncio.Event()
+
+    async def first_waits(request: Any, span: Any) -> None:
+        if request.attributes["n"].number == 1 and not late.is_set():
+            late.set()
+            await go_on.wait()
+        await take(request, span)
+
+    monkeypatch.setattr(rig.retrieval, "set_attributes", first_waits)
+    first = asyncio.create_task(rig.stores.attributes.change(CALLER, store, file.id, {"n": 1}))
+    await late.wait()
+    await rig.stores.attributes.change(CALLER, store, file.id, {"n": 2})
+    go_on.set()
+    await first
+    assert (await rig.records.file("acme", store, file.id)).attributes == {"n": 2}
+    assert rig.retrieval.documents["acme", store, file.id].attributes["n"].number == 2

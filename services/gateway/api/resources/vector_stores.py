@@ -151,6 +151,7 @@ async def get_attached(gateway: Gateway, tenant: str, store: str, file: str) -> 
 async def update_attached(
     gateway: Gateway, caller: Caller, store: str, file: str, body: UpdateFile
 ) -> dict[str, Any]:
+    await gateway.stores.require_usable(caller.tenant, store)
     changes = gateway.stores.attributes
     return (await changes.change(caller, store, file, body.attributes or {})).as_json()
 
