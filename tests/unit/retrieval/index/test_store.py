@@ -103,6 +103,39 @@ async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
     assert [hit.payload["lead"] for hit in hits] == [0, 6]
 
 
+async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_other() -> None:
+    """There is one of it at any time; its revision may be the one that it had there."""
+    with memory_folder() as folder:
+        former = Calls(Here(layout(folder)), 20)
+        await former.open()
+        for source in ("one", "two", "three"):
+            draft = await Store(former).draft("t", "c", source, revision=7)
+            await Store(former).put(draft, 0, *document(f"{source} quay", "and more"), 2)
+            await Store(former).publish(draft, 2)
+        await former.close()
+        calls = Calls(Here(layout(folder, "f2", 16)), 20)
+        await calls.open()
+        store, question = Store(calls), np.ones(16, np.float32)
+
+        async def found() -> tuple[set[str], set[str]]:
+            hits = await store.search("t", ["c"], question, "quay", 9)
+            near = {hit.payload["text"] for hit in hits.dense}
+            return near, {hit.payload["text"] for hit in hits.earlier}
+
+        assert await found() == (set(), {"one quay", "two quay", "three quay"})
+        draft = await store.draft("t", "c", "one", revision=7)
+        assert (draft.stored, draft.complete) == (frozenset(), False)
+        chunks = [Chunk("Doc", "one quay", 0, 8, 2)]
+        await store.put(draft, 0, chunks, np.eye(16, dtype=np.float32)[:1], 1)
+        await store.publish(draft, 1)
+        assert await found() == ({"one quay"}, {"two quay", "three quay"})
+        assert await store.remove("t", "c", "two") == 2
+        assert await found() == ({"one quay"}, {"three quay"})
+        assert await store.remove("t", "c") == 3
+        assert await found() == (set(), set())
+        await calls.close()
+
+
 async def test_tenants_are_apart_even_under_equal_names(store: Store) -> None:
     await store.replace("ours", "c", "doc", *document("our text"))
     await store.replace("theirs", "c", "doc", *document("their text"))
