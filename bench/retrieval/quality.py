@@ -36,6 +36,7 @@ class Figures(NamedTuple):
     recall_1: float  # of the questions, those whose first passage answers
     recall_5: float
     mrr: float  # the mean of 1/rank; of what is not among ten, 0
+    characters: float  # of a first passage, on average: a long one holds an answer more easily
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,18 +71,19 @@ async def measured(service: Served, asked: QuestionSet, ranking: str) -> dict[st
     """By sort of question, and of all. The set's documents are indexed, in its collection."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(question: Question) -> int:
+    async def one(question: Question) -> tuple[int, int]:
         async with places:
             found = await service.search(asked.name, question.text, _SHOWN, **RANKINGS[ranking])
-        return rank(found.passages, question)
+        first = len(found.passages[0].text) if found.passages else 0
+        return rank(found.passages, question), first
 
-    ranks: dict[str, list[int]] = defaultdict(list)
-    its = await asyncio.gather(*map(one, asked.questions))
-    for question, place in zip(asked.questions, its, strict=True):
-        ranks[ALL].append(place)
+    by_sort: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    told = await asyncio.gather(*map(one, asked.questions))
+    for question, its in zip(asked.questions, told, strict=True):
+        by_sort[ALL].append(its)
         if question.sort:
-            ranks[question.sort].append(place)
-    return {sort: figures(ranks[sort]) for sort in sorted(ranks, key=lambda s: (s != ALL, s))}
+            by_sort[question.sort].append(its)
+    return {sort: figures(by_sort[sort]) for sort in sorted(by_sort, key=lambda s: (s != ALL, s))}
 
 
 def rank(passages: Iterable[Passage], question: Question) -> int:
@@ -92,27 +94,30 @@ def rank(passages: Iterable[Passage], question: Question) -> int:
     return 0
 
 
-def figures(ranks: list[int]) -> Figures:
-    """Of searches' ranks, at least one."""
+def figures(searches: list[tuple[int, int]]) -> Figures:
+    """Of searches, at least one: the answer's rank, and the first passage's characters."""
+    ranks, lengths = zip(*searches, strict=True)
     count = len(ranks)
     return Figures(
         count,
         sum(its == 1 for its in ranks) / count,
         sum(1 <= its <= 5 for its in ranks) / count,
         sum(1 / its for its in ranks if its) / count,
+        sum(lengths) / count,
     )
 
 
 def _table(found: list[dict[str, Any]]) -> list[str]:
     rows = [
-        "| set | questions | ranking | n | recall@1 | recall@5 | MRR |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+        "| set | questions | ranking | n | recall@1 | recall@5 | MRR | first passage, characters |",
+        "| --- | --- | --- " + "| ---: " * 5 + "|",
     ]
     for one in found:
         for sort, its in one["figures"].items():
             rows.append(
                 f"| {one['set']} | {sort} | {one['ranking']} | {its['questions']} "
-                f"| {its['recall_1']:.1%} | {its['recall_5']:.1%} | {its['mrr']:.3f} |"
+                f"| {its['recall_1']:.1%} | {its['recall_5']:.1%} | {its['mrr']:.3f} "
+                f"| {its['characters']:.0f} |"
             )
     return rows
 

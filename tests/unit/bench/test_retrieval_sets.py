@@ -92,6 +92,7 @@ def test_found_is_what_answers_from_the_right_document() -> None:
 
 
 def test_figures_count_what_is_not_found() -> None:
-    told = figures([1, 2, 0, 6])
+    told = figures([(1, 40), (2, 60), (0, 0), (6, 20)])
     assert (told.questions, told.recall_1, told.recall_5) == (4, 0.25, 0.5)
+    assert told.characters == 30
     assert told.mrr == pytest.approx((1 + 1 / 2 + 1 / 6) / 4)
