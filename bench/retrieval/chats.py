@@ -1,8 +1,8 @@
 """What a store adds to the time until a chat's answer begins.
 
 Starts `penstock up` with a data directory and one worker of its own, and asks each question twice,
-in turns: with a store to search, and with the passages that a search found given by the client. So
-both prompts are the same, and the difference is the search's. No two questions are the same.
+with a store to search, and then with the passages that a search finds given by the client. So both
+prompts are alike, and the difference is the search's. No chat's search was made before.
 """
 
 import argparse
@@ -54,16 +54,14 @@ async def _measure(running: Running, given: argparse.Namespace) -> dict[str, lis
     async with client_of(running) as (http, model):
         store = await _store(http, documents)
         for number, question in enumerate(questions[: given.questions + 1]):
-            passages = await _search(http, store, question + " ")
             tool = {"type": "file_search", "vector_store_ids": [store]}
-            kinds = {WITH: {"tools": [tool]}, WITHOUT: {"documents": passages}}
-            # Of the two prompts, which are one, the second would find the first's prefix: each has
-            # a question of its own beginning.
-            for turn, (kind, extra) in enumerate(kinds.items()):
-                system = f"Question {2 * number + turn}."
-                taken = await _ttft(http, model, system, question, extra)
-                if number:
-                    found[kind].append(taken)
+            # Of two prompts with one beginning the second would find its KV: each has its own.
+            searched = await _ttft(http, model, f"A{number}.", question, {"tools": [tool]})
+            passages = await _search(http, store, question)
+            brought = await _ttft(http, model, f"B{number}.", question, {"documents": passages})
+            if number:
+                found[WITH].append(searched)
+                found[WITHOUT].append(brought)
     return found
 
 
@@ -87,7 +85,7 @@ async def _store(http: aiohttp.ClientSession, documents: Sequence[Document]) -> 
 async def _search(http: aiohttp.ClientSession, store: str, question: str) -> list[dict[str, Any]]:
     body = {"query": question, "max_num_results": 4}
     found = await _post(http, f"vector_stores/{store}/search", json=body)
-    return [{"title": one["filename"], "text": one["content"][0]["text"]} for one in found["data"]]
+    return [{"title": one["title"], "text": one["content"][0]["text"]} for one in found["data"]]
 
 
 async def _post(http: aiohttp.ClientSession, path: str, **sent: Any) -> Any:

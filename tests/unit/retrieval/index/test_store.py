@@ -103,19 +103,22 @@ async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
     assert [hit.payload["lead"] for hit in hits] == [0, 6]
 
 
-async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_other() -> None:
+async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_other(
+    revisions: Told,
+) -> None:
     """There is one of it at any time; its revision may be the one that it had there."""
     with memory_folder() as folder:
         former = Calls(Here(layout(folder)), 20)
         await former.open()
+        before = Store(former, cast(Any, revisions))
         for source in ("one", "two", "three"):
-            draft = await Store(former).draft("t", "c", source, revision=7)
-            await Store(former).put(draft, 0, *document(f"{source} quay", "and more"), 2)
-            await Store(former).publish(draft, 2)
+            draft = await before.draft("t", "c", source, revision=7)
+            await before.put(draft, 0, *document(f"{source} quay", "and more"), 2)
+            await before.publish(draft, 2)
         await former.close()
         calls = Calls(Here(layout(folder, "f2", 16)), 20)
         await calls.open()
-        store, question = Store(calls), np.ones(16, np.float32)
+        store, question = Store(calls, cast(Any, revisions)), np.ones(16, np.float32)
 
         async def found() -> tuple[set[str], set[str]]:
             hits = await store.search("t", ["c"], question, "quay", 9)
