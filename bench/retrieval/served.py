@@ -47,13 +47,16 @@ class Served:
         places, began = asyncio.Semaphore(_INDEXED_AT_ONCE), time.perf_counter()
 
         async def one(document: Document) -> int:
+            key = self.parts.blobs.key(_CALLER.tenant, document.id)
+            await self.parts.blobs.put(key, _pieces(document.text))
             request = pb.IndexRequest(
                 caller=_CALLER, collection=collection, source_id=document.id,
-                title=document.title, text=document.text,
+                title=document.title, blob=key,
             )  # fmt: skip
             async with places:
-                reply = await self.stub.Index(request, timeout=_PATIENCE_S)
-            return int(reply.chunks)
+                call = self.stub.Index(request, timeout=_PATIENCE_S)
+                (*_, last) = [news async for news in call]
+            return int(last.reply.chunks)
 
         chunks = sum(await asyncio.gather(*map(one, documents)))
         return chunks, time.perf_counter() - began
@@ -83,6 +86,10 @@ class Served:
                 times = process.cpu_times()
                 spent += times.user + times.system
         return spent
+
+
+async def _pieces(text: str) -> AsyncIterator[bytes]:
+    yield text.encode()
 
 
 def _processes() -> list[psutil.Process]:

@@ -8,7 +8,7 @@ A unary reply has no `End` as a request on a link has, hence the metadata.
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -80,6 +80,29 @@ async def call(
         raise _error(error, stage) from None
     _keep_record(await rpc.trailing_metadata(), record)
     return reply
+
+
+async def follow(
+    method: Any,
+    request: Any,
+    tell: Callable[[Any], Awaitable[None]],
+    *,
+    span: Span,
+    timeout_s: float,
+    stage: str,
+    record: common_pb2.Record | None = None,
+) -> None:
+    """The same of a method whose reply is a stream: `tell` is called with each message of it."""
+    rpc = method(request, timeout=timeout_s, metadata=((TRACEPARENT_KEY, traceparent(span)),))
+    try:
+        async for message in rpc:
+            await tell(message)
+        _keep_record(await rpc.trailing_metadata(), record)
+    except grpc.aio.AioRpcError as error:
+        _keep_record(error.trailing_metadata(), record)
+        raise _error(error, stage) from None
+    finally:
+        rpc.cancel()  # where `tell` raised
 
 
 def _bytes_of(trailers: Iterable[Any] | None, key: str) -> bytes:

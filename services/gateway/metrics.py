@@ -180,6 +180,14 @@ file_bytes = Gauge(
     "Of all tenants' files together, in Redis; every gateway tells it",
 )
 file_bytes_limit = Gauge("penstock_gateway_file_bytes_limit", "How many they may be")
+blob_bytes = Gauge(
+    "penstock_gateway_blob_bytes",
+    "Of all tenants' uploaded files together, in the blob store; every gateway tells it",
+)
+blob_bytes_limit = Gauge("penstock_gateway_blob_bytes_limit", "How many they may be")
+orphans = Counter(
+    "penstock_gateway_orphan_blobs_total", "Blobs that no file was of, and that were deleted"
+)
 redis_memory = Gauge(
     "penstock_gateway_redis_memory_ratio", "Of Redis' maxmemory in use, by anything; 0: it has none"
 )

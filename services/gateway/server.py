@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import grpc
 
+from services.common.blobs import Blobs
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
 from services.common.fair_threads import FairThreads
@@ -37,6 +38,7 @@ from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.orphans import Orphans
 from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import VectorStores
@@ -56,7 +58,9 @@ class GatewayService(Service):
 
     def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
         super().__init__(settings, redis, telemetry, id)
-        self.gateway = _assemble(settings, redis, telemetry, id)
+        self._blobs = Blobs.of(settings)
+        self.gateway = _assemble(settings, redis, telemetry, id, self._blobs)
+        self._orphans = Orphans(redis, settings.namespace, self._blobs)
         self._targets = Targets(redis, settings)
         self._neighbours = Neighbours(redis, settings, id)
         self._http: HttpServer | None = None
@@ -70,11 +74,13 @@ class GatewayService(Service):
         gc.set_threshold(*_GC_THRESHOLDS)
         map_large_pieces()
         intake = self.gateway.intake
+        await self._blobs.claim(self.redis)
         await self.gateway.policy.start()
         self.gateway.identity.start()
         self.gateway.records.start()
         self.gateway.meter.start()
         self.gateway.files.room.start()
+        self._orphans.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
@@ -173,6 +179,7 @@ class GatewayService(Service):
         await self.gateway.identity.stop()
         await self.gateway.meter.stop()
         await self.gateway.records.stop()
+        await self._orphans.stop()
         await self.gateway.files.room.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
@@ -180,18 +187,29 @@ class GatewayService(Service):
         self.gateway.threads.stop()
 
 
-def _assemble(settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> Gateway:
+def _assemble(
+    settings: Settings, redis: Redis, telemetry: Telemetry, id: str, blobs: Blobs
+) -> Gateway:
     own, namespace = settings.gateway, settings.namespace
     tokenizers = Peers(redis, settings, "tokenizer", identity="gateway", peer_id=id)
     policy = PolicyFile.of_settings(settings.policy)
     retrieval = RetrievalClient(redis, settings, policy)
-    files = Files(redis, namespace, own, settings.retrieval.max_document_chars)
+    files = Files(redis, namespace, own, blobs)
     store_records = StoreRecords(redis, namespace)
     identity = Identity(settings, redis)
     tenants_told = BoundedNames(own.tenants_in_metrics)
     meter = Meter.of(redis, settings, tenants_told)
     jobs = Jobs(redis, namespace, id, settings.jobs)
-    indexing = Indexing(files, store_records, retrieval, meter, telemetry, jobs, identity.standing)
+    indexing = Indexing(
+        files,
+        store_records,
+        retrieval,
+        meter,
+        telemetry,
+        jobs,
+        identity.standing,
+        settings.retrieval.max_document_chars,
+    )
     stores = VectorStores(files, store_records, indexing, jobs, own.max_files)
     return Gateway(
         settings=settings,

@@ -1,8 +1,9 @@
 """What retrieval does for each of its five calls, step by step; each step is a span."""
 
 import asyncio
+import hashlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,6 +12,7 @@ import numpy as np
 
 from protos import common_pb2
 from protos import retrieval_pb2 as pb
+from services.common.blobs import Blobs, NoBlobError
 from services.common.config import RetrievalSettings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.fair_threads import FairThreads
@@ -20,19 +22,20 @@ from services.common.spans import Span
 from services.common.telemetry import Telemetry
 from services.retrieval import metrics, requests
 from services.retrieval.cache.searches import Embedded, Searches
-from services.retrieval.documents.chunkers import Chunkers
+from services.retrieval.documents import loading
+from services.retrieval.documents.chunkers import Chunkers, CutDocument, Loaded
 from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.index import attributes
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import Found
-from services.retrieval.index.store import Store
+from services.retrieval.index.store import Draft, Store
 from services.retrieval.prototypes import Prototypes
 from services.retrieval.search.passages import passages_of
 from services.retrieval.search.ranking import Ranked, Weights, beside, by_both, by_meaning
 
 _FETCHED = 24  # passages at least, by meaning and by words
-_EMBED_AT_ONCE = 256  # of a document's texts: what waits for the model is bounded over all callers
+_STORED_AT_ONCE = 64  # chunks: what waits for the model is bounded, and what a kill does again
 _CHECKED_CHARS = 500_000  # of a document, by the policy at once
 _EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
 
@@ -42,6 +45,7 @@ class Parts:
     """What the calls work with."""
 
     settings: RetrievalSettings
+    blobs: Blobs
     telemetry: Telemetry
     model: EmbeddingModel
     chunkers: Chunkers
@@ -175,45 +179,106 @@ def _ranked(found: Found, question: np.ndarray, ranking: pb.Ranking) -> list[Ran
     return beside(by_both(found, question, weights), found.earlier)
 
 
-async def index(parts: Parts, request: pb.IndexRequest, span: Span) -> pb.IndexReply:
-    """Until the last step is done, searches find the document's earlier text."""
-    requests.check_index(request, parts.settings.max_document_chars)
-    policy, tenant = _policy(parts, request.policy), request.caller.tenant
+Tell = Callable[[pb.IndexNews], Awaitable[object]]
+
+
+async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) -> None:
+    """Until the last step is done, searches find the document's earlier text. What is broken off
+    (a killed service, a client that is gone) stays stored, for who asks again; what fails is taken
+    back."""
+    reader, own, tenant = parts.model.reader, parts.settings, request.caller.tenant
+    requests.check_index(request, reader.max_tokens - reader.special_tokens)
+    if not request.blob.startswith(parts.blobs.key(tenant, "")):
+        raise _no_blob()
+    policy, cut = _policy(parts, request.policy), request.chunking
+    chunking = own.chunk_tokens, own.chunk_overlap_tokens
+    if cut.max_tokens:
+        chunking = cut.max_tokens, cut.overlap_tokens
+    digest = await _digest(parts, request, policy, chunking)
+    place = request.collection, request.source_id
+    draft = await parts.store.draft(tenant, *place, digest, request.revision, request.attributes)
+    if draft.complete:
+        span.set_attribute("stored", "before")
+        chunks = len(draft.stored)
+        await parts.store.publish(draft, chunks)
+        await tell(pb.IndexNews(reply=pb.IndexReply(chunks=chunks)))
+        return
+    loaded, document = await _read(parts, request, policy, chunking, span)
+    try:
+        async with asyncio.timeout(own.index_timeout_s):
+            await _store(parts, policy, draft, document, span, tell)
+    except (PenstockError, TimeoutError):
+        parts.store.discard(draft)
+        raise
+    chunks, tokens = len(document.chunks), sum(map(len, document.texts))
+    await parts.store.publish(draft, chunks)
+    reply = pb.IndexReply(chunks=chunks, tokens=tokens, note=loaded.note)
+    await tell(pb.IndexNews(reply=reply))
+
+
+async def _digest(
+    parts: Parts, request: pb.IndexRequest, policy: Policy, chunking: tuple[int, int]
+) -> str:
+    """Of all that the document's chunks are made from."""
+    made_from = (loading.VERSION, chunking, parts.model.fingerprint, policy.digest, request.title)
+    digest = hashlib.sha256(repr(made_from).encode())
+    async for piece in _blob(parts, request.blob):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+async def _read(
+    parts: Parts,
+    request: pb.IndexRequest,
+    policy: Policy,
+    chunking: tuple[int, int],
+    span: Span,
+) -> tuple[Loaded, CutDocument]:
+    tenant, title = request.caller.tenant, request.title
     with parts.telemetry.span("load", span) as step:
-        content = request.text.encode()
-        loaded = await parts.chunkers.load(request.title, len(content), _pieces(content))
-        title, sections = request.title, loaded.sections
+        try:
+            size = await parts.blobs.size(request.blob)
+        except NoBlobError:
+            raise _no_blob() from None
+        step.set_attribute("bytes", size)
+        loaded = await parts.chunkers.load(title, size, _blob(parts, request.blob))
+        sections = loaded.sections
         if policy.texts.has("uploads"):
             title, sections = await _check_document(parts, policy, tenant, title, sections, step)
-    own = parts.settings
     with parts.telemetry.span("chunk", span) as step:
-        document = await parts.chunkers.cut(
-            title, sections, own.chunk_tokens, own.chunk_overlap_tokens
-        )
+        document = await parts.chunkers.cut(title, sections, *chunking)
         step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
-    tokens = sum(map(len, document.texts))
-    with parts.telemetry.span("embed", span, texts=len(document.texts), tokens=tokens):
-        vectors = [
-            await parts.embedder.embed(tenant, document.texts[at : at + _EMBED_AT_ONCE])
-            for at in range(0, len(document.texts), _EMBED_AT_ONCE)
-        ]
-    await _check_meaning(parts, policy, np.concatenate(vectors), span)
-    with parts.telemetry.span("store", span, kind=parts.calls.kind):
-        await parts.store.replace(
-            tenant,
-            request.collection,
-            request.source_id,
-            document.chunks,
-            np.concatenate(vectors),
-            request.revision,
-            request.attributes,
-        )
-    metrics.INDEXED_CHUNKS.inc(len(document.chunks))
-    return pb.IndexReply(chunks=len(document.chunks), tokens=tokens)
+    return loaded, document
 
 
-async def _pieces(content: bytes) -> AsyncIterator[bytes]:
-    yield content
+async def _store(
+    parts: Parts, policy: Policy, draft: Draft, document: CutDocument, span: Span, tell: Tell
+) -> None:
+    """Those chunks of it that are not stored; each batch is written as a whole, or not."""
+    chunks, texts = document.chunks, document.texts
+    with parts.telemetry.span("embed and store", span, kind=parts.calls.kind, texts=len(texts)):
+        for at in range(0, len(chunks), _STORED_AT_ONCE):
+            to = min(at + _STORED_AT_ONCE, len(chunks))
+            progress = pb.IndexProgress(done=at, chunks=len(chunks))
+            await tell(pb.IndexNews(progress=progress))
+            if draft.stored.issuperset(range(at, to)):
+                continue
+            vectors = await parts.embedder.embed(draft.tenant, texts[at:to])
+            await _check_meaning(parts, policy, vectors, span)
+            await parts.store.put(draft, at, chunks[at:to], vectors, len(chunks))
+            metrics.INDEXED_CHUNKS.inc(to - at)
+
+
+async def _blob(parts: Parts, key: str) -> AsyncIterator[bytes]:
+    try:
+        async for piece in parts.blobs.read(key):
+            yield piece
+    except NoBlobError:
+        raise _no_blob() from None
+
+
+def _no_blob() -> PenstockError:
+    return invalid("the file is gone", "file", reason="invalid_file", stage="retrieval")
 
 
 async def _check_document(

@@ -11,6 +11,8 @@ MAX_COLLECTIONS = 100
 MAX_LIMIT = 50
 MAX_ID_CHARS = 256
 MAX_TITLE_CHARS = 512
+MIN_CHUNK_TOKENS = 16
+_MAX_KEY_CHARS = 1024
 
 
 def check_embed(request: pb.EmbedRequest) -> None:
@@ -53,16 +55,22 @@ def check_search(request: pb.SearchRequest) -> None:
             raise _refuse(f"must not be negative, got {weight:g}", f"ranking.{name}")
 
 
-def check_index(request: pb.IndexRequest, max_chars: int) -> None:
+def check_index(request: pb.IndexRequest, window: int) -> None:
+    """`window`: tokens that the embedding model takes of a chunk."""
     _tenant(request.caller.tenant)
     _id(request.collection, "collection")
     _id(request.source_id, "source_id")
     if len(request.title) > MAX_TITLE_CHARS:
         raise _refuse(f"is longer than {MAX_TITLE_CHARS} characters", "title")
-    if not request.text.strip():
-        raise _refuse("must not be empty", "text")
-    if len(request.text) > max_chars:
-        raise _refuse(f"has {len(request.text)} characters, at most {max_chars} are taken", "text")
+    _id(request.blob, "blob", _MAX_KEY_CHARS)
+    if (cut := request.chunking).max_tokens:
+        if not MIN_CHUNK_TOKENS <= cut.max_tokens <= window:
+            raise _refuse(
+                f"must be {MIN_CHUNK_TOKENS} to {window}, got {cut.max_tokens}",
+                "chunking.max_tokens",
+            )
+        if cut.overlap_tokens > cut.max_tokens // 2:
+            raise _refuse("is more than half of max_tokens", "chunking.overlap_tokens")
 
 
 def check_remove(request: pb.RemoveRequest) -> None:
@@ -103,9 +111,9 @@ def _tenant(tenant: str) -> None:
         raise _refuse("must name the authenticated tenant", "caller.tenant")
 
 
-def _id(value: str, param: str) -> None:
-    if not 1 <= len(value) <= MAX_ID_CHARS:
-        raise _refuse(f"must have 1 to {MAX_ID_CHARS} characters, has {len(value)}", param)
+def _id(value: str, param: str, most: int = MAX_ID_CHARS) -> None:
+    if not 1 <= len(value) <= most:
+        raise _refuse(f"must have 1 to {most} characters, has {len(value)}", param)
 
 
 def _refuse(message: str, param: str) -> PenstockError:

@@ -11,6 +11,7 @@ import grpc
 
 from protos import retrieval_pb2 as pb
 from protos import retrieval_pb2_grpc
+from services.common.blobs import Blobs
 from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.metrics_server import Page
@@ -37,6 +38,8 @@ from services.retrieval.prototypes import Prototypes
 _SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so in its own time
 
 _SEARCHING_SHARE = 0.9  # of the time that a search has
+_READING_S = 600.0  # of a file, before it is stored
+_WRITE_S = 300.0  # at most
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -72,10 +75,12 @@ class RetrievalService(Service):
                 ),
             )
         )
-        lease_s = own.index_timeout_s  # a write takes as long at most
-        revisions = Revisions(self.redis, self.settings.namespace, lease_s)
+        revisions = Revisions(self.redis, self.settings.namespace, _WRITE_S)
+        blobs = Blobs.of(self.settings)
+        await blobs.claim(self.redis)
         self.parts = Parts(
             own,
+            blobs,
             self.telemetry,
             model,
             chunkers,
@@ -147,8 +152,11 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
         work = partial(pipeline.search, within_s=within_s)
         return await self._serve("search", work, request, context)
 
-    async def Index(self, request: pb.IndexRequest, context: Any) -> pb.IndexReply:
-        return await self._serve("index", pipeline.index, request, context)
+    async def Index(self, request: pb.IndexRequest, context: Any) -> None:
+        async def work(parts: Parts, request: pb.IndexRequest, span: Span) -> None:
+            await pipeline.index(parts, request, span, context.write)
+
+        await self._serve("index", work, request, context)
 
     async def Remove(self, request: pb.RemoveRequest, context: Any) -> pb.RemoveReply:
         return await self._serve("remove", pipeline.remove, request, context)
@@ -188,6 +196,8 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
     def _limit_s(self, method: str, context: Any) -> float:
         settings = self._parts.settings
         limit_s = settings.timeout_s if method in ("search", "judge") else settings.index_timeout_s
+        if method == "index":  # reading the file comes before what this is the limit of
+            limit_s += _READING_S
         if (remaining_s := context.time_remaining()) is not None:
             limit_s = min(limit_s, 0.95 * remaining_s)  # the answer has to travel back in time
         return limit_s

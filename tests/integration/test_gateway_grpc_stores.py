@@ -27,7 +27,9 @@ TEXT = "# Tides\n\nThe tide of the Bäke is high at noon.\n" * 2000
 
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
-    async with gateway_rig(redis_url, namespace, body_limit_bytes=LIMIT_BYTES) as rig:
+    async with gateway_rig(
+        redis_url, namespace, max_upload_bytes=LIMIT_BYTES, body_limit_bytes=LIMIT_BYTES
+    ) as rig:
         yield rig
 
 
@@ -172,12 +174,13 @@ async def test_lists_come_in_pages(desk: Desk) -> None:
         ([{"filename": "a.md", "bytes": 1}], "purpose"),
         ([{"filename": "a.md", "purpose": "assistants", "data": b"x"}], "bytes"),
         ([{"filename": "a.md", "purpose": "assistants", "bytes": LIMIT_BYTES + 1}], "bytes"),
-        ([{"filename": "a.pdf", "purpose": "assistants", "bytes": 1, "data": b"x"}], "filename"),
+        ([{"filename": "a.pdf", "purpose": "batch", "bytes": 1, "data": b"x"}], "filename"),
+        ([{"purpose": "assistants", "bytes": 1, "data": b"x"}], "filename"),
         (
             [{"filename": "a" * 300 + ".md", "purpose": "assistants", "bytes": 1, "data": b"x"}],
             "filename",
         ),
-        ([{"filename": "a.md", "purpose": "assistants", "bytes": 1, "data": b"\xff"}], "data"),
+        ([{"filename": "a.jsonl", "purpose": "batch", "bytes": 1, "data": b"\xff"}], "data"),
         ([{"filename": "a.md", "purpose": "assistants", "bytes": 1, "data": b" "}], "data"),
         ([{"filename": "a.md", "purpose": "assistants", "bytes": 2, "data": b"x"}], "data"),
         ([{"filename": "a.md", "purpose": "assistants", "bytes": 2}, {"data": b"xyz"}], "data"),
@@ -199,10 +202,10 @@ async def test_an_upload_that_is_none_is_refused_by_its_field(
 
 
 async def test_what_is_said_of_a_file_is_said_as_over_rest(rig: Rig, desk: Desk) -> None:
-    form = {"files": {"file": ("a.exe", b"x")}, "data": {"purpose": "assistants"}}
+    form = {"files": {"file": ("a.exe", b"x")}, "data": {"purpose": "batch"}}
     told = (await (await rig.http()).post("/v1/files", **form)).json()["error"]["message"]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await desk.file("x", name="a.exe")
+        await desk.file("x", name="a.exe", purpose="batch")
     assert raised.value.details() == told
 
 

@@ -496,7 +496,7 @@ async def test_room_that_all_tenants_have_filled_is_told_as_nobodys_own_limit(
 ) -> None:
     monkeypatch.setattr(storage_room, "_LOOK_EVERY_S", 0.01)
     namespace = f"test-{uuid.uuid4().hex[:8]}"
-    async with gateway_rig(redis_server.url, namespace, max_file_bytes=100) as rig:
+    async with gateway_rig(redis_server.url, namespace, max_blob_bytes=100) as rig:
         first, second = [await Tenant.of(rig) for _ in range(2)]
         taken = await first.file(text="x" * 70)
         upload = {"file": ("a.txt", b"x" * 31)}
@@ -510,7 +510,7 @@ async def test_room_that_all_tenants_have_filled_is_told_as_nobodys_own_limit(
         async def shown() -> bool:
             async with httpx.AsyncClient() as http:
                 page = (await http.get(metrics)).text
-            return "penstock_gateway_file_bytes 70.0" in page and "bytes_limit 100.0" in page
+            return "penstock_gateway_blob_bytes 70.0" in page and "blob_bytes_limit 100.0" in page
 
         await until(shown)
         assert (await first.http.delete(f"/v1/files/{taken}")).status_code == 200

@@ -24,7 +24,7 @@ QUESTION = [{"role": "user", "content": "When does the harbour open?"}]
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
     jobs = JobsSettings(lease_s=1.0)
-    async with gateway_rig(redis_url, namespace, max_document_chars=1000, jobs=jobs) as rig:
+    async with gateway_rig(redis_url, namespace, max_upload_bytes=2000, jobs=jobs) as rig:
         yield rig
 
 
@@ -153,11 +153,11 @@ async def test_statuses_counts_and_errors_are_openais(rig: Rig) -> None:
 
 async def test_a_text_over_the_limit_is_refused_when_it_comes(rig: Rig) -> None:
     client = await rig.openai()
-    await client.files.create(file=("a.txt", "é" * 1000), purpose="assistants")
+    await client.files.create(file=("a.txt", b"x" * 2000), purpose="assistants")
     with pytest.raises(openai.BadRequestError) as refused:
-        await client.files.create(file=("a.txt", "é" * 1001), purpose="assistants")
-    assert (refused.value.code, refused.value.param) == ("file_too_long", "file")
-    assert "1,001 characters; at most 1,000" in refused.value.message
+        await client.files.create(file=("a.txt", b"x" * 2001), purpose="assistants")
+    assert (refused.value.code, refused.value.param) == ("file_too_large", "file")
+    assert "larger than 2,000 bytes" in refused.value.message
     assert len([file async for file in client.files.list()]) == 1
 
 

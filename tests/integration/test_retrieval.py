@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import common_pb2, retrieval_pb2_grpc
 from protos import retrieval_pb2 as pb
+from services.common.blobs import Blobs
 from services.common.children import dying_with_parent
 from services.common.config import PolicySettings, RetrievalSettings, Settings
 from services.common.discovery import Directory, Replica
@@ -24,10 +25,12 @@ from services.common.errors import PenstockError
 from services.common.redis import connect
 from services.common.service import Host
 from services.common.telemetry import Telemetry
-from services.common.unary import call
+from services.common.unary import call, follow
 from services.retrieval import embedder, pipeline
 from services.retrieval.search import passages
 from services.retrieval.server import RetrievalService
+from tests.support.blob_folder import pieces
+from tests.support.documents import pdf
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 
@@ -47,6 +50,8 @@ Dogs are welcome on the quay, but they must be kept on a lead near the nets.
 
 class Client:
     """Calls retrieval as the gateway does, for one tenant."""
+
+    blobs: Blobs  # of the retrieval that was hosted last
 
     def __init__(self, stub: Any, tenant: str = "acme") -> None:
         self.stub = stub
@@ -89,11 +94,28 @@ class Client:
         request.max_age_s = 0
         return (await self.send(request)).passages
 
-    async def index(self, text: str, source_id: str = "guide", title: str = "") -> pb.IndexReply:
+    async def index(
+        self, text: str | bytes, source_id: str = "guide", title: str = "guide.md", **more: Any
+    ) -> pb.IndexReply:
+        key = self.blobs.key(self.caller.tenant, source_id or "none")
+        await self.blobs.put(key, pieces(text if isinstance(text, bytes) else text.encode()))
         request = pb.IndexRequest(
-            caller=self.caller, collection="docs", source_id=source_id, title=title, text=text
+            caller=self.caller,
+            collection="docs",
+            source_id=source_id,
+            title=title,
+            **{"blob": key, **more},
         )
-        return await self._call(self.stub.Index, request)  # type: ignore[no-any-return]
+        self.news: list[pb.IndexNews] = []
+
+        async def hear(news: pb.IndexNews) -> None:
+            self.news.append(news)
+
+        with self.telemetry.span("request") as span:
+            self.span_id = f"{span.span_id:016x}"
+            told: Any = {"span": span, "timeout_s": 60, "stage": "retrieval"}
+            await follow(self.stub.Index, request, hear, **told, record=self.record)
+        return self.news[-1].reply
 
     async def judge(self, *texts: tuple[str, str]) -> list[tuple[str, int]]:
         told = [pb.JudgedText(text=text, role=role) for role, text in texts]
@@ -118,6 +140,7 @@ async def hosted(
         policy=PolicySettings(file=policy),
         retrieval=RetrievalSettings(chunk_tokens=48, chunk_overlap_tokens=8, **own),
     )
+    Client.blobs = Blobs.of(settings)
     host = Host(RetrievalService, settings)
     replica = await host.start()
     try:
@@ -138,11 +161,11 @@ async def test_a_question_finds_its_passage_with_source_and_heading(client: Clie
     assert reply.chunks >= 3
     assert reply.tokens > 80
     best, *rest = await client.search("When does the harbour open?")
-    assert best.title == "Harbour guide › Opening hours"
+    assert best.title == "guide.md › Harbour guide › Opening hours"
     assert "opens at six" in best.text
     assert (best.source_id, best.position) == ("guide", 0)
     assert 1 >= best.score > rest[0].score > rest[-1].score
-    assert (await client.search("May I bring my dog?"))[0].title == "Harbour guide › Animals"
+    assert (await client.search("May I bring my dog?"))[0].title.endswith("Harbour guide › Animals")
     assert len(await client.search("When does the harbour open?", limit=1)) == 1
     assert not await client.search("When does the harbour open?", threshold=0.99)
 
@@ -176,7 +199,7 @@ async def test_the_record_shows_each_step_below_the_callers_span(client: Client)
     root = {s.name: s for s in client.record.spans if s.parent_id == client.span_id}
     assert set(root) == {"index"}
     below = [s.name for s in client.record.spans if s.parent_id == root["index"].span_id]
-    assert below == ["chunk", "embed", "store"]
+    assert below == ["load", "chunk", "embed and store"]
 
     client.record.Clear()
     await client.search("harbour " * 400)
@@ -187,6 +210,65 @@ async def test_the_record_shows_each_step_below_the_callers_span(client: Client)
     assert spans["embed"].attributes["tokens_cut"] == "146"
     assert "harbour" not in str(client.record)
     assert all(s.service == "retrieval" and s.duration_ns > 0 for s in client.record.spans)
+
+
+async def test_pages_and_progress_of_a_pdf_reach_the_caller(client: Client) -> None:
+    pages = [f"Page {n} tells of boats and nets.\n" * 9 for n in range(1, 31)]
+    pages[17] = "The lighthouse keeper is called Ottilie."
+    reply = await client.index(pdf(pages), title="harbour.pdf")
+    *progress, _ = [(n.progress.done, n.progress.chunks) for n in client.news]
+    assert progress == [(at, reply.chunks) for at in range(0, reply.chunks, 64)]
+    best = (await client.search("What is the lighthouse keeper's name?"))[0]
+    assert "Ottilie" in best.text
+    assert best.pages.first <= 18 <= best.pages.last <= best.pages.first + 2
+
+
+async def test_chunks_are_as_long_as_the_request_says(client: Client) -> None:
+    text = "The harbour opens at six. " * 100
+    few = await client.index(text, chunking=pb.Chunking(max_tokens=200))
+    many = await client.index(text, chunking=pb.Chunking(max_tokens=16, overlap_tokens=8))
+    assert few.chunks <= 4
+    assert many.chunks >= 50
+    assert len(await client.search("When?", limit=50)) == min(50, many.chunks)
+
+
+async def test_what_was_embedded_before_a_break_is_not_embedded_again(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"Boat {n} sails at dawn. " for n in range(100))
+    async with hosted(redis_url, tmp_path) as (host, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 4)
+        parts = host.service.parts  # type: ignore[attr-defined]
+        embedded: list[int] = []
+        embed, held = parts.embedder.embed, asyncio.Event()
+
+        async def counted(tenant: str, texts: list[list[int]]) -> Any:
+            if len(embedded) == 3:
+                held.set()
+                await asyncio.sleep(60)
+            embedded.append(len(texts))
+            return await embed(tenant, texts)
+
+        parts.embedder.embed = counted
+        broken = asyncio.create_task(client.index(text))
+        await asyncio.wait_for(held.wait(), 30)
+        broken.cancel()
+        await asyncio.gather(broken, return_exceptions=True)
+        del parts.embedder.embed
+        again: list[int] = []
+
+        async def noted(tenant: str, texts: list[list[int]]) -> Any:
+            again.append(len(texts))
+            return await embed(tenant, texts)
+
+        parts.embedder.embed = noted
+        reply = await client.index(text)
+        assert sum(embedded) == 12
+        assert sum(again) == reply.chunks - 12
+        assert (await client.index(text)).tokens == 0, "nothing to do"
+        assert sum(again) == reply.chunks - 12
+        assert (await client.index(text + "More.")).tokens > 0
 
 
 async def test_a_search_is_refused_by_the_field_at_fault(client: Client) -> None:
@@ -225,9 +307,15 @@ async def test_texts_and_documents_are_refused_by_the_field_at_fault(
         assert await param_of(client.embed(*["a"] * 2049)) == "texts"
         assert await param_of(client.embed("fine", "  ")) == "texts[1]"
         assert await param_of(client.embed("fine", "tide " * 300)) == "texts[1]"
-        assert await param_of(client.index("")) == "text"
-        assert await param_of(client.index("x" * 5001)) == "text"
-        assert await param_of(client.index("a word. " * 600)) == "text"  # too many chunks
+        assert await param_of(client.index("")) == "file"
+        assert await param_of(client.index("x" * 5001)) == "file"
+        assert await param_of(client.index("a word. " * 600)) == "file"  # too many chunks
+        for blob in ("nothing", client.of("rival").blobs.key("rival", "guide")):
+            assert await param_of(client.index("fine", blob=blob)) == "file"
+        for told, param in (((15, 0), "max_tokens"), ((255, 0), "max_tokens"),
+                            ((48, 25), "overlap_tokens")):  # fmt: skip
+            cut = pb.Chunking(max_tokens=told[0], overlap_tokens=told[1])
+            assert await param_of(client.index("fine", chunking=cut)) == f"chunking.{param}"
         assert await param_of(client.index("fine", source_id="")) == "source_id"
         assert await param_of(client.index("fine", title="t" * 513)) == "title"
 
@@ -271,7 +359,7 @@ async def test_a_long_document_does_not_fill_the_models_queue(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the searches beside it were refused."""
-    monkeypatch.setattr(pipeline, "_EMBED_AT_ONCE", 4)
+    monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 4)
     monkeypatch.setattr(embedder, "MAX_WAITING_TEXTS", 10)
     long = [asyncio.create_task(client.index(GUIDE * 5, f"doc {n}")) for n in range(2)]
     while not all(task.done() for task in long):
@@ -407,7 +495,9 @@ async def test_it_runs_as_a_process_and_ends_on_sigterm(
                 await directory.changed()
         (replica,) = directory.replicas.values()
         assert replica.pid == process.pid
+        settings = Settings(data_dir=tmp_path, namespace=namespace)
         async with TRANSPORT.dial(replica.address, "retrieval") as channel:
+            Client.blobs = Blobs.of(settings)
             client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
             await client.index(GUIDE)
             assert (await client.search("What does a long boat pay?"))[0].title.endswith("Fees")

@@ -31,6 +31,7 @@ async def _start(rig: Rig) -> asyncio.subprocess.Process:
     told = {
         "REDIS_URL": settings.redis_dsn,
         "PENSTOCK_NAMESPACE": settings.namespace,
+        "PENSTOCK_BLOBS_URL": settings.blobs_url,
         "PENSTOCK_LOG_LEVEL": settings.log_level,
         "PENSTOCK_LEASE_S": str(settings.lease_s),
         "PENSTOCK_GATEWAY__PORT": "0",

@@ -19,6 +19,7 @@ from protos import retrieval_pb2 as rpb
 from protos import retrieval_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_STOP, Passage, Usage
 from protos.tokenizer_pb2 import Pool, Pooled, PromptPlan, PromptRequest, TextDelta
+from services.common.blobs import Blobs
 from services.common.config import (
     GatewaySettings,
     IdentitySettings,
@@ -38,6 +39,7 @@ from services.common.unary import serving
 from services.gateway import models
 from services.gateway.identity.keys import KeyStore
 from services.gateway.server import GatewayService
+from tests.support.blob_folder import blob_folder
 from tests.support.described import as_described
 from tests.support.waiting import leaving_no_task, until
 
@@ -170,6 +172,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
     def __init__(self, service: SmallRetrieval) -> None:
         self._service = service
         self.documents: dict[tuple[str, str, str], rpb.IndexRequest] = {}
+        self.texts: dict[str, str] = {}  # by blob
         self.calls = 0
         self.shown = b""  # the certificate of the last caller of Embed
         self.policy: str | None = None  # the version that is known; None: any
@@ -212,12 +215,13 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             found = []
             for (tenant, collection, source), document in self.documents.items():
                 if tenant == request.caller.tenant and collection in request.collections:
-                    shared = len(words & set(document.text.lower().split())) / max(1, len(words))
+                    text = self.texts[document.blob]
+                    shared = len(words & set(text.lower().split())) / max(1, len(words))
                     if shared > request.score_threshold and _selects(request, document):
                         found.append(
                             Passage(
                                 title=document.title,
-                                text=document.text,
+                                text=text,
                                 score=shared,
                                 source_id=source,
                                 attributes=document.attributes,
@@ -230,18 +234,25 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             by_words=set(self.by_words) & set(request.collections),
         )
 
-    async def Index(self, request: rpb.IndexRequest, context: Any) -> rpb.IndexReply:
+    async def Index(self, request: rpb.IndexRequest, context: Any) -> None:
         async with serving(self._service.telemetry, context, "index"):
             await self._gate(request.policy)
             # As a replica that does not hear that the call was given up, or hears it too late.
             await asyncio.shield(asyncio.create_task(self._service.hold_index.wait()))
+            text = await self._text(request.blob) if request.blob else ""
+            self.texts[request.blob] = text
             key = (request.caller.tenant, request.collection, request.source_id)
             there = self.documents.get(key)
             if there is None or there.revision <= request.revision:
                 self.documents[key] = request
             if self._service.late_failure is not None:
                 raise self._service.late_failure
-        return rpb.IndexReply(chunks=1, tokens=len(request.text.split()))
+            reply = rpb.IndexReply(chunks=1, tokens=len(text.split()))
+            await context.write(rpb.IndexNews(reply=reply))
+
+    async def _text(self, blob: str) -> str:
+        blobs = Blobs.of(self._service.settings)
+        return b"".join([piece async for piece in blobs.read(blob)]).decode()
 
     async def Remove(self, request: rpb.RemoveRequest, context: Any) -> rpb.RemoveReply:
         async with serving(self._service.telemetry, context, "remove"):
@@ -354,7 +365,6 @@ async def gateway_rig(
     namespace: str,
     *,
     retrieval_timeout_s: float = 5.0,
-    max_document_chars: int = 1_000_000,
     tls_dir: Path | None = None,
     identity: IdentitySettings | None = None,
     metering: MeteringSettings | None = None,
@@ -367,6 +377,7 @@ async def gateway_rig(
     settings = Settings(
         tls_dir=tls_dir,
         redis_url=redis_url,
+        blobs_url=blob_folder().as_uri(),
         namespace=namespace,
         lease_s=3.0,  # a busy loop must not lose the tokenizer by it
         log_level="WARNING",
@@ -376,9 +387,7 @@ async def gateway_rig(
         runs=runs or RunsSettings(),
         jobs=jobs or JobsSettings(),
         policy=policy or PolicySettings(),
-        retrieval=RetrievalSettings(
-            timeout_s=retrieval_timeout_s, max_document_chars=max_document_chars
-        ),
+        retrieval=RetrievalSettings(timeout_s=retrieval_timeout_s),
     )
     async with leaving_no_task(), AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

@@ -6,7 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from protos.common_pb2 import Caller
-from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest, SetAttributesRequest
+from protos.retrieval_pb2 import (
+    IndexProgress,
+    IndexReply,
+    IndexRequest,
+    RemoveRequest,
+    SetAttributesRequest,
+)
 from services.common.config import GatewaySettings, JobsSettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis
@@ -20,6 +26,7 @@ from services.gateway.stores.store_files import AttachedFile
 from services.gateway.stores.store_record import StoreRecord
 from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import Attach, VectorStores
+from tests.support.blob_folder import memory_blobs, pieces
 from tests.support.gateway_parts import SharedMeter, meter, principal
 from tests.support.waiting import until
 
@@ -40,6 +47,9 @@ class ScriptedRetrieval:
         self.remove_failures: list[PenstockError] = []  # of the next removals
         self.documents: dict[tuple[str, str, str], IndexRequest] = {}
         self.removed: list[tuple[str, str, str]] = []
+        self.blobs = memory_blobs()
+        self.progress: list[IndexProgress] = []  # that is told of each file
+        self.note = ""
         self.embedding_model = ""
         self.begun = 0
         self.indexing = 0
@@ -49,7 +59,7 @@ class ScriptedRetrieval:
         self.embedding_model = "tiny-embed"
         return self.embedding_model
 
-    async def index(self, request: IndexRequest, span: Any) -> IndexReply:
+    async def index(self, request: IndexRequest, span: Any, tell: Any) -> IndexReply:
         self.begun += 1
         self.indexing += 1
         self.most_at_once = max(self.most_at_once, self.indexing)
@@ -61,7 +71,10 @@ class ScriptedRetrieval:
             there = self.documents.get(place)
             if there is None or there.revision <= request.revision:
                 self.documents[place] = request
-            return IndexReply(tokens=len(request.text.split()))
+            for progress in self.progress:
+                await tell(progress)
+            text = b"".join([piece async for piece in self.blobs.read(request.blob)])
+            return IndexReply(tokens=len(text.split()), note=self.note)
         except asyncio.CancelledError:
             self.cancelled += 1
             await self.let_go.wait()
@@ -102,7 +115,7 @@ class Standings:
 class StoresRig:
     """What of one gateway holds files; several on one Redis and one retrieval are several gateways.
 
-    Limits: ten vector stores a tenant, a thousand characters a file.
+    Limits: ten vector stores a tenant.
     """
 
     def __init__(
@@ -115,7 +128,7 @@ class StoresRig:
         self.redis = redis
         self.namespace = namespace
         self.retrieval = retrieval or ScriptedRetrieval()
-        self.files = Files(redis, namespace, GatewaySettings(), max_chars=1000)
+        self.files = Files(redis, namespace, GatewaySettings(), self.retrieval.blobs)
         self.records = StoreRecords(redis, namespace)
         self.metered = SharedMeter()
         self.jobs = Jobs(redis, namespace, name, JobsSettings(lease_s=60))
@@ -128,6 +141,7 @@ class StoresRig:
             Telemetry("gateway", name),
             self.jobs,
             cast(Any, Standings(self.who)),
+            max_chars=1000,
         )
         self.stores = VectorStores(
             self.files, self.records, self.indexing, self.jobs, max_stores=10
@@ -157,7 +171,7 @@ class StoresRig:
         await until(all_have, 10, "all are indexed")
 
     async def file(self, text: str = "text", tenant: str = "acme") -> FileRecord:
-        return await self.files.create(tenant, "a.txt", text.encode())
+        return await self.files.create(tenant, "a.txt", pieces(text.encode()))
 
     async def store(self, *files: FileRecord, caller: Caller = CALLER, **about: Any) -> str:
         who = THEIRS if caller is RIVAL else WHO

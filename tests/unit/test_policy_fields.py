@@ -33,8 +33,8 @@ DOOR = """
 # By retrieval, and rules of meaning (tests/unit/retrieval/test_judged.py); what it cuts a document
 # into was looked at before.
 RETRIEVAL = """
-    EmbedRequest.texts SearchRequest.query IndexRequest.title IndexRequest.text JudgedText.text
-    CutRequest.title CutRequest.text CutChunk.title
+    EmbedRequest.texts SearchRequest.query IndexRequest.title JudgedText.text
+    CutRequest.title CutChunk.title LoadRequest.filename Section.headings Section.text
 """
 # Of answers, while they are written (tests/unit/tokenizer/test_answer_policy.py).
 ANSWER = """
@@ -83,8 +83,10 @@ OURS = """
     Hello.peer Open.payload Open.traceparent LinkDown.news Item.payload Status.message
     Status.stage Status.param Status.reason Span.service Span.name Span.span_id Span.parent_id
     Span.attributes Decision.stage Decision.subject Decision.choice Decision.reasons
-    Caller.request_id Caller.tenant GenerateEvent.warning CutReply.refused EmbedRequest.policy
-    SearchRequest.policy IndexRequest.policy JudgeRequest.policy Resume.prompt_digest
+    Caller.request_id Caller.tenant GenerateEvent.warning EmbedRequest.policy
+    SearchRequest.policy IndexRequest.policy IndexRequest.blob IndexReply.note
+    LoadReply.note Refusal.words Refusal.reason Refusal.fault JudgeRequest.policy
+    Resume.prompt_digest SearchReply.by_words
     Resume.checkpoint Resume.policy Pooled.values TextDelta.prompt_digest TextDelta.checkpoint
     TextDelta.policy GenerateRequest.checkpoint WorkerStatus.id WorkerStatus.address
     WorkerStatus.role WorkerStatus.state WorkerStatus.breaker WorkRequest.transfer_id
@@ -141,6 +143,7 @@ STORED = """
     UpdateAttachedFileRequest.vector_store_id UpdateVectorStoreRequest.metadata
     UpdateVectorStoreRequest.name UpdateVectorStoreRequest.vector_store_id
     VectorStore.description VectorStoreFile.attributes
+    VectorStoreFile.Extras.note
 """
 KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, OWN_WORDS, FORM, NAMES, KEPT, OURS, STORED)
 

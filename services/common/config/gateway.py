@@ -105,13 +105,23 @@ class GatewaySettings(ServiceSettings):
     )
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
     max_file_bytes_per_tenant: int = Field(
-        64 * 2**20, gt=0, description="of all its files together, which Redis holds"
+        64 * 2**20,
+        gt=0,
+        description="of what Redis holds of its files: batches' answers, and what was uploaded "
+        "before there was a blob store",
     )
     max_file_bytes: int = Field(
         256 * 2**20,
         gt=0,
-        description="of all tenants' files together; at most half of what Redis may take, which "
-        "needs room for everything else",
+        description="of all tenants' files that Redis holds together; at most half of what Redis "
+        "may take, which needs room for everything else",
+    )
+    max_upload_bytes: int = Field(64 * 2**20, gt=0, description="of one uploaded file")
+    max_blob_bytes_per_tenant: int = Field(
+        2**30, gt=0, description="of all its uploaded files together, in the blob store"
+    )
+    max_blob_bytes: int = Field(
+        16 * 2**30, gt=0, description="of all tenants' uploaded files together"
     )
 
     @property

@@ -18,7 +18,7 @@ class RetrievalSettings(ServiceSettings):
     chunk_overlap_tokens: int = Field(16, ge=0)
     timeout_s: float = Field(5.0, gt=0, description="a search; a call to the store has 4/5 of it")
     index_timeout_s: float = Field(
-        300.0, gt=0, description="indexing one document, or embedding one request's texts"
+        1800.0, gt=0, description="indexing one document, or embedding one request's texts"
     )
     max_document_chars: int = Field(8_000_000, gt=0, description="of its text")
     max_document_chunks: int = Field(32_768, gt=0)

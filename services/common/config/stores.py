@@ -1,4 +1,4 @@
-"""Redis and Qdrant: where they are, and how they are asked."""
+"""Redis, Qdrant and the blob store: where they are, and how they are asked."""
 
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
@@ -35,6 +35,12 @@ class StoreSettings(BaseModel):
     redis_cert: Path | None = Field(None, description="shown to a server that asks for one")
     redis_key: Path | None = Field(None, description="of `redis_cert`")
     qdrant_ca: Path | None = Field(None, description="as `redis_ca`, for https://")
+    blobs_url: str = Field(
+        "",
+        description="where uploaded files are kept: s3://BUCKET/PREFIX (its region, endpoint and "
+        "credentials as AWS_… variables), gs://, az://, or file:///PATH; empty: a folder in "
+        "`data_dir`, which does for one host",
+    )
     namespace: str = Field(
         "penstock",
         pattern=r"^[\w.-]+$",  # with {1,100} it would take 10 MB of each process
@@ -53,6 +59,13 @@ class StoreSettings(BaseModel):
         if self.qdrant_ca and urlsplit(self.qdrant_url).scheme != "https":
             raise ValueError("qdrant_ca: qdrant_url must be https:// to use it")
         return self
+
+    @field_validator("blobs_url")
+    @classmethod
+    def _of_blobs(cls, url: str) -> str:
+        if url and not _is_blob_url(url):
+            raise ValueError("must be s3://BUCKET/PREFIX, gs://, az:// or file:///PATH")
+        return url
 
     @field_validator("redis_url")
     @classmethod
@@ -88,6 +101,16 @@ def _is_url(text: str, *schemes: str) -> bool:
         url = urlsplit(text)
         return url.scheme in schemes and bool(url.hostname) and url.port != 0
     except ValueError:  # of its port
+        return False
+
+
+def _is_blob_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        if url.scheme == "file":
+            return not url.netloc and len(url.path) > 1
+        return url.scheme in ("s3", "gs", "az") and bool(url.hostname) and url.username is None
+    except ValueError:
         return False
 
 

@@ -199,9 +199,11 @@ class Control:
             file = await gateway.files.get(tenant, record.input_file_id)
             with gateway.intake.visit(tenant) as place:
                 place.hold(2 * file.bytes)
-                text = await gateway.files.content(tenant, file.id)
+                content = await gateway.files.content(tenant, file.id)
                 most = gateway.settings.jobs.max_lines
-                return await gateway.threads.run(tenant, lambda: read(text, record.endpoint, most))
+                return await gateway.threads.run(
+                    tenant, lambda: read(content, record.endpoint, most)
+                )
         except PenstockError as error:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise Later(

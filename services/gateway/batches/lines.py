@@ -90,7 +90,7 @@ class Lines:
         if not line:
             raise not_found("file", batch.input_file_id, "input_file_id")
         try:
-            reply = await answer(self._gateway, batch, entry, line.encode(), principal)
+            reply = await answer(self._gateway, batch, entry, line, principal)
         except (PenstockError, *RedisAway):
             raise
         except Exception:

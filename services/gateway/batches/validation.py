@@ -1,5 +1,6 @@
 """What a batch's input file must be: a request on each line, as OpenAI has them."""
 
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,14 +32,14 @@ class Entry(NamedTuple):
         return cls(*orjson.loads(body))
 
 
-def read(text: str, endpoint: str, max_lines: int) -> tuple[list[Entry], Sequence[Fault]]:
-    """The requests of a file, which are good if there is no fault. Takes a second for 8 MB: not
-    for the event loop."""
+def read(content: bytes, endpoint: str, max_lines: int) -> tuple[list[Entry], Sequence[Fault]]:
+    """The requests of a file in UTF-8, which are good if there is no fault. Takes a second for
+    8 MB: not for the event loop."""
     entries: list[Entry] = []
     faults: list[Fault] = []
     known: set[str] = set()
-    at = 0
-    for number, line in enumerate(text.encode().split(b"\n"), 1):
+    at = len(BOM_UTF8) if content.startswith(BOM_UTF8) else 0
+    for number, line in enumerate(content[at:].split(b"\n"), 1):
         if line.strip():
             entry = Entry(len(entries), at, len(line), "")
             custom_id, fault = _request(line, endpoint, known)

@@ -1,22 +1,29 @@
-"""Text files, in Redis, each its tenant's: uploaded, or what batches answered (batches.lua).
+"""Tenants' files: what they uploaded, in the blob store, and what batches answered, in Redis.
 
-    {ns}:{files}:bytes                       string the bytes of all tenants' files
+    {ns}:{files}:blobs                       string the bytes of all tenants' blobs
+    {ns}:{files}:kept                        set    keys of all blobs that a record is of
+    {ns}:{files}:bytes                       string the bytes of all tenants' files in Redis
     {ns}:{files}:<tenant>:index              hash   file id → JSON of FileRecord
-    {ns}:{files}:<tenant>:bytes              string the bytes of the tenant's
-    {ns}:{files}:<tenant>:file:<id>          string the text
+    {ns}:{files}:<tenant>:blobs              string the bytes of the tenant's blobs
+    {ns}:{files}:<tenant>:bytes              string the bytes of the tenant's files in Redis
+    {ns}:{files}:<tenant>:file:<id>          string the text of one that Redis holds
     {ns}:{files}:<tenant>:file:<id>:stores   set    ids of the vector stores that hold it
 
-Redis has one memory for all tenants and all else, so there is a bound over all besides each one's,
-and one function checks both. The braces keep what it needs in one slot of a Redis cluster.
+Redis holds what grows line by line, in one step with the mark that a line is answered
+(batches.lua), and what was uploaded before there was a blob store. It has one memory for all
+tenants and all else: so each kind has a bound over all besides each tenant's, which one function
+checks. The braces keep what it needs in one slot of a Redis cluster.
 """
 
+import codecs
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from typing import Any, Literal
 
 import grpc
 from pydantic import BaseModel
 
+from services.common.blobs import Blobs, NoBlobError
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.common.redis import Redis, Script
@@ -24,36 +31,43 @@ from services.gateway import metrics
 from services.gateway.ids import FILE, not_found
 from services.gateway.stores.storage_room import StorageRoom, storage_full
 
-Purpose = Literal["assistants", "batch", "batch_output"]
-_SUFFIXES: dict[Purpose, tuple[str, ...]] = {"assistants": (".txt", ".md"), "batch": (".jsonl",)}
-PURPOSES: tuple[Purpose, ...] = tuple(_SUFFIXES)
+Purpose = Literal["assistants", "batch", "user_data", "batch_output"]
+PURPOSES: tuple[Purpose, ...] = ("assistants", "batch", "user_data")
 """Of what may be uploaded."""
+INDEXED: tuple[Purpose, ...] = ("assistants", "user_data")
+"""Of what may go into vector stores."""
 _NAME_CHARS = 255
 
 # Count, bytes and file together: uploads at the same time must not pass a limit side by side.
 _CREATE = """
-local all, index, sum, content = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, record, text, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local all, index, sum, kept = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local id, record, blob, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local max_files, max_bytes, max_all = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if redis.call('HLEN', index) >= max_files then return 'files' end
 if tonumber(redis.call('GET', sum) or 0) + bytes > max_bytes then return 'bytes of files' end
 if tonumber(redis.call('GET', all) or 0) + bytes > max_all then return 'all' end
+if blob == '' then return '' end
 redis.call('INCRBY', all, bytes)
 redis.call('INCRBY', sum, bytes)
-redis.call('SET', content, text)
+redis.call('SADD', kept, blob)
 redis.call('HSET', index, id, record)
 return ''
 """
 _DELETE = """
-local all, index, sum, content, stores = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local record = redis.call('HGET', index, ARGV[1])
-if not record then return 0 end
+local index, content, stores, kept = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local stored = redis.call('HGET', index, ARGV[1])
+if not stored then return '' end
+local record = cjson.decode(stored)
+local blob = record.blob or ''
+local all, sum = KEYS[5], KEYS[6]
+if blob ~= '' then all, sum = KEYS[7], KEYS[8] end
 -- What frees comes first: a full Redis lets a script that has done so go on, and no other.
 redis.call('DEL', content, stores)
 redis.call('HDEL', index, ARGV[1])
-redis.call('DECRBY', all, cjson.decode(record).bytes)
-redis.call('DECRBY', sum, cjson.decode(record).bytes)
-return 1
+redis.call('DECRBY', all, record.bytes)
+redis.call('DECRBY', sum, record.bytes)
+if blob ~= '' then redis.call('SREM', kept, blob) end
+return blob
 """
 
 
@@ -63,6 +77,7 @@ class FileRecord(BaseModel):
     bytes: int
     created_at: int
     purpose: Purpose = "assistants"
+    blob: str = ""  # its key in the blob store; empty: Redis holds it
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -89,54 +104,68 @@ class Files:
     """Methods raise `RedisAway` when Redis is away, NOT_FOUND for an unknown id."""
 
     def __init__(
-        self, redis: Redis, namespace: str, settings: GatewaySettings, max_chars: int
+        self, redis: Redis, namespace: str, settings: GatewaySettings, blobs: Blobs
     ) -> None:
-        """`max_chars`: of one file, which retrieval takes."""
-        self.room = StorageRoom(redis, namespace, settings.max_file_bytes)
-        self._max_chars = max_chars
+        self.room = StorageRoom(redis, namespace, settings)
+        self._blobs = blobs
         self._redis = redis
         self._prefix = f"{namespace}:{{files}}:"
+        self._max_bytes = settings.max_upload_bytes
         self._limits = {
             "files": settings.max_files,
-            "bytes of files": settings.max_file_bytes_per_tenant,
-            "all": self.room.max_file_bytes,
+            "bytes of files": settings.max_blob_bytes_per_tenant,
+            "all": settings.max_blob_bytes,
         }
+        self._in_redis = settings.max_file_bytes_per_tenant, settings.max_file_bytes
         self._create = Script(redis, _CREATE)
         self._delete = Script(redis, _DELETE)
 
     async def create(
-        self, tenant: str, filename: str, content: bytes, purpose: Purpose = "assistants"
+        self,
+        tenant: str,
+        filename: str,
+        content: AsyncIterable[bytes],
+        purpose: Purpose = "assistants",
     ) -> FileRecord:
-        """Keeps a text file.
+        """Keeps a file, as it comes: none of it is seen before all of it is here.
 
-        Raises INVALID_ARGUMENT for anything that is not text or is too long, RESOURCE_EXHAUSTED
-        when the tenant has its share ("too_many_files", "too_many_bytes_of_files"), or when all
-        tenants together have theirs ("storage_full").
+        Raises INVALID_ARGUMENT for what is empty, too large, or no text where that is needed,
+        RESOURCE_EXHAUSTED when the tenant has its share ("too_many_files",
+        "too_many_bytes_of_files"), or when all tenants together have theirs ("storage_full"), and
+        what `content` raises.
         """
-        text = _text(filename, content, purpose, self._max_chars)
+        _check_name(filename, purpose)
         self.room.check()
+        await self._take(tenant, None)
         record = FileRecord(
             id=FILE.new(),
             filename=filename,
-            bytes=len(content),
+            bytes=0,
             created_at=int(time.time()),
             purpose=purpose,
         )
-        reached = await self._create(
-            [
-                self.room.file_bytes_key,
-                self._index(tenant),
-                self._sum(tenant),
-                self._one(tenant, record.id),
-            ],
-            [record.id, record.model_dump_json(), text, record.bytes, *self._limits.values()],
-        )
+        record.blob = self._blobs.key(tenant, record.id)
+        upload = _Upload(purpose, self._max_bytes)
+        try:
+            await self._blobs.put(record.blob, upload.pieces(content))
+            upload.check_whole()
+            record.bytes = upload.bytes
+            await self._take(tenant, record)
+        except PenstockError:  # after any other error it may have its record (orphans.py)
+            await self._blobs.delete(record.blob)
+            raise
+        return record
+
+    async def _take(self, tenant: str, record: FileRecord | None) -> None:
+        """Room for it, and its place in the list; of None, whether there is any room."""
+        told = (record.id, record.model_dump_json(), record.blob, record.bytes) if record else None
+        keys = [self._all, self._index(tenant), self._sum(tenant), self._kept]
+        reached = await self._create(keys, [*(told or ("", "", "", 1)), *self._limits.values()])
         if reached == "all":
             raise storage_full()
         if reached:
             metrics.files_refused.labels("tenant").inc()
             raise too_many(reached, self._limits[reached])
-        return record
 
     async def get(self, tenant: str, id: str, param: str = "") -> FileRecord:
         stored = await self._redis.hget(self._index(tenant), FILE.checked(id, param))
@@ -158,33 +187,69 @@ class Files:
         stored = await self._redis.hvals(self._index(tenant))
         return [FileRecord.model_validate_json(one) for one in stored]
 
-    async def content(self, tenant: str, id: str) -> str:
+    async def pieces(self, tenant: str, id: str) -> AsyncIterator[bytes]:
+        """Of what it holds."""
+        record = await self.get(tenant, id)
+        if record.blob:
+            try:
+                async for piece in self._blobs.read(record.blob):
+                    yield piece
+            except NoBlobError:
+                raise not_found("file", id) from None
+            return
         text = await self._redis.get(self._one(tenant, id))
         if text is None:
             raise not_found("file", id)
-        return str(text)
+        yield str(text).encode()
 
-    async def piece(self, tenant: str, id: str, at: int, size: int) -> str:
-        """Some bytes of a file, which are whole characters; empty when it was deleted."""
-        return str(await self._redis.getrange(self._one(tenant, id), at, at + size - 1))
+    async def content(self, tenant: str, id: str) -> bytes:
+        return b"".join([piece async for piece in self.pieces(tenant, id)])
+
+    async def piece(self, tenant: str, id: str, at: int, size: int) -> bytes:
+        """Some bytes of a file; empty when it was deleted."""
+        try:
+            record = await self.get(tenant, id)
+            if record.blob:
+                return await self._blobs.piece(record.blob, at, size)
+        except NoBlobError:
+            return b""
+        except PenstockError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            return b""
+        return str(await self._redis.getrange(self._one(tenant, id), at, at + size - 1)).encode()
+
+    async def in_blob(self, tenant: str, id: str) -> str:
+        """The key of its blob, to which one that Redis holds is copied first."""
+        record = await self.get(tenant, id)
+        if record.blob:
+            return record.blob
+        key = self._blobs.key(tenant, id)
+        await self._blobs.put(key, self.pieces(tenant, id))
+        return key
 
     async def has_room(self, tenant: str) -> bool:
-        """Whether the tenant and all together have not reached what their files may be."""
-        own, all = await self._redis.mget(self._sum(tenant), self.room.file_bytes_key)
-        fits = int(own or 0) < self._limits["bytes of files"]
-        return fits and int(all or 0) < self._limits["all"] and not self.room.full
+        """Whether the tenant and all together have not reached what Redis may hold of theirs."""
+        of_tenant, of_all = self._in_redis
+        keys = f"{self._prefix}{tenant}:bytes", self.room.file_bytes_key
+        own, all = await self._redis.mget(*keys)
+        return int(own or 0) < of_tenant and int(all or 0) < of_all and not self.room.full
 
     async def delete(self, tenant: str, id: str) -> None:
         """To call after the vector stores gave it up (VectorStores.delete_file)."""
         own = self._one(tenant, id)
         keys = [
-            self.room.file_bytes_key,
             self._index(tenant),
-            self._sum(tenant),
             own,
             own + ":stores",
+            self._kept,
+            self.room.file_bytes_key,
+            f"{self._prefix}{tenant}:bytes",
+            self._all,
+            self._sum(tenant),
         ]
         await self._delete(keys, [id])
+        await self._blobs.delete(self._blobs.key(tenant, id))
 
     async def stores_of(self, tenant: str, id: str) -> set[str]:
         return {str(id) for id in await self._redis.smembers(self._one(tenant, id) + ":stores")}
@@ -200,41 +265,65 @@ class Files:
         return f"{self._prefix}{tenant}:index"
 
     def _sum(self, tenant: str) -> str:
-        return f"{self._prefix}{tenant}:bytes"
+        return f"{self._prefix}{tenant}:blobs"
+
+    @property
+    def _all(self) -> str:
+        return f"{self._prefix}blobs"
+
+    @property
+    def _kept(self) -> str:
+        return kept_key(self._prefix)
 
     def _one(self, tenant: str, id: str) -> str:
         return f"{self._prefix}{tenant}:file:{FILE.checked(id)}"
 
 
-def _text(filename: str, content: bytes, purpose: Purpose, max_chars: int) -> str:
+class _Upload:
+    """What is looked at of a file while it passes."""
+
+    def __init__(self, purpose: Purpose, max_bytes: int) -> None:
+        self.bytes = 0
+        self._max_bytes = max_bytes
+        self._blank = True
+        self._text = codecs.getincrementaldecoder("utf-8")() if purpose == "batch" else None
+
+    async def pieces(self, content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        async for piece in content:
+            self.bytes += len(piece)
+            if self.bytes > self._max_bytes:
+                why = f"The file is larger than {self._max_bytes:,} bytes, the limit."
+                raise _refused(why, "file_too_large")
+            self._blank = self._blank and not piece.strip()
+            self._decode(piece, last=False)
+            yield piece
+
+    def check_whole(self) -> None:
+        self._decode(b"", last=True)
+        if self._blank:
+            raise _refused("The file is empty.", "invalid_file")
+
+    def _decode(self, piece: bytes, *, last: bool) -> None:
+        try:
+            if self._text is not None:
+                self._text.decode(piece, last)
+        except UnicodeDecodeError as error:
+            why = f"The file is not UTF-8 text: {error.reason}."
+            raise _refused(why, "invalid_file") from None
+
+
+def _check_name(filename: str, purpose: Purpose) -> None:
+    if not filename:
+        raise _refused("The file needs a name.", "")
     if len(filename) > _NAME_CHARS:
-        raise invalid(
-            f"The file's name is longer than {_NAME_CHARS} characters.", "file", stage="gateway"
-        )
-    suffixes = _SUFFIXES[purpose]
-    if not filename.lower().endswith(suffixes):
-        raise invalid(
-            f"Only text files are taken ({', '.join(suffixes)}).",
-            "file",
-            reason="unsupported_file",
-            stage="gateway",
-        )
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise invalid(
-            f"The file is not UTF-8 text: bad byte at {error.start}.",
-            "file",
-            reason="invalid_file",
-            stage="gateway",
-        ) from None
-    if not text.strip():
-        raise invalid("The file is empty.", "file", reason="invalid_file", stage="gateway")
-    if purpose == "assistants" and len(text) > max_chars:  # retrieval takes no more
-        raise invalid(
-            f"The file has {len(text):,} characters; at most {max_chars:,} are taken.",
-            "file",
-            reason="file_too_long",
-            stage="gateway",
-        )
-    return text
+        raise _refused(f"The file's name is longer than {_NAME_CHARS} characters.", "")
+    if purpose == "batch" and not filename.lower().endswith(".jsonl"):
+        raise _refused("The input of a batch is a .jsonl file.", "unsupported_file")
+
+
+def _refused(why: str, reason: str) -> PenstockError:
+    return invalid(why, "file", reason=reason, stage="gateway")
+
+
+def kept_key(prefix: str) -> str:
+    return prefix + "kept"

@@ -8,14 +8,22 @@ then, what retrieval may hold of it is removed last.
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import grpc
 from pydantic import BaseModel
 
+from protos import retrieval_pb2
 from protos.common_pb2 import Caller, Usage
-from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest, SetAttributesRequest
+from protos.retrieval_pb2 import (
+    IndexProgress,
+    IndexReply,
+    IndexRequest,
+    RemoveRequest,
+    SetAttributesRequest,
+)
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.common.telemetry import Telemetry
@@ -27,12 +35,13 @@ from services.gateway.jobs.queue import Claimed, Queue
 from services.gateway.metering.estimate import of_bytes
 from services.gateway.metering.meter import Meter, Metered
 from services.gateway.stores.files import FileRecord, Files
-from services.gateway.stores.retrieval_client import INDEX_TIMEOUT_S, RetrievalClient
+from services.gateway.stores.retrieval_client import INDEX_PATIENCE_S, RetrievalClient
 from services.gateway.stores.store_files import (
     NO_ATTRIBUTES,
     AttachedFile,
     Attributes,
     Chunking,
+    Progress,
     attribute_values,
 )
 from services.gateway.stores.store_record import FileBatch
@@ -42,12 +51,19 @@ log = logging.getLogger(__name__)
 
 ROUTE = "index"  # in the ledger
 QUEUEING_S = 1800.0  # a file waits so long for room in limits, or has failed
-INDEXING_S = 600.0  # its indexing ends within this
+INDEXING_S = 2700.0  # its indexing ends within this
 _AT_ONCE = 2
 _QUEUE = 4096  # files of one tenant; tenants are those to whom the operator gave keys
 _RETRY_S = 1.0
 _RETRIES = 30
+_NOTED_EVERY_S = 1.0  # how far it is
+_LOSSES = frozenset({"index_lost", "document_changed"})
+_MOST_LOSSES = 2
+_AGAIN_S = 2.0
 _FOR_NOW = ("rate_limit_exceeded", "limits_unavailable")  # for which a file waits
+
+
+Tell = Callable[[IndexProgress], Awaitable[None]]
 
 
 class Wanted(NamedTuple):
@@ -71,6 +87,7 @@ class Task(Attachment):
     """What is to be indexed, and for whom. An attachment is charged once, whoever settles it."""
 
     who: Grantee
+    losses: int = 0  # of retrieval, while it was at it
 
 
 class _Place(NamedTuple):
@@ -95,7 +112,9 @@ class Indexing:
         telemetry: Telemetry,
         jobs: Jobs,
         standing: Standing,
+        max_chars: int,
     ) -> None:
+        """`max_chars`: of one file's text, which retrieval takes."""
         self.places = Places(_AT_ONCE)
         self._files = files
         self._records = records
@@ -104,6 +123,7 @@ class Indexing:
         self._telemetry = telemetry
         self._jobs = jobs
         self._standing = standing
+        self._most_chars = max_chars
         self._running: dict[asyncio.Task[None], _Place] = {}
 
     async def expect(self, who: Principal, files: int) -> None:
@@ -238,11 +258,15 @@ class Indexing:
                     reply = await self._index(who.caller(task.request_id), attached)
                 metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
                 await self._meter.settle(metered)
+                attached.note = reply.note
             except BaseException as error:
                 self._meter.end(metered, error)
                 raise
             attached.state = "completed"
         except PenstockError as error:
+            if error.reason in _LOSSES and task.losses < _MOST_LOSSES:
+                again = task.model_copy(update={"losses": task.losses + 1})
+                raise Later(again.model_dump_json(), _AGAIN_S) from None
             attached.fail(error)
         except Refused as refused:
             attached.fail(str(refused))
@@ -257,9 +281,10 @@ class Indexing:
 
     async def _let_in(self, who: Principal, job: Claimed, attached: AttachedFile) -> Metered:
         """With room in all limits. Raises Later where one has none for now."""
-        model = await self._retrieval.model(INDEX_TIMEOUT_S)
+        model = await self._retrieval.model(INDEX_PATIENCE_S)
         who.authorize_embedding(model)
-        id, most = f"{attached.id}:{attached.attachment}", (of_bytes(attached.bytes), 0)
+        id = f"{attached.id}:{attached.attachment}"
+        most = (of_bytes(min(attached.bytes, self._most_chars)), 0)
         try:
             return await self._meter.admit(who, id, ROUTE, model, most)
         except PenstockError as error:
@@ -279,12 +304,34 @@ class Indexing:
             collection=attached.store,
             source_id=attached.id,
             title=attached.filename,
-            text=await self._files.content(caller.tenant, attached.id),
+            blob=await self._files.in_blob(caller.tenant, attached.id),
+            chunking=_chunking(attached),
             revision=revision,
             attributes=attribute_values(attached.attributes),
         )
         with self._telemetry.lone_span("index file", file_id=attached.id) as span:
-            return await self._retrieval.index(request, span)
+            return await self._retrieval.index(request, span, self._progress(caller, attached))
+
+    def _progress(self, caller: Caller, attached: AttachedFile) -> Tell:
+        """How far it is, noted in its record, though not each time that it is told."""
+        place, noted = (caller.tenant, attached.store, attached.id), -_NOTED_EVERY_S
+
+        async def tell(progress: IndexProgress) -> None:
+            nonlocal noted
+            if time.monotonic() - noted < _NOTED_EVERY_S:
+                return
+            noted = time.monotonic()
+            now = Progress(done=progress.done, chunks=progress.chunks)
+
+            def going_on(file: AttachedFile) -> AttachedFile | None:
+                if not _waits(file, attached.attachment):
+                    return None
+                return file.model_copy(update={"progress": now})
+
+            with suppress(PenstockError, *RedisAway):  # how it ends is noted in any case
+                await self._records.change_file(*place, going_on)
+
+        return tell
 
     # ---- its outcome --------------------------------------------------------------------------
 
@@ -314,8 +361,9 @@ class Indexing:
         def settled(file: AttachedFile) -> AttachedFile | None:
             if not _waits(file, ended.attachment) or file.attributes != told:
                 return None
-            how = {"state": ended.state, "error": ended.error, "error_code": ended.error_code}
-            return file.model_copy(update=how)
+            how = ("state", "error", "error_code", "note")
+            told_of = {name: getattr(ended, name) for name in how}
+            return file.model_copy(update={**told_of, "progress": None})
 
         while True:
             try:
@@ -381,6 +429,13 @@ class Indexing:
 
 def _waits(file: AttachedFile, attachment: str) -> bool:
     return file.state == "in_progress" and file.attachment == attachment
+
+
+def _chunking(attached: AttachedFile) -> retrieval_pb2.Chunking | None:
+    cut = attached.chunking
+    if cut is None:
+        return None
+    return retrieval_pb2.Chunking(max_tokens=cut.max_tokens, overlap_tokens=cut.overlap_tokens)
 
 
 def _caller(job: Claimed, task: Attachment) -> Caller:

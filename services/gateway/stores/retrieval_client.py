@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from services.common.spans import Span
 from services.common.transport import Channel, Transport
 from services.gateway import metrics
 
-INDEX_TIMEOUT_S = 300.0  # a whole file is chunked and embedded
+INDEX_TIMEOUT_S = 2400.0  # a whole file is read, cut and embedded
+INDEX_PATIENCE_S = 300.0  # until a replica is there
 EMBED_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 60.0
 _JUDGE_S = 2.0
@@ -41,6 +43,9 @@ from_zero(metrics.retrieval_skipped, (code.name.lower() for code in _OUTAGES))
 _ELSEWHERE = frozenset({"timeout", "store_slow", "store_away", "store_failed", "embedder_slow"})
 # Of a replica: another may take the call, or the same once it has looked at its policy's file.
 _LOST = frozenset({"unreachable", "draining", "other_policy"})
+
+
+Hear = Callable[[Any], Awaitable[None]]
 
 
 class _Bounds(NamedTuple):
@@ -130,11 +135,22 @@ class RetrievalClient:
         return reply
 
     async def index(
-        self, request: retrieval_pb2.IndexRequest, span: Span
+        self,
+        request: retrieval_pb2.IndexRequest,
+        span: Span,
+        tell: Callable[[retrieval_pb2.IndexProgress], Awaitable[None]],
     ) -> retrieval_pb2.IndexReply:
         """Sent once: UNAVAILABLE ("index_lost") when the replica is lost over it."""
-        bounds = _Bounds(INDEX_TIMEOUT_S, INDEX_TIMEOUT_S)
-        reply: retrieval_pb2.IndexReply = await self._call("Index", request, span, bounds, None)
+        reply = retrieval_pb2.IndexReply()
+
+        async def hear(news: retrieval_pb2.IndexNews) -> None:
+            if news.HasField("reply"):
+                reply.CopyFrom(news.reply)
+            else:
+                await tell(news.progress)
+
+        bounds = _Bounds(INDEX_TIMEOUT_S, INDEX_PATIENCE_S)
+        await self._call("Index", request, span, bounds, None, hear)
         return reply
 
     async def remove(
@@ -160,6 +176,7 @@ class RetrievalClient:
         span: Span,
         bounds: _Bounds,
         record: common_pb2.Record | None,
+        hear: Hear | None = None,
     ) -> Any:
         if not getattr(request, "policy", "none"):
             request.policy = self._policy.current.digest
@@ -176,7 +193,7 @@ class RetrievalClient:
                 left_s = began + bounds.end_s - time.monotonic()
                 left_s *= 0.5 if has_next else 1
                 try:
-                    return await _call_one(channel, method, request, span, left_s, record)
+                    return await _call_one(channel, method, request, span, left_s, record, hear)
                 except PenstockError as error:
                     if has_next and error.reason in _ELSEWHERE:
                         failure = error
@@ -242,9 +259,19 @@ async def _call_one(
     span: Span,
     timeout_s: float,
     record: common_pb2.Record | None,
+    hear: Hear | None,
 ) -> Any:
     stub = retrieval_pb2_grpc.RetrievalStub(channel)
     try:
+        if hear is not None:
+            return await unary.follow(
+                getattr(stub, method),
+                request,
+                hear,
+                span=span,
+                timeout_s=timeout_s,
+                stage="retrieval",
+            )
         return await unary.call(
             getattr(stub, method),
             request,

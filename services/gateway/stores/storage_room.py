@@ -1,9 +1,8 @@
 """How full Redis is with what tenants keep there, and when it takes no more of that.
 
-Redis has one memory for all: files, vector stores and records of requests beside the registry and
-admission, without which nothing goes on. Files have bounds of their own, as they are the most of it
-(files.py); when nonetheless Redis has little left, whatever has filled it, nothing is taken that
-would stay.
+Redis has one memory for all: batches' answers, vector stores and records of requests beside the
+registry and admission, without which nothing goes on. Files have bounds of their own (files.py);
+when nonetheless Redis has little left, whatever has filled it, nothing is taken that would stay.
 """
 
 import asyncio
@@ -11,6 +10,7 @@ import logging
 
 import grpc
 
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis, RedisAway, RedisError
 from services.gateway import metrics
@@ -25,15 +25,17 @@ class StorageRoom:
     """Looks again and again, from `start` to `stop`. While Redis is away, tells no memory, or has
     what is no number, the last look stands."""
 
-    def __init__(self, redis: Redis, namespace: str, max_file_bytes: int) -> None:
+    def __init__(self, redis: Redis, namespace: str, settings: GatewaySettings) -> None:
         self._redis = redis
-        self.max_file_bytes = max_file_bytes
+        self._settings = settings
         self.file_bytes_key = f"{namespace}:{{files}}:bytes"
+        self._blob_bytes_key = f"{namespace}:{{files}}:blobs"
         self.full = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        metrics.file_bytes_limit.set(self.max_file_bytes)
+        metrics.file_bytes_limit.set(self._settings.max_file_bytes)
+        metrics.blob_bytes_limit.set(self._settings.max_blob_bytes)
         self._task = asyncio.create_task(self._run(), name="storage room")
 
     async def stop(self) -> None:
@@ -56,6 +58,7 @@ class StorageRoom:
 
     async def _look(self) -> None:
         metrics.file_bytes.set(int(await self._redis.get(self.file_bytes_key) or 0))
+        metrics.blob_bytes.set(int(await self._redis.get(self._blob_bytes_key) or 0))
         memory = await self._redis.info("memory")
         most = int(memory.get("maxmemory", 0))
         used = int(memory.get("used_memory", 0)) / most if most else 0.0

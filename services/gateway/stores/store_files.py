@@ -27,6 +27,11 @@ class Chunking(BaseModel):
     overlap_tokens: int
 
 
+class Progress(BaseModel):
+    done: int
+    chunks: int
+
+
 class AttachedFile(BaseModel):
     """A file in a store. records.lua reads `state`, `attachment`, `bytes` and `batch`."""
 
@@ -42,6 +47,8 @@ class AttachedFile(BaseModel):
     attributes: Attributes = {}
     chunking: Chunking | None = None
     batch: str = ""
+    progress: Progress | None = None  # while it is indexed
+    note: str = ""  # of what its owner should know, in words that go on behind "the file"
 
     def fail(self, error: PenstockError | str) -> None:
         """INVALID_ARGUMENT is the file's own fault, anything else the service's."""
@@ -49,7 +56,8 @@ class AttachedFile(BaseModel):
         if isinstance(error, PenstockError):
             self.error = error.message
             if error.code == grpc.StatusCode.INVALID_ARGUMENT:
-                self.error_code = "invalid_file"
+                known = error.reason == "unsupported_file"
+                self.error_code = "unsupported_file" if known else "invalid_file"
         else:
             self.error = error
 
@@ -66,6 +74,7 @@ class AttachedFile(BaseModel):
             if status == "failed"
             else None,
             "attributes": dict(self.attributes),
+            "penstock": self._extras(),
             "chunking_strategy": {
                 "type": "static",
                 "static": {
@@ -76,6 +85,11 @@ class AttachedFile(BaseModel):
             if cut is not None
             else {"type": "other"},  # OpenAI's name for what is not told: retrieval's own
         }
+
+    def _extras(self) -> dict[str, Any]:
+        """What OpenAI does not have."""
+        progress = {"progress": self.progress.model_dump()} if self.progress else {}
+        return {**progress, **({"note": f"the file {self.note}"} if self.note else {})}
 
     def why_unready(self) -> str:
         name = self.filename

@@ -19,7 +19,7 @@ from services.gateway.ids import FILE_BATCH, STORE
 from services.gateway.jobs.jobs import Jobs, Kind
 from services.gateway.stores.attributes import AttributeChanges
 from services.gateway.stores.expiry import Expiry
-from services.gateway.stores.files import FileRecord, Files, too_many
+from services.gateway.stores.files import INDEXED, FileRecord, Files, too_many
 from services.gateway.stores.indexing import Indexing, Wanted
 from services.gateway.stores.removals import Removal, Removals
 from services.gateway.stores.store_files import (
@@ -247,7 +247,7 @@ class VectorStores:
 
 
 def _to_index(file: FileRecord, param: str) -> FileRecord:
-    if file.purpose != "assistants":
+    if file.purpose not in INDEXED:
         message = f"The file '{file.id}' is of purpose '{file.purpose}', not 'assistants'."
         raise invalid(message, param, stage="gateway", reason="wrong_purpose")
     return file

@@ -16,6 +16,7 @@ from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import VectorStores
+from tests.support.blob_folder import memory_blobs
 from tests.support.gateway_parts import meter
 
 KINDS = (FILE, STORE, REQUEST, KEY)
@@ -84,12 +85,12 @@ def stores(files: Files) -> VectorStores:
     records = StoreRecords(redis, "ns")
     retrieval = RetrievalClient(redis, settings)
     nobody: Any = None  # carries it out
-    indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody)
+    indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody, 100)
     return VectorStores(files, records, indexing, nobody, 9)
 
 
 async def test_an_odd_id_never_reaches_redis():
-    files = Files(NoRedis(), "ns", GatewaySettings(), 100)
+    files = Files(NoRedis(), "ns", GatewaySettings(), memory_blobs())
     held = stores(files)
     asked = {
         FILE: (

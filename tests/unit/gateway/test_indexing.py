@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from protos.retrieval_pb2 import IndexProgress
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.gateway.identity.limits import Bound, Limit
@@ -19,6 +20,7 @@ from services.gateway.stores import indexing
 from services.gateway.stores.indexing import Wanted
 from services.gateway.stores.store_files import AttachedFile
 from services.gateway.stores.vector_stores import Attach
+from tests.support.blob_folder import pieces
 from tests.support.stores_rig import CALLER, RIVAL, WHO, StoresRig
 from tests.support.waiting import until
 
@@ -111,14 +113,57 @@ async def test_what_is_given_up_has_ended_before_anything_comes_after_it(rig: St
 
 
 async def test_what_retrieval_is_given(rig: StoresRig) -> None:
-    file = await rig.files.create("acme", "guide.md", "\ufeffgrüße".encode())
+    file = await rig.files.create("acme", "guide.md", pieces("grüße".encode()))
     store = await rig.store(file)
     await rig.arrived()
     (request,) = rig.retrieval.documents.values()
     assert (request.caller, request.collection, request.source_id) == (CALLER, store, file.id)
-    assert (request.title, request.text) == ("guide.md", "grüße")
+    assert (request.title, request.blob) == ("guide.md", file.blob)
     attached = await the_file(rig, store)
-    assert (attached.id, attached.filename, attached.bytes) == (file.id, "guide.md", 10)
+    assert (attached.id, attached.filename, attached.bytes) == (file.id, "guide.md", 7)
+
+
+async def test_how_far_a_file_is_and_what_is_to_be_known_of_it_is_in_its_record(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_NOTED_EVERY_S", 0.0)
+    seen: list[object] = []
+    keep = rig.records.change_file
+
+    async def change(*place: str, edit: Any) -> AttachedFile:
+        changed = await keep(*place, edit)
+        seen.append(changed.as_json()["penstock"])
+        return changed
+
+    monkeypatch.setattr(rig.records, "change_file", lambda *told: change(*told[:-1], edit=told[-1]))
+    rig.retrieval.progress = [IndexProgress(done=done, chunks=130) for done in (0, 64)]
+    rig.retrieval.note = "is called .pdf and was read as HTML"
+    await rig.store(await rig.file())
+    await rig.arrived()
+    assert seen == [
+        {"progress": {"done": 0, "chunks": 130}},
+        {"progress": {"done": 64, "chunks": 130}},
+        {"note": "the file is called .pdf and was read as HTML"},
+    ]
+
+
+async def test_a_file_that_retrieval_was_lost_over_is_tried_again_and_not_for_ever(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_AGAIN_S", 0.01)
+    rig.retrieval.failure = unavailable("gone", stage="retrieval", reason="index_lost")
+    store = await rig.store(await rig.file())
+    await rig.arrived()
+    assert (await rig.statuses(store), rig.retrieval.begun) == (["failed"], 3)
+
+
+async def test_a_file_of_no_known_kind_is_told_as_such(rig: StoresRig) -> None:
+    rig.retrieval.failure = invalid(
+        "an image", "file", reason="unsupported_file", stage="retrieval"
+    )
+    store = await rig.store(await rig.file())
+    await rig.arrived()
+    assert (await the_file(rig, store)).error_code == "unsupported_file"
 
 
 async def test_a_gateway_that_is_lost_while_it_attaches_leaves_no_file_that_waits_for_nobody(
@@ -405,7 +450,7 @@ async def test_each_attachment_is_charged_once_to_who_made_it(rig: StoresRig) ->
 
 
 async def test_what_was_not_indexed_costs_nothing(rig: StoresRig) -> None:
-    rig.retrieval.failure = unavailable("gone", stage="retrieval", reason="index_lost")
+    rig.retrieval.failure = unavailable("gone", stage="retrieval", reason="timeout")
     await rig.store(await rig.file())
     await rig.arrived()
     rig.retrieval.failure = None

@@ -26,7 +26,7 @@ def gateway(redis: Redis, namespace: str) -> Make:
 
     def make(**settings: Any) -> SharedRecords:
         own = GatewaySettings(**settings)
-        room = StorageRoom(redis, namespace, own.max_file_bytes)
+        room = StorageRoom(redis, namespace, own)
         return SharedRecords(redis, namespace, own, room)
 
     return make

@@ -16,6 +16,7 @@ from services.gateway.runs.shared_records import SharedRecords
 from services.gateway.stores import storage_room
 from services.gateway.stores.files import Files
 from services.gateway.stores.storage_room import StorageRoom
+from tests.support.blob_folder import memory_blobs, pieces
 from tests.support.stores_rig import CALLER, StoresRig
 from tests.support.waiting import until
 
@@ -93,15 +94,16 @@ async def test_the_bytes_of_files_and_their_limit_are_told(redis: Redis, namespa
     """By a real Redis, which has no limit here."""
     rig = StoresRig(redis, namespace)
     rig.files.room.start()
-    await until(lambda: told("file_bytes") == 0)
+    await until(lambda: (told("file_bytes"), told("blob_bytes")) == (0, 0))
     assert told("file_bytes_limit") == GatewaySettings().max_file_bytes
+    assert told("blob_bytes_limit") == GatewaySettings().max_blob_bytes
     assert told("redis_memory_ratio") == 0
     first = await rig.file("x" * 70)
-    await until(lambda: told("file_bytes") == 70)
+    await until(lambda: told("blob_bytes") == 70)
     await rig.file("x" * 30, tenant="other")
-    await until(lambda: told("file_bytes") == 100)
+    await until(lambda: told("blob_bytes") == 100)
     await rig.files.delete("acme", first.id)
-    await until(lambda: told("file_bytes") == 30)
+    await until(lambda: told("blob_bytes") == 30)
     assert not rig.files.room.full
     await rig.files.room.stop()
     await rig.files.room.stop()
@@ -127,7 +129,7 @@ async def test_in_a_nearly_full_redis_tenants_keep_nothing_more(
     assert await rig.records.ids("acme") == [store]
     assert [one.id for one in await rig.records.all_files("acme", store)] == [file.id]
     # What is there is served, and may be taken away.
-    assert await rig.files.content("acme", file.id) == "text"
+    assert await rig.files.content("acme", file.id) == b"text"
     await rig.stores.delete(CALLER, store)
     await rig.files.delete("acme", another.id)
     memory.used = 79
@@ -177,8 +179,8 @@ async def test_a_full_redis_still_lets_tenants_delete_files() -> None:
     """Else nobody could make the room that 507 asks for."""
     with EmbeddedRedis() as server:
         redis = connect(server.url)
-        files = Files(redis, "full", GatewaySettings(), max_chars=1000)
-        kept = await files.create("a", "one.txt", b"some text")
+        files = Files(redis, "full", GatewaySettings(), memory_blobs())
+        kept = await files.create("a", "one.txt", pieces(b"some text"))
         await redis.config_set("maxmemory", 1)
         await files.delete("a", kept.id)
         await redis.config_set("maxmemory", 0)

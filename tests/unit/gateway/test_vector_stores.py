@@ -236,7 +236,7 @@ async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig
     assert await rig.records.all_files("rival", store) == []
     assert await rig.files.stores_of("rival", file.id) == set()
     assert rig.retrieval.documents == documents
-    assert await rig.files.content("acme", file.id) == "text"
+    assert await rig.files.content("acme", file.id) == b"text"
     assert await rig.statuses(store) == ["completed"]
 
 

@@ -64,7 +64,7 @@ async def test_what_no_window_holds_is_not_looked_at(parts: Parts) -> None:
 REQUESTS = {
     "embed": pb.EmbedRequest(caller=ME, texts=["a"]),
     "search": search("a", judged=True),
-    "index": pb.IndexRequest(caller=ME, collection="c", source_id="s", title="T", text="x"),
+    "index": pb.IndexRequest(caller=ME, collection="c", source_id="s", title="T", blob="ns/acme/s"),
     "judge": pb.JudgeRequest(caller=ME, texts=[pb.JudgedText(text="a", role="user")]),
 }
 
@@ -112,8 +112,7 @@ async def test_of_an_upload_each_section_is_as_the_policy_lets_it_be(
         return Loaded(sections, "")
 
     parts.chunkers.load = load
-    request = pb.IndexRequest(caller=ME, collection="c", source_id="s", title=f"T {CARD}", text="x")
-    await parts.run("index", request)
+    await parts.index(title=f"T {CARD}")
     ((title, sections),) = parts.cut
     assert title == "T [CARD]"
     assert [section.text for section in sections] == [t.replace(CARD, "[CARD]") for t in texts]

@@ -14,7 +14,7 @@ from services.retrieval.requests import check_embed, check_index, check_remove, 
 ME = Caller(tenant="acme")
 EMBED = {"caller": ME, "texts": ["a"]}
 SEARCH = {"caller": ME, "collections": ["c"], "query": "why", "limit": 1}
-INDEX = {"caller": ME, "collection": "c", "source_id": "s", "text": "x"}
+INDEX = {"caller": ME, "collection": "c", "source_id": "s", "blob": "b"}
 REMOVE = {"caller": ME, "collection": "c"}
 FIRST = "filter.compound.filters[0]"
 NAN = float("nan")
@@ -56,7 +56,9 @@ def remove(**change: Any) -> None:
         (search, {"collections": [LONGEST] * MOST, "limit": requests.MAX_LIMIT}),
         (search, {"score_threshold": 1.0}),
         (index, {}),
-        (index, {"title": "t" * requests.MAX_TITLE_CHARS, "text": "é" * 100}),
+        (index, {"title": "t" * requests.MAX_TITLE_CHARS, "blob": "b" * 1024}),
+        (index, {"chunking": pb.Chunking(max_tokens=16, overlap_tokens=8)}),
+        (index, {"chunking": pb.Chunking(max_tokens=100)}),
         (index, {"collection": LONGEST, "source_id": LONGEST}),
         (remove, {}),
         (remove, {"collection": LONGEST, "source_id": LONGEST}),
@@ -104,8 +106,15 @@ def test_nothing_is_done_for_nobody(check: Any) -> None:
         (index, {"source_id": ""}, "source_id"),
         (index, {"source_id": LONGEST + "i"}, "source_id"),
         (index, {"title": "t" * (requests.MAX_TITLE_CHARS + 1)}, "title"),
-        (index, {"text": " \n"}, "text"),
-        (index, {"text": "x" * 101}, "text"),
+        (index, {"blob": ""}, "blob"),
+        (index, {"blob": "b" * 1025}, "blob"),
+        (index, {"chunking": pb.Chunking(max_tokens=15)}, "chunking.max_tokens"),
+        (index, {"chunking": pb.Chunking(max_tokens=101)}, "chunking.max_tokens"),
+        (
+            index,
+            {"chunking": pb.Chunking(max_tokens=17, overlap_tokens=9)},
+            "chunking.overlap_tokens",
+        ),
         (remove, {"collection": ""}, "collection"),
         (remove, {"collection": LONGEST + "i"}, "collection"),
         (remove, {"source_id": LONGEST + "i"}, "source_id"),

@@ -1,5 +1,6 @@
 """Whose call it is goes with every part of its work: waits, vectors and chunks are a tenant's."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from protos import retrieval_pb2 as pb
 from protos.common_pb2 import AttributeValue, Caller, Passage
 from services.common.config import RetrievalSettings
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, invalid
 from services.common.policy import NO_POLICY
 from services.common.telemetry import Telemetry
 from services.retrieval import pipeline
@@ -20,7 +21,9 @@ from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index.points import Found, Hit
+from services.retrieval.index.store import Draft
 from services.retrieval.text_reader import Tokens
+from tests.support.blob_folder import memory_blobs, pieces
 
 ME = Caller(tenant="acme")
 
@@ -38,21 +41,32 @@ class Parts:
         self.found: list[Passage] = []
         self.of_earlier_models: list[Passage] = []  # of collection "a"
         self.document = CutDocument([], [], 0)
+        self.stored_before: frozenset[int] = frozenset()
+        self.discarded: list[Draft] = []
         reader = SimpleNamespace(
-            text=self._read, query=self._read, max_tokens=9, hopeless=lambda text: len(text) > 900
+            text=self._read,
+            query=self._read,
+            max_tokens=9,
+            special_tokens=2,
+            hopeless=lambda text: len(text) > 900,
         )
-        self.model = SimpleNamespace(reader=reader, name="small")
+        self.model = SimpleNamespace(reader=reader, name="small", fingerprint="f")
         self.questions = self._threads("questions")
         self.texts = self._threads("texts")
         self.embedder = SimpleNamespace(embed=self._embed)
         self.chunkers = SimpleNamespace(load=self._load, cut=self._cut)
+        self.blobs = memory_blobs()
+        self.told: list[pb.IndexNews] = []
         self.cut: list[tuple[str, list[pb.Section]]] = []
         self.calls = SimpleNamespace(kind="embedded")
         self.policy = SimpleNamespace(current=NO_POLICY)
         self.prototypes = SimpleNamespace(of=self._prototypes)
         self.store = SimpleNamespace(
             search=self._store("search"),
-            replace=self._store("replace"),
+            draft=self._store("draft"),
+            put=self._put,
+            publish=self._publish,
+            discard=self.discarded.append,
             remove=self._store("remove"),
         )
         revisions: Any = SimpleNamespace(seen=self._no_revisions)
@@ -82,7 +96,7 @@ class Parts:
     async def _load(self, filename: str, size: int, content: Any) -> Loaded:
         text = b"".join([piece async for piece in content])
         assert len(text) == size
-        return Loaded([pb.Section(headings=["H"], text=text.decode(), page=3, row=4)], "")
+        return Loaded([pb.Section(headings=["H"], text=text.decode(), page=3, row=4)], "is odd")
 
     async def _cut(
         self, title: str, sections: list[pb.Section], max_tokens: int, overlap_tokens: int
@@ -94,7 +108,8 @@ class Parts:
         async def call(tenant: str, *given: Any) -> Any:
             self.tenants.append((f"store {name}", tenant))
             self.stored.append(given)
-            return {"search": self._hits(), "remove": 7}.get(name)
+            draft = Draft("acme", "c", "s", "d", 7, {}, self.stored_before, False)
+            return {"search": self._hits(), "remove": 7, "draft": draft}.get(name)
 
         return call
 
@@ -104,10 +119,29 @@ class Parts:
         found = [Hit(str(n), one.score, _payload(one, n)) for n, one in each]
         return Found(found, [], earlier)
 
+    async def _put(self, draft: Draft, *given: Any) -> None:
+        self.tenants.append(("store put", draft.tenant))
+        self.stored.append((draft, *given))
+
+    async def _publish(self, draft: Draft, *given: Any) -> None:
+        self.stored.append((draft, *given))
+
+    async def index(self, text: bytes = b"x", **more: Any) -> pb.IndexReply:
+        key = self.blobs.key("acme", "s")
+        await self.blobs.put(key, pieces(text))
+        asked = {"collection": "c", "source_id": "s", "title": "T", "blob": key, "revision": 7}
+        await self.run("index", pb.IndexRequest(caller=ME, **asked | more))
+        return self.told[-1].reply
+
+    async def _tell(self, news: pb.IndexNews) -> None:
+        self.told.append(news)
+
     async def run(self, name: str, request: Any) -> Any:
         work = getattr(pipeline, name)
         if name == "search":
             work = partial(work, within_s=5.0)
+        if name == "index":
+            work = partial(work, tell=self._tell)
         with self.telemetry.span(name) as span:
             return await work(self, request, span)
 
@@ -179,30 +213,58 @@ async def test_what_an_earlier_model_embedded_is_found_by_words_and_said_so(part
     assert list(reply.by_words) == ["a"]
 
 
-async def test_a_document_is_embedded_and_stored_whole_as_its_tenant_s(
+async def test_a_document_is_embedded_and_stored_as_its_tenant_s(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_EMBED_AT_ONCE", 2)
+    monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 2)
     chunks = [Chunk("T", "x" * n, 0, n, n) for n in range(1, 6)]
     parts.document = CutDocument(chunks, [[n] * n for n in range(1, 6)], 1)
-    color = {"color": AttributeValue(text="red")}
-    request = pb.IndexRequest(
-        caller=ME,
-        collection="c",
-        source_id="s",
-        title="T",
-        text="x",
-        revision=8,
-        attributes=color,
-    )
-    reply = await parts.run("index", request)
+    parts.stored_before = frozenset({2, 3})
+    reply = await parts.index(attributes={"color": AttributeValue(text="red")})
     assert {tenant for _, tenant in parts.tenants} == {"acme"}
-    assert [len(texts) for texts in parts.embedded] == [2, 2, 1]
-    ((collection, source, stored, vectors, revision, attributes),) = parts.stored
-    assert (collection, source, stored) == ("c", "s", chunks)
-    assert (revision, dict(attributes)) == (8, color)
-    assert vectors[:, 0].tolist() == [1, 2, 3, 4, 5]
-    assert (reply.chunks, reply.tokens) == (5, 15)
+    assert [len(texts) for texts in parts.embedded] == [2, 1], "what is stored is not embedded"
+    draft, *puts, publish = parts.stored
+    assert (draft[0], draft[1], draft[3]) == ("c", "s", 7)
+    assert draft[4]["color"].text == "red"
+    assert [(at, stored, of) for _, at, stored, _, of in puts] == [
+        (0, chunks[:2], 5),
+        (4, chunks[4:], 5),
+    ]
+    assert [vector for put in puts for vector in put[3][:, 0].tolist()] == [1, 2, 5]
+    assert publish[1] == 5
+    assert [news.progress.done for news in parts.told[:-1]] == [0, 2, 4]
+    assert (reply.chunks, reply.tokens, reply.note) == (5, 15, "is odd")
+
+
+async def test_a_digest_is_of_all_that_chunks_are_made_from(parts: Parts) -> None:
+    parts.model.reader.max_tokens = 100
+
+    async def digest(**more: Any) -> str:
+        parts.stored.clear()
+        await parts.index(**more)
+        return str(parts.stored[0][2])
+
+    first = await digest()
+    assert await digest() == first
+    cut = pb.Chunking(max_tokens=20, overlap_tokens=10)
+    others = [await digest(title="U"), await digest(text=b"y"), await digest(chunking=cut)]
+    parts.model.fingerprint = "other"
+    others.append(await digest())
+    assert len({first, *others}) == 5
+
+
+async def test_what_fails_is_taken_back_and_what_is_broken_off_is_not(parts: Parts) -> None:
+    parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
+    for error, taken_back in ((invalid("no", "file"), 1), (asyncio.CancelledError(), 0)):
+
+        async def fail(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        parts.discarded.clear()
+        parts.embedder.embed = fail
+        with pytest.raises(type(error)):
+            await parts.index()
+        assert len(parts.discarded) == taken_back
 
 
 async def test_what_is_removed_is_the_tenant_s_own(parts: Parts) -> None:

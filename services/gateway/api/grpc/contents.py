@@ -1,6 +1,6 @@
 """What files hold, in pieces: UploadFile, GetFileContent, GetAttachedFileContent."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -31,12 +31,12 @@ from services.gateway.parts import Gateway
 from services.gateway.stores.files import Purpose
 
 _PIECE_BYTES = 64 * 1024
-_OF_CONTENT = ("invalid_file", "file_too_long")  # other faults are of the name
+_OF_CONTENT = ("invalid_file", "file_too_large")  # other faults are of the name
 
 
 class Upload(NamedTuple):
     filename: str
-    content: bytes
+    content: list[bytes]
     purpose: Purpose
 
 
@@ -57,10 +57,12 @@ def _upload_file(gateway: Gateway, inbox: Inbox) -> Handler:
         async def answer(id: str, metadata: dict[str, str]) -> File:
             entered = admitted(gateway, metadata, "UploadFile", Intake.slot)
             async with entered as (principal, place):
-                limit = gateway.settings.gateway.body_limit_bytes
-                upload = await _arrived(inbox, place, context, limit)
+                limit = gateway.settings.gateway.max_upload_bytes
+                filename, content, purpose = await _arrived(inbox, place, context, limit)
                 try:
-                    record = await gateway.files.create(principal.tenant, *upload)
+                    record = await gateway.files.create(
+                        principal.tenant, filename, _each(content), purpose
+                    )
                 except PenstockError as error:
                     if error.param == "file":
                         error.param = "data" if error.reason in _OF_CONTENT else "filename"
@@ -100,7 +102,12 @@ async def _arrived(inbox: Inbox, place: Place, context: Context, limit: int) -> 
     if received < first.bytes:
         why = f"The upload ended after {received} of {first.bytes} bytes."
         raise invalid(why, "data", stage="gateway", reason="incomplete_upload")
-    return Upload(first.filename, b"".join(pieces), purpose)
+    return Upload(first.filename, pieces, purpose)
+
+
+async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 class _Content(NamedTuple):

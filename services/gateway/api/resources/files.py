@@ -20,8 +20,8 @@ def purpose_of(told: object) -> Purpose:
     for purpose in PURPOSES:
         if told == purpose:
             return purpose
-    accepted = " or ".join(f"'{one}'" for one in PURPOSES)
-    raise invalid(f"Only {accepted} is supported.", "purpose", reason=UNSUPPORTED)
+    accepted = ", ".join(f"'{one}'" for one in PURPOSES)
+    raise invalid(f"Only one of {accepted} is supported.", "purpose", reason=UNSUPPORTED)
 
 
 async def list_files(gateway: Gateway, tenant: str, query: FileList) -> dict[str, Any]:
@@ -34,7 +34,7 @@ async def content_of(gateway: Gateway, tenant: str, id: str, place: Place) -> by
     """Which the place holds. Raises RESOURCE_EXHAUSTED ("too_many_bytes")."""
     record = await gateway.files.get(tenant, id)
     place.hold(record.bytes)
-    return (await gateway.files.content(tenant, record.id)).encode()
+    return await gateway.files.content(tenant, record.id)
 
 
 async def delete_file(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from protos.common_pb2 import Caller
+from services.common.errors import invalid
 from services.gateway.api.generation_schema import Name
 from services.gateway.api.resources.attachments import (
     MAX_FILES,
@@ -162,7 +163,12 @@ async def detach_file(gateway: Gateway, caller: Caller, store: str, file: str) -
 
 
 async def text_of(gateway: Gateway, tenant: str, store: str, file: str, place: Place) -> str:
-    """What the file says, which the place holds."""
+    """What a text file says, which the place holds. Raises INVALID_ARGUMENT ("no_text_file")."""
     attached = await gateway.stores.records.file(tenant, store, file)
     place.hold(attached.bytes)
-    return await gateway.files.content(tenant, file)
+    content = await gateway.files.content(tenant, file)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        why = f"The file '{file}' is no text file; its bytes are told at /v1/files/{file}/content."
+        raise invalid(why, "file_id", stage="gateway", reason="no_text_file") from None

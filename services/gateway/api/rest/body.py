@@ -57,17 +57,18 @@ class RequestBody:
         self._pace = Pace(settings)
         self._received = self._held = 0
 
-    async def pieces(self, place: Place) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives. Raises INVALID_ARGUMENT ("body_too_large", "body_timeout") or
-        RESOURCE_EXHAUSTED ("too_many_bytes"), the first and the last of them before a byte is read
-        where its size is announced."""
+    async def pieces(self, place: Place, limit: int = 0) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives; `limit` 0: every body's. Raises INVALID_ARGUMENT
+        ("body_too_large", "body_timeout") or RESOURCE_EXHAUSTED ("too_many_bytes"), the first and
+        the last of them before a byte is read where its size is announced."""
+        limit = limit or self._settings.body_limit_bytes
         announced = self._headers.get("content-length", "")
-        self._expect(int(announced) if announced.isdecimal() else 0, place)
+        self._expect(int(announced) if announced.isdecimal() else 0, place, limit)
         while not self.complete:
             message = await self._next()
             piece = message.get("body", b"")
             self._received += len(piece)
-            self._expect(self._received, place)
+            self._expect(self._received, place, limit)
             self.complete = not message.get("more_body", False)
             yield piece
 
@@ -94,8 +95,7 @@ class RequestBody:
                 while not self.complete:
                     self.complete = not (await self._receive()).get("more_body", False)
 
-    def _expect(self, size: int, place: Place) -> None:
-        limit = self._settings.body_limit_bytes
+    def _expect(self, size: int, place: Place, limit: int) -> None:
         if size > limit:
             raise too_large(limit)
         if size > self._held:

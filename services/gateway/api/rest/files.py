@@ -1,10 +1,14 @@
 """/v1/files, as OpenAI has them."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from services.common.blobs import PIECE_BYTES
 from services.common.errors import invalid
 from services.gateway.api.resources import files
 from services.gateway.api.resources.files import FileList, purpose_of
@@ -16,11 +20,13 @@ from services.gateway.parts import Gateway
 from services.gateway.stores.files import Purpose
 
 _UTF_8 = (b"utf-8", b"utf8")
+_FORM_BYTES = 64 * 1024  # of a form beside its file
 
 
 async def create_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    name, content, purpose = await _upload(exchange)
-    record = await gateway.files.create(principal.tenant, name, content, purpose)
+    most = gateway.settings.gateway.max_upload_bytes
+    async with _upload(exchange, most) as (name, content, purpose):
+        record = await gateway.files.create(principal.tenant, name, content, purpose)
     await exchange.reply_json(record.as_json())
 
 
@@ -45,8 +51,12 @@ async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal
     await exchange.reply_json(await files.delete_file(gateway, caller, exchange.path["file"]))
 
 
-async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
-    """The file of a multipart form, and nothing else in it but its purpose."""
+@asynccontextmanager
+async def _upload(
+    exchange: Exchange, most: int
+) -> AsyncIterator[tuple[str, AsyncIterator[bytes], Purpose]]:
+    """The file of a multipart form, and nothing else in it but its purpose. What is large lies in a
+    temporary file; `most`: bytes of it."""
     kind = exchange.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise invalid("Send the file as multipart/form-data.", "", reason="unsupported_media_type")
@@ -54,7 +64,10 @@ async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
     if parse_options_header(kind)[1].get(b"charset", b"utf-8").lower() not in _UTF_8:
         raise invalid("The form must be in UTF-8.", "", reason="unsupported_media_type")
     parser = MultiPartParser(
-        exchange.headers, exchange.body.pieces(exchange.place), max_files=1, max_fields=8
+        exchange.headers,
+        exchange.body.pieces(exchange.place, most + _FORM_BYTES),
+        max_files=1,
+        max_fields=8,
     )
     try:
         form = await parser.parse()
@@ -68,6 +81,11 @@ async def _upload(exchange: Exchange) -> tuple[str, bytes, Purpose]:
         if not isinstance(file, UploadFile):
             raise invalid("Missing required parameter: 'file'.", "file")
         told = purpose_of(purpose)
-        return file.filename or "", await file.read(), told
+        yield file.filename or "", _pieces(file), told
     finally:
         await form.close()
+
+
+async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
+    while piece := await file.read(PIECE_BYTES):
+        yield piece

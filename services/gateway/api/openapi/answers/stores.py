@@ -83,6 +83,16 @@ class ChunkingStrategy(TypedDict):
     static: NotRequired[StaticChunking]
 
 
+class IndexingProgress(TypedDict):
+    done: int
+    chunks: int
+
+
+class StoreFileExtras(TypedDict, total=False):
+    progress: IndexingProgress  # while it is indexed
+    note: str  # of what its owner should know
+
+
 class StoreFile(TypedDict):
     id: str
     object: Literal["vector_store.file"]
@@ -93,6 +103,7 @@ class StoreFile(TypedDict):
     last_error: IndexFailure | None
     attributes: dict[str, bool | float | str]
     chunking_strategy: ChunkingStrategy
+    penstock: StoreFileExtras
 
 
 class FileBatch(TypedDict):
