@@ -98,7 +98,8 @@ class Searches:
         return None if gone or late else result
 
     def _is_fresh(self, result: Result, asked: "_Asked", seen: Seen | None) -> bool:
-        if seen is None or not seen.settled or result.revisions != seen.revisions:
+        """Under the revision of a write that is under way nothing is kept."""
+        if seen is None or result.revisions != seen.revisions:
             return False
         return _age_s(result) < asked.max_age_s
 
