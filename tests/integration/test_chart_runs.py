@@ -186,6 +186,7 @@ class Pods:
             "PENSTOCK_REDIS_URL": self._redis.here(url),
             "PENSTOCK_GATEWAY__HOST": self.addresses[name],  # 0.0.0.0 of this pod
             "PENSTOCK_DATA_DIR": str(home),
+            "PENSTOCK_BLOBS_URL": (self._folder / "blobs").as_uri(),
             "PENSTOCK_TLS_DIR": str(self._certificates(home, container, spec)),
             "HOME": str(home),
         }

@@ -28,6 +28,8 @@ The environment of every pod that runs Penstock. What differs by pod is its addr
   value: {{ int64 .Values.lameDuckSeconds | quote }}
 - name: PENSTOCK_DATA_DIR
   value: /var/lib/penstock
+- name: PENSTOCK_BLOBS_URL
+  value: {{ include "penstock.blobs.url" . | quote }}
 - name: HOME
   value: /var/lib/penstock
 - name: PENSTOCK_INTERNAL_SECRET
@@ -115,7 +117,7 @@ worker. What the chart derives from other values cannot be set twice. Call with 
 (list . "services"), (list . "model"), or (list . "cli"), whose doctor looks at all of them.
 */}}
 {{- define "penstock.settings" -}}
-{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|POLICY__FILE|IDENTITY__(ADMIN_(HOST|PORT|TLS_CERT|TLS_KEY)|OIDC_CA)|DRAIN_GRACE_S|WORKER__(ROLE|MODEL|DEVICE|PACKED_DIR)|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
+{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|BLOBS_URL|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|POLICY__FILE|IDENTITY__(ADMIN_(HOST|PORT|TLS_CERT|TLS_KEY)|OIDC_CA)|DRAIN_GRACE_S|WORKER__(ROLE|MODEL|DEVICE|PACKED_DIR)|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
 {{- $sections := dict "gateway" "^(GATEWAY|IDENTITY|METERING|RETRIEVAL|POLICY)__" "services" "^(RETRIEVAL|TOKENIZER|ROUTER|POLICY)__|^WORKER__MAX_MODEL_LEN$" "model" "^WORKER__|^ROUTER__STALL_TIMEOUT_S$" "cli" "__" -}}
 {{- $own := get $sections (index . 1) -}}
 {{- $variables := dict -}}

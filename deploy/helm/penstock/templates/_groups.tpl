@@ -97,6 +97,10 @@ spec:
         {{- with .own.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+      {{- if and (has "retrieval" .identities) $root.Values.blobs.existingSecret }}
+      envFrom:
+        - secretRef: {name: {{ $root.Values.blobs.existingSecret }}}
+      {{- end }}
       ports:
         {{- .ports | nindent 8 }}
       {{- .probes | nindent 6 }}
@@ -133,6 +137,11 @@ spec:
           readOnly: true
         {{- end }}
         {{- end }}
+        {{- if has "retrieval" .identities }}
+        {{- with include "penstock.blobs.mount" $root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        {{- end }}
         {{- with include "penstock.policy.mount" $root | trim }}
         {{- . | nindent 8 }}
         {{- end }}
@@ -166,6 +175,11 @@ spec:
       secret:
         secretName: {{ include "penstock.tls.secretName" (list $root .) }}
         defaultMode: 0440
+    {{- end }}
+    {{- end }}
+    {{- if has "retrieval" .identities }}
+    {{- with include "penstock.blobs.volume" $root | trim }}
+    {{- . | nindent 4 }}
     {{- end }}
     {{- end }}
     {{- with include "penstock.policy.volume" $root | trim }}
