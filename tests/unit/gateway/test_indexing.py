@@ -403,11 +403,11 @@ async def test_of_a_batch_that_is_cancelled_nothing_stays_that_had_not_arrived(
     """Retrieval has stored some of it by then."""
     index = rig.retrieval.index
 
-    async def stored_at_once(request: Any, span: Any) -> Any:
+    async def stored_at_once(request: Any, *more: Any) -> Any:
         rig.retrieval.documents[request.caller.tenant, request.collection, request.source_id] = (
             request
         )
-        return await index(request, span)
+        return await index(request, *more)
 
     monkeypatch.setattr(rig.retrieval, "index", stored_at_once)
     rig.retrieval.gate.clear()

@@ -82,6 +82,7 @@ async def test_a_store_is_told_whole(rig: StoresRig) -> None:
         "object": "vector_store",
         "name": "guide",
         "description": "of the port",
+        "cache": None,
         "metadata": {"k": "v"},
         "status": "completed",
         "file_counts": {
