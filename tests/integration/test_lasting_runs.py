@@ -131,6 +131,18 @@ async def test_a_stream_goes_on_where_its_connection_was_lost(rig: Rig, story: S
     assert (await rig.record(run))["status"] == "ok"
 
 
+async def test_what_is_not_there_is_not_gone_on_with(rig: Rig, story: Story) -> None:
+    """Another run says something else: joined to what the client has it would be nonsense."""
+    http, key = await rig.http(), {"Idempotency-Key": "k"}
+    story.go()
+    refused = await http.post(CHAT, json=STREAM, headers={**key, "Last-Event-ID": "2"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "run_not_found")
+    assert refused.json()["error"]["param"] == "Last-Event-ID"
+    assert not rig.tokenizer.requests, "nothing began"
+    anew = await http.post(CHAT, json=STREAM, headers={**key, "Last-Event-ID": "0"})
+    assert anew.status_code == 200, "who has nothing is told all"
+
+
 async def test_a_retry_is_answered_by_the_same_run(rig: Rig, story: Story) -> None:
     story.go()
     http, key = await rig.http(), {"Idempotency-Key": "k"}
@@ -370,13 +382,17 @@ async def test_over_grpc_too(rig: Rig, story: Story) -> None:
     number = events[-1].number
     all_known = stub.Complete(request, metadata=[*own, ("last-event-id", f"{number}")])
     assert await all_known.read() is grpc.aio.EOF
-    for metadata in (
-        [own[0], ("last-event-id", "1")],
-        [*own, ("last-event-id", f"{number + 1}")],
+    for metadata, code in (
+        ([own[0], ("last-event-id", "1")], grpc.StatusCode.INVALID_ARGUMENT),
+        ([*own, ("last-event-id", f"{number + 1}")], grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            [own[0], ("idempotency-key", "other"), ("last-event-id", "1")],
+            grpc.StatusCode.NOT_FOUND,
+        ),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Complete(request, metadata=metadata).read()
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.value.code() is code
         assert ("x-param", "Last-Event-ID") in tuple(refused.value.trailing_metadata())
 
 

@@ -442,6 +442,10 @@ async def test_a_retry_goes_on_behind_what_its_client_has(rig: Rig, client: Asyn
         told = {**headers, "Last-Event-ID": "2"}
         refused = await http.post("/v1/responses", json=fields, headers=told)
         assert refused.json()["error"]["param"] == "Last-Event-ID", "no header is ignored"
+    await client.responses.delete(id)
+    told = {**key, "Last-Event-ID": "0"}
+    gone = await http.post("/v1/responses", json=ask, headers=told)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "run_not_found")
 
 
 async def test_a_stream_that_fails_says_so(rig: Rig, client: AsyncOpenAI) -> None:

@@ -81,6 +81,10 @@ class LastingFront(Front, Protocol):
         """Of the request: a retry has the same."""
 
     @property
+    def resumes(self) -> bool:
+        """Whether its client has events of the run already."""
+
+    @property
     def told(self) -> str:
         """JSON: what it wants to know when the run is told of later."""
 

@@ -57,6 +57,10 @@ class GrpcFront(Events):
         fields = completion_fields(self._inbox.parse(CompleteRequest, message), limits)
         return validated(CompletionRequest, fields, limits).prompts(limits)
 
+    @property
+    def resumes(self) -> bool:
+        return bool(self._last_event)
+
     def joins(self, id: str) -> None:
         """Told with the first event too: who leaves the call will ask for the run by it."""
         self._context.set_trailing_metadata((("x-request-id", id),))

@@ -78,6 +78,10 @@ class RestFront(HttpFront):
         return bool(self.key)
 
     @property
+    def resumes(self) -> bool:
+        return bool(self._last_event)
+
+    @property
     def told(self) -> str:
         return json.dumps({"include_usage": self._include_usage})
 

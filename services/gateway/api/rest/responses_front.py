@@ -98,6 +98,10 @@ class ResponsesFront(HttpFront):
         return [prompt]
 
     @property
+    def resumes(self) -> bool:
+        return self._last_event is not None  # they are numbered from 0 on
+
+    @property
     def told(self) -> str:
         return json.dumps(self._told, ensure_ascii=False)
 

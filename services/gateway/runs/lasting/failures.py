@@ -25,6 +25,18 @@ def key_reused() -> PenstockError:
     )
 
 
+def nothing_to_resume() -> PenstockError:
+    """Another run would say something else: what its client has would not be its beginning."""
+    return PenstockError(
+        grpc.StatusCode.NOT_FOUND,
+        "There is no run of this Idempotency-Key to go on with: it was never begun, has failed, "
+        "was deleted or is no longer kept. Without 'Last-Event-ID' it is begun anew.",
+        stage="gateway",
+        reason="run_not_found",
+        param="Last-Event-ID",
+    )
+
+
 def gave_up() -> PenstockError:
     return PenstockError(
         grpc.StatusCode.UNAVAILABLE,

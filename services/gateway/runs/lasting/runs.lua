@@ -17,7 +17,8 @@
 --   :told:<tenant>:<id>         channel "seq events" of each write; "" when the run is gone
 --
 -- ARGV: op, kept (s), most (runs of a tenant), room (bytes of a tenant), lease (µs), then
---   begin    tenant, id, owner, body, name, digest  -> begun (epoch 1) | same <id> | other | full
+--   begin    tenant, id, owner, body, name, digest, resumes  -> begun (epoch 1) | same <id> | other | full | none:
+--            `resumes` (1 or 0): its client has events of it already, so it must be there
 --   add      tenant, id, epoch, seq, events, (index, ids)*  -> ok | lost | cancelled | full
 --   finish   tenant, id, epoch, seq, events  -> ok | lost | cancelled
 --   fail     tenant, id, epoch, events  -> ok | lost | cancelled: its last write; its name is free
@@ -151,7 +152,7 @@ end
 
 local ops = {}
 
-function ops.begin(tenant, id, owner, body, name, digest)
+function ops.begin(tenant, id, owner, body, name, digest, resumes)
   local run = key('run', tenant, id)
   if call('EXISTS', run) == 1 then return {'begun', id} end
   local at = key('name', tenant, name)
@@ -163,6 +164,7 @@ function ops.begin(tenant, id, owner, body, name, digest)
       return {'same', first}
     end
   end
+  if resumes == '1' then return {'none'} end
   if not make_room(tenant, 1, #body) then return {'full'} end
   call('HSET', run, 'state', 'runs', 'owner', owner, 'epoch', 1, 'body', body, 'name', name,
     'seq', 0)

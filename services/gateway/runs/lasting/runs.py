@@ -22,6 +22,7 @@ from services.gateway.runs.lasting.failures import (
     away,
     cancelled,
     key_reused,
+    nothing_to_resume,
     too_large,
 )
 from services.gateway.runs.lasting.feeds import Feeds
@@ -93,11 +94,15 @@ class Runs:
         if front.key:
             name = hashlib.sha256(f"{principal.user}\0{front.key}".encode()).hexdigest()
         try:
-            what, *id = await self.store.begin(hold.place, text_of(stored), name, front.digest)
+            what, *id = await self.store.begin(
+                hold.place, text_of(stored), name, front.digest, resumes=front.resumes
+            )
         except RedisAway:
             raise away() from None
         if what == "other":
             raise key_reused()
+        if what == "none":
+            raise nothing_to_resume()
         if what == "full":
             raise too_large()
         if what == "same":

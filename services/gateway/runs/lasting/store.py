@@ -63,11 +63,15 @@ class RunStore:
         lease = round(own.lease_s * 1e6)
         self._bounds = (round(own.kept_s), own.kept, own.max_bytes_per_tenant, lease)
 
-    async def begin(self, place: Place, body: str, name: str, digest: str) -> list[str]:
+    async def begin(
+        self, place: Place, body: str, name: str, digest: str, *, resumes: bool = False
+    ) -> list[str]:
         """["begun", id], which is this gateway's by the first epoch, ["same", another's id],
-        ["other"] or ["full"]; `name`: an idempotency key's hash, or empty. Until the first write
-        of it nobody else runs it: left alone it is dropped."""
-        return list(await self._call("begin", *place, self._owner, body, name, digest))
+        ["other"], ["full"], or ["none"] where `resumes` goes on with one that is not there; `name`:
+        an idempotency key's hash, or empty. Until the first write of it nobody else runs it: left
+        alone it is dropped."""
+        told = (body, name, digest, int(resumes))
+        return list(await self._call("begin", *place, self._owner, *told))
 
     async def add(
         self, hold: Hold, seq: int, events: str, ids: Mapping[int, Sequence[int]]
