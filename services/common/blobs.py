@@ -3,7 +3,7 @@
     <namespace>/<tenant>/<file id>
     <namespace>/store               who it is, so that no two parts of an installation have two
 
-A tenant whose name is no good as a folder's has "=" and the name's SHA-256. Encryption at rest is
+A tenant whose name is no good as a folder's, or is taken, has "=" and the name's SHA-256. Encryption at rest is
 the backend's.
 """
 
@@ -29,7 +29,7 @@ from services.common.redis import Redis, RedisAway
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**20
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_PLAIN = re.compile(r"(?!store$)[A-Za-z0-9_-]{1,128}")
 _CLIENT: Any = {"connect_timeout": "5s", "timeout": "30s"}
 _RETRIES: Any = {"max_retries": 3}
 

@@ -61,6 +61,8 @@ _LOSSES = frozenset({"index_lost", "document_changed"})
 _MOST_LOSSES = 2
 _AGAIN_S = 2.0
 _FOR_NOW = ("rate_limit_exceeded", "limits_unavailable")  # for which a file waits
+# Likewise while it is indexed; each is found out before much of it is embedded.
+_AWAY = frozenset({"blobs_unavailable", "revisions_away", "store_away", "queue_full"})
 
 
 Tell = Callable[[IndexProgress], Awaitable[None]]
@@ -238,9 +240,12 @@ class Indexing:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             raise
-        if work.cancelled():  # by `cancel`: nobody wants it any more
-            return await self._forget(_caller(job, task), task)
-        work.result()
+        if not work.cancelled():
+            return work.result()
+        # By `cancel`: whoever takes it out, or attaches it anew, may fail or be lost before he has.
+        await self._forget(_caller(job, task), task)
+        if await self._attached(tenant, task) is not None:
+            raise Later(job.body, _AGAIN_S)
 
     async def give_up(self, job: Claimed, why: str) -> None:
         task = Attachment.model_validate_json(job.body)
@@ -267,6 +272,8 @@ class Indexing:
             if error.reason in _LOSSES and task.losses < _MOST_LOSSES:
                 again = task.model_copy(update={"losses": task.losses + 1})
                 raise Later(again.model_dump_json(), _AGAIN_S) from None
+            if error.reason in _AWAY and _may_wait(attached):
+                raise Later(job.body, error.retry_after_s or _AGAIN_S) from None
             attached.fail(error)
         except Refused as refused:
             attached.fail(str(refused))
@@ -290,7 +297,7 @@ class Indexing:
         except PenstockError as error:
             if error.reason not in _FOR_NOW:
                 raise
-            if time.time() > attached.created_at + QUEUEING_S:
+            if not _may_wait(attached):
                 raise TimeoutError from None
             raise Later(job.body, error.retry_after_s) from None
 
@@ -429,6 +436,10 @@ class Indexing:
 
 def _waits(file: AttachedFile, attachment: str) -> bool:
     return file.state == "in_progress" and file.attachment == attachment
+
+
+def _may_wait(file: AttachedFile) -> bool:
+    return time.time() <= file.created_at + QUEUEING_S
 
 
 def _chunking(attached: AttachedFile) -> retrieval_pb2.Chunking | None:

@@ -58,6 +58,8 @@ async def test_tenants_and_namespaces_are_apart_whatever_they_are_called(tmp_pat
     folder = tmp_path / "blobs"
     store, other = blobs(folder), blobs(folder, "other")
     names = ["acme", "Acme", "..", ".", "a/b", "a", "", "ä", "=", "x" * 300, "a\0b", "a%2Fb"]
+    names += ["store", "stores"]
+    await store._own_id()
     keys = [store.key(name, "file") for name in names]
     assert len({*keys}) == len(names)
     assert all(key.count("/") == 2 for key in keys)

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -155,6 +156,54 @@ async def test_a_file_that_retrieval_was_lost_over_is_tried_again_and_not_for_ev
     store = await rig.store(await rig.file())
     await rig.arrived()
     assert (await rig.statuses(store), rig.retrieval.begun) == (["failed"], 3)
+
+
+@pytest.mark.parametrize(
+    "reason", ["blobs_unavailable", "revisions_away", "store_away", "queue_full"]
+)
+async def test_a_file_waits_while_what_it_is_read_from_or_stored_in_is_away(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(indexing, "_AGAIN_S", 0.01)
+    rig.retrieval.failure = unavailable("away", stage="retrieval", reason=reason)
+    store = await rig.store(await rig.file())
+    await until(lambda: rig.retrieval.begun > 4, 10)
+    assert await rig.statuses(store) == ["in_progress"]
+    rig.retrieval.failure = None
+    await rig.arrived()
+    assert await rig.statuses(store) == ["completed"]
+    monkeypatch.setattr(indexing, "QUEUEING_S", -60.0)
+    rig.retrieval.failure = unavailable("away", stage="retrieval", reason=reason)
+    late = await rig.store(await rig.file())
+    await rig.arrived()
+    assert await rig.statuses(late) == ["failed"], "not for ever"
+
+
+@pytest.mark.parametrize("what", ["detach", "delete", "attach"])
+async def test_what_failed_to_take_a_file_off_its_way_leaves_it_there(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(indexing, "_AGAIN_S", 0.01)
+    rig.retrieval.gate.clear()
+    file = await rig.file()
+    store = await rig.store(file)
+    await until(lambda: rig.retrieval.indexing == 1, 5)
+    away = unavailable("away", stage="retrieval", reason="no_replica")
+    with monkeypatch.context() as patch, pytest.raises((PenstockError, ConnectionError)):
+        if what == "attach":
+            patch.setattr(rig.records, "put", Mock(side_effect=ConnectionError))
+            await rig.attach(store, file)
+        rig.retrieval.remove_failures = [away]
+        if what == "delete":
+            await rig.stores.delete(CALLER, store)
+        await rig.stores.detach(CALLER, store, file.id)
+    await until(lambda: rig.retrieval.cancelled == 1, 5)
+    rig.retrieval.gate.set()
+
+    async def arrived() -> bool:
+        return await rig.statuses(store) == ["completed"]
+
+    await until(arrived, 10)
 
 
 async def test_a_file_of_no_known_kind_is_told_as_such(rig: StoresRig) -> None:
