@@ -86,8 +86,8 @@ def check(text: str, passages: Sequence[Passage]) -> Checked:
         return Checked()
     prose = _CODE.sub(lambda code: " " * len(code.group()), text)
     marks = [int(mark.group(1)) for mark in _MARK.finditer(prose) if _cites(prose, mark)]
-    known = [number for number in marks if 1 <= number <= len(passages)]
-    unknown = tuple(dict.fromkeys(number for number in marks if number not in known))
+    cited = sum(1 <= n <= len(passages) for n in marks)
+    unknown = tuple(dict.fromkeys(n for n in marks if not 1 <= n <= len(passages)))
     told: dict[int, str] = {}
     quoted, unfounded = 0, []
     for start, quote in _quotes(prose):
@@ -104,7 +104,7 @@ def check(text: str, passages: Sequence[Passage]) -> Checked:
                 told[number] = _compared(f"{passage.title}\n{passage.text}")
         if not any(_stands_in(words, told[number]) for number in of):
             unfounded.append(Quotation(start, len(quote), tuple(of)))
-    return Checked(len(known), unknown, quoted, tuple(unfounded))
+    return Checked(cited, unknown, quoted, tuple(unfounded))
 
 
 def _cites(prose: str, mark: re.Match[str]) -> bool:

@@ -128,8 +128,10 @@ class TextStream:
     async def _next(self) -> None:
         """Something has come that nobody took, or nothing more will."""
         self._waited = True
-        await self._wake.wait()
-        self._waited = False
+        try:
+            await self._wake.wait()
+        finally:  # nothing goes straight behind the end of who reads
+            self._waited = False
         self._wake.clear()
         if self._failed is not None:
             raise self._failed

@@ -15,6 +15,7 @@ from services.common.link import End
 from services.gateway.runs.text_stream import MAX_LOSSES, MAX_UNREAD_BYTES, TextStream
 from tests.support import gateway_parts
 from tests.support.gateway_parts import Opened
+from tests.support.waiting import until
 
 
 class Tokenizers:
@@ -264,3 +265,28 @@ async def test_a_given_up_stream_leaves_nothing_waiting() -> None:
     await batches.aclose()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
+
+
+async def test_nothing_goes_straight_behind_the_end_of_who_reads() -> None:
+    opened: list[Opened] = []
+    taken: list[list[TextDelta]] = []
+
+    def script(one: Opened) -> None:
+        opened.append(one)
+        begins(one)
+
+    stream = stream_from(gateway_parts.Tokenizers(script))
+
+    async def read() -> None:
+        async for _ in stream.batches():
+            stream.straight = lambda: taken.append
+
+    reading = asyncio.create_task(read())
+    await until(lambda: stream.straight is not None)
+    opened[0].say(TextDelta(text="in time"))
+    await until(lambda: len(taken) == 1)
+    reading.cancel()
+    opened[0].say(TextDelta(text="late"))
+    await asyncio.wait([reading])
+    await asyncio.sleep(0)
+    assert [delta.text for deltas in taken for delta in deltas] == ["in time"]
