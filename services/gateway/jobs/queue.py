@@ -20,9 +20,10 @@ KINDS = {
 }
 """Of jobs, and what they are."""
 _AT_ONCE = 500  # jobs in one call
-SHAPE = 1
+SHAPE = 2
 """Of what is stored of jobs. It is one more as soon as a gateway before could not read, or would
-ignore, what is new in any kind's: such a gateway leaves them to others."""
+ignore, what is new in any kind's: such a gateway leaves them to others. Since 2 files that jobs are
+about may lie in the blob store: who looks in Redis alone would say that they are gone."""
 _TEXT = re.compile(r"(\d+)(?:\+(\d+))?:(.*)", re.DOTALL)
 
 

@@ -29,7 +29,7 @@ from services.gateway.ids import BATCH, REQUEST
 from services.gateway.jobs import jobs as jobs_module
 from services.gateway.jobs.jobs import MAX_CLAIMS, Dead, Jobs, Later, backoff_s
 from services.gateway.jobs.places import Places
-from services.gateway.jobs.queue import Claimed, Queue, Queues
+from services.gateway.jobs.queue import SHAPE, Claimed, Queue, Queues
 from services.gateway.jobs.window import WAITED_S, Window
 from tests.support.waiting import until
 
@@ -235,7 +235,7 @@ async def test_a_job_of_a_later_version_is_left_to_it(
     monkeypatch.setattr(jobs_module, "_LOOK_EVERY_S", 0.05)
     kind, jobs = Scripted(), Jobs(redis, namespace, "g1", JobsSettings(lease_s=60))
     newer = Queues(redis, namespace, "g2", 60)
-    newer.shape = 2
+    newer.shape = SHAPE + 1
     await newer.add(A, "new")
     await newer.add(A, "newest", delay_s=3600)
     await jobs.queues.add(A, "fine")
@@ -257,10 +257,20 @@ async def test_a_job_of_a_later_version_is_left_to_it(
 
     await until(claimed, 10)
     assert job is not None
-    assert (job.body, job.shape, job.claims) == ("new", 2, 1)
+    assert (job.body, job.shape, job.claims) == ("new", SHAPE + 1, 1)
     assert job.left >= 2
     await newer.later(job, "newer", 0)
     assert await newer.claim("k") == job._replace(id=ANY, body="newer", left=0)
+
+
+async def test_a_version_without_a_blob_store_takes_no_job_that_may_need_one(
+    queues: Queues,
+) -> None:
+    """Its shape was 1. It would look for files in Redis alone, and say that they are gone."""
+    await queues.add(A, "x")
+    job = await queues.claim("k")
+    assert job is not None
+    assert job.shape > 1
 
 
 async def test_a_job_that_no_version_comes_for_is_told_of(
@@ -270,7 +280,7 @@ async def test_a_job_that_no_version_comes_for_is_told_of(
         monkeypatch.setattr(jobs_module, name, value)
     kind, jobs = Scripted(), Jobs(redis, namespace, "g1", JobsSettings(lease_s=60))
     newer = Queues(redis, namespace, "g2", 60)
-    newer.shape = 2
+    newer.shape = SHAPE + 1
     await newer.add(A, "new")
     await jobs.queues.add(A, "odd record")
     jobs.start([kind], lambda: False)
@@ -284,7 +294,7 @@ async def test_a_job_that_no_version_comes_for_is_told_of(
         assert {one.body for one in dead} == {"new", "odd record"}
         assert all("later version" in one.why for one in dead)
         why = {one.body: one.why.rpartition(": ")[2] for one in dead}
-        assert why == {"new": "its shape is 2", "odd record": ANY}
+        assert why == {"new": f"its shape is {SHAPE + 1}", "odd record": ANY}
         assert "odd record" not in why["odd record"], "the fault, not what is stored"
         assert kind.ran == {"odd record": 3}
         assert await jobs.queues.counts("k") == (0, 0)
