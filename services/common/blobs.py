@@ -3,8 +3,8 @@
     <namespace>/<tenant>/<file id>
     <namespace>/store               who it is, so that no two parts of an installation have two
 
-A tenant whose name is no good as a folder's, or is taken, has "=" and the name's SHA-256. Encryption at rest is
-the backend's.
+A tenant whose name is no good as a folder's, or is taken, has "=" and the name's SHA-256.
+Encryption at rest is the backend's.
 """
 
 import hashlib

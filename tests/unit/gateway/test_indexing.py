@@ -188,15 +188,16 @@ async def test_what_failed_to_take_a_file_off_its_way_leaves_it_there(
     file = await rig.file()
     store = await rig.store(file)
     await until(lambda: rig.retrieval.indexing == 1, 5)
-    away = unavailable("away", stage="retrieval", reason="no_replica")
-    with monkeypatch.context() as patch, pytest.raises((PenstockError, ConnectionError)):
-        if what == "attach":
-            patch.setattr(rig.records, "put", Mock(side_effect=ConnectionError))
-            await rig.attach(store, file)
-        rig.retrieval.remove_failures = [away]
-        if what == "delete":
-            await rig.stores.delete(CALLER, store)
-        await rig.stores.detach(CALLER, store, file.id)
+    rig.retrieval.remove_failures = [unavailable("away", stage="retrieval", reason="no_replica")]
+    take_off = {
+        "attach": lambda: rig.attach(store, file),
+        "delete": lambda: rig.stores.delete(CALLER, store),
+        "detach": lambda: rig.stores.detach(CALLER, store, file.id),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.records, "put", Mock(side_effect=ConnectionError))
+        with pytest.raises((PenstockError, ConnectionError)):
+            await take_off[what]()
     await until(lambda: rig.retrieval.cancelled == 1, 5)
     rig.retrieval.gate.set()
 

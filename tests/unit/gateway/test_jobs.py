@@ -498,12 +498,12 @@ def test_whatever_a_file_is_it_is_read_or_its_line_is_told(noise: bytes, at: int
     good = '{"custom_id": "ö%d", "method": "POST", "url": "/u", "body": {"n": %d}}'
     lines = [good % (n, n) for n in range(3)]
     lines.insert(at, noise.decode(errors="replace"))
-    text = "\n".join(lines)
-    entries, faults = read(text, "/u", 10)
+    content = "\n".join(lines).encode()
+    entries, faults = read(content, "/u", 10)
     if faults:
         assert all(fault.line is not None for fault in faults)
         return
     for entry in entries:
-        piece = text.encode()[entry.at : entry.at + entry.size].decode()
+        piece = content[entry.at : entry.at + entry.size].decode()
         assert entry.custom_id in piece
         assert Entry.of(entry.body()) == entry
