@@ -203,8 +203,8 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) 
         await parts.store.publish(draft, chunks)
         await tell(pb.IndexNews(reply=pb.IndexReply(chunks=chunks)))
         return
-    loaded, document = await _read(parts, request, policy, chunking, span)
     try:
+        loaded, document = await _read(parts, request, policy, chunking, span)
         async with asyncio.timeout(own.index_timeout_s):
             await _store(parts, policy, draft, document, span, tell)
     except (PenstockError, TimeoutError):
@@ -261,12 +261,13 @@ async def _store(
             to = min(at + _STORED_AT_ONCE, len(chunks))
             progress = pb.IndexProgress(done=at, chunks=len(chunks))
             await tell(pb.IndexNews(progress=progress))
-            if draft.stored.issuperset(range(at, to)):
+            if not (missing := [n for n in range(at, to) if n not in draft.stored]):
                 continue
-            vectors = await parts.embedder.embed(draft.tenant, texts[at:to])
+            vectors = await parts.embedder.embed(draft.tenant, [texts[n] for n in missing])
             await _check_meaning(parts, policy, vectors, span)
-            await parts.store.put(draft, at, chunks[at:to], vectors, len(chunks))
-            metrics.INDEXED_CHUNKS.inc(to - at)
+            put = [chunks[n] for n in missing]
+            await parts.store.put(draft, missing, put, vectors, len(chunks))
+            metrics.INDEXED_CHUNKS.inc(len(missing))
 
 
 async def _blob(parts: Parts, key: str) -> AsyncIterator[bytes]:

@@ -126,7 +126,7 @@ class Store:
         if draft.complete:
             return
         try:
-            await self.put(draft, 0, chunks, vectors, len(chunks))
+            await self.put(draft, range(len(chunks)), chunks, vectors, len(chunks))
         except BaseException:
             self.discard(draft)
             raise
@@ -161,20 +161,25 @@ class Store:
         return Draft(tenant, collection, source_id, digest, revision, held, positions, complete)
 
     async def put(
-        self, draft: Draft, at: int, chunks: Sequence[Chunk], vectors: np.ndarray, of: int
+        self,
+        draft: Draft,
+        positions: Sequence[int],
+        chunks: Sequence[Chunk],
+        vectors: np.ndarray,
+        of: int,
     ) -> None:
-        """Writes chunks from position `at` on; `of`: how many the document has in all."""
+        """Writes these chunks, none of which is stored; `of`: how many the document has in all."""
         for start in range(0, len(chunks), _POINTS_PER_WRITE):
             part = slice(start, start + _POINTS_PER_WRITE)
             async with self._revisions.writing(draft.tenant, draft.collection):
-                await self._put(draft, at + start, chunks[part], vectors[part], of)
+                await self._put(draft, positions[part], chunks[part], vectors[part], of)
 
     async def publish(self, draft: Draft, chunks: int) -> None:
         """Instead of its earlier revisions. Raises UNAVAILABLE where not all `chunks` are there:
         another writer has changed them.
         """
         async with self._revisions.writing(draft.tenant, draft.collection, removes=True):
-            whole = await self._count(draft.tenant, draft.own) == chunks
+            whole = 0 < chunks == await self._count(draft.tenant, draft.own)
             if whole:
                 older = Within("revision", lt=draft.revision)
                 await self._delete(draft.tenant, Every((*draft.document, older)))
@@ -245,10 +250,15 @@ class Store:
             "select", tenant, lambda points: points.payloads(alike, _MOST_CHUNKS, keys)
         )
         by_revision: dict[int, dict[int, int]] = {}
+        doubled = set[int]()  # two writers were at once at a revision: its chunks cannot be told
         for payload in found:
             chunks = by_revision.setdefault(payload["revision"], {})
+            if payload["position"] in chunks:
+                doubled.add(payload["revision"])
             chunks[payload["position"]] = payload["of"]
-        theirs = max(by_revision, key=lambda one: (one == now["revision"], len(by_revision[one])))
+        if not (whose := by_revision.keys() - doubled):
+            return frozenset(), 0
+        theirs = max(whose, key=lambda one: (one == now["revision"], len(by_revision[one])))
         where = Every((*alike.conditions, Is("revision", (theirs,))))
         await self._calls.write("change", tenant, lambda points: points.change(where, now))
         chunks = by_revision[theirs]
@@ -261,13 +271,16 @@ class Store:
         return int(found[0]["revision"]) if found else 0
 
     async def _put(
-        self, draft: Draft, at: int, chunks: Sequence[Chunk], vectors: np.ndarray, of: int
+        self,
+        draft: Draft,
+        positions: Sequence[int],
+        chunks: Sequence[Chunk],
+        vectors: np.ndarray,
+        of: int,
     ) -> None:
         def put(points: Points) -> None:
-            each = enumerate(zip(chunks, vectors, strict=True), at)
-            points.put(
-                [_point(draft, position, chunk, vector, of) for position, (chunk, vector) in each]
-            )
+            each = zip(positions, chunks, vectors, strict=True)
+            points.put([_point(draft, *one, of) for one in each])
 
         await self._calls.write("write", draft.tenant, put)
 

@@ -219,18 +219,18 @@ async def test_a_document_is_embedded_and_stored_as_its_tenant_s(
     monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 2)
     chunks = [Chunk("T", "x" * n, 0, n, n) for n in range(1, 6)]
     parts.document = CutDocument(chunks, [[n] * n for n in range(1, 6)], 1)
-    parts.stored_before = frozenset({2, 3})
+    parts.stored_before = frozenset({1, 2, 3})
     reply = await parts.index(attributes={"color": AttributeValue(text="red")})
     assert {tenant for _, tenant in parts.tenants} == {"acme"}
-    assert [len(texts) for texts in parts.embedded] == [2, 1], "what is stored is not embedded"
+    assert [len(texts) for texts in parts.embedded] == [1, 1], "what is stored is not embedded"
     draft, *puts, publish = parts.stored
     assert (draft[0], draft[1], draft[3]) == ("c", "s", 7)
     assert draft[4]["color"].text == "red"
     assert [(at, stored, of) for _, at, stored, _, of in puts] == [
-        (0, chunks[:2], 5),
-        (4, chunks[4:], 5),
+        ([0], chunks[:1], 5),
+        ([4], chunks[4:], 5),
     ]
-    assert [vector for put in puts for vector in put[3][:, 0].tolist()] == [1, 2, 5]
+    assert [vector for put in puts for vector in put[3][:, 0].tolist()] == [1, 5]
     assert publish[1] == 5
     assert [news.progress.done for news in parts.told[:-1]] == [0, 2, 4]
     assert (reply.chunks, reply.tokens, reply.note) == (5, 15, "is odd")
@@ -251,6 +251,18 @@ async def test_a_digest_is_of_all_that_chunks_are_made_from(parts: Parts) -> Non
     parts.model.fingerprint = "other"
     others.append(await digest())
     assert len({first, *others}) == 5
+
+
+async def test_what_was_stored_of_a_file_that_cannot_be_read_any_more_is_taken_back(
+    parts: Parts,
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise invalid("no", "file")
+
+    parts.chunkers.load = refuse
+    with pytest.raises(PenstockError):
+        await parts.index()
+    assert len(parts.discarded) == 1
 
 
 async def test_what_fails_is_taken_back_and_what_is_broken_off_is_not(parts: Parts) -> None:

@@ -113,7 +113,7 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
         before = Store(former, cast(Any, revisions))
         for source in ("one", "two", "three"):
             draft = await before.draft("t", "c", source, revision=7)
-            await before.put(draft, 0, *document(f"{source} quay", "and more"), 2)
+            await before.put(draft, range(2), *document(f"{source} quay", "and more"), 2)
             await before.publish(draft, 2)
         await former.close()
         calls = Calls(Here(layout(folder, "f2", 16)), 20)
@@ -129,7 +129,7 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
         draft = await store.draft("t", "c", "one", revision=7)
         assert (draft.stored, draft.complete) == (frozenset(), False)
         chunks = [Chunk("Doc", "one quay", 0, 8, 2)]
-        await store.put(draft, 0, chunks, np.eye(16, dtype=np.float32)[:1], 1)
+        await store.put(draft, [0], chunks, np.eye(16, dtype=np.float32)[:1], 1)
         await store.publish(draft, 1)
         assert await found() == ({"one quay"}, {"two quay", "three quay"})
         assert await store.remove("t", "c", "two") == 2
@@ -300,11 +300,11 @@ async def test_what_is_stored_of_a_digest_is_not_put_again(store: Store) -> None
     chunks, vectors = document("a", "b", "c")
     killed = await store.draft("t", "c", "doc", "digest")
     assert (killed.stored, killed.complete) == (set(), False)
-    await store.put(killed, 0, chunks[:2], vectors[:2], of=3)
+    await store.put(killed, [0, 1], chunks[:2], vectors[:2], of=3)
     again = await store.draft("t", "c", "doc", "digest")
     assert again.revision > killed.revision
     assert (again.stored, again.complete) == ({0, 1}, False)
-    await store.put(again, 2, chunks[2:], vectors[2:], of=3)
+    await store.put(again, [2], chunks[2:], vectors[2:], of=3)
     await store.publish(again, 3)
     assert await texts(store, "t", "c") == {"a", "b", "c"}
     whole = await store.draft("t", "c", "doc", "digest")
@@ -320,7 +320,7 @@ async def test_the_callers_revision_says_which_of_two_is_the_newer(store: Store)
     async def write(revision: int, text: str) -> bool:
         draft = await store.draft("t", "c", "doc", text, revision)
         if not draft.complete:
-            await store.put(draft, 0, *document(text), of=1)
+            await store.put(draft, [0], *document(text), of=1)
             await store.publish(draft, 1)
         return not draft.complete
 
@@ -336,11 +336,42 @@ async def test_the_callers_revision_says_which_of_two_is_the_newer(store: Store)
 async def test_a_draft_that_lost_chunks_is_not_published(store: Store) -> None:
     await store.replace("t", "c", "doc", *document("old"))
     draft = await store.draft("t", "c", "doc", "digest")
-    await store.put(draft, 0, *document("a"), of=2)
+    await store.put(draft, [0], *document("a"), of=2)
     with pytest.raises(PenstockError) as raised:
         await store.publish(draft, 2)
     assert raised.value.reason == "document_changed"
     assert "old" in await texts(store, "t", "c")
+
+
+async def test_a_document_heals_that_two_writers_at_once_wrote_in_part_twice(store: Store) -> None:
+    chunks, vectors = document("a", "b")
+    one = await store.draft("t", "c", "doc", "digest", 4)
+    await store.put(one, [0], chunks[:1], vectors[:1], of=2)
+    other = await store.draft("t", "c", "doc", "digest", 5)
+    await store.put(other, [0, 1], chunks, vectors, of=2)
+    with pytest.raises(PenstockError, match="changed by another"):
+        await store.publish(other, 2)
+    again = await store.draft("t", "c", "doc", "digest", 6)
+    assert (again.stored, again.complete) == (set(), False)
+    await store.put(again, [0, 1], chunks, vectors, of=2)
+    await store.publish(again, 2)
+    found = await store.search("t", ["c"], axis(0), "", 9)
+    assert sorted(hit.payload["text"] for hit in found.dense) == ["a", "b"]
+
+
+async def test_a_draft_that_was_overtaken_leaves_what_is_there(store: Store) -> None:
+    """The newer one is not whole yet, and may never be."""
+    await store.replace("t", "c", "doc", *document("old"), revision=3)
+    newer = await store.draft("t", "c", "doc", "newer", 5)
+    await store.put(newer, [0], *document("in part"), of=2)
+    late = await store.draft("t", "c", "doc", "late", 4)
+    assert late.complete
+    await store.publish(late, len(late.stored))
+    assert await texts(store, "t", "c") == {"old", "in part"}
+    store.discard(newer)
+    await store.finish()
+    with pytest.raises(PenstockError, match="changed by another"):
+        await store.publish(late, len(late.stored))
 
 
 async def test_searches_that_are_told_again_hear_of_every_write(
@@ -357,7 +388,7 @@ async def test_searches_that_are_told_again_hear_of_every_write(
     assert revisions.removals == 1
     await store.replace("t", "c", "doc", *document("c"))
     draft = await store.draft("t", "c", "doc")
-    await store.put(draft, 0, *document("d"), of=2)
+    await store.put(draft, [0], *document("d"), of=2)
     store.discard(draft)
     await store.finish()
     assert await store.remove("t", "c", "doc") == 1
@@ -385,7 +416,7 @@ async def test_attributes_are_replaced_whole_and_those_of_their_tenant_alone(sto
     assert not (await store.search("ours", ["c"], axis(0), "a", 9, red)).dense
     assert len((await store.search("theirs", ["c"], axis(0), "a", 9, red)).dense) == 2
     drafted = await store.draft("ours", "c", "doc 2", "digest", attributes=color("red"))
-    await store.put(drafted, 0, *document("x"), of=1)
+    await store.put(drafted, [0], *document("x"), of=1)
     again = await store.draft("ours", "c", "doc 2", "digest", attributes=color("blue"))
     assert again.complete
     assert await of("ours") == {"small", "blue"}
