@@ -7,6 +7,8 @@ that it had acknowledged is lost.
 import json
 import logging
 import os
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -107,6 +109,7 @@ class EdgePoints:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         )
         theirs.close()
+        _bound(ours, _STANDS_STILL_S)
         self._pipe = ours
         outcome, value = self._exchange(None, _READY_S)
         if outcome == "unusable":
@@ -138,3 +141,13 @@ class EdgePoints:
         status = self._process.wait()
         self._process = self._pipe = None
         return status
+
+
+def _bound(pipe: "Connection[Any, Any]", within_s: float) -> None:
+    """Of a message that has begun no part takes longer, there or back; else OSError: what does not
+    fit the pipe would wait for ever for a process that does not read."""
+    seconds = int(within_s)
+    limit = struct.pack("ll", seconds, int((within_s - seconds) * 1e6))  # a C timeval
+    with socket.socket(fileno=os.dup(pipe.fileno())) as ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

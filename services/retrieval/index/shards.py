@@ -128,6 +128,7 @@ def _earlier(layout: Layout) -> Iterator[tuple[Path, Shard]]:
             yield folder, shard
         else:
             shard.close()
+            made_by.unlink()  # first: without it what is left of a folder is none
             shutil.rmtree(folder)
 
 

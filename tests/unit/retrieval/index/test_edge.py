@@ -1,11 +1,14 @@
 """The embedded store's process: whatever ends it, what it acknowledged is there."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import numpy as np
@@ -65,6 +68,7 @@ def test_it_answers_after_its_process_was_killed_and_remembers(points: EdgePoint
 _WRITER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from services.retrieval.index.edge import EdgePoints
 from tests.support.shards import layout
 from tests.unit.retrieval.index.test_edge import point
@@ -113,6 +117,21 @@ def test_a_process_that_stands_still_is_ended(
         points.count(OURS)
     monkeypatch.setattr(edge, "_STANDS_STILL_S", 60)
     assert points.count(OURS) == 1
+
+
+def test_a_message_that_a_process_does_not_read_is_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is more than the pipe holds: sending it would wait, and no deadline reached it."""
+    monkeypatch.setattr(edge, "_STANDS_STILL_S", 0.2)
+    points = EdgePoints(layout(folder))
+    points.open()
+    os.kill(pid(points), signal.SIGSTOP)
+    with pytest.raises(StoreAwayError):
+        points.put([replace(point(1), payload={"text": "x" * 2**22})])
+    monkeypatch.setattr(edge, "_STANDS_STILL_S", 60)
+    assert points.count(OURS) == 0
+    points.close()
 
 
 def test_what_the_library_refuses_fails_that_call_alone(points: EdgePoints) -> None:
@@ -181,6 +200,28 @@ def test_an_earlier_model_s_shard_is_deleted_once_it_is_empty(folder: Path) -> N
     second.close()
     second.open()
     assert not layout(folder).folder.exists()
+    second.close()
+
+
+def test_a_kill_in_the_middle_of_that_keeps_no_store_from_its_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Here(layout(folder))
+    first.open()
+    first.close()
+
+    def killed(folder: Path) -> None:
+        shutil.rmtree(folder / "shard")
+        raise KeyboardInterrupt
+
+    second = Here(layout(folder, "f2"))
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "shutil", SimpleNamespace(rmtree=killed))
+        with pytest.raises(KeyboardInterrupt):
+            second.open()
+    second._own.close()
+    os.close(second._lock)
+    second.open()
     second.close()
 
 
