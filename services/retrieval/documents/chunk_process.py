@@ -60,6 +60,10 @@ def main() -> None:
 
 def _load(filename: str, content: bytes, options: ProcessOptions) -> pb.LoadReply:
     sections, note = load(filename, content, options.limits)
+    if (
+        len(sections) > options.max_chunks
+    ):  # each is a chunk at least; and its headings' bytes add up
+        raise too_large(f"has more than {options.max_chunks} sections, the limit")
     return pb.LoadReply(sections=sections, note=note)
 
 

@@ -90,6 +90,15 @@ async def test_a_text_of_too_many_chunks_is_refused_in_words() -> None:
         assert first(chunkers) == process
 
 
+async def test_sections_are_bounded_before_they_leave_their_process() -> None:
+    """With their headings they take thirty times what their text does, in the service."""
+    content = b"# A\n\nSix.\n\n" * 4
+    async with running(max_chunks=3) as chunkers:
+        with pytest.raises(PenstockError, match="more than 3 sections") as raised:
+            await chunkers.load("a.md", len(content), pieces(content))
+        assert raised.value.reason == "document_too_large"
+
+
 @pytest.mark.parametrize(
     ("limit", "words"),
     [({"cpu_s": 1}, "1 s of CPU"), ({"memory_bytes": 100 * 2**20}, "100 MiB of memory")],
