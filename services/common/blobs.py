@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -60,7 +60,8 @@ class Blobs:
         be used."""
         url = settings.blobs_url
         if not url or urlsplit(url).scheme == "file":
-            path = Path(urlsplit(url).path) if url else settings.data_dir.resolve() / "blobs"
+            own = settings.data_dir.resolve() / "blobs"
+            path = Path(unquote(urlsplit(url).path)) if url else own
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return cls(LocalStore(path), settings.namespace, str(path))
         try:

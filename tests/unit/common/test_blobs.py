@@ -55,7 +55,7 @@ async def test_of_an_upload_that_breaks_off_nothing_is_there(tmp_path: Path) -> 
 
 
 async def test_tenants_and_namespaces_are_apart_whatever_they_are_called(tmp_path: Path) -> None:
-    folder = tmp_path / "blobs"
+    folder = tmp_path / "our blobs"  # its URL has a %20
     store, other = blobs(folder), blobs(folder, "other")
     names = ["acme", "Acme", "..", ".", "a/b", "a", "", "ä", "=", "x" * 300, "a\0b", "a%2Fb"]
     names += ["store", "stores"]
