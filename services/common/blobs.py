@@ -7,6 +7,7 @@ A tenant whose name is no good as a folder's, or is taken, has "=" and the name'
 Encryption at rest is the backend's.
 """
 
+import asyncio
 import hashlib
 import logging
 import re
@@ -119,6 +120,19 @@ class Blobs:
                 for one in some:
                     if one["path"].count("/") == 2:
                         yield Blob(one["path"], one["size"], one["last_modified"])
+
+    async def sweep(self, before: datetime) -> None:
+        """Takes away what uploads left in a folder whose processes were killed before that: parts
+        that are no key's. Of a bucket its lifecycle does (incomplete multipart uploads)."""
+        if isinstance(self._store, LocalStore):
+            with _told():
+                await asyncio.to_thread(self._sweep, before.timestamp())
+
+    def _sweep(self, before_s: float) -> None:
+        for part in Path(self.where).glob(f"{self._namespace}/*/*#*"):
+            with suppress(FileNotFoundError):  # its upload has ended meanwhile
+                if part.stat().st_mtime < before_s:
+                    part.unlink()
 
     async def claim(self, redis: Redis) -> None:
         """Raises ValueError where this is another store than the rest of the installation has:

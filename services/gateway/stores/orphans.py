@@ -48,7 +48,9 @@ class Orphans:
 
     async def collect(self, before: datetime) -> int:
         """Deletes those that were written before that, and returns how many. None of them while
-        Redis knows of no file at all: then it is what was lost."""
+        Redis knows of no file at all: then it is what was lost. Parts of uploads that were killed
+        go in any case."""
+        await self._blobs.sweep(before)
         if not await self._redis.scard(self._kept):
             return 0
         gone, some = 0, list[Blob]()

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from services.gateway.stores.store_files import AttachedFile
-
 _DAY_S = 86_400
 _STATES = ("in_progress", "completed", "failed", "cancelled")
 Facts = Mapping[str, str]
@@ -79,9 +77,6 @@ class FileBatch(BaseModel):
     store: str
     created_at: int
     cancelled: bool = False
-
-    def holds(self, file: AttachedFile) -> bool:
-        return file.batch == self.id
 
     def as_json(self, facts: Facts) -> dict[str, Any]:
         """`facts`: the store's. What was taken out before its end counts as cancelled."""

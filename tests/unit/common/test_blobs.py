@@ -1,6 +1,10 @@
 """Blobs in a folder: whole or not at all, tenants apart, and one store for an installation."""
 
+import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -52,6 +56,33 @@ async def test_of_an_upload_that_breaks_off_nothing_is_there(tmp_path: Path) -> 
         await store.put(store.key("acme", "file-1"), lost())
     assert [blob async for blob in store.all()] == []
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+async def test_what_a_killed_upload_left_in_the_folder_goes_when_it_is_old(tmp_path: Path) -> None:
+    store, begun, killed = blobs(tmp_path), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        for _ in range(12):
+            yield b"x" * 2**20
+        begun.set()
+        await killed.wait()
+        yield b"y"
+
+    key = store.key("acme", "file-1")
+    upload = asyncio.create_task(store.put(key, slow()))
+    await begun.wait()
+    (part,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    left = part.with_name("file-2#1")  # as a kill leaves it
+    shutil.copy(part, left)
+    now = datetime.now(UTC)
+    await store.sweep(now - timedelta(hours=1))
+    assert left.exists()
+    os.utime(left, (0, 0))
+    await store.sweep(now - timedelta(hours=1))
+    assert not left.exists()
+    killed.set()
+    await upload
+    assert await store.size(key) == 12 * 2**20 + 1
 
 
 async def test_tenants_and_namespaces_are_apart_whatever_they_are_called(tmp_path: Path) -> None:

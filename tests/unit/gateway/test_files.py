@@ -10,7 +10,8 @@ import grpc
 import pytest
 from prometheus_client import REGISTRY
 
-from services.common.config import GatewaySettings
+from services.common.blobs import Blobs
+from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.redis import connect
 from services.gateway.api.rest.http import error_body, http_status
@@ -148,6 +149,15 @@ async def test_blobs_of_no_file_are_collected_once_they_are_old(files, namespace
     assert [blob async for blob in blobs.all()] == []
     await blobs.put(blobs.key("acme", "lost"), pieces(b"x"))
     assert await orphans.collect(now + timedelta(hours=1)) == 0, "Redis may be what was lost"
+
+
+async def test_what_killed_uploads_left_is_collected_too(files, namespace, tmp_path):
+    blobs = Blobs.of(Settings(blobs_url=tmp_path.as_uri(), namespace=namespace))
+    left = tmp_path / namespace / "acme" / "file-1#1"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"x")
+    await Orphans(files._redis, namespace, blobs).collect(datetime.now(UTC) + timedelta(hours=1))
+    assert not left.exists()
 
 
 async def test_what_redis_holds_from_before_is_read_moved_and_deleted(files, namespace):
