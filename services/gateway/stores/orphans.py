@@ -4,6 +4,7 @@ or after these were deleted. They are looked for now and then, by one gateway at
 
 import asyncio
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 
 from services.common.blobs import Blob, Blobs
@@ -26,6 +27,7 @@ class Orphans:
         self._redis = redis
         self._blobs = blobs
         self._kept = kept_key(f"{namespace}:{{files}}:")
+        self._since = f"{namespace}:{{files}}:kept:since"
         self._turn = f"{namespace}:{{files}}:orphans"
         self._task: asyncio.Task[None] | None = None
 
@@ -47,15 +49,16 @@ class Orphans:
             await asyncio.sleep(_EVERY_S)
 
     async def collect(self, before: datetime) -> int:
-        """Deletes those that were written before that, and returns how many. None of them while
-        Redis knows of no file at all: then it is what was lost. Parts of uploads that were killed
-        go in any case."""
+        """Deletes those that were written before that, and returns how many. None that are older
+        than the first look that Redis knows of: it may be what was lost, and its backup knows them.
+        Parts of uploads that were killed go in any case."""
         await self._blobs.sweep(before)
-        if not await self._redis.scard(self._kept):
-            return 0
+        now = time.time()
+        await self._redis.set(self._since, now, nx=True)
+        since = datetime.fromtimestamp(float(await self._redis.get(self._since) or now), UTC)
         gone, some = 0, list[Blob]()
         async for blob in self._blobs.all():
-            if blob.written < before:
+            if since < blob.written < before:
                 some.append(blob)
             if len(some) == _AT_ONCE:
                 gone += await self._delete(some)
