@@ -256,18 +256,28 @@ async def _store(
 ) -> None:
     """Those chunks of it that are not stored; each batch is written as a whole, or not."""
     chunks, texts = document.chunks, document.texts
+
+    async def vectors(positions: Sequence[int]) -> np.ndarray:
+        made = await parts.embedder.embed(draft.tenant, [texts[n] for n in positions])
+        await _check_meaning(parts, policy, made, span)
+        return made
+
     with parts.telemetry.span("embed and store", span, kind=parts.calls.kind, texts=len(texts)):
-        for at in range(0, len(chunks), _STORED_AT_ONCE):
-            to = min(at + _STORED_AT_ONCE, len(chunks))
+        batches = {
+            at: [n for n in range(len(chunks))[at : at + _STORED_AT_ONCE] if n not in draft.stored]
+            for at in range(0, len(chunks), _STORED_AT_ONCE)
+        }
+        # Searches find what is stored: of what may be refused nothing is before all is judged.
+        judged = await _may_refuse(parts, policy)
+        ahead = {at: await vectors(some) for at, some in batches.items() if some and judged}
+        for at, some in batches.items():
             progress = pb.IndexProgress(done=at, chunks=len(chunks))
             await tell(pb.IndexNews(progress=progress))
-            if not (missing := [n for n in range(at, to) if n not in draft.stored]):
+            if not some:
                 continue
-            vectors = await parts.embedder.embed(draft.tenant, [texts[n] for n in missing])
-            await _check_meaning(parts, policy, vectors, span)
-            put = [chunks[n] for n in missing]
-            await parts.store.put(draft, missing, put, vectors, len(chunks))
-            metrics.INDEXED_CHUNKS.inc(len(missing))
+            made = ahead[at] if judged else await vectors(some)
+            await parts.store.put(draft, some, [chunks[n] for n in some], made, len(chunks))
+            metrics.INDEXED_CHUNKS.inc(len(some))
 
 
 async def _blob(parts: Parts, key: str) -> AsyncIterator[bytes]:
@@ -355,6 +365,12 @@ async def _checked(
     if verdict.routed is not None:  # another model's numbers say something else
         raise _refusal(verdict.routed.name, "model")
     return [verdict.edits.get(n, subject.text) for n, subject in enumerate(subjects)]
+
+
+async def _may_refuse(parts: Parts, policy: Policy) -> bool:
+    """Whether an upload may be refused for what it means."""
+    rules = (prototype.rule for prototype in await parts.prototypes.of(policy))
+    return any("uploads" in rule.where and rule.action == "refuse" for rule in rules)
 
 
 async def _check_meaning(parts: Parts, policy: Policy, vectors: np.ndarray, span: Span) -> None:

@@ -253,6 +253,29 @@ async def test_a_digest_is_of_all_that_chunks_are_made_from(parts: Parts) -> Non
     assert len({first, *others}) == 5
 
 
+async def test_of_what_is_refused_for_its_meaning_nothing_is_ever_found(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a document that turns to it late: searches find what is stored of a draft."""
+    monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 2)
+    chunks = [Chunk("T", "x" * n, 0, n, n) for n in range(1, 6)]
+    parts.document = CutDocument(chunks, [[n] * n for n in range(1, 6)], 0)
+    rule = SimpleNamespace(name="secrets", where=("uploads",), action="refuse")
+    like_it = SimpleNamespace(rule=rule, at_least=5, scores=lambda vectors: vectors[:, 0])
+
+    async def prototypes(_: object) -> list[object]:
+        return [like_it]
+
+    parts.prototypes.of = prototypes
+    with pytest.raises(PenstockError, match="secrets"):
+        await parts.index()
+    assert [one for one in parts.tenants if one[0] == "store put"] == []
+    like_it.at_least = 6
+    await parts.index()
+    puts = [given[1] for given in parts.stored if len(given) == 5 and isinstance(given[1], list)]
+    assert puts == [[0, 1], [2, 3], [4]]
+
+
 async def test_what_was_stored_of_a_file_that_cannot_be_read_any_more_is_taken_back(
     parts: Parts,
 ) -> None:
