@@ -89,6 +89,8 @@ class ServerPoints:
         selected = as_filter(where, models)
         found: list[str] = []
         with self._ready() as client:
+            # By what is deleted: so also of a model that another replica was started with since.
+            self._earlier = _others(client, self._layout)
             for name in self._all():
                 if left := limit - len(found):
                     records, _ = client.scroll(name, selected, limit=left, with_payload=False)
@@ -138,8 +140,17 @@ class ServerPoints:
         )
 
     def _make(self, client: QdrantClient) -> None:
-        if client.collection_exists(self._name):
-            return
+        if not client.collection_exists(self._name):
+            self._create(client)
+        # In any case: who made it may have ended before that. What is there is left as it is.
+        tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
+        client.create_payload_index(self._name, TENANT, tenant)
+        for key in KEYWORDS:
+            client.create_payload_index(self._name, key, models.PayloadSchemaType.KEYWORD)
+        for key in INTEGERS:
+            client.create_payload_index(self._name, key, models.PayloadSchemaType.INTEGER)
+
+    def _create(self, client: QdrantClient) -> None:
         dense = models.VectorParams(size=self._layout.dimension, distance=models.Distance.COSINE)
         sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
         # One graph per tenant instead of a global one: every search names its tenant.
@@ -155,12 +166,6 @@ class ServerPoints:
         except UnexpectedResponse as error:
             if error.status_code != 409:  # another replica was first
                 raise
-        tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
-        client.create_payload_index(self._name, TENANT, tenant)
-        for key in KEYWORDS:
-            client.create_payload_index(self._name, key, models.PayloadSchemaType.KEYWORD)
-        for key in INTEGERS:
-            client.create_payload_index(self._name, key, models.PayloadSchemaType.INTEGER)
 
     def _all(self) -> list[str]:
         return [self._name, *self._earlier]
@@ -168,16 +173,20 @@ class ServerPoints:
 
 def _earlier(client: QdrantClient, layout: Layout) -> list[str]:
     """Collections of other models that hold something; the others are deleted."""
-    names = (found.name for found in client.get_collections().collections)
-    theirs = [
-        name
-        for name in names
-        if name.startswith(f"{layout.earlier}-") and name != layout.collection
-    ]
+    theirs = _others(client, layout)
     held = [name for name in theirs if client.count(name, exact=True).count]
     for name in set(theirs) - set(held):
         client.delete_collection(name)
     return held
+
+
+def _others(client: QdrantClient, layout: Layout) -> list[str]:
+    names = (found.name for found in client.get_collections().collections)
+    return [
+        name
+        for name in names
+        if name.startswith(f"{layout.earlier}-") and name != layout.collection
+    ]
 
 
 def _found(client: QdrantClient, name: str, question: Question) -> dict[str, list[Hit]]:

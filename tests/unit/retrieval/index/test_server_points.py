@@ -167,6 +167,26 @@ def test_what_is_deleted_is_so_of_all_models_and_superseded_of_earlier_ones(
     assert asked == [*both, ("upsert", NAME), ("delete", "test-chunks-f2")]
 
 
+def test_what_a_replica_with_another_model_stored_since_is_deleted_too(
+    server: Server, points: ServerPoints
+) -> None:
+    points.open()
+    server.collections["test-chunks-f2"] = {}
+    server.answer = ([SimpleNamespace(id="1")], None)
+    points.ids(OURS, 2)
+    points.delete(["1"])
+    deleted = [given[0] for method, given, _ in server.calls if method == "delete"]
+    assert deleted == [NAME, "test-chunks-f2"]
+
+
+def test_a_collection_whose_maker_ended_before_it_had_indexes_gets_them(
+    server: Server, points: ServerPoints
+) -> None:
+    server.collections[NAME] = {}
+    points.open()
+    assert server.indexes["tenant"].is_tenant
+
+
 def test_another_model_s_collection_that_is_empty_is_deleted(
     server: Server, points: ServerPoints
 ) -> None:
