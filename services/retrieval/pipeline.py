@@ -258,7 +258,7 @@ async def _store(
     chunks, texts = document.chunks, document.texts
 
     async def vectors(positions: Sequence[int]) -> np.ndarray:
-        made = await parts.embedder.embed(draft.tenant, [texts[n] for n in positions])
+        made = await parts.embedder.embed(draft.tenant, [[*texts[n]] for n in positions])
         await _check_meaning(parts, policy, made, span)
         return made
 

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from array import array
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class CutDocument:
     """Chunks of a document, in order, and what the embedding model reads of each."""
 
     chunks: list[Chunk]
-    texts: list[list[int]]  # token ids
+    texts: Sequence[Sequence[int]]  # token ids
     shortened: int  # how many of the texts the model's window had no room for
 
 
@@ -211,7 +212,7 @@ def _read(answer: bytes, sections: Sequence[pb.Section]) -> CutDocument:
     texts = [section.text for section in sections]
     begins = [0, *itertools.accumulate(map(len, texts))]
     chunks = [_chunk(one, texts[one.section], begins[one.section]) for one in reply.chunks]
-    ids = [list(one.ids) for one in reply.chunks]
+    ids = [array("I", one.ids) for one in reply.chunks]  # as lists they take nine times as much
     return CutDocument(chunks, ids, sum(one.ids_cut > 0 for one in reply.chunks))
 
 
