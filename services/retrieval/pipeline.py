@@ -1,4 +1,4 @@
-"""What retrieval does for each of its five calls, step by step; each step is a span."""
+"""What retrieval does for each of its calls, step by step; each step is a span."""
 
 import asyncio
 import hashlib
@@ -183,9 +183,9 @@ Tell = Callable[[pb.IndexNews], Awaitable[object]]
 
 
 async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) -> None:
-    """Until the last step is done, searches find the document's earlier text. What is broken off
-    (a killed service, a client that is gone) stays stored, for who asks again; what fails is taken
-    back."""
+    """Until the last step is done, searches find the document's earlier text, beside what is stored
+    of the new one. What is broken off (a killed service, a client that is gone) stays stored, for
+    who asks again; what fails is taken back."""
     reader, own, tenant = parts.model.reader, parts.settings, request.caller.tenant
     requests.check_index(request, reader.max_tokens - reader.special_tokens)
     if not request.blob.startswith(parts.blobs.key(tenant, "")):

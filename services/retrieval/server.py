@@ -1,4 +1,4 @@
-"""The retrieval service: its parts, its five calls, their deadlines, and drain."""
+"""The retrieval service: its parts, its calls, their deadlines, and drain."""
 
 import asyncio
 import time

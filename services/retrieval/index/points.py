@@ -1,4 +1,4 @@
-"""What the index asks of a vector store, whichever it is: points, conditions, five calls.
+"""What the index asks of a vector store, whichever it is: points, conditions, calls.
 
 Two stores answer: `edge.py`, inside this installation, and `server.py`, a Qdrant server. All calls
 block. This module is imported by the embedded store's process: it stays small.

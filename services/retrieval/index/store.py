@@ -80,10 +80,6 @@ class Store:
         self._revisions = revisions
         self._cleaning: set[asyncio.Task[None]] = set()
 
-    @property
-    def kind(self) -> str:
-        return self._calls.kind
-
     async def finish(self) -> None:
         """Returns when nothing of this object is under way in the store any more."""
         if self._cleaning:
