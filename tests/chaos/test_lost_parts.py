@@ -137,7 +137,8 @@ async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else
             await usage_of(api, body | {"max_tokens": 1})
         usages = [await usage_of(api, body) for body in (GREEDY, SEEDED)]  # the prompts cached
         streams = [Stream(api, body) for body in (GREEDY, SEEDED) * 2]
-        await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
+        # Few: a gateway that gets little of the machine joins many tokens to a chunk.
+        await asyncio.gather(*(stream.reached(chunks=5) for stream in streams))
         (await busy(cluster, service)).signal(how)
         assert [await stream.finished() for stream in streams] == expected * 2
         assert [tokens(stream.usage) for stream in streams] == usages * 2

@@ -29,7 +29,9 @@ from tests.support.waiting import until
 
 @pytest.fixture
 async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
-    async with gateway_rig(redis_url, namespace, body_limit_bytes=100_000) as rig:
+    async with gateway_rig(
+        redis_url, namespace, body_limit_bytes=100_000, max_upload_bytes=100_000
+    ) as rig:
         yield rig
 
 

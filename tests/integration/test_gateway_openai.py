@@ -299,11 +299,15 @@ async def test_another_tenants_things_do_not_exist(rig):
     assert [f.id async for f in rival.files.list()] == []
 
 
-async def test_what_is_not_text_is_refused_by_name(rig):
+async def test_what_is_no_file_of_its_purpose_is_refused_by_name(rig):
     client = await rig.openai()
-    for name, content in (("a.pdf", b"%PDF"), ("a.txt", b"\xff\xfe\x00"), ("b.md", b" \n")):
+    for name, content, purpose in (
+        ("a.txt", b"{}", "batch"),
+        ("a.jsonl", b"\xff\xfe\x00", "batch"),
+        ("b.md", b" \n", "assistants"),
+    ):
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.files.create(file=(name, content), purpose="assistants")
+            await client.files.create(file=(name, content), purpose=purpose)
         assert refused.value.param == "file"
     with pytest.raises(openai.BadRequestError) as refused:
         await client.files.create(file=("a.txt", b"x"), purpose="fine-tune")

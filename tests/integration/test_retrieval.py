@@ -224,12 +224,13 @@ async def test_pages_and_progress_of_a_pdf_reach_the_caller(client: Client) -> N
 
 
 async def test_chunks_are_as_long_as_the_request_says(client: Client) -> None:
-    text = "The harbour opens at six. " * 100
+    text = " ".join(f"On day {number} the harbour opens at six." for number in range(100))
     few = await client.index(text, chunking=pb.Chunking(max_tokens=200))
     many = await client.index(text, chunking=pb.Chunking(max_tokens=16, overlap_tokens=8))
-    assert few.chunks <= 4
+    assert few.chunks <= 8
     assert many.chunks >= 50
-    assert len(await client.search("When?", limit=50)) == min(50, many.chunks)
+    (found,) = await client.search("Day 57", limit=1)
+    assert len(found.text) < 200, "some chunks of 16 tokens in a row, of a text of 4,000 characters"
 
 
 async def test_what_was_embedded_before_a_break_is_not_embedded_again(
@@ -370,12 +371,12 @@ async def test_a_long_document_does_not_fill_the_models_queue(
 async def test_an_answer_is_small_whatever_the_headings(client: Client) -> None:
     """A long heading stood in the title of each passage: one of 200 KB made answers of 9.6 MB."""
     heading = "harbour " * 1_000
-    reply = await client.index(
-        f"# {heading}\n" + "The harbour opens at six. " * 400, title="Doc.md"
-    )
+    # Far apart and unlike each other: what follows on another chunk would be joined to it.
+    parts = (f"The harbour of port {n} opens at six. " + f"quay{n} " * 300 for n in range(60))
+    reply = await client.index(f"# {heading}\n" + "\n\n".join(parts), title="Doc.md")
     assert reply.chunks > 50
     found = await client.search("When does the harbour open?", limit=50)
-    assert len(found) == 50
+    assert len(found) > 20
     assert sum(passage.ByteSize() for passage in found) < 100_000
     assert all(p.title.startswith("Doc.md › harbour harbour") for p in found)
 

@@ -276,6 +276,12 @@ REQUEST_PATH = Page(
                     ("sum by (instance) (penstock_retrieval_embed_waiting_texts)", "waiting {{instance}}"),
                 ]),
                 Panel("Skipped", "reqps", "Chats answered without the passages asked for.", [(_rate("penstock_gateway_retrieval_skipped_total", "why"), "{{why}}")]),
+                Panel("Searches told again", "reqps", "By what the cache said.", [(_rate("penstock_retrieval_cache_looks_total", "outcome"), "{{outcome}}")]),
+                Panel("Time saved by the cache", "s", "A second.", [(_total("penstock_retrieval_cache_saved_seconds_total"), "saved")]),
+                Panel("The cache's size", "bytes", "", [("sum by (instance) (penstock_retrieval_cache_bytes)", "{{instance}}"), ("sum by (instance) (penstock_retrieval_cache_entries)", "searches {{instance}}")]),
+                Panel("Questions rewritten", "reqps", "By the rule, or a model.", [(_rate("penstock_gateway_rewritten_total", "by"), "{{by}}")]),
+                Panel("Citations", "reqps", "Of answers with passages: marks of passages that there are, and of none.", [(_rate("penstock_gateway_citations_total", "of"), "{{of}}")]),
+                Panel("Quotations", "reqps", "Of such answers, looked up in their passages.", [(_rate("penstock_gateway_quotations_total", "outcome"), "{{outcome}}")]),
             ],
         ),
         (
@@ -460,7 +466,9 @@ AROUND = Page(
         (
             "Documents",
             [
-                Panel("Files of all tenants", "bytes", "In Redis.", [("max(penstock_gateway_file_bytes)", "files"), ("max(penstock_gateway_file_bytes_limit)", "limit")]),
+                Panel("Uploads of all tenants", "bytes", "In the blob store.", [("max(penstock_gateway_blob_bytes)", "uploads"), ("max(penstock_gateway_blob_bytes_limit)", "limit")]),
+                Panel("Files in Redis", "bytes", "Batches' answers, of all tenants.", [("max(penstock_gateway_file_bytes)", "files"), ("max(penstock_gateway_file_bytes_limit)", "limit")]),
+                Panel("Orphans deleted", "short", "A second; uploads that nothing tells of.", [(_total("penstock_gateway_orphan_blobs_total"), "blobs")]),
                 Panel("Uploads without room", "short", "A second; `all`: all tenants' files together have reached the limit.", [(_rate("penstock_gateway_files_refused_total", "limit"), "{{limit}}")]),
                 Panel("Chunks stored", "short", "A second.", [(_total("penstock_retrieval_indexed_chunks_total"), "chunks")]),
                 Panel("Reading or cutting a document p95", "s", "", [(_quantile(0.95, "penstock_retrieval_chunking_seconds", "job"), "p95")]),

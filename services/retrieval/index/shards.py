@@ -134,7 +134,8 @@ def _earlier(layout: Layout) -> Iterator[tuple[Path, Shard]]:
 
 def _lock(root: Path) -> int:
     """Held until this process ends, however it does."""
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (root.parent, root):  # each for its owner alone
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + _LOCK_S
     while True:

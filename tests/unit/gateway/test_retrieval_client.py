@@ -240,7 +240,7 @@ async def test_a_failure_of_the_service_itself_is_not_tried_elsewhere(rig: Rig, 
 async def test_patience_ends(rig: Rig, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.client, "_patience_s", 0.1)
     monkeypatch.setattr(rig.client, "_search_s", 0.1)
-    monkeypatch.setattr(module, "INDEX_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(module, "INDEX_PATIENCE_S", 0.1)
     assert await rig.outcome(name) == "no_replica"
 
 
@@ -387,7 +387,7 @@ async def client(redis_url: str, namespace: str) -> AsyncIterator[RetrievalClien
         ("chat", range(3, 0, -1)),  # patient for 2.4 s
         ("embed", range(60, 50, -1)),
         ("remove", range(60, 50, -1)),
-        ("index", range(300, 0, -1)),
+        ("index", range(2400, 2100, -1)),
     ],
 )
 async def test_each_try_has_what_is_left_and_patience_is_one_for_all(

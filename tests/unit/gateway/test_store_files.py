@@ -259,6 +259,7 @@ def test_a_file_in_a_store_is_told_whole() -> None:
         "last_error": None,
         "attributes": {},
         "chunking_strategy": {"type": "other"},
+        "penstock": {},
     }
     file.fail("broken")
     assert (file.as_json()["status"], file.as_json()["usage_bytes"]) == ("failed", 0)
