@@ -7,21 +7,23 @@ from models.recipe.conversation import Conversation
 from models.recipe.skills import about, extract, passages, recall, short, smalltalk, story, tools
 from models.recipe.world import World
 
-# Shares of examples: at the start of training, and from `EASY_UNTIL` of it on.
+# Shares of examples: at the start of training, and from `MIXED_AT` of it on. Reading comes first:
+# it takes longest, and the rest is learned soon by a model that can compare and copy.
 START = {
-    "copying": 12, "passages": 70, "recall": 4, "json": 4, "tools": 5, "short": 3, "about": 1,
-    "talk": 1, "story": 0.5,
+    "copying": 1, "passages": 92, "recall": 2, "json": 1.5, "tools": 1.5, "short": 1, "about": 0.5,
+    "talk": 0.5, "story": 0,
 }  # fmt: skip
 LATER = {
     "copying": 0.5, "passages": 78, "recall": 4.5, "json": 6.5, "tools": 5, "short": 2.5,
     "about": 1.5, "talk": 2, "story": 0.6,
 }  # fmt: skip
-EASY_UNTIL = 0.06
+MIXED_AT = 0.3
 # How often a set has 1, 2, … 7 passages: at the start, and from `WIDE_AT` of the training on.
-NARROW, WIDE = (8, 3, 0.5, 0.2, 0, 0, 0), (5, 4, 3.5, 2.5, 1.2, 0.6, 0.15)
-WIDE_AT = 0.5
-NOT_TOLD = (0.2, 0.34)  # shares of the questions, at the start and from `WIDE_AT` on
-RELATIONS = (0.75, 0.42)  # shares of the passages that are composed
+NARROW, WIDE = (4, 6, 1.5, 0.3, 0, 0, 0), (5, 4, 3.5, 2.5, 1.2, 0.6, 0.15)
+WIDE_AT = 0.4
+NOT_TOLD = (0.05, 0.34)  # shares of the questions, at the start and from `WIDE_AT` on
+RELATIONS = (1.0, 0.42)  # shares of the passages that are composed
+FACTS = (1, 4)  # the most that a composed passage tells
 DECLINED = 0.12  # of the turns with tools, those that ask for one that is not offered
 
 
@@ -33,7 +35,7 @@ def _between(ends: tuple[float, float], progress: float, until: float) -> float:
 
 def shares(progress: float) -> dict[str, float]:
     """The mixture at `progress` (0 to 1) of the training."""
-    return {s: _between((START[s], LATER[s]), progress, EASY_UNTIL) for s in START}
+    return {s: _between((START[s], LATER[s]), progress, MIXED_AT) for s in START}
 
 
 def example(rng: random.Random, progress: float) -> Conversation:
@@ -79,7 +81,7 @@ def looked_up(rng: random.Random, progress: float) -> Conversation:
         rng,
         rng.choices(range(1, 8), weights)[0],
         rng.random() >= _between(NOT_TOLD, progress, WIDE_AT),
-        most_facts=round(_between((2, 4), progress, WIDE_AT)),
+        most_facts=round(_between(FACTS, progress, WIDE_AT)),
         relations=_between(RELATIONS, progress, WIDE_AT),
     )
 

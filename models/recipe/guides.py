@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from models.recipe import minilm
 from models.recipe.conversation import Conversation
 from models.recipe.model import Layer, Llama
-from models.recipe.start import POINTS
+from models.recipe.start import FINDS, POINTS
 from models.recipe.tokenizer import CITES, DOCUMENTS, END, FIRST_CITE, USER
 
 ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n[^a-z])|$")
 SENTENCE, INSIDE, TOLD = range(3)  # outputs of the guessing head
 # How much a guess counts where it is not so, and where it is, which is rare but for TOLD.
 WEIGHTS = ((1.0, 3.0), (1.0, 6.0), (2.0, 1.0))
-POINTING, GUESSING, MEANING = 0.5, 0.4, 0.2  # weights in the loss
+POINTING, FINDING, GUESSING, MEANING = 0.5, 0.5, 0.4, 0.2  # weights in the loss
 
 
 @dataclass
@@ -44,6 +44,7 @@ class Guide:
 
     guesses: list[tuple[int, int, bool]] = field(default_factory=list)  # position, output, truth
     pointers: list[tuple[int, list[int]]] = field(default_factory=list)  # from, to any of these
+    finds: list[tuple[int, list[int]]] = field(default_factory=list)  # likewise, a layer before
     sentences: list[tuple[int, int]] = field(default_factory=list)  # first token, last
     meanings: Tensor | None = None  # (sentences, minilm.WIDTH), where they are told
 
@@ -93,7 +94,15 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
     found.sentences += [(asked, block - 1), (end + 2, answer - 2)]
     if not tells:
         found.pointers.append((answer - 1, [block]))
+        found.finds.append((answer - 1, [block]))
         return found
+    telling = [
+        at
+        for first, last in found.sentences[:-2]
+        if any(first <= one <= last for _, _, one in tells)
+        for at in range(first, last + 1)
+    ]
+    found.finds = [(at, telling) for at in (answer - 2, answer - 1)]
     found.pointers = _pointers(ids, answer, block, tells)
     return found
 
@@ -119,6 +128,31 @@ def _pointers(
 
 
 @dataclass
+class Aims:
+    """Where a head is to look."""
+
+    rows: Tensor  # (aims) the row
+    places: Tensor  # (aims) from which position
+    to: Tensor  # (aims, tokens) at any of these
+
+    @classmethod
+    def of(cls, rows: list[list[tuple[int, list[int]]]], width: int) -> "Aims":
+        """Those of each row, which is padded to `width` tokens."""
+        found = [(row, *aim) for row, aims in enumerate(rows) for aim in aims]
+        to = torch.zeros(len(found), width, dtype=torch.bool)
+        for i, (_, _, targets) in enumerate(found):
+            to[i, targets] = True
+        return cls(
+            torch.tensor([row for row, _, _ in found]).long(),
+            torch.tensor([place for _, place, _ in found]).long(),
+            to,
+        )
+
+    def to_device(self, device: torch.device) -> "Aims":
+        return Aims(self.rows.to(device), self.places.to(device), self.to.to(device))
+
+
+@dataclass
 class Guided:
     """The guides of a batch's rows."""
 
@@ -127,15 +161,14 @@ class Guided:
     outputs: Tensor  # (guesses) which of the guessing head's outputs
     truths: Tensor  # (guesses) 0 or 1
     weights: Tensor  # (guesses) those of a row and an output add up to one
-    from_rows: Tensor  # (pointers)
-    from_places: Tensor  # (pointers)
-    aims: Tensor  # (pointers, tokens) where it may point
+    pointers: Aims
+    finds: Aims
     meant_rows: Tensor  # (sentences)
     meant_places: Tensor  # (sentences) their last tokens
     meanings: Tensor  # (sentences, minilm.WIDTH)
 
     def to(self, device: torch.device) -> "Guided":
-        return Guided(*(getattr(self, f.name).to(device) for f in fields(self)))
+        return Guided(*(_moved(getattr(self, f.name), device) for f in fields(self)))
 
     @property
     def empty(self) -> bool:
@@ -152,10 +185,8 @@ def collate(guides: list[Guide], width: int) -> Guided:
     if guesses:
         group = rows * 3 + outputs
         weights = 1 / torch.bincount(group)[group].float()
-    pointers = [(row, *one) for row, guide in enumerate(guides) for one in guide.pointers]
-    to = torch.zeros(len(pointers), width, dtype=torch.bool)
-    for i, (_, _, targets) in enumerate(pointers):
-        to[i, targets] = True
+    pointers = [guide.pointers for guide in guides]
+    finds = [guide.finds for guide in guides]
     meant = [(row, guide) for row, guide in enumerate(guides) if guide.meanings is not None]
     meanings = [guide.meanings for _, guide in meant if guide.meanings is not None]
     return Guided(
@@ -164,9 +195,8 @@ def collate(guides: list[Guide], width: int) -> Guided:
         outputs.long(),
         truths.float(),
         weights,
-        torch.tensor([row for row, _, _ in pointers]).long(),
-        torch.tensor([place for _, place, _ in pointers]).long(),
-        to,
+        Aims.of(pointers, width),
+        Aims.of(finds, width),
         torch.tensor([row for row, guide in meant for _ in guide.sentences]).long(),
         torch.tensor([last for _, guide in meant for _, last in guide.sentences]).long(),
         torch.cat(meanings) if meanings else torch.zeros(0, minilm.WIDTH),
@@ -183,10 +213,13 @@ class Guides(nn.Module):
         nn.init.constant_(self.guess.bias, -2.0)
         self.mean = nn.Linear(hidden, minilm.WIDTH, bias=False)
 
-    def losses(self, model: Llama, read: Tensor, guided: Guided) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums over a batch: of the guesses' loss (weighted), of the pointers' and the meanings'.
+    def losses(
+        self, model: Llama, read_before: Tensor, read: Tensor, guided: Guided
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sums over a batch: of the guesses' loss (weighted), of the pointers', the meanings', the
+        finders'.
 
-        `read`: (batch, tokens, hidden), what layer `POINTS` reads.
+        `read_before`, `read`: (batch, tokens, hidden), what layers `FINDS` and `POINTS` read.
         """
         layer = cast(Layer, model.model.layers[POINTS])
         normed = layer.input_layernorm(read)
@@ -197,20 +230,29 @@ class Guides(nn.Module):
         guessing = (wrong * weights).sum()
         meant = self.mean(normed[guided.meant_rows, guided.meant_places]).float()
         meaning = (1 - F.cosine_similarity(meant, guided.meanings)).sum()
-        places, attention = guided.from_places, layer.self_attn
-        head = attention.rows(0)
-        query = F.linear(normed[guided.from_rows, places], attention.q_proj.weight[head])
-        key = F.linear(normed, attention.k_proj.weight[head])
-        tokens = read.shape[1]
-        query = _turned(query.float(), model.cos[places], model.sin[places])
-        key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
-        scores = (
-            torch.einsum("pd,ptd->pt", query, key[guided.from_rows]) * model.shape.head_dim**-0.5
-        )
-        later = torch.arange(tokens, device=places.device) > places[:, None]
-        scores = scores.masked_fill(later, -1e9)
-        right = scores.masked_fill(~guided.aims, -1e9).logsumexp(1)
-        return guessing, (scores.logsumexp(1) - right).sum(), meaning
+        pointing = _missed(model, POINTS, read, guided.pointers)
+        finding = _missed(model, FINDS, read_before, guided.finds)
+        return guessing, pointing, meaning, finding
+
+
+def _moved(x: Tensor | Aims, device: torch.device) -> Tensor | Aims:
+    return x.to_device(device) if isinstance(x, Aims) else x.to(device)
+
+
+def _missed(model: Llama, number: int, read: Tensor, aims: Aims) -> Tensor:
+    """The sum of the losses of a layer's first head, which is to look at the aims."""
+    layer = cast(Layer, model.model.layers[number])
+    normed, attention, tokens = layer.input_layernorm(read), layer.self_attn, read.shape[1]
+    head = attention.rows(0)
+    query = F.linear(normed[aims.rows, aims.places], attention.q_proj.weight[head])
+    key = F.linear(normed, attention.k_proj.weight[head])
+    query = _turned(query.float(), model.cos[aims.places], model.sin[aims.places])
+    key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
+    scores = torch.einsum("pd,ptd->pt", query, key[aims.rows]) * model.shape.head_dim**-0.5
+    later = torch.arange(tokens, device=read.device) > aims.places[:, None]
+    scores = scores.masked_fill(later, -1e9)
+    right = scores.masked_fill(~aims.to, -1e9).logsumexp(1)
+    return (scores.logsumexp(1) - right).sum()
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Shape:
     heads: int = 6  # as many for keys and values: the first weights fill five
     head_dim: int = 64
     context: int = 2048
-    theta: float = 10000.0
+    theta: float = 500000.0
     epsilon: float = 1e-5
 
 
@@ -222,20 +222,19 @@ class Llama(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Final normed states: (batch, tokens, hidden)."""
-        return self.seen(tokens, 0)[0]
+        return self.seen(tokens)[0]
 
-    def seen(self, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Final normed states, and what layer `layer` reads: both (batch, tokens, hidden)."""
+    def seen(self, tokens: Tensor, *layers: int) -> tuple[Tensor, ...]:
+        """Final normed states, and what each of `layers` reads: (batch, tokens, hidden) each."""
         x = self.model.embed_tokens(tokens)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
-        read = x
-        for number, each in enumerate(self.model.layers):
-            if number == layer % self.shape.layers:
-                read = x
+        read = []
+        for each in self.model.layers:
+            read.append(x)
             x = each(x, cos, sin)
-        return self.model.norm(x), read
+        return self.model.norm(x), *(read[layer] for layer in layers)
 
     def logits(self, states: Tensor) -> Tensor:
         """States (..., hidden) to scores (..., vocab)."""

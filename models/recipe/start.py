@@ -1,32 +1,33 @@
-"""A start that knows words and can already copy.
+"""A start that knows words, compares question and passages, and can already copy.
 
 A model that sees some fifty million tokens can learn how answers are found, not English. So each
 token's embedding says from the start what the word means, as MiniLM has it: words that training
 never shows are near those that it does. These rows stay as they are, or training would move the
 words that it shows away from their neighbours; it moves those of marks, digits and markers alone.
 
-And a transformer learns late, and all at once, to continue `A B ... A` with `B`: it needs a head
-that tells each token what came before it, and in a later layer one that looks for what the present
-token came before. So these heads are written into the first weights by hand, for one token of
-context and for two (Olsson et al., 2022, call them induction heads); further ones that tell each
-token the mark of the part that it is in (a passage's number, a user's turn), that bring a copied
-token's mark along, that look in the question for a word of like meaning, and in the passages, and
-that gather what was found so over a sentence. In `POINTS`, a late layer, one head copies what it
-looks at: training tells it where (`guides.py`). These heads are left as they are for a while, or
-training would use them for something else before it has found what they are good for; then it bends
-and multiplies them as it likes. Everything else starts at random.
+And a transformer learns late, and all at once, to compare and to copy: gradient finds no slope
+until most of the parts are there. So the parts are written into the first weights by hand, each of
+them a head:
 
-The residual stream of a fresh model is used like this (here for heads of 64):
+- what came before a token, and the mark of the part that it is in (a passage's number, a user's
+  turn); what words stand around it, as a code of the place;
+- what followed the last token like this one (Olsson et al., 2022: induction heads), put aside in
+  features of its own;
+- how much of the question a token answers to: by the same word, by the same two words, by a word
+  of like meaning. Attention always adds up to one, so it cannot tell by itself that nothing is
+  alike; here it rests on the marker of the documents unless a word of the question outweighs it,
+  and what it brings is that word's weight. Rare words weigh more than common ones;
+- the mean of that over a few tokens, over a sentence, over the passage;
+- in `FINDS`, a head that looks for the place where that is most, and brings the code of the place;
+- in `POINTS`, one that copies what it looks at: what is to follow, near the place.
 
-    0           the same constant in every token, for the positional heads
-    1 .. 63     a code of the token's own, but for the space before it
-    64          whether it has a space before it
-    65 .. 128   zero in the embedding; layer 0 writes features 1 .. 64 of the token before
-    129 .. 192  zero too; layer 0 writes those of the token before that
-    193 .. 224  a code of a mark, zero in others; layer 0 writes that of the part they are in
-    225 ..      the meaning, its strongest components first
+Training tells the last two where to look (`guides.py`). The others are left as they are for a
+while, or training would use them for something else before it has found what they are good for;
+then it bends and multiplies them as it likes. Everything else starts at random.
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
@@ -36,17 +37,22 @@ from torch import Tensor
 
 from models.recipe import minilm
 from models.recipe.model import Attention, Layer, Llama, Shape
-from models.recipe.tokenizer import ASSISTANT, CITES, SPECIAL, USER, VISIBLE
+from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, SPECIAL, USER, VISIBLE
 
 SPREAD = 0.5  # standard deviation of the embedding: what layers add must not drown it at once
 SHARP = 0.06  # that with which the logits of a fresh model are as sharp as they should be
 CONSTANT = 4.0  # of feature 0, in units of SPREAD
 SHARPNESS = 5.0  # of the positional heads
 MATCH = 2.5  # of the matching heads
-GAIN = 7.0  # with which each matched token's successor is added
+GAIN = 7.0  # with which a copied token is added
+BRINGS = 0.5  # of the codes of the place that is found
+POINTING = 1.0  # as MATCH, of the head that points
 NEAR = 8.0  # how much a mark outweighs other tokens, close by
-AROUND = 30.0  # how much near tokens outweigh others, for the head that looks around
-POINTS = -3  # the layer whose first head points at what is said next
+SLOW = 0.003  # angle per token below which a pair of features tells little of distance
+ASKED = 12.0  # how much a token of the question outweighs others, for the comparing heads
+# Windows before a token: features that turn at rates between these, and how much they count.
+PLACE, FEW, MANY = (0.02, 0.1, 40.0), (0.05, 0.25, 60.0), (0.015, 0.05, 50.0)
+FINDS, POINTS = -4, -3  # the layers whose first heads find the place, and point at what is said
 
 
 class Layout:
@@ -55,12 +61,33 @@ class Layout:
     def __init__(self, shape: Shape) -> None:
         """Raises ValueError if the model is too narrow."""
         dim = shape.head_dim
-        self.own, self.once, self.twice = (slice(i * dim + 1, (i + 1) * dim + 1) for i in range(3))
-        self.spaced = self.own.stop - 1
-        self.part = slice(self.twice.stop, self.twice.stop + dim // 2)
-        self.meaning = slice(self.part.stop, shape.hidden)
-        if shape.heads < 4 or shape.hidden <= self.part.stop:
-            raise ValueError("the first weights need four heads, and a width of four of them")
+        sizes = {
+            "constant": 1, "own": dim, "once": dim // 2, "twice": dim // 4, "part": dim // 2,
+            "next": dim, "place": dim // 2, "traits": 6, "alike": 3, "few": 3, "many": 3, "all": 3,
+        }  # fmt: skip
+        at = 0
+        for name, size in sizes.items():
+            setattr(self, name, slice(at, at + size))
+            at += size
+        self.meaning = slice(at, shape.hidden)
+        if shape.heads < 4 or shape.hidden - at < dim // 2:
+            raise ValueError("the first weights need four heads, and a width of five of them")
+
+    constant: slice
+    own: (
+        slice  # a code of the token's own, and in its last feature whether it has a space before it
+    )
+    once: slice  # the code of the token before; from FINDS on that of the place found
+    twice: slice  # that of the token before that; from FINDS on some of the passage's found
+    part: slice  # a code of a mark, zero in others; layer 0 writes that of the part they are in
+    next: slice  # the code of what is to follow
+    place: slice  # what words stand before, as a code
+    traits: slice  # see `traits`
+    alike: slice  # how much it is like the question: the word, the words, the meaning
+    few: slice  # the mean of that over some tokens
+    many: slice  # … over a sentence
+    all: slice  # … over the passage
+    meaning: slice  # its strongest components first
 
 
 def marks(tokenizer: Tokenizer) -> list[int]:
@@ -95,6 +122,38 @@ def meanings(tokenizer: Tokenizer, size: int) -> Tensor:
     return torch.stack([table.get(word, torch.zeros(size)) for word in words])
 
 
+def weights(tokenizer: Tokenizer) -> Tensor:
+    """(vocab) how much it tells that a word stands in two texts: from 0 for the commonest to 1."""
+    ranks = {word: rank for rank, word in enumerate(minilm.words())}
+    found = []
+    for text in texts(tokenizer):
+        word = text.removeprefix("Ġ").lower()
+        if not word.isalnum() or not word.isascii():
+            found.append(0.0)
+        elif len(word) == 1:
+            found.append(0.15)
+        else:
+            found.append(min(1.0, math.log(ranks.get(word, 10_000) / 50 + 1) / 5))
+    return torch.tensor(found)
+
+
+def traits(tokenizer: Tokenizer) -> Tensor:
+    """(vocab, 6): whether it is the documents' marker, its weight, whether it has a capital, is a
+    digit, ends a sentence, ends a line.
+    """
+    stems = [text.removeprefix("Ġ") for text in texts(tokenizer)]
+    shown = {*SPECIAL, *VISIBLE}
+    plain = [("" if stem in shown else stem) for stem in stems]
+    return torch.stack([
+        torch.tensor([float(i == DOCUMENTS) for i in range(len(stems))]),
+        weights(tokenizer),
+        torch.tensor([float(stem[:1].isupper()) for stem in plain]),
+        torch.tensor([float(stem[:1].isdigit()) for stem in plain]),
+        torch.tensor([float(stem[:1] in (".", "!", "?")) for stem in plain]),
+        torch.tensor([float(stem[:1] == "Ċ") for stem in plain]),
+    ], 1)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Head:
     """One of the heads that are written into the first weights."""
@@ -115,8 +174,8 @@ class Head:
 
 def written(shape: Shape) -> list[Head]:
     """The heads that training leaves alone at first, until the others have learned to use them."""
-    heads = [Head(0, 0), Head(0, 1), Head(0, 2), *(Head(1, number) for number in range(4))]
-    return heads + ([Head(1, 4), Head(1, 5), Head(2, 0)] if shape.heads > 5 else [])
+    numbers = (range(4), range(min(6, shape.heads)), range(3))
+    return [Head(layer, number) for layer, some in enumerate(numbers) for number in some]
 
 
 @torch.no_grad()
@@ -126,35 +185,67 @@ def prepare(model: Llama, tokenizer: Tokenizer) -> None:
     _embed(model, tokenizer, at)
     model.model.norm.weight.fill_(SHARP / SPREAD)
     first, second, third = (cast(Layer, model.model.layers[i]).self_attn for i in range(3))
-    for head, (back, target) in enumerate(((1, at.once), (2, at.twice))):
-        _look_back(model, first, head, back)
-        _carry(first, head, at.own, target, 2 * SPREAD)
+    _look_back(model, first, 0, 1)
+    _carry(first, 0, at.own, at.once, 0.7 * SPREAD)
+    _look_back(model, first, 1, 2)
+    _carry(first, 1, at.own, at.twice, 0.7 * SPREAD)
     beginnings = marks(tokenizer)
     codes = model.model.embed_tokens.weight[beginnings, at.part]
-    alike = codes.mean(0) / codes.mean(0).norm()
-    _look_for(model, first, 2, at.part, alike)
-    _carry(first, 2, at.part, at.part, 2 * SPREAD)
-    # What matches; here: one passage.
+    _look_for(model, first, 2, at.part, codes.mean(0) / codes.mean(0).norm())
+    _carry(first, 2, at.part, at.part, 0.5 * SPREAD)
+    _look_around(model, first, 3, *PLACE)
+    _carry(first, 3, at.own, at.place, 2 * SPREAD)
+    # What matches; here: in one passage.
     one, two, here = (at.own, at.once), (at.once, at.twice), (at.part, at.part)
-    _match(model, second, 0, [one])
-    _match(model, second, 1, [one, two, one, two, here])
-    _match(model, second, 2, [one, two])
-    _match(model, second, 3, [one, one, here])
-    for head, brought in enumerate((at.own, at.own, at.part, at.own)):
-        _carry(second, head, brought, brought, GAIN * SPREAD)
+    asked = codes[0] - codes[2:].mean(0)  # of a user's turn, not of a passage
+    asked = asked / asked.norm()
+    same, before, means = (at.own, at.own), (at.once, at.once), (at.meaning, at.meaning)
+    for head, (pairs, sink) in enumerate((([same], 3.0), ([same, before], 3.5), ([means], 4.0))):
+        _match(model, second, head, pairs)
+        _prefer(model, second, head, 1, at.part, ASKED * asked)
+        _prefer(model, second, head, 2, at.traits, sink * torch.eye(6)[0])
+        weight = slice(at.traits.start + 1, at.traits.start + 2)
+        target = slice(at.alike.start + head, at.alike.start + head + 1)
+        _carry(second, head, weight, target, 1.5 * SPREAD)
+    _match(model, second, 3, [one, two])
+    _carry(second, 3, at.own, at.next, 0.8 * SPREAD)
     if model.shape.heads > 5:
-        asked = codes[0] - codes[2:].mean(0)  # of a user's turn, not of a passage
-        for head, (where, brought, target) in enumerate(
-            ((asked, at.meaning, at.once), (-asked, at.part, at.part)), 4
-        ):
-            _match(model, second, head, [(at.meaning, at.meaning)])
-            _prefer(model, second, head, at.part, where / where.norm())
-            _carry(second, head, brought, target, GAIN * SPREAD / 2)
-        _look_around(model, third, 0)
-        _carry(third, 0, at.once, at.twice, GAIN * SPREAD)
+        _match(model, second, 4, [one, two, here])
+        _carry(second, 4, at.own, at.next, 0.8 * SPREAD)
+        _match(model, second, 5, [one])
+        _carry(second, 5, at.own, at.next, 0.8 * SPREAD)
+    _look_around(model, third, 0, *FEW)
+    _carry(third, 0, at.alike, at.few, 4 * SPREAD)
+    _look_around(model, third, 1, *MANY)
+    _carry(third, 1, at.alike, at.many, 6 * SPREAD)
+    _match(model, third, 2, [here])
+    _carry(third, 2, at.alike, at.all, 8 * SPREAD)
+    finder = cast(Layer, model.model.layers[FINDS]).self_attn
+    _find(model, finder, at)
     late = cast(Layer, model.model.layers[POINTS]).self_attn
-    _match(model, late, 0, [(at.own, at.own)])
+    _match(model, late, 0, [(at.next, at.own)] * 3 + [(at.once, at.place)], POINTING)
     _carry(late, 0, at.own, at.own, GAIN * SPREAD)
+
+
+def _find(model: Llama, attention: Attention, at: Layout) -> None:
+    """Looks for what is most like the question; brings the codes of the place."""
+    query, key = _inputs(attention, 0)
+    query.zero_()
+    key.zero_()
+    place = _slow(model)[-1]
+    query[place, 0] = 8 / CONSTANT
+    for where, much in ((at.few, 0.5), (at.many, 1.0), (at.all, 0.5)):
+        key[place, where] = much
+    rows = attention.rows(0)
+    half = model.shape.head_dim // 2
+    values, output = attention.v_proj.weight[rows], attention.o_proj.weight[:, rows]
+    values.zero_()
+    output.zero_()
+    values[:half, at.place] = torch.eye(half)
+    quarter = at.twice.stop - at.twice.start
+    values[half : half + quarter, at.part.start : at.part.start + quarter] = torch.eye(quarter)
+    output[at.once, :half] = BRINGS * SPREAD * torch.eye(half)
+    output[at.twice, half : half + quarter] = BRINGS * SPREAD * torch.eye(quarter)
 
 
 def _embed(model: Llama, tokenizer: Tokenizer, at: Layout) -> None:
@@ -163,10 +254,12 @@ def _embed(model: Llama, tokenizer: Tokenizer, at: Layout) -> None:
     embedding.zero_()
     embedding[:, 0] = CONSTANT * SPREAD
     stems = {stem: i for i, stem in enumerate(dict.fromkeys(n.removeprefix("Ġ") for n in names))}
-    codes = torch.randn(len(stems), at.spaced - at.own.start) * SPREAD
-    embedding[:, at.own.start : at.spaced] = codes[[stems[n.removeprefix("Ġ")] for n in names]]
+    codes = torch.randn(len(stems), at.own.stop - at.own.start) * SPREAD
+    embedding[:, at.own] = codes[[stems[n.removeprefix("Ġ")] for n in names]]
     spaced = torch.tensor([n.startswith("Ġ") for n in names])
-    embedding[:, at.spaced] = torch.where(spaced, 2.0, -2.0) * SPREAD
+    embedding[:, at.own.stop - 1] = torch.where(spaced, 2.0, -2.0) * SPREAD
+    embedding[DOCUMENTS, at.own] = 0  # it rests what finds no match
+    embedding[:, at.traits] = traits(tokenizer) * torch.tensor([6.0, 2, 2, 2, 2, 2]) * SPREAD
     embedding[:, at.meaning] = meanings(tokenizer, at.meaning.stop - at.meaning.start) * SPREAD
     beginnings = marks(tokenizer)
     width = at.part.stop - at.part.start
@@ -215,43 +308,62 @@ def _look_for(model: Llama, attention: Attention, head: int, where: slice, what:
     key[slow, where] = NEAR**0.5 * what / len(slow)
 
 
-def _look_around(model: Llama, attention: Attention, head: int) -> None:
-    """The tokens before, the nearer the more: about a sentence of them."""
+def _look_around(
+    model: Llama, attention: Attention, head: int, low: float, high: float, much: float
+) -> None:
+    """The tokens before, the nearer the more; pairs of features that turn at these rates tell."""
     query, key = _inputs(attention, head)
     rates = _rates(model)
-    slow = torch.nonzero((rates > 3e-2) & (rates < 3e-1)).flatten()
+    loud = torch.nonzero((rates > low) & (rates < high)).flatten()
     query.zero_()
     key.zero_()
-    query[slow, 0] = AROUND**0.5 / CONSTANT
-    key[slow, 0] = AROUND**0.5 / CONSTANT
+    query[loud, 0] = (much / len(loud)) ** 0.5 / CONSTANT
+    key[loud, 0] = (much / len(loud)) ** 0.5 / CONSTANT
 
 
 def _slow(model: Llama) -> list[int]:
     """The features of a head that hardly turn over the length of a passage."""
-    slow = torch.nonzero(_rates(model) < 0.01).flatten()
+    slow = torch.nonzero(_rates(model) < SLOW).flatten()
     return torch.cat((slow, slow + model.shape.head_dim // 2)).tolist()
 
 
-def _match(model: Llama, attention: Attention, head: int, pairs: list[tuple[slice, slice]]) -> None:
+def _match(
+    model: Llama,
+    attention: Attention,
+    head: int,
+    pairs: list[tuple[slice, slice]],
+    much: float = MATCH,
+) -> None:
     """Each query feature of a pair against its key feature, shared out over slowly turning ones."""
     query, key = _inputs(attention, head)
     query.zero_()
     key.zero_()
+    used: Counter[tuple[int, int]] = Counter()
     for i, place in enumerate(_slow(model)):
         mine, theirs = pairs[i % len(pairs)]
-        feature = i % (mine.stop - mine.start)
-        query[place, mine.start + feature] = MATCH
-        key[place, theirs.start + feature] = MATCH
+        feature = used[mine.start, theirs.start]
+        used[mine.start, theirs.start] += 1
+        if feature < min(mine.stop - mine.start, theirs.stop - theirs.start):
+            query[place, mine.start + feature] = much
+            key[place, theirs.start + feature] = much
 
 
-def _prefer(model: Llama, attention: Attention, head: int, where: slice, what: Tensor) -> None:
+def _prefer(
+    model: Llama,
+    attention: Attention,
+    head: int,
+    nth: int,
+    where: slice,
+    what: Tensor | None,
+    much: float,
+) -> None:
     """Besides, tokens whose features `where` have much of the unit vector `what`."""
-    place = _slow(model)[-1]
+    place = _slow(model)[-nth]
     query, key = _inputs(attention, head)
     query[place] = 0
     key[place] = 0
-    query[place, 0] = MATCH
-    key[place, where] = MATCH * what
+    query[place, 0] = MATCH / CONSTANT
+    key[place, where] = what
 
 
 def _carry(attention: Attention, head: int, source: slice, target: slice, gain: float) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
-from models.recipe.guides import GUESSING, MEANING, POINTING, Guides
+from models.recipe.guides import FINDING, GUESSING, MEANING, POINTING, Guides
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import optimizers, set_rates
 from models.recipe.swaps import Swaps
@@ -37,10 +37,10 @@ class Plan:
 
     pools: int  # of examples (see `batches.POOL`)
     seed: int = 0
-    step_tokens: int = 4096  # of an optimizer step, about
+    step_tokens: int = 2304  # of an optimizer step, about
     late_tokens: int = 8192  # the same once the rates decay
-    micro_tokens: int = 2304  # that a thread takes through the model at once, about
-    muon_rate: float = 0.007
+    micro_tokens: int = 1152  # that a thread takes through the model at once, about
+    muon_rate: float = 0.016
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
     decay_from: float = 0.7  # share of the training
@@ -63,19 +63,19 @@ class Learner(nn.Module):
 
     def losses(
         self, batch: Batch, half: bool
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Of the answers' tokens, in order: losses and whether each was the likeliest; and the
         guides' losses. `half`: in bfloat16 where that is exact enough.
         """
         picked = batch.weights > 0
         with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=half):
-            states, read = self.llama.seen(batch.inputs, start.POINTS)
+            states, before, read = self.llama.seen(batch.inputs, start.FINDS, start.POINTS)
             scores = self.llama.logits(states[picked]).float()
             zero = scores.new_zeros(())
             guided = (
-                (zero, zero, zero)
+                (zero, zero, zero, zero)
                 if batch.guided.empty
-                else self.guides.losses(self.llama, read, batch.guided)
+                else self.guides.losses(self.llama, before, read, batch.guided)
             )
         targets = batch.targets[picked]
         losses = F.cross_entropy(scores, targets, reduction="none")
@@ -87,7 +87,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
-        self.guides = [0.0] * 5  # guesses, pointers, meanings; rows, sentences with a meaning
+        self.guides = [
+            0.0
+        ] * 6  # guesses, pointers, meanings, finds; rows, sentences with a meaning
         self.lock = Lock()
 
     def add(self, batch: Batch, losses: Tensor, right: Tensor) -> None:
@@ -100,9 +102,10 @@ class Tally:
             with self.lock:
                 self.sums[skill] = [a + b for a, b in zip(self.sums[skill], sums, strict=True)]
 
-    def add_guides(self, batch: Batch, guessing: float, pointing: float, meaning: float) -> None:
+    def add_guides(self, batch: Batch, *losses: float) -> None:
+        """`losses`: of the guesses, the pointers, the meanings, the finds."""
         guided = batch.guided
-        parts = guessing, pointing, meaning, len(guided.rows.unique()), len(guided.meanings)
+        parts = *losses, len(guided.rows.unique()), len(guided.meanings)
         with self.lock:
             self.guides = [a + b for a, b in zip(self.guides, parts, strict=True)]
 
@@ -111,10 +114,11 @@ class Tally:
             f"{s} {e[0] / max(1, e[1]):.3f}/{100 * e[2] / e[3]:.0f}% of {e[3]:.0f}"
             for s, e in sorted(self.sums.items())
         ]
-        guessing, pointing, meaning, rows, sentences = self.guides
+        guessing, pointing, meaning, finding, rows, sentences = self.guides
         rows, sentences = max(1, rows), max(1, sentences)
-        said = f"guesses {guessing / rows:.3f} pointers {pointing / rows:.3f}"
-        return f"{said} meanings {meaning / sentences:.3f} | " + ", ".join(parts)
+        said = f"guesses {guessing / rows:.2f} finds {finding / rows:.2f}"
+        said += f" pointers {pointing / rows:.2f}"
+        return f"{said} meanings {meaning / sentences:.2f} | " + ", ".join(parts)
 
 
 class Crew:
@@ -165,9 +169,9 @@ def _learn(learner: Learner, batch: Batch, total: float, half: bool, tally: Tall
     """Adds a micro-batch's part of the gradient of a step of `total` weight."""
     moved = batch.to(next(learner.parameters()).device)
     losses, right, guided = learner.losses(moved, half)
-    guessing, pointing, meaning = guided
+    guessing, pointing, meaning, finding = guided
     weighed = (losses * moved.weights[moved.weights > 0]).sum()
-    guides = GUESSING * guessing + POINTING * pointing + MEANING * meaning
+    guides = GUESSING * guessing + POINTING * pointing + MEANING * meaning + FINDING * finding
     (weighed + guides).div(total).backward()
     tally.add(batch, losses.detach().cpu(), right.cpu())
     tally.add_guides(batch, *(loss.item() for loss in guided))
