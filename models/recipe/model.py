@@ -19,7 +19,7 @@ class Shape:
 
     vocab: int
     hidden: int = 384
-    inner: int = 768
+    inner: int = 512
     layers: int = 8
     heads: int = 6  # as many for keys and values: the first weights fill five
     head_dim: int = 64

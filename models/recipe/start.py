@@ -349,15 +349,9 @@ def _match(
 
 
 def _prefer(
-    model: Llama,
-    attention: Attention,
-    head: int,
-    nth: int,
-    where: slice,
-    what: Tensor | None,
-    much: float,
+    model: Llama, attention: Attention, head: int, nth: int, where: slice, what: Tensor
 ) -> None:
-    """Besides, tokens whose features `where` have much of the unit vector `what`."""
+    """Besides, tokens whose features `where` have much of `what`; by the `nth` last slow feature."""
     place = _slow(model)[-nth]
     query, key = _inputs(attention, head)
     query[place] = 0
