@@ -351,7 +351,7 @@ def _match(
 def _prefer(
     model: Llama, attention: Attention, head: int, nth: int, where: slice, what: Tensor
 ) -> None:
-    """Besides, tokens whose features `where` have much of `what`; by the `nth` last slow feature."""
+    """Besides, tokens whose features `where` have much of `what`; in the `nth` last slow one."""
     place = _slow(model)[-nth]
     query, key = _inputs(attention, head)
     query[place] = 0
