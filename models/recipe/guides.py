@@ -1,7 +1,7 @@
 """Guides of the training: what stands in the passages, told to the model where it reads them.
 
 An answer is a handful of tokens after hundreds of others: as a lesson about reading that is thin.
-So training also tells, at what a late layer reads (`start.POINTS`):
+So training also tells, at what a late layer reads (`start.points`):
 
 - at each sentence's end, whether the answer stands in that sentence;
 - at each token of the passages, whether it is the answer's;
@@ -9,10 +9,12 @@ So training also tells, at what a late layer reads (`start.POINTS`):
 - at each sentence's and at the question's end, what MiniLM makes of it (of a share of the
   examples): which sentence is about what is asked, in whatever words, is then a comparison;
 - for each token of the answer, where in the passages the next one stands: the layer's first head
-  is to look there, and at the passage's number when the value is said.
+  is to look there, and at the passage's number when the value is said;
+- in the sentence that tells, or at the passages' marker if none does: there the first head of the
+  layer before (`start.finds`) is to look, from the end of the question.
 
-The heads that guess the first four are thrown away after the training; the last is the model's
-own attention.
+The heads that guess the first four are thrown away after the training; the last two are the
+model's own attention.
 """
 
 import re
@@ -28,7 +30,7 @@ from torch import Tensor, nn
 from models.recipe import minilm
 from models.recipe.conversation import Conversation
 from models.recipe.model import Layer, Llama
-from models.recipe.start import FINDS, POINTS
+from models.recipe.start import finds, points
 from models.recipe.tokenizer import CITES, DOCUMENTS, END, FIRST_CITE, USER
 
 ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n[^a-z])|$")
@@ -219,9 +221,9 @@ class Guides(nn.Module):
         """Sums over a batch: of the guesses' loss (weighted), of the pointers', the meanings', the
         finders'.
 
-        `read_before`, `read`: (batch, tokens, hidden), what layers `FINDS` and `POINTS` read.
+        `read_before`, `read`: (batch, tokens, hidden), what layers `finds` and `points` read.
         """
-        layer = cast(Layer, model.model.layers[POINTS])
+        layer = cast(Layer, model.model.layers[points(model.shape)])
         normed = layer.input_layernorm(read)
         guessed = self.guess(normed[guided.rows, guided.places]).float()
         guessed = guessed.gather(1, guided.outputs[:, None])[:, 0]
@@ -230,8 +232,8 @@ class Guides(nn.Module):
         guessing = (wrong * weights).sum()
         meant = self.mean(normed[guided.meant_rows, guided.meant_places]).float()
         meaning = (1 - F.cosine_similarity(meant, guided.meanings)).sum()
-        pointing = _missed(model, POINTS, read, guided.pointers)
-        finding = _missed(model, FINDS, read_before, guided.finds)
+        pointing = _missed(model, points(model.shape), read, guided.pointers)
+        finding = _missed(model, finds(model.shape), read_before, guided.finds)
         return guessing, pointing, meaning, finding
 
 
@@ -239,18 +241,22 @@ def _moved(x: Tensor | Aims, device: torch.device) -> Tensor | Aims:
     return x.to_device(device) if isinstance(x, Aims) else x.to(device)
 
 
-def _missed(model: Llama, number: int, read: Tensor, aims: Aims) -> Tensor:
-    """The sum of the losses of a layer's first head, which is to look at the aims."""
+def looks(model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """(places, tokens) how much the first head of a layer that reads `read` looks at each token."""
     layer = cast(Layer, model.model.layers[number])
     normed, attention, tokens = layer.input_layernorm(read), layer.self_attn, read.shape[1]
     head = attention.rows(0)
-    query = F.linear(normed[aims.rows, aims.places], attention.q_proj.weight[head])
+    query = F.linear(normed[rows, places], attention.q_proj.weight[head])
     key = F.linear(normed, attention.k_proj.weight[head])
-    query = _turned(query.float(), model.cos[aims.places], model.sin[aims.places])
+    query = _turned(query.float(), model.cos[places], model.sin[places])
     key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
-    scores = torch.einsum("pd,ptd->pt", query, key[aims.rows]) * model.shape.head_dim**-0.5
-    later = torch.arange(tokens, device=read.device) > aims.places[:, None]
-    scores = scores.masked_fill(later, -1e9)
+    scores = torch.einsum("pd,ptd->pt", query, key[rows]) * model.shape.head_dim**-0.5
+    return scores.masked_fill(torch.arange(tokens, device=read.device) > places[:, None], -1e9)
+
+
+def _missed(model: Llama, number: int, read: Tensor, aims: Aims) -> Tensor:
+    """The sum of the losses of a layer's first head, which is to look at the aims."""
+    scores = looks(model, number, read, aims.rows, aims.places)
     right = scores.masked_fill(~aims.to, -1e9).logsumexp(1)
     return (scores.logsumexp(1) - right).sum()
 

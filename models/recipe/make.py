@@ -20,7 +20,7 @@ from models.recipe.train import Plan, train
 RECIPE = Path(__file__).parent
 SHAPES = {
     "demo": Shape(bpe.VOCABULARY),
-    "draft": Shape(bpe.VOCABULARY, hidden=128, inner=256, layers=4, heads=4, head_dim=32),
+    "draft": Shape(bpe.VOCABULARY, hidden=160, inner=256, layers=6, heads=4, head_dim=32),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
 POOLS = {"demo": 260, "draft": 120}

@@ -18,8 +18,9 @@ them a head:
   alike; here it rests on the marker of the documents unless a word of the question outweighs it,
   and what it brings is that word's weight. Rare words weigh more than common ones;
 - the mean of that over a few tokens, over a sentence, over the passage;
-- in `FINDS`, a head that looks for the place where that is most, and brings the code of the place;
-- in `POINTS`, one that copies what it looks at: what is to follow, near the place.
+- halfway, in layer `finds`, a head that looks for the place where that is most, and brings the code
+  of the place;
+- in the next, `points`, one that copies what it looks at: what is to follow, near the place.
 
 Training tells the last two where to look (`guides.py`). The others are left as they are for a
 while, or training would use them for something else before it has found what they are good for;
@@ -52,14 +53,23 @@ SLOW = 0.003  # angle per token below which a pair of features tells little of d
 ASKED = 12.0  # how much a token of the question outweighs others, for the comparing heads
 # Windows before a token: features that turn at rates between these, and how much they count.
 PLACE, FEW, MANY = (0.02, 0.1, 40.0), (0.05, 0.25, 60.0), (0.015, 0.05, 50.0)
-FINDS, POINTS = -4, -3  # the layers whose first heads find the place, and point at what is said
+
+
+def finds(shape: Shape) -> int:
+    """The layer whose first head finds the place that tells."""
+    return shape.layers // 2
+
+
+def points(shape: Shape) -> int:
+    """The layer whose first head points at what is said."""
+    return finds(shape) + 1
 
 
 class Layout:
     """The features of the residual stream, by their use."""
 
     def __init__(self, shape: Shape) -> None:
-        """Raises ValueError if the model is too narrow."""
+        """Raises ValueError if the model is too narrow, or has too few layers."""
         dim = shape.head_dim
         sizes = {
             "constant": 1, "own": dim, "once": dim // 2, "twice": dim // 4, "part": dim // 2,
@@ -72,13 +82,15 @@ class Layout:
         self.meaning = slice(at, shape.hidden)
         if shape.heads < 4 or shape.hidden - at < dim // 2:
             raise ValueError("the first weights need four heads, and a width of five of them")
+        if finds(shape) < 3:
+            raise ValueError("the first weights need six layers")
 
     constant: slice
     own: (
         slice  # a code of the token's own, and in its last feature whether it has a space before it
     )
-    once: slice  # the code of the token before; from FINDS on that of the place found
-    twice: slice  # that of the token before that; from FINDS on some of the passage's found
+    once: slice  # the code of the token before; from `finds` on that of the place found
+    twice: slice  # that of the token before that; from `finds` on some of the passage's found
     part: slice  # a code of a mark, zero in others; layer 0 writes that of the part they are in
     next: slice  # the code of what is to follow
     place: slice  # what words stand before, as a code
@@ -220,9 +232,9 @@ def prepare(model: Llama, tokenizer: Tokenizer) -> None:
     _carry(third, 1, at.alike, at.many, 6 * SPREAD)
     _match(model, third, 2, [here])
     _carry(third, 2, at.alike, at.all, 8 * SPREAD)
-    finder = cast(Layer, model.model.layers[FINDS]).self_attn
+    finder = cast(Layer, model.model.layers[finds(model.shape)]).self_attn
     _find(model, finder, at)
-    late = cast(Layer, model.model.layers[POINTS]).self_attn
+    late = cast(Layer, model.model.layers[points(model.shape)]).self_attn
     _match(model, late, 0, [(at.next, at.own)] * 3 + [(at.once, at.place)], POINTING)
     _carry(late, 0, at.own, at.own, GAIN * SPREAD)
 

@@ -69,7 +69,9 @@ class Learner(nn.Module):
         """
         picked = batch.weights > 0
         with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=half):
-            states, before, read = self.llama.seen(batch.inputs, start.FINDS, start.POINTS)
+            states, before, read = self.llama.seen(
+                batch.inputs, start.finds(self.llama.shape), start.points(self.llama.shape)
+            )
             scores = self.llama.logits(states[picked]).float()
             zero = scores.new_zeros(())
             guided = (

@@ -14,14 +14,14 @@ from models.recipe import batches, corpus, minilm, start
 from models.recipe import tokenizer as bpe
 from models.recipe.batches import answer_mask, collate, pool, row, steps
 from models.recipe.export import load, save
-from models.recipe.guides import SENTENCE, TOLD, Guide
+from models.recipe.guides import SENTENCE, TOLD, Guide, looks
 from models.recipe.model import QUERIES, Llama, RMSNorm, Shape, attend
 from models.recipe.optim import orthogonalise
 from models.recipe.swaps import Swaps
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, PAD, USER
 from models.recipe.train import Crew, Learner, Plan, Tally, Training, alone, train
 
-TINY = Shape(bpe.VOCABULARY, hidden=64, inner=64, layers=5, heads=4, head_dim=16)
+TINY = Shape(bpe.VOCABULARY, hidden=96, inner=64, layers=6, heads=4, head_dim=16)
 NO_SWAPS = Swaps({}, {}, {}, set(), set())
 
 
@@ -75,37 +75,38 @@ def test_a_word_means_the_same_with_and_without_a_space(tokenizer: Tokenizer) ->
     rows = fresh(TINY, tokenizer).model.embed_tokens.weight
     ids = [tokenizer.token_to_id(t) for t in ("garden", "Ġgarden", "window")]
     apart = [(rows[ids[0]] != rows[other]).nonzero().flatten().tolist() for other in ids[1:]]
-    assert apart[0] == [start.Layout(TINY).spaced]
+    assert apart[0] == [start.Layout(TINY).own.stop - 1]
     assert len(apart[1]) > 10
 
 
-def test_a_fresh_model_already_copies(tokenizer: Tokenizer) -> None:
-    model = fresh(Shape(bpe.VOCABULARY), tokenizer)
-    tokens = words(tokenizer, 4, 60).repeat(1, 2)
+def pointed(model: Llama, tokens: Tensor) -> Tensor:
+    """(rows) where the pointing head looks from the last token."""
+    layer, rows = start.points(model.shape), torch.arange(len(tokens))
     with torch.no_grad():
-        guessed = model(tokens[:, :-1]).argmax(-1)[:, 70:]
-    assert (guessed == tokens[:, 71:]).float().mean() > 0.6
+        read = model.seen(tokens, layer)[1]
+        return looks(model, layer, read, rows, torch.full_like(rows, tokens.shape[1] - 1)).argmax(1)
 
 
-def test_a_fresh_model_copies_from_the_passage_that_it_cites(tokenizer: Tokenizer) -> None:
+def test_a_fresh_model_looks_for_what_followed(tokenizer: Tokenizer) -> None:
     model = fresh(Shape(bpe.VOCABULARY), tokenizer)
-    marks = start.marks(tokenizer)[2:]
-    rows, passages = 32, 3
-    lead = words(tokenizer, rows, 2)  # the same two tokens before each passage's value
-    values = words(tokenizer, rows, passages)
-    parts = []
-    for number in range(passages):
-        mark = torch.full((rows, 1), marks[number])
-        noise = words(tokenizer, rows, 12)
-        parts += [mark, noise, lead, values[:, number : number + 1], noise.flip(1)]
-    parts.append(torch.full((rows, 1), USER))
-    right = 0
-    for number in range(passages):
-        mark = torch.full((rows, 1), marks[number])
-        with torch.no_grad():
-            scores = model(torch.cat([*parts, mark, lead], 1))[:, -1]
-        right += int((scores.gather(1, values).argmax(1) == number).sum())
-    assert right > 0.5 * rows * passages  # a third by chance
+    tokens = words(tokenizer, 32, 60)
+    assert (pointed(model, torch.cat((tokens, tokens[:, :11]), 1)) == 11).float().mean() > 0.8
+
+
+def test_a_fresh_model_tells_what_passages_share_with_the_question(tokenizer: Tokenizer) -> None:
+    model = fresh(Shape(bpe.VOCABULARY), tokenizer)
+    at = start.Layout(model.shape)
+    weights = start.weights(tokenizer)
+    asked, other = words(tokenizer, 2, 400)
+    asked, other = (x[weights[x] > 0.8] for x in (asked, other))
+    question, shared, else_ = asked[:8], asked[:8].flip(0), other[:8]
+    cite = tokenizer.token_to_id("[1]")
+    mark = [torch.tensor([x]) for x in (USER, END, DOCUMENTS, cite)]
+    tokens = torch.cat([mark[0], question, *mark[1:], shared, else_])[None]
+    with torch.no_grad():
+        alike = model.seen(tokens, 2)[1][0, :, at.alike.start] / start.SPREAD
+    same, unlike = alike[-16:-8], alike[-8:]
+    assert same.median() > 4 * unlike.median().clamp(min=0.2)
 
 
 def test_orthogonalise_flattens_the_singular_values() -> None:
@@ -255,18 +256,31 @@ def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=1e-4)
 
 
-def test_the_pointing_head_learns_where_to_look(tokenizer: Tokenizer) -> None:
+def test_the_finding_and_the_pointing_head_learn_where_to_look(tokenizer: Tokenizer) -> None:
     learner = Learner(TINY)
     learner.llama = fresh(TINY, tokenizer)
-    made = [row(tokenizer, one, 2048) for one in looked_up(4)]
-    batch = collate(made)
-    _, read = learner.llama.seen(batch.inputs, start.POINTS)
-    _, pointing, _ = learner.guides.losses(learner.llama, read, batch.guided)
-    pointing.backward()
-    attention = learner.llama.model.layers[start.POINTS].self_attn
-    grad = attention.q_proj.weight.grad
-    assert grad[attention.rows(0)].abs().sum() > 0
-    assert grad[attention.rows(1)].abs().sum() == 0
+    batch = collate([row(tokenizer, one, 2048) for one in looked_up(4)])
+    layers = start.finds(TINY), start.points(TINY)
+    losses = learner.guides.losses(
+        learner.llama, *learner.llama.seen(batch.inputs, *layers)[1:], batch.guided
+    )
+    for layer, loss in zip(layers, (losses[3], losses[1]), strict=True):
+        learner.zero_grad()
+        loss.backward(retain_graph=True)
+        attention = learner.llama.model.layers[layer].self_attn
+        grad = attention.q_proj.weight.grad
+        assert grad[attention.rows(0)].abs().sum() > 0
+        assert grad[attention.rows(1)].abs().sum() == 0
+
+
+def test_the_finder_is_told_the_sentence_that_tells(tokenizer: Tokenizer) -> None:
+    for made in looked_up(60):
+        found = row(tokenizer, made, 2048).guide
+        told = {at for _, aims in found.finds for at in aims}
+        if made.tells:
+            assert found.inside <= told
+        else:
+            assert len(told) == 1
 
 
 def begun(tokenizer: Tokenizer, pools: int) -> Training:
