@@ -21,7 +21,7 @@ from models.recipe.template import render
 from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, END, PAD
 
 POOL = 256  # examples that are drawn, sorted by length and cut at once
-MEANT = 4  # of so many examples, one is told what its sentences mean
+MEANT = 16  # of so many examples, one is told what its sentences mean
 LONG = 16  # tokens: answers together longer than this count as one of this length
 
 
