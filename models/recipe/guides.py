@@ -135,23 +135,23 @@ class Aims:
 
     rows: Tensor  # (aims) the row
     places: Tensor  # (aims) from which position
-    to: Tensor  # (aims, tokens) at any of these
+    targets: Tensor  # (aims, tokens) at any of these
 
     @classmethod
     def of(cls, rows: list[list[tuple[int, list[int]]]], width: int) -> "Aims":
         """Those of each row, which is padded to `width` tokens."""
         found = [(row, *aim) for row, aims in enumerate(rows) for aim in aims]
-        to = torch.zeros(len(found), width, dtype=torch.bool)
-        for i, (_, _, targets) in enumerate(found):
-            to[i, targets] = True
+        targets = torch.zeros(len(found), width, dtype=torch.bool)
+        for i, (_, _, aim) in enumerate(found):
+            targets[i, aim] = True
         return cls(
             torch.tensor([row for row, _, _ in found]).long(),
             torch.tensor([place for _, place, _ in found]).long(),
-            to,
+            targets,
         )
 
-    def to_device(self, device: torch.device) -> "Aims":
-        return Aims(self.rows.to(device), self.places.to(device), self.to.to(device))
+    def to(self, device: torch.device) -> "Aims":
+        return Aims(self.rows.to(device), self.places.to(device), self.targets.to(device))
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Guided:
     meanings: Tensor  # (sentences, minilm.WIDTH)
 
     def to(self, device: torch.device) -> "Guided":
-        return Guided(*(_moved(getattr(self, f.name), device) for f in fields(self)))
+        return Guided(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
     @property
     def empty(self) -> bool:
@@ -237,10 +237,6 @@ class Guides(nn.Module):
         return guessing, pointing, meaning, finding
 
 
-def _moved(x: Tensor | Aims, device: torch.device) -> Tensor | Aims:
-    return x.to_device(device) if isinstance(x, Aims) else x.to(device)
-
-
 def looks(model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor) -> Tensor:
     """(places, tokens) how much the first head of a layer that reads `read` looks at each token."""
     layer = cast(Layer, model.model.layers[number])
@@ -250,14 +246,14 @@ def looks(model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor)
     key = F.linear(normed, attention.k_proj.weight[head])
     query = _turned(query.float(), model.cos[places], model.sin[places])
     key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
-    scores = torch.einsum("pd,ptd->pt", query, key[rows]) * model.shape.head_dim**-0.5
+    scores: Tensor = torch.einsum("pd,ptd->pt", query, key[rows]) * model.shape.head_dim**-0.5
     return scores.masked_fill(torch.arange(tokens, device=read.device) > places[:, None], -1e9)
 
 
 def _missed(model: Llama, number: int, read: Tensor, aims: Aims) -> Tensor:
     """The sum of the losses of a layer's first head, which is to look at the aims."""
     scores = looks(model, number, read, aims.rows, aims.places)
-    right = scores.masked_fill(~aims.to, -1e9).logsumexp(1)
+    right = scores.masked_fill(~aims.targets, -1e9).logsumexp(1)
     return (scores.logsumexp(1) - right).sum()
 
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from models.recipe import tokenizer as bpe
 from models.recipe.batches import answer_mask, collate, pool, row, steps
 from models.recipe.export import load, save
 from models.recipe.guides import SENTENCE, TOLD, Guide, looks
-from models.recipe.model import QUERIES, Llama, RMSNorm, Shape, attend
+from models.recipe.model import QUERIES, Layer, Llama, RMSNorm, Shape, attend
 from models.recipe.optim import orthogonalise
 from models.recipe.swaps import Swaps
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, PAD, USER
@@ -261,14 +262,14 @@ def test_the_finding_and_the_pointing_head_learn_where_to_look(tokenizer: Tokeni
     learner.llama = fresh(TINY, tokenizer)
     batch = collate([row(tokenizer, one, 2048) for one in looked_up(4)])
     layers = start.finds(TINY), start.points(TINY)
-    losses = learner.guides.losses(
-        learner.llama, *learner.llama.seen(batch.inputs, *layers)[1:], batch.guided
-    )
+    _, before, read = learner.llama.seen(batch.inputs, *layers)
+    losses = learner.guides.losses(learner.llama, before, read, batch.guided)
     for layer, loss in zip(layers, (losses[3], losses[1]), strict=True):
         learner.zero_grad()
-        loss.backward(retain_graph=True)
-        attention = learner.llama.model.layers[layer].self_attn
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        attention = cast(Layer, learner.llama.model.layers[layer]).self_attn
         grad = attention.q_proj.weight.grad
+        assert grad is not None
         assert grad[attention.rows(0)].abs().sum() > 0
         assert grad[attention.rows(1)].abs().sum() == 0
 
