@@ -37,7 +37,7 @@ class Plan:
 
     pools: int  # of examples (see `batches.POOL`)
     seed: int = 0
-    step_tokens: int = 2304  # of an optimizer step, about
+    step_tokens: int = 4608  # of an optimizer step, about
     late_tokens: int = 8192  # the same once the rates decay
     micro_tokens: int = 1152  # that a thread takes through the model at once, about
     muon_rate: float = 0.005
