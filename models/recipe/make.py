@@ -23,7 +23,7 @@ SHAPES = {
     "draft": Shape(bpe.VOCABULARY, hidden=160, inner=256, layers=6, heads=4, head_dim=32),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 260, "draft": 120}
+POOLS = {"demo": 700, "draft": 120}
 
 
 def fingerprint() -> str:
