@@ -54,8 +54,8 @@ async def test_what_its_gateway_did_not_hear_of_is_not_run(
     """Redis took it; the reply was lost. A retry that waits for it begins it anew."""
     store, there = rig.gateway.runs.store, rig.gateway.runs.store.begin
 
-    async def unheard(*asked: Any) -> Any:
-        await there(*asked)
+    async def unheard(*asked: Any, **named: Any) -> Any:
+        await there(*asked, **named)
         raise ConnectionError("lost")
 
     http = await rig.http()

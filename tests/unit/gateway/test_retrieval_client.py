@@ -161,7 +161,9 @@ async def test_a_call_waits_for_the_one_that_replaces_a_killed_one(rig: Rig, nam
     first = await rig.replica()
     await rig.listed(1)
     await rig.call("embed")  # connected
+    (channel,) = rig.client._channels.values()
     await kill(first)
+    await until(lambda: channel.get_state() is not ChannelConnectivity.READY, 5)  # it is noticed
     call = rig.begin(name)
     await until(lambda: call.done() or len(rig.client._channels) == 1, 5)
     assert not call.done()
