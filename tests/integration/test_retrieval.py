@@ -26,7 +26,8 @@ from services.common.redis import connect
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.common.unary import call, follow
-from services.retrieval import embedder, pipeline
+from services.retrieval import embedder
+from services.retrieval.pipeline import indexing
 from services.retrieval.search import passages
 from services.retrieval.server import RetrievalService
 from tests.support.blob_folder import pieces
@@ -239,7 +240,7 @@ async def test_what_was_embedded_before_a_break_is_not_embedded_again(
     text = "".join(f"Boat {n} sails at dawn. " for n in range(100))
     async with hosted(redis_url, tmp_path) as (host, _, channel):
         client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
-        monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 4)
+        monkeypatch.setattr(indexing, "_STORED_AT_ONCE", 4)
         parts = host.service.parts  # type: ignore[attr-defined]
         embedded: list[int] = []
         embed, held = parts.embedder.embed, asyncio.Event()
@@ -360,7 +361,7 @@ async def test_a_long_document_does_not_fill_the_models_queue(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the searches beside it were refused."""
-    monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 4)
+    monkeypatch.setattr(indexing, "_STORED_AT_ONCE", 4)
     monkeypatch.setattr(embedder, "MAX_WAITING_TEXTS", 10)
     long = [asyncio.create_task(client.index(GUIDE * 5, f"doc {n}")) for n in range(2)]
     while not all(task.done() for task in long):

@@ -20,7 +20,8 @@ from services.common.telemetry import Telemetry
 from services.gateway.identity.principal import Principal, Refused
 from services.gateway.identity.standing import Grantee
 from services.gateway.jobs.jobs import Jobs
-from services.gateway.stores.files import FileRecord, Files
+from services.gateway.stores.file_record import FileRecord
+from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.store_files import AttachedFile
 from services.gateway.stores.store_record import StoreRecord

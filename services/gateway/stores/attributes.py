@@ -6,9 +6,9 @@ from protos.common_pb2 import Caller
 from services.gateway.jobs.jobs import Jobs
 from services.gateway.jobs.places import Places
 from services.gateway.jobs.queue import Claimed, Queue
-from services.gateway.stores.indexing import Attachment, Indexing
 from services.gateway.stores.removals import again_if_away
-from services.gateway.stores.store_files import AttachedFile
+from services.gateway.stores.searchable import Searchable
+from services.gateway.stores.store_files import AttachedFile, Attachment
 from services.gateway.stores.store_records import StoreRecords
 
 _AT_ONCE = 1
@@ -19,11 +19,11 @@ class AttributeChanges:
 
     name = "attributes"
 
-    def __init__(self, jobs: Jobs, records: StoreRecords, indexing: Indexing) -> None:
+    def __init__(self, jobs: Jobs, records: StoreRecords, searchable: Searchable) -> None:
         self.places = Places(_AT_ONCE)
         self._jobs = jobs
         self._records = records
-        self._indexing = indexing
+        self._searchable = searchable
 
     async def change(
         self, caller: Caller, store: str, file: str, attributes: Mapping[str, bool | float | str]
@@ -41,14 +41,14 @@ class AttributeChanges:
         ).model_dump_json()
         async with self._jobs.insured(queue, job, failing=True):
             after = await self._records.change_file(tenant, store, file, changed)
-            await self._indexing.describe(caller, store, file)
+            await self._searchable.describe(caller, store, file)
         return after
 
     async def run(self, job: Claimed) -> None:
         task = Attachment.model_validate_json(job.body)
         caller = Caller(tenant=job.queue.tenant, request_id=task.request_id)
         with again_if_away(job):
-            await self._indexing.describe(caller, task.store, task.file)
+            await self._searchable.describe(caller, task.store, task.file)
 
     async def give_up(self, job: Claimed, why: str) -> None:
         """Who asked for it was never told that it was done."""

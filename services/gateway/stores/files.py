@@ -15,28 +15,20 @@ tenants and all else: so each kind has a bound over all besides each tenant's, w
 checks. The braces keep what it needs in one slot of a Redis cluster.
 """
 
-import codecs
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from typing import Any, Literal
 
 import grpc
-from pydantic import BaseModel
 
 from services.common.blobs import Blobs, NoBlobError
 from services.common.config import GatewaySettings
-from services.common.errors import PenstockError, invalid
+from services.common.errors import PenstockError
 from services.common.redis import Redis, Script
 from services.gateway import metrics
 from services.gateway.ids import FILE, not_found
+from services.gateway.stores.file_record import FileRecord, Purpose
 from services.gateway.stores.storage_room import StorageRoom, storage_full
-
-Purpose = Literal["assistants", "batch", "user_data", "batch_output"]
-PURPOSES: tuple[Purpose, ...] = ("assistants", "batch", "user_data")
-"""Of what may be uploaded."""
-INDEXED: tuple[Purpose, ...] = ("assistants", "user_data")
-"""Of what may go into vector stores."""
-_NAME_CHARS = 255
+from services.gateway.stores.upload import Upload, check_name
 
 # Count, bytes and file together: uploads at the same time must not pass a limit side by side.
 _CREATE = """
@@ -69,26 +61,6 @@ redis.call('DECRBY', sum, record.bytes)
 if blob ~= '' then redis.call('SREM', kept, blob) end
 return blob
 """
-
-
-class FileRecord(BaseModel):
-    id: str
-    filename: str
-    bytes: int
-    created_at: int
-    purpose: Purpose = "assistants"
-    blob: str = ""  # its key in the blob store; empty: Redis holds it
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-        }
 
 
 def too_many(what: str, limit: int) -> PenstockError:
@@ -134,7 +106,7 @@ class Files:
         "too_many_bytes_of_files"), or when all tenants together have theirs ("storage_full"), and
         what `content` raises.
         """
-        _check_name(filename, purpose)
+        check_name(filename, purpose)
         self.room.check()
         await self._take(tenant, None)
         record = FileRecord(
@@ -145,7 +117,7 @@ class Files:
             purpose=purpose,
         )
         record.blob = self._blobs.key(tenant, record.id)
-        upload = _Upload(purpose, self._max_bytes)
+        upload = Upload(purpose, self._max_bytes)
         try:
             await self._blobs.put(record.blob, upload.pieces(content))
             upload.check_whole()
@@ -277,52 +249,6 @@ class Files:
 
     def _one(self, tenant: str, id: str) -> str:
         return f"{self._prefix}{tenant}:file:{FILE.checked(id)}"
-
-
-class _Upload:
-    """What is looked at of a file while it passes."""
-
-    def __init__(self, purpose: Purpose, max_bytes: int) -> None:
-        self.bytes = 0
-        self._max_bytes = max_bytes
-        self._blank = True
-        self._text = codecs.getincrementaldecoder("utf-8")() if purpose == "batch" else None
-
-    async def pieces(self, content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        async for piece in content:
-            self.bytes += len(piece)
-            if self.bytes > self._max_bytes:
-                why = f"The file is larger than {self._max_bytes:,} bytes, the limit."
-                raise _refused(why, "file_too_large")
-            self._blank = self._blank and not piece.strip()
-            self._decode(piece, last=False)
-            yield piece
-
-    def check_whole(self) -> None:
-        self._decode(b"", last=True)
-        if self._blank:
-            raise _refused("The file is empty.", "invalid_file")
-
-    def _decode(self, piece: bytes, *, last: bool) -> None:
-        try:
-            if self._text is not None:
-                self._text.decode(piece, last)
-        except UnicodeDecodeError as error:
-            why = f"The file is not UTF-8 text: {error.reason}."
-            raise _refused(why, "invalid_file") from None
-
-
-def _check_name(filename: str, purpose: Purpose) -> None:
-    if not filename:
-        raise _refused("The file needs a name.", "")
-    if len(filename) > _NAME_CHARS:
-        raise _refused(f"The file's name is longer than {_NAME_CHARS} characters.", "")
-    if purpose == "batch" and not filename.lower().endswith(".jsonl"):
-        raise _refused("The input of a batch is a .jsonl file.", "unsupported_file")
-
-
-def _refused(why: str, reason: str) -> PenstockError:
-    return invalid(why, "file", reason=reason, stage="gateway")
 
 
 def kept_key(prefix: str) -> str:

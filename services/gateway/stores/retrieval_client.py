@@ -46,6 +46,7 @@ _LOST = frozenset({"unreachable", "draining", "other_policy"})
 
 
 Hear = Callable[[Any], Awaitable[None]]
+Tell = Callable[[retrieval_pb2.IndexProgress], Awaitable[None]]
 
 
 class _Bounds(NamedTuple):
@@ -138,7 +139,7 @@ class RetrievalClient:
         self,
         request: retrieval_pb2.IndexRequest,
         span: Span,
-        tell: Callable[[retrieval_pb2.IndexProgress], Awaitable[None]],
+        tell: Tell,
     ) -> retrieval_pb2.IndexReply:
         """Sent once: UNAVAILABLE ("index_lost") when the replica is lost over it."""
         reply = retrieval_pb2.IndexReply()

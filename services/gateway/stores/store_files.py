@@ -20,6 +20,15 @@ Attributes = Mapping[str, bool | int | float | str]
 NO_ATTRIBUTES: Attributes = MappingProxyType({})
 
 
+class Attachment(BaseModel):
+    """Which file, where. What else a task tells may be unknown to this version; this never is."""
+
+    store: str
+    file: str
+    attachment: str
+    request_id: str = ""
+
+
 class Chunking(BaseModel):
     """How a file is cut, where its attachment says so."""
 

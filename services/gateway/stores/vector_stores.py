@@ -19,7 +19,8 @@ from services.gateway.ids import FILE_BATCH, STORE
 from services.gateway.jobs.jobs import Jobs, Kind
 from services.gateway.stores.attributes import AttributeChanges
 from services.gateway.stores.expiry import Expiry
-from services.gateway.stores.files import INDEXED, FileRecord, Files, too_many
+from services.gateway.stores.file_record import INDEXED, FileRecord
+from services.gateway.stores.files import Files, too_many
 from services.gateway.stores.indexing import Indexing, Wanted
 from services.gateway.stores.removals import Removal, Removals
 from services.gateway.stores.store_files import (
@@ -54,7 +55,7 @@ class VectorStores:
         self._files = files
         self.records = records
         self.indexing = indexing
-        self.attributes = AttributeChanges(jobs, records, indexing)
+        self.attributes = AttributeChanges(jobs, records, indexing.searchable)
         self.expiry = Expiry(jobs, records, self._empty)
         self.removals = Removals(jobs, self._redo)
         self._max_stores = max_stores

@@ -17,7 +17,7 @@ from services.common.redis import connect
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.jobs import jobs as jobs_module
 from services.gateway.metering.run import Room, Verdict
-from services.gateway.stores import indexing
+from services.gateway.stores import indexing, outcomes
 from services.gateway.stores.indexing import Wanted
 from services.gateway.stores.store_files import AttachedFile
 from services.gateway.stores.vector_stores import Attach
@@ -127,7 +127,7 @@ async def test_what_retrieval_is_given(rig: StoresRig) -> None:
 async def test_how_far_a_file_is_and_what_is_to_be_known_of_it_is_in_its_record(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_NOTED_EVERY_S", 0.0)
+    monkeypatch.setattr(outcomes, "_NOTED_EVERY_S", 0.0)
     seen: list[object] = []
     keep = rig.records.change_file
 
@@ -323,7 +323,7 @@ async def test_too_many_waiting_files_of_one_tenant(
 async def test_an_outcome_that_redis_does_not_take_is_noted_later(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_RETRY_S", 0.02)  # thirty of them are longer than the outage
+    monkeypatch.setattr(outcomes, "_RETRY_S", 0.02)  # thirty of them are longer than the outage
     change, back = rig.records.change_file, time.monotonic() + 0.2
 
     async def away(*args: Any) -> AttachedFile:
@@ -340,7 +340,7 @@ async def test_an_outcome_that_redis_does_not_take_is_noted_later(
 async def test_what_was_taken_out_elsewhere_is_removed_again_until_it_is(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_RETRY_S", 0)
+    monkeypatch.setattr(outcomes, "_RETRY_S", 0)
     rig.retrieval.gate.clear()
     file = await rig.file()
     store = await rig.store(file)

@@ -6,9 +6,9 @@ from protos import retrieval_pb2 as pb
 from protos.common_pb2 import Passage
 from services.common.errors import PenstockError
 from services.common.policy import Policy, PolicyFile, load_rules
-from services.retrieval import pipeline
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
+from services.retrieval.pipeline import judging
 from tests.unit.retrieval.test_whose import ME, Parts, told
 
 FILE = """
@@ -102,7 +102,7 @@ async def test_of_an_upload_each_section_is_as_the_policy_lets_it_be(
     )
     parts.policy = file  # type: ignore[assignment]
     parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
-    monkeypatch.setattr(pipeline, "_CHECKED_CHARS", 30)
+    monkeypatch.setattr(judging, "_CHECKED_CHARS", 30)
     texts = [f"one {CARD}", "two", f"three {CARD} four", "five"]
 
     async def load(*_: object) -> Loaded:

@@ -22,6 +22,7 @@ from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index.points import Found, Hit
 from services.retrieval.index.store import Draft
+from services.retrieval.pipeline import indexing
 from services.retrieval.text_reader import Tokens
 from tests.support.blob_folder import memory_blobs, pieces
 
@@ -216,7 +217,7 @@ async def test_what_an_earlier_model_embedded_is_found_by_words_and_said_so(part
 async def test_a_document_is_embedded_and_stored_as_its_tenant_s(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 2)
+    monkeypatch.setattr(indexing, "_STORED_AT_ONCE", 2)
     chunks = [Chunk("T", "x" * n, 0, n, n) for n in range(1, 6)]
     parts.document = CutDocument(chunks, [[n] * n for n in range(1, 6)], 1)
     parts.stored_before = frozenset({1, 2, 3})
@@ -257,7 +258,7 @@ async def test_of_what_is_refused_for_its_meaning_nothing_is_ever_found(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a document that turns to it late: searches find what is stored of a draft."""
-    monkeypatch.setattr(pipeline, "_STORED_AT_ONCE", 2)
+    monkeypatch.setattr(indexing, "_STORED_AT_ONCE", 2)
     chunks = [Chunk("T", "x" * n, 0, n, n) for n in range(1, 6)]
     parts.document = CutDocument(chunks, [[n] * n for n in range(1, 6)], 0)
     rule = SimpleNamespace(name="secrets", where=("uploads",), action="refuse")

@@ -28,7 +28,7 @@ from services.gateway.api.resources.vector_stores import text_of
 from services.gateway.api.rest.body import too_large
 from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.files import Purpose
+from services.gateway.stores.file_record import Purpose
 
 _PIECE_BYTES = 64 * 1024
 _OF_CONTENT = ("invalid_file", "file_too_large")  # other faults are of the name

@@ -66,7 +66,7 @@ from services.gateway.api.rest.messages import MessagesQuery
 from services.gateway.api.rest.responses import ItemsQuery, RetrieveQuery
 from services.gateway.api.schema import Body
 from services.gateway.api.tokens_schema import DetokenizeRequest, TokenizeRequest
-from services.gateway.stores.files import PURPOSES
+from services.gateway.stores.file_record import PURPOSES
 
 
 class Form(Body):

@@ -8,7 +8,7 @@ from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.schema import UNSUPPORTED
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.files import PURPOSES, Purpose
+from services.gateway.stores.file_record import PURPOSES, Purpose
 
 
 class FileList(PageQuery):

@@ -17,7 +17,7 @@ from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import UNKNOWN
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
-from services.gateway.stores.files import Purpose
+from services.gateway.stores.file_record import Purpose
 
 _UTF_8 = (b"utf-8", b"utf8")
 _FORM_BYTES = 64 * 1024  # of a form beside its file

@@ -1,0 +1,134 @@
+"""Index: a document is read, looked at, cut, embedded and stored, with news of how far it is."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import numpy as np
+
+from protos import retrieval_pb2 as pb
+from services.common.blobs import NoBlobError
+from services.common.errors import PenstockError, invalid
+from services.common.policy import Policy
+from services.common.spans import Span
+from services.retrieval import metrics, requests
+from services.retrieval.documents import loading
+from services.retrieval.documents.chunkers import CutDocument, Loaded
+from services.retrieval.index.store import Draft
+from services.retrieval.pipeline.judging import check_document, check_meaning, may_refuse, policy_of
+from services.retrieval.pipeline.parts import Parts
+
+_STORED_AT_ONCE = 64  # chunks: what waits for the model is bounded, and what a kill does again
+
+
+Tell = Callable[[pb.IndexNews], Awaitable[object]]
+
+
+async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) -> None:
+    """Until the last step is done, searches find the document's earlier text, beside what is stored
+    of the new one. What is broken off (a killed service, a client that is gone) stays stored, for
+    who asks again; what fails is taken back."""
+    reader, own, tenant = parts.model.reader, parts.settings, request.caller.tenant
+    requests.check_index(request, reader.max_tokens - reader.special_tokens)
+    if not request.blob.startswith(parts.blobs.key(tenant, "")):
+        raise _no_blob()
+    policy, cut = policy_of(parts, request.policy), request.chunking
+    chunking = own.chunk_tokens, own.chunk_overlap_tokens
+    if cut.max_tokens:
+        chunking = cut.max_tokens, cut.overlap_tokens
+    digest = await _digest(parts, request, policy, chunking)
+    place = request.collection, request.source_id
+    draft = await parts.store.draft(tenant, *place, digest, request.revision, request.attributes)
+    if draft.complete:
+        span.set_attribute("stored", "before")
+        chunks = len(draft.stored)
+        await parts.store.publish(draft, chunks)
+        await tell(pb.IndexNews(reply=pb.IndexReply(chunks=chunks)))
+        return
+    try:
+        loaded, document = await _read(parts, request, policy, chunking, span)
+        async with asyncio.timeout(own.index_timeout_s):
+            await _store(parts, policy, draft, document, span, tell)
+    except (PenstockError, TimeoutError):
+        parts.store.discard(draft)
+        raise
+    chunks, tokens = len(document.chunks), sum(map(len, document.texts))
+    await parts.store.publish(draft, chunks)
+    reply = pb.IndexReply(chunks=chunks, tokens=tokens, note=loaded.note)
+    await tell(pb.IndexNews(reply=reply))
+
+
+async def _digest(
+    parts: Parts, request: pb.IndexRequest, policy: Policy, chunking: tuple[int, int]
+) -> str:
+    """Of all that the document's chunks are made from."""
+    made_from = (loading.VERSION, chunking, parts.model.fingerprint, policy.digest, request.title)
+    digest = hashlib.sha256(repr(made_from).encode())
+    async for piece in _blob(parts, request.blob):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+async def _read(
+    parts: Parts,
+    request: pb.IndexRequest,
+    policy: Policy,
+    chunking: tuple[int, int],
+    span: Span,
+) -> tuple[Loaded, CutDocument]:
+    tenant, title = request.caller.tenant, request.title
+    with parts.telemetry.span("load", span) as step:
+        try:
+            size = await parts.blobs.size(request.blob)
+        except NoBlobError:
+            raise _no_blob() from None
+        step.set_attribute("bytes", size)
+        loaded = await parts.chunkers.load(title, size, _blob(parts, request.blob))
+        sections = loaded.sections
+        if policy.texts.has("uploads"):
+            title, sections = await check_document(parts, policy, tenant, title, sections, step)
+    with parts.telemetry.span("chunk", span) as step:
+        document = await parts.chunkers.cut(title, sections, *chunking)
+        step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
+    return loaded, document
+
+
+async def _store(
+    parts: Parts, policy: Policy, draft: Draft, document: CutDocument, span: Span, tell: Tell
+) -> None:
+    """Those chunks of it that are not stored; each batch is written as a whole, or not."""
+    chunks, texts = document.chunks, document.texts
+
+    async def vectors(positions: Sequence[int]) -> np.ndarray:
+        made = await parts.embedder.embed(draft.tenant, [[*texts[n]] for n in positions])
+        await check_meaning(parts, policy, made, span)
+        return made
+
+    with parts.telemetry.span("embed and store", span, kind=parts.calls.kind, texts=len(texts)):
+        batches = {
+            at: [n for n in range(len(chunks))[at : at + _STORED_AT_ONCE] if n not in draft.stored]
+            for at in range(0, len(chunks), _STORED_AT_ONCE)
+        }
+        # Searches find what is stored: of what may be refused nothing is before all is judged.
+        judged = await may_refuse(parts, policy)
+        ahead = {at: await vectors(some) for at, some in batches.items() if some and judged}
+        for at, some in batches.items():
+            progress = pb.IndexProgress(done=at, chunks=len(chunks))
+            await tell(pb.IndexNews(progress=progress))
+            if not some:
+                continue
+            made = ahead[at] if judged else await vectors(some)
+            await parts.store.put(draft, some, [chunks[n] for n in some], made, len(chunks))
+            metrics.INDEXED_CHUNKS.inc(len(some))
+
+
+async def _blob(parts: Parts, key: str) -> AsyncIterator[bytes]:
+    try:
+        async for piece in parts.blobs.read(key):
+            yield piece
+    except NoBlobError:
+        raise _no_blob() from None
+
+
+def _no_blob() -> PenstockError:
+    return invalid("the file is gone", "file", reason="invalid_file", stage="retrieval")

@@ -1,0 +1,111 @@
+"""Search: the question is embedded, looked for and ranked, within its time."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from protos import retrieval_pb2 as pb
+from services.common.errors import unavailable
+from services.common.policy import Subject
+from services.common.spans import Span
+from services.retrieval import metrics, requests
+from services.retrieval.cache.searches import Embedded
+from services.retrieval.index import attributes
+from services.retrieval.index.points import Found
+from services.retrieval.pipeline.judging import check_passages, checked, policy_of
+from services.retrieval.pipeline.parts import Parts
+from services.retrieval.search.passages import passages_of
+from services.retrieval.search.ranking import Ranked, Weights, beside, by_both, by_meaning
+
+_FETCHED = 24  # passages at least, by meaning and by words
+_EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
+
+
+async def search(
+    parts: Parts, request: pb.SearchRequest, span: Span, within_s: float
+) -> pb.SearchReply:
+    """What is found, or was found before (cache/searches.py). Within `within_s` it is found or
+    not."""
+    requests.check_search(request)
+    tenant, policy = request.caller.tenant, policy_of(parts, request.policy)
+    if request.judged and policy.texts.has("input"):
+        subjects = [Subject("query", "input", request.query, "user")]
+        (request.query,) = await checked(parts, policy, tenant, subjects, span)
+    until = time.monotonic() + within_s
+    reply = await parts.searches.find(
+        request,
+        lambda: _embedded(parts, request, span, within_s * _EMBEDDING_SHARE),
+        lambda query: _looked_up(parts, request, query, span, until - time.monotonic()),
+        span,
+    )
+    if request.judged and policy.texts.has("retrieved"):
+        await check_passages(parts, policy, tenant, [*reply.passages], span)
+    metrics.SEARCH_PASSAGES.observe(len(reply.passages))
+    return reply
+
+
+async def _embedded(
+    parts: Parts, request: pb.SearchRequest, span: Span, within_s: float
+) -> Embedded:
+    """A question longer than the window is embedded by its two ends; the span says so."""
+    tenant = request.caller.tenant
+    with parts.telemetry.span("embed", span) as step:
+        async with stage("the embedding model", "embedder_slow", within_s):
+            query = await parts.questions.run(
+                tenant, lambda: parts.model.reader.query(request.query)
+            )
+            step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
+            (vector,) = await parts.embedder.embed(tenant, [query.ids])
+    return Embedded(vector, len(query.ids))
+
+
+async def _looked_up(
+    parts: Parts, request: pb.SearchRequest, query: Embedded, span: Span, within_s: float
+) -> pb.SearchReply:
+    with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
+        async with stage("the vector store", "store_slow", within_s):
+            found = await parts.store.search(
+                request.caller.tenant,
+                request.collections,
+                query.vector,
+                request.query,
+                _fetched(request.limit),
+                attributes.condition(request.filter) if request.HasField("filter") else None,
+            )
+        by_words = len(found.sparse) + len(found.earlier)
+        step.set_attributes({"by_meaning": len(found.dense), "by_words": by_words})
+    with parts.telemetry.span("rank", span) as step:
+        ranked = _ranked(found, query.vector, request.ranking)
+        passages = passages_of(ranked, request.score_threshold, request.limit)
+        step.set_attribute("passages", len(passages))
+        if passages:
+            step.set_attribute("best_score", round(passages[0].score, 4))
+    by_words_alone = sorted({hit.payload["collection"] for hit in found.earlier})
+    return pb.SearchReply(passages=passages, by_words=by_words_alone)
+
+
+@asynccontextmanager
+async def stage(what: str, reason: str, within_s: float) -> AsyncIterator[None]:
+    """One step of a search, which ends in time for another to do without it. Raises UNAVAILABLE."""
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError:
+        why = f"{what} did not answer within {max(0.0, within_s):.2g} s"
+        raise unavailable(why, stage="retrieval", reason=reason) from None
+
+
+def _fetched(limit: int) -> int:
+    """More than are wanted, for what ranks best by both to be among them."""
+    return max(_FETCHED, 4 * limit)
+
+
+def _ranked(found: Found, question: np.ndarray, ranking: pb.Ranking) -> list[Ranked]:
+    if ranking.ranker == pb.Ranking.NONE:
+        return beside(by_meaning(found.dense), found.earlier)
+    given = Weights(ranking.embedding_weight, ranking.text_weight)
+    weights = given if given.embedding + given.text else Weights()
+    return beside(by_both(found, question, weights), found.earlier)
