@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from services.cli import arguments, granting_arguments, usage_arguments
+from services.cli import arguments, granting_arguments, plan_arguments, usage_arguments
 
 # Name, help, the module whose `main` runs it, and what adds its arguments.
 _COMMANDS = (
@@ -107,6 +107,12 @@ _COMMANDS = (
         "what tenants and keys used and what it cost, from the ledger",
         "services.cli.commands.usage",
         usage_arguments.usage,
+    ),
+    (
+        "plan",
+        "what a model needs, by bytes and operations: memory of its KV, GPUs, replicas, speed",
+        "services.cli.commands.plan",
+        plan_arguments.plan,
     ),
 )
 # Those of `bench` are of the measurement's own module.

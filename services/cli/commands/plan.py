@@ -1,0 +1,120 @@
+"""`penstock plan`: what a model would need and how fast it would be, by arithmetic alone
+(docs/planning.md)."""
+
+import argparse
+import json
+from typing import Any
+
+from services.cli.console import console, folding_table
+from services.cli.planning.costs import Costs
+from services.cli.planning.devices import GIB, device
+from services.cli.planning.fleet import WIDTHS, Load, Replica, narrowest, replicas_for
+from services.cli.planning.shapes import shape_of
+
+
+def main(arguments: argparse.Namespace) -> int:
+    found = {"kv": kv, "gpus": gpus}[arguments.action](arguments)
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    table = folding_table("of", "planned", title=f"{arguments.model}")
+    for name, value in found.items():
+        table.add_row(*_in_words(name, value))
+    console().print(table)
+    return 0
+
+
+def kv(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Raises ValueError."""
+    model = shape_of(arguments.model)
+    if arguments.tokens > model.context:
+        raise ValueError(_beyond(f"--tokens {arguments.tokens}", model.context))
+    costs = Costs(model, kv_format=arguments.kv_format)
+    found = {
+        "kv_format": arguments.kv_format,
+        "kv_bytes_per_token": costs.kv_bytes(1),
+        "tokens": arguments.tokens,
+        "kv_bytes_per_sequence": costs.kv_bytes(arguments.tokens),
+        "sequences": arguments.sequences,
+        "kv_bytes": costs.kv_bytes(arguments.tokens) * arguments.sequences,
+    }
+    if arguments.memory is not None:
+        room = arguments.memory * GIB
+        found["memory_bytes"] = int(room)
+        found["tokens_in_memory"] = int(room // costs.kv_bytes(1))
+        found["sequences_in_memory"] = int(room // costs.kv_bytes(arguments.tokens))
+    return found
+
+
+def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Raises ValueError."""
+    model = shape_of(arguments.model)
+    load = Load(arguments.prompt, arguments.output)
+    if load.tokens > model.context:
+        words = f"--prompt {load.prompt} and --output {load.output}"
+        raise ValueError(_beyond(words, model.context))
+    costs = Costs(model, arguments.precision, arguments.kv_format)
+    try:
+        of_type = device(arguments.gpu)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"--gpu: {error}") from None
+    if arguments.precision == "fp8" and not of_type.fp8_flop_per_s:
+        raise ValueError(f"--precision fp8: --gpu {arguments.gpu} has no such numbers")
+    replica = narrowest(costs, of_type, load)
+    if replica is None or replica.width > arguments.gpus:
+        least = f"{replica.width} are" if replica else f"not even {WIDTHS[-1]} would be"
+        raise ValueError(
+            f"--gpus {arguments.gpus}: {least} enough of {arguments.gpu} for "
+            f"{costs.weight_bytes / GIB:.1f} GiB of weights in {arguments.precision} and one "
+            f"request's {costs.kv_bytes(load.tokens) / GIB:.2f} GiB of keys and values"
+        )
+    return _fleet(arguments, replica, load)
+
+
+def _fleet(arguments: argparse.Namespace, replica: Replica, load: Load) -> dict[str, Any]:
+    costs, room = replica.costs, replica.sequences(load.tokens)
+    sequences = min(room, arguments.max_running)
+    speed = replica.speed(load, sequences, arguments.efficiency)
+    replicas = arguments.gpus // replica.width
+    found = {
+        "parameters": costs.parameters,
+        "precision": arguments.precision,
+        "weight_bytes": int(costs.weight_bytes),
+        "gpus_per_replica": replica.width,
+        "replicas": replicas,
+        "kv_room_bytes_per_replica": int(replica.kv_room),
+        "kv_bytes_per_request": costs.kv_bytes(load.tokens),
+        "sequences_in_memory": room,
+        "sequences_at_once": sequences,
+        "ttft_s": speed.ttft_s,
+        "itl_s": speed.itl_s,
+        "output_tok_per_s": speed.output_tok_per_s * replicas,
+        "requests_per_s": speed.requests_per_s * replicas,
+    }
+    if arguments.requests_per_s is not None:
+        wanted = replicas_for(arguments.requests_per_s, speed)
+        found["gpus_for_requests_per_s"] = wanted * replica.width
+    if replica.width > 1:
+        found["note"] = (
+            f"a replica of {replica.width} GPUs needs tensor parallelism, which this version does "
+            "not have; what its GPUs tell one another is not counted"
+        )
+    return found
+
+
+def _beyond(words: str, context: int) -> str:
+    return f"{words}: the model's context has {context} tokens"
+
+
+def _in_words(name: str, value: Any) -> tuple[str, str]:
+    words = name.replace("_", " ")
+    if "_bytes" in name or name.startswith("kv_bytes"):
+        small = value < GIB / 100
+        return words.replace("bytes ", "").removesuffix(" bytes"), (
+            f"{value:,} bytes" if small else f"{value / GIB:,.2f} GiB"
+        )
+    if name.endswith("_per_s") and isinstance(value, float):
+        return words, f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    if name.endswith("_s"):
+        return words.removesuffix(" s"), f"{value * 1000:,.1f} ms"
+    return words, f"{value:,}" if isinstance(value, int) else str(value)

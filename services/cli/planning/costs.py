@@ -1,0 +1,82 @@
+"""Bytes and operations of a model, from its shape alone."""
+
+from dataclasses import dataclass
+from math import prod
+
+from services.worker.engine.kv_cache import block_bytes
+from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.weights import shapes
+
+PRECISIONS = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
+"""Bytes of a weight. fp8 and int8 have a scale for each row, which is next to nothing; int4 has one
+of 16 bits for each 128 weights."""
+KV_FORMATS = {"float32": (4, 0), "bfloat16": (2, 0), "fp8": (1, 4)}
+"""Bytes of an element, and of the scale of each token and head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    model: ModelConfig
+    precision: str = "bfloat16"
+    kv_format: str = "bfloat16"
+
+    @property
+    def parameters(self) -> int:
+        return sum(prod(shape) for shape in shapes(self.model).values())
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.parameters * PRECISIONS[self.precision]
+
+    @property
+    def layer_weights(self) -> int:
+        """Of the matrices that each token meets."""
+        return sum(
+            prod(shape)
+            for name, shape in shapes(self.model).items()
+            if len(shape) == 2 and name.startswith("model.layers.")
+        )
+
+    @property
+    def head_weights(self) -> int:
+        """Of the one that tokens are sampled behind."""
+        return self.model.vocab_size * self.model.hidden_size if self.model.head == "tokens" else 0
+
+    def kv_bytes(self, tokens: int) -> int:
+        """2 x layers x KV heads x tokens x (head_dim x bytes of an element + bytes of a scale)."""
+        element, scale = KV_FORMATS[self.kv_format]
+        return block_bytes(self.model, tokens, element, scale)
+
+    def prompt_flop(self, tokens: int) -> float:
+        """A multiplication and an addition for each weight and token, two such for each pair of
+        tokens that look at one another and each feature of all heads; one row of logits."""
+        pairs = sum(
+            _pairs(tokens, min(layer.window or tokens, tokens)) for layer in self.model.layers
+        )
+        return 2 * self.layer_weights * tokens + self._pair_flop * pairs + 2 * self.head_weights
+
+    def step_flop(self, sequences: float, context: float) -> float:
+        """Of a step that gives each of the sequences a token."""
+        looked_at = sequences * sum(self._seen(context))
+        return (
+            2 * (self.layer_weights + self.head_weights) * sequences + self._pair_flop * looked_at
+        )
+
+    def step_bytes(self, sequences: float, context: float) -> float:
+        """That such a step reads: weights once, each sequence's keys and values."""
+        weights = (self.layer_weights + self.head_weights) * PRECISIONS[self.precision]
+        seen = sum(self._seen(context)) / self.model.num_layers
+        return weights + sequences * seen * self.kv_bytes(1)
+
+    @property
+    def _pair_flop(self) -> int:
+        return 4 * self.model.num_heads * self.model.head_dim
+
+    def _seen(self, context: float) -> list[float]:
+        """Tokens that one looks at, by layer."""
+        return [min(layer.window or context, context) for layer in self.model.layers]
+
+
+def _pairs(tokens: int, window: int) -> float:
+    """Of a token and one that it sees, itself included."""
+    return window * (window + 1) / 2 + (tokens - window) * window
