@@ -188,6 +188,10 @@ blob_bytes_limit = Gauge("penstock_gateway_blob_bytes_limit", "How many they may
 orphans = Counter(
     "penstock_gateway_orphan_blobs_total", "Blobs that no file was of, and that were deleted"
 )
+orphan_looks_failed = Counter(
+    "penstock_gateway_orphan_looks_failed_total",
+    "Looks for such blobs that were not ended: Redis or the blob store was away, or failed",
+)
 redis_memory = Gauge(
     "penstock_gateway_redis_memory_ratio", "Of Redis' maxmemory in use, by anything; 0: it has none"
 )

@@ -262,6 +262,24 @@ async def test_a_bad_file_fails_with_its_line(
     assert rig.tokenizer.requests == []
 
 
+async def test_a_batch_whose_input_is_deleted_as_it_begins_fails_by_its_name(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, files = await Desk.of(rig), rig.gateway.files
+    read = files.content
+
+    async def deleted_first(tenant: str, id: str) -> bytes:
+        await files.delete(tenant, id)
+        return await read(tenant, id)
+
+    monkeypatch.setattr(files, "content", deleted_first)
+    batch = await desk.ended((await desk.begin(line("a"))).id)
+    (fault,) = batch.errors.data
+    assert (batch.status, fault.code) == ("failed", "file_not_found")
+    assert (fault.param, fault.line) == ("input_file_id", None)
+    assert batch.input_file_id in fault.message
+
+
 async def test_what_is_refused_is_refused_by_name(rig: Rig) -> None:
     desk = await Desk.of(rig)
     gated = Gated(rig)

@@ -157,6 +157,8 @@ async def test_lists_come_in_pages(desk: Desk) -> None:
     assert await page(order="asc", limit=2) == (ids[:2], True)
     assert await page(order="asc", after=ids[1]) == ([ids[2], batch], False)
     assert await page(purpose="batch") == ([batch], False)
+    odd = desk.files.ListFiles(pb.ListFilesRequest(purpose="zz"), metadata=desk.own)
+    assert await refusal(odd) == (CODE.INVALID_ARGUMENT, "purpose")
     for asked, param in (
         ({"limit": 0}, "limit"),
         ({"limit": 101}, "limit"),

@@ -164,6 +164,8 @@ async def test_a_files_life(rig):
         ("?purpose=batch", []),
     ):
         assert [file["id"] for file in (await tenant.get(f"/v1/files{query}"))["data"]] == shown
+    odd = await tenant.http.get("/v1/files?purpose=zz")
+    assert (odd.status_code, odd.json()["error"]["param"]) == (400, "purpose")
     for method, path in (
         ("DELETE", f"/v1/files/{ids[0]}"),
         ("GET", f"/v1/files/{ids[0]}"),

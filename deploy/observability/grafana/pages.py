@@ -468,7 +468,7 @@ AROUND = Page(
             [
                 Panel("Uploads of all tenants", "bytes", "In the blob store.", [("max(penstock_gateway_blob_bytes)", "uploads"), ("max(penstock_gateway_blob_bytes_limit)", "limit")]),
                 Panel("Files in Redis", "bytes", "Batches' answers, of all tenants.", [("max(penstock_gateway_file_bytes)", "files"), ("max(penstock_gateway_file_bytes_limit)", "limit")]),
-                Panel("Orphans deleted", "short", "A second; uploads that nothing tells of.", [(_total("penstock_gateway_orphan_blobs_total"), "blobs")]),
+                Panel("Orphans deleted", "short", "A second; uploads that nothing tells of.", [(_total("penstock_gateway_orphan_blobs_total"), "blobs"), (_total("penstock_gateway_orphan_looks_failed_total"), "failed looks")]),
                 Panel("Uploads without room", "short", "A second; `all`: all tenants' files together have reached the limit.", [(_rate("penstock_gateway_files_refused_total", "limit"), "{{limit}}")]),
                 Panel("Chunks stored", "short", "A second.", [(_total("penstock_retrieval_indexed_chunks_total"), "chunks")]),
                 Panel("Reading or cutting a document p95", "s", "", [(_quantile(0.95, "penstock_retrieval_chunking_seconds", "job"), "p95")]),

@@ -15,18 +15,18 @@ MAX_INPUTS = 2048
 _COUNT_MAX = 2**31 - 1
 
 
-def _as_inputs(value: Any) -> Any:
-    """OpenAI's four forms of `input` (a text, token ids, a list of either) as a list."""
-    many = isinstance(value, list) and value and isinstance(value[0], str | list)
-    return value if many else [value]
-
-
 def _said(one: Any) -> str | list[Any]:
     if not isinstance(one, str | list):
         raise refuse("", "must be a text, or a list of token ids")
     if not one or (isinstance(one, str) and not one.strip()):
         raise refuse("", "must not be empty")
     return one
+
+
+def _as_inputs(value: Any) -> Any:
+    """OpenAI's four forms of `input` (a text, token ids, a list of either) as a list."""
+    many = isinstance(value, list) and value and isinstance(value[0], str | list)
+    return value if many else [_said(value)]
 
 
 class TextAlone(Body):

@@ -209,7 +209,8 @@ class Control:
                 raise Later(
                     Task(do="validate", batch=record.id).model_dump_json(), error.retry_after_s
                 ) from None
-            return (), [Fault(code="file_not_found", message=error.message, param=error.param)]
+            gone = {"code": "file_not_found", "param": "input_file_id"}
+            return (), [Fault(message=error.message, **gone)]
 
     async def _end(self, tenant: str, id: str, job: Claimed) -> None:
         """Once nothing of it is under way, each line that was not answered is told so."""

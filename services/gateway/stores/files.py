@@ -48,7 +48,7 @@ return ''
 _DELETE = """
 local index, content, stores, kept = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local stored = redis.call('HGET', index, ARGV[1])
-if not stored then return '' end
+if not stored then return 0 end
 local record = cjson.decode(stored)
 local blob = record.blob or ''
 local all, sum = KEYS[5], KEYS[6]
@@ -59,7 +59,7 @@ redis.call('HDEL', index, ARGV[1])
 redis.call('DECRBY', all, record.bytes)
 redis.call('DECRBY', sum, record.bytes)
 if blob ~= '' then redis.call('SREM', kept, blob) end
-return blob
+return 1
 """
 
 
@@ -207,8 +207,9 @@ class Files:
         own, all = await self._redis.mget(*keys)
         return int(own or 0) < of_tenant and int(all or 0) < of_all and not self.room.full
 
-    async def delete(self, tenant: str, id: str) -> None:
-        """To call after the vector stores gave it up (VectorStores.delete_file)."""
+    async def delete(self, tenant: str, id: str) -> bool:
+        """To call after the vector stores gave it up (VectorStores.delete_file). False: it was gone
+        already."""
         own = self._one(tenant, id)
         keys = [
             self._index(tenant),
@@ -220,8 +221,9 @@ class Files:
             self._all,
             self._sum(tenant),
         ]
-        await self._delete(keys, [id])
+        was_there = bool(await self._delete(keys, [id]))
         await self._blobs.delete(self._blobs.key(tenant, id))
+        return was_there
 
     async def stores_of(self, tenant: str, id: str) -> set[str]:
         return {str(id) for id in await self._redis.smembers(self._one(tenant, id) + ":stores")}

@@ -51,8 +51,17 @@ _LOSSES = frozenset({"index_lost", "document_changed"})
 _MOST_LOSSES = 2
 _AGAIN_S = 2.0
 _FOR_NOW = ("rate_limit_exceeded", "limits_unavailable")  # for which a file waits
-# Likewise while it is indexed; each is found out before much of it is embedded.
-_AWAY = frozenset({"blobs_unavailable", "revisions_away", "store_away", "queue_full"})
+# Likewise while it is indexed.
+_AWAY = frozenset(
+    {
+        "blobs_unavailable",
+        "queue_full",
+        "revisions_away",
+        "store_away",
+        "store_failed",
+        "store_slow",
+    }
+)
 
 
 class Wanted(NamedTuple):

@@ -45,7 +45,11 @@ class Orphans:
                 if await self._redis.set(self._turn, 1, nx=True, ex=_EVERY_S):
                     await self.collect(datetime.now(UTC) - _OLD)
             except (*RedisAway, PenstockError) as error:
+                metrics.orphan_looks_failed.inc()
                 log.warning("blobs without a record were not looked for: %s", error)
+            except Exception:  # the next look may fare better
+                metrics.orphan_looks_failed.inc()
+                log.exception("looking for blobs without a record failed")
             await asyncio.sleep(_EVERY_S)
 
     async def collect(self, before: datetime) -> int:

@@ -25,9 +25,9 @@
 --   revise       store, file, attachment ('' it is not there)  -> a revision above all before, or 0:
 --                                               the file is there by another attachment
 --   drop         store, file, attachment     -> whether it was there by that attachment
---   cancel       store, batch, its record
+--   cancel       store, batch, its record: unless it has ended
 --   clear        store: its files, if it expired  -> the files
---   delete       store                       -> the files
+--   delete       store                       -> whether it was there, the files
 
 local root, op = KEYS[1], ARGV[1]
 local call = redis.call
@@ -222,7 +222,8 @@ end
 
 function ops.cancel(store, batch, record)
   local batches = key(store, 'batches')
-  if call('HEXISTS', batches, batch) == 1 then call('HSET', batches, batch, record) end
+  local left = tonumber(call('HGET', key(store, 'facts'), batch .. ':in_progress') or 0)
+  if left > 0 and call('HEXISTS', batches, batch) == 1 then call('HSET', batches, batch, record) end
 end
 
 function ops.clear(store)
@@ -235,10 +236,10 @@ function ops.clear(store)
 end
 
 function ops.delete(store)
-  call('HDEL', STORES, store)
+  local was_there = call('HDEL', STORES, store)
   local files = emptied(store)
   call('DEL', key(store, 'facts'))
-  return files
+  return {was_there, files}
 end
 
 return ops[op](unpack(ARGV, 2))

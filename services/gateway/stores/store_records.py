@@ -92,12 +92,13 @@ class StoreRecords:
             (max(alike) if all(alike) else 0.0) if alike else None,
         )
 
-    async def delete(self, tenant: str, id: str) -> list[AttachedFile]:
-        """Returns the files that were in it at that moment."""
-        return _files(await self._call(tenant, "delete", STORE.checked(id)))
+    async def delete(self, tenant: str, id: str) -> tuple[bool, list[AttachedFile]]:
+        """Returns whether it was there, and the files that were in it at that moment."""
+        was_there, files = await self._call(tenant, "delete", STORE.checked(id))
+        return bool(was_there), _files(files)
 
     async def clear(self, tenant: str, id: str) -> list[AttachedFile]:
-        """The same of one that expired, whose record stays."""
+        """Empties one that expired, whose record stays; returns what was in it."""
         return _files(await self._call(tenant, "clear", STORE.checked(id)))
 
     # ---- files in a store -------------------------------------------------------------------
@@ -169,7 +170,8 @@ class StoreRecords:
         return FileBatch.model_validate_json(stored), facts
 
     async def cancel(self, tenant: str, batch: FileBatch) -> None:
-        """It tells so from now on; what becomes of its files is another step."""
+        """It tells so from now on, unless it has ended; what becomes of its files is another
+        step."""
         after = batch.model_copy(update={"cancelled": True})
         await self._call(tenant, "cancel", batch.store, batch.id, after.model_dump_json())
 

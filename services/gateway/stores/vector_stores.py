@@ -15,9 +15,10 @@ from protos.common_pb2 import Caller
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import RedisAway
 from services.gateway.identity.principal import Principal
-from services.gateway.ids import FILE_BATCH, STORE
+from services.gateway.ids import FILE_BATCH, STORE, not_found
 from services.gateway.jobs.jobs import Jobs, Kind
 from services.gateway.stores.attributes import AttributeChanges
+from services.gateway.stores.cancellations import Cancellations
 from services.gateway.stores.expiry import Expiry
 from services.gateway.stores.file_record import INDEXED, FileRecord
 from services.gateway.stores.files import Files, too_many
@@ -58,12 +59,13 @@ class VectorStores:
         self.attributes = AttributeChanges(jobs, records, indexing.searchable)
         self.expiry = Expiry(jobs, records, self._empty)
         self.removals = Removals(jobs, self._redo)
+        self.cancellations = Cancellations(jobs, self._cancel_batch)
         self._max_stores = max_stores
 
     @property
     def kinds(self) -> Sequence[Kind]:
         """Of jobs."""
-        return self.indexing, self.removals, self.attributes, self.expiry
+        return self.indexing, self.removals, self.cancellations, self.attributes, self.expiry
 
     # ---- stores -----------------------------------------------------------------------------
 
@@ -99,15 +101,19 @@ class VectorStores:
         return await self.records.store(tenant, id)
 
     async def delete(self, caller: Caller, id: str) -> None:
+        """Of several at once one has deleted it."""
         await self.records.store(caller.tenant, id)
         removal = Removal(request_id=caller.request_id, store=id)
         async with self.removals.insured(caller.tenant, removal):
-            await self._delete(caller, id)
+            if not await self._delete(caller, id):
+                raise not_found("vector store", id)
 
-    async def _delete(self, caller: Caller, id: str) -> None:
+    async def _delete(self, caller: Caller, id: str) -> bool:
         before = await self.records.all_files(caller.tenant, id)
         await self.indexing.remove(caller, id)
-        await self._forget(caller, id, before, await self.records.delete(caller.tenant, id))
+        was_there, last = await self.records.delete(caller.tenant, id)
+        await self._forget(caller, id, before, last)
+        return was_there
 
     async def _empty(self, caller: Caller, id: str) -> None:
         """Of one that expired."""
@@ -155,17 +161,20 @@ class VectorStores:
             request_id=caller.request_id, store=id, file=file_id, attachment=attached.attachment
         )
         async with self.removals.insured(caller.tenant, removal):
-            await self._detach(caller, attached)
+            if not await self._detach(caller, attached):
+                await self.records.file(caller.tenant, id, file_id)  # another call took it out
 
-    async def _detach(self, caller: Caller, attached: AttachedFile) -> None:
-        """As it was attached: what was attached anew meanwhile stays."""
+    async def _detach(self, caller: Caller, attached: AttachedFile) -> bool:
+        """As it was attached: what was attached anew meanwhile stays. False: this took nothing
+        out."""
         tenant, place = caller.tenant, (attached.store, attached.id)
         if not await self.indexing.remove_file(caller, *place, attached.attachment):
-            return
-        await self.records.drop(tenant, *place, attached.attachment)
+            return False
+        dropped = await self.records.drop(tenant, *place, attached.attachment)
         if attached.state == "in_progress":  # another gateway may have indexed it since
             await self.indexing.remove_file(caller, *place)
         await self._forget_store(tenant, *place)
+        return dropped
 
     async def _forget_store(self, tenant: str, store: str, file_id: str) -> None:
         await self._files.note_store(tenant, [file_id], store, held=False)
@@ -173,20 +182,23 @@ class VectorStores:
             await self._files.note_store(tenant, [file_id], store, held=True)
 
     async def delete_file(self, caller: Caller, file_id: str) -> None:
-        """Takes it out of every store first."""
+        """Takes it out of every store first. Of several at once one has deleted it."""
         if not await self._files.stores_of(caller.tenant, file_id):
-            return await self._files.delete(caller.tenant, file_id)
-        removal = Removal(request_id=caller.request_id, file=file_id)
-        async with self.removals.insured(caller.tenant, removal):
-            await self._delete_file(caller, file_id)
+            was_there = await self._files.delete(caller.tenant, file_id)
+        else:
+            removal = Removal(request_id=caller.request_id, file=file_id)
+            async with self.removals.insured(caller.tenant, removal):
+                was_there = await self._delete_file(caller, file_id)
+        if not was_there:
+            raise not_found("file", file_id)
 
-    async def _delete_file(self, caller: Caller, file_id: str) -> None:
+    async def _delete_file(self, caller: Caller, file_id: str) -> bool:
         for store in await self._files.stores_of(caller.tenant, file_id):
             for attached in await self.records.files(caller.tenant, store, [file_id]):
                 await self._detach(caller, attached)
             if await self.indexing.remove_file(caller, store, file_id):
                 await self._forget_store(caller.tenant, store, file_id)
-        await self._files.delete(caller.tenant, file_id)
+        return await self._files.delete(caller.tenant, file_id)
 
     async def _redo(self, caller: Caller, removal: Removal) -> None:
         """What of it a gateway that was lost had not done."""
@@ -215,7 +227,11 @@ class VectorStores:
         return batch
 
     async def cancel_batch(self, caller: Caller, id: str, batch_id: str) -> None:
-        """What has not arrived by now does not."""
+        """What has not arrived by now does not. One that has ended stays as it is."""
+        await self.records.batch(caller.tenant, id, batch_id)
+        await self.cancellations.begin(caller, id, batch_id)
+
+    async def _cancel_batch(self, caller: Caller, id: str, batch_id: str) -> None:
         tenant = caller.tenant
         batch, _ = await self.records.batch(tenant, id, batch_id)
         await self.records.cancel(tenant, batch)

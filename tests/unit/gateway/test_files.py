@@ -14,12 +14,15 @@ from services.common.blobs import Blobs
 from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.redis import connect
+from services.gateway import metrics
 from services.gateway.api.rest.http import error_body, http_status
 from services.gateway.ids import FILE
+from services.gateway.stores import orphans as orphans_module
 from services.gateway.stores.files import Files
 from services.gateway.stores.orphans import Orphans
 from tests.support.blob_folder import memory_blobs, pieces
 from tests.support.inside import leaks
+from tests.support.waiting import until
 
 CODE = grpc.StatusCode
 
@@ -151,6 +154,28 @@ async def test_blobs_of_no_file_are_collected_once_they_are_old(files, namespace
     assert [blob async for blob in blobs.all()] == []
     await blobs.put(blobs.key("acme", "lost"), pieces(b"x"))
     assert await orphans.collect(now + timedelta(hours=1)) == 1
+
+
+@pytest.mark.parametrize("failure", [ConnectionError("away"), ValueError("not foreseen")])
+async def test_a_look_for_orphans_that_fails_is_counted_and_not_the_last(
+    files, namespace, monkeypatch, failure
+):
+    monkeypatch.setattr(orphans_module, "_EVERY_S", 1)
+    orphans, looks = Orphans(files._redis, namespace, files._blobs), 0
+
+    async def fails(before):
+        nonlocal looks
+        looks += 1
+        await files._redis.delete(orphans._turn)
+        if looks == 1:
+            raise failure
+
+    monkeypatch.setattr(orphans, "collect", fails)
+    before = metrics.orphan_looks_failed._value.get()
+    orphans.start()
+    await until(lambda: looks > 1, 10)
+    await orphans.stop()
+    assert metrics.orphan_looks_failed._value.get() == before + 1
 
 
 async def test_what_killed_uploads_left_is_collected_too(files, namespace, tmp_path):

@@ -159,7 +159,15 @@ async def test_a_file_that_retrieval_was_lost_over_is_tried_again_and_not_for_ev
 
 
 @pytest.mark.parametrize(
-    "reason", ["blobs_unavailable", "revisions_away", "store_away", "queue_full"]
+    "reason",
+    [
+        "blobs_unavailable",
+        "queue_full",
+        "revisions_away",
+        "store_away",
+        "store_failed",
+        "store_slow",
+    ],
 )
 async def test_a_file_waits_while_what_it_is_read_from_or_stored_in_is_away(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch, reason: str

@@ -104,13 +104,14 @@ async def test_all_four_forms_of_input(given, read):
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ([], "input[0]"),
-        ("", "input[0]"),
+        ([], "input"),
+        ("", "input"),
         (["a", " "], "input[1]"),
         (["a", 3], "input[1]"),
         ([[1], []], "input[1]"),
-        (3, "input[0]"),
-        ({}, "input[0]"),
+        (3, "input"),
+        ({}, "input"),
+        ([""], "input[0]"),
         (["a"] * 2049, "input"),
     ],
 )

@@ -170,6 +170,19 @@ async def test_other_paths_are_unknown_and_lead_nowhere(http, path):
     answer = await http.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] in ("unknown_url", "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/messages/batches", "/v1/messages/batches/msgbatch_1/results"]
+)
+async def test_unknown_paths_of_anthropics_are_told_as_it_tells_them(http, path):
+    for answer in (await http.get(path), await http.post(path, json={})):
+        told = answer.json()
+        assert (answer.status_code, told["type"]) == (404, "error")
+        assert told["error"]["type"] == "not_found_error"
+        assert path in told["error"]["message"]
+    told = (await http.get("/v1/messagesbatches")).json()
+    assert told["error"]["code"] == "unknown_url", "another path's words are OpenAI's"
     long = await http.get("/" + "x" * 5000)
     assert len(long.json()["error"]["message"]) < 300
 

@@ -231,9 +231,9 @@ async def test_another_tenants_stores_and_files_cannot_be_reached(rig: StoresRig
         rig.stores.detach(RIVAL, store, file.id),
         rig.files.get("rival", file.id),
         rig.files.content("rival", file.id),
+        rig.stores.delete_file(RIVAL, file.id),
     ):
         await not_found(call)
-    await rig.stores.delete_file(RIVAL, file.id)
     assert await rig.records.all_files("rival", store) == []
     assert await rig.files.stores_of("rival", file.id) == set()
     assert rig.retrieval.documents == documents
@@ -344,8 +344,44 @@ async def test_what_a_killed_gateway_was_taking_out_is_taken_out(
     left = [held.id for held in await rig.records.all_files("acme", store)]
     assert left == ([] if what == "delete" else [other.id])
     assert await rig.records.ids("acme") == ([] if what == "delete" else [store])
-    await rig.stores.delete_file(CALLER, file.id)
+    if what != "file":
+        await rig.stores.delete_file(CALLER, file.id)
     assert [key async for key in rig.redis.scan_iter(f"*{file.id}*")] == []
+
+
+@pytest.mark.parametrize("what", ["store", "in a store", "file", "file in a store"])
+async def test_of_several_who_delete_the_same_one_has_deleted_it(rig: StoresRig, what: str) -> None:
+    file = await rig.file()
+    store = await rig.store(*([file] if what != "file" else []))
+    await rig.arrived()
+    calls = {
+        "store": lambda: rig.stores.delete(CALLER, store),
+        "in a store": lambda: rig.stores.detach(CALLER, store, file.id),
+    }
+    call = calls.get(what, lambda: rig.stores.delete_file(CALLER, file.id))
+    told = await asyncio.gather(*(call() for _ in range(4)), return_exceptions=True)
+    failures = [one for one in told if one is not None]
+    assert len(failures) == 3
+    assert {getattr(one, "reason", one) for one in failures} == {"not_found"}
+    assert await rig.jobs.queues.counts("remove") == (0, 0), "nothing is left to do"
+
+
+async def test_what_is_taken_out_while_it_is_attached_anew_was_taken_out(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = await rig.file()
+    store = await rig.store(file)
+    await rig.arrived()
+    remove = rig.indexing.remove_file
+
+    async def beside(*place: Any) -> bool:
+        await rig.attach(store, file)
+        return await remove(*place)
+
+    monkeypatch.setattr(rig.indexing, "remove_file", beside)
+    await rig.stores.detach(CALLER, store, file.id)
+    await rig.arrived()
+    assert await rig.statuses(store) == ["completed"]
 
 
 async def test_what_was_indexed_behind_a_killed_gateways_removal_is_removed_by_the_job(
@@ -578,3 +614,61 @@ async def test_of_two_changes_at_once_the_last_is_the_one_that_searches_know(
     await first
     assert (await rig.records.file("acme", store, file.id)).attributes == {"n": 2}
     assert rig.retrieval.documents["acme", store, file.id].attributes["n"].number == 2
+
+
+async def batch_of(rig: StoresRig, store: str, files: int) -> str:
+    wanted = [Attach((await rig.file()).id, "file_ids[0]") for _ in range(files)]
+    return (await rig.stores.attach_all(WHO, CALLER, store, wanted)).id
+
+
+async def told_of_batch(rig: StoresRig, store: str, batch: str) -> tuple[str, dict[str, int]]:
+    record, facts = await rig.records.batch("acme", store, batch)
+    told = record.as_json(facts)
+    counts = {state: count for state, count in told["file_counts"].items() if count}
+    return told["status"], counts
+
+
+@pytest.mark.parametrize("after", ["cancel", "change_file"])
+async def test_a_batch_that_a_killed_gateway_was_cancelling_is_cancelled_whole(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    monkeypatch.setattr(jobs_module, "_PROMISED_S", 0.3)
+    rig.retrieval.gate.clear()
+    store = await rig.store()
+    batch = await batch_of(rig, store, 4)
+    await until(lambda: rig.retrieval.indexing == 2, 5)
+    step, killed = getattr(rig.records, after), [False]
+
+    async def killed_once(*args: Any) -> Any:
+        told = await step(*args)
+        if not killed[0]:
+            killed[0] = True
+            raise Killed
+        return told
+
+    monkeypatch.setattr(rig.records, after, killed_once)
+    with suppress(Killed):
+        await rig.stores.cancel_batch(CALLER, store, batch)
+
+    async def over() -> bool:
+        return await rig.jobs.queues.counts("cancel") == (0, 0)
+
+    await until(over, 10, "the rest is a job's")
+    rig.retrieval.gate.set()
+    await rig.arrived()
+    assert await told_of_batch(rig, store, batch) == ("cancelled", {"cancelled": 4, "total": 4})
+    assert rig.retrieval.documents == {}
+
+
+async def test_a_batch_that_has_ended_is_not_cancelled(rig: StoresRig) -> None:
+    store = await rig.store()
+    done = await batch_of(rig, store, 2)
+    await rig.arrived()
+    await rig.stores.cancel_batch(CALLER, store, done)
+    assert await told_of_batch(rig, store, done) == ("completed", {"completed": 2, "total": 2})
+    rig.retrieval.failure = invalid("no good", "text", stage="retrieval")
+    failed = await batch_of(rig, store, 1)
+    await rig.arrived()
+    await rig.stores.cancel_batch(CALLER, store, failed)
+    assert await told_of_batch(rig, store, failed) == ("failed", {"failed": 1, "total": 1})
+    assert await rig.jobs.queues.counts("cancel") == (0, 0)

@@ -12,7 +12,7 @@ from services.gateway.stores.file_record import PURPOSES, Purpose
 
 
 class FileList(PageQuery):
-    purpose: str | None = None
+    purpose: Purpose | None = None
 
 
 def purpose_of(told: object) -> Purpose:

@@ -149,10 +149,11 @@ def application(gateway: Gateway) -> ASGIApp:
         Route(path, Endpoint(path, methods, own, told_as=_told_as(path)))
         for path, methods in table.items()
     ]
-    unknown = Endpoint("unknown", {}, own, otherwise=plain(no_such_path))
 
     async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # nothing else is spoken here
+            told_as = _told_as(scope["path"])
+            unknown = Endpoint("unknown", {}, own, plain(no_such_path), told_as)
             await unknown(scope, receive, send)
 
     router = Router(routes, default=otherwise, redirect_slashes=False)
@@ -169,7 +170,7 @@ def application(gateway: Gateway) -> ASGIApp:
 
 def _told_as(path: str) -> Callable[[PenstockError], dict[str, Any]]:
     """How failures are told."""
-    return anthropics_error if path.startswith("/v1/messages") else error_body
+    return anthropics_error if f"{path}/".startswith("/v1/messages/") else error_body
 
 
 def refuse_undescribed(exchange: Exchange) -> None:
