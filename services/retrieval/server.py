@@ -11,6 +11,7 @@ import grpc
 
 from protos import retrieval_pb2 as pb
 from protos import retrieval_pb2_grpc
+from services.common import retrieval_abilities
 from services.common.blobs import Blobs
 from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
@@ -108,6 +109,7 @@ class RetrievalService(Service):
             "max_tokens": str(model.reader.max_tokens),
             "max_chunk_tokens": str(model.reader.max_tokens - model.reader.special_tokens),
             "store": self.parts.calls.kind,
+            **retrieval_abilities.told(),
         }
 
     def check(self) -> None:

@@ -19,6 +19,7 @@ from protos import retrieval_pb2 as rpb
 from protos import retrieval_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_STOP, Passage, Usage
 from protos.tokenizer_pb2 import Pool, Pooled, PromptPlan, PromptRequest, TextDelta
+from services.common import retrieval_abilities
 from services.common.blobs import Blobs
 from services.common.config import (
     GatewaySettings,
@@ -164,8 +165,11 @@ class SmallRetrieval(Service):
         self.late_failure: PenstockError | None = None  # of an index call that has been done
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
 
+    abilities = retrieval_abilities.ALL
+
     def describe(self) -> dict[str, str]:
-        return {"embedding_model": EMBEDDING_MODEL}
+        known = retrieval_abilities.told(self.abilities)
+        return {"embedding_model": EMBEDDING_MODEL, **known}
 
 
 class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):

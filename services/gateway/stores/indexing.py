@@ -56,6 +56,7 @@ _AWAY = frozenset(
     {
         "blobs_unavailable",
         "queue_full",
+        "retrieval_outdated",
         "revisions_away",
         "store_away",
         "store_failed",

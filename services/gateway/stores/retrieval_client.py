@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import grpc
-from grpc import ChannelConnectivity
 
 from protos import common_pb2, retrieval_pb2, retrieval_pb2_grpc
 from services.common import unary
@@ -19,16 +18,17 @@ from services.common.grpc_options import MESSAGE_LIMITS
 from services.common.metrics import from_zero
 from services.common.policy import PolicyFile
 from services.common.redis import Redis
+from services.common.retrieval_abilities import of as abilities_of
 from services.common.spans import Span
 from services.common.transport import Channel, Transport
 from services.gateway import metrics
+from services.gateway.stores.retrieval_needs import connected, needs, outdated
 
 INDEX_TIMEOUT_S = 2400.0  # a whole file is read, cut and embedded
 INDEX_PATIENCE_S = 300.0  # until a replica is there
 EMBED_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 60.0
 _JUDGE_S = 2.0
-_CONNECT_S = 5.0
 _LOOK_AGAIN_S = 0.25  # at replicas that did not take a call, while no other appears
 _CLOSE_GRACE_S = 30.0
 _OUTAGES = (
@@ -62,8 +62,9 @@ class RetrievalClient:
     A call that a replica does not take goes on to the next, as does a search that one does not
     finish in half of the time that is left; while none takes it, it waits for one:
     the registry tells of a killed replica only when its lease has run out, and of the new one when
-    that serves. All calls may be repeated but `index`: what a replica was lost over may be what the
-    file did to it.
+    that serves. One of an earlier version is passed over by what it would understand in part
+    (UNAVAILABLE, "retrieval_outdated", if there is no other). All calls may be repeated but
+    `index`: what a replica was lost over may be what the file did to it.
     """
 
     def __init__(self, redis: Redis, settings: Settings, policy: PolicyFile | None = None) -> None:
@@ -183,13 +184,16 @@ class RetrievalClient:
             request.policy = self._policy.current.digest
         began = time.monotonic()
         failure = _nobody()
-        once = method == "Index"
+        once, needed = method == "Index", needs(request)
         while True:
             replicas = random.sample(list(self._channels), len(self._channels))
             for replica in replicas:
                 has_next = method == "Search" and replica is not replicas[-1]
                 channel = self._channel(replica)
-                if channel is None or (once and not await _connected(channel)):
+                if missing := needed - self._abilities(replica):
+                    failure = outdated(missing)
+                    continue
+                if channel is None or (once and not await connected(channel)):
                     continue
                 left_s = began + bounds.end_s - time.monotonic()
                 left_s *= 0.5 if has_next else 1
@@ -210,6 +214,10 @@ class RetrievalClient:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, _LOOK_AGAIN_S)):
                     await self._directory.changed()
+
+    def _abilities(self, id: str) -> frozenset[str]:
+        replica = self._directory.replicas.get(id)
+        return abilities_of(replica.facts) if replica is not None else frozenset()
 
     def _channel(self, id: str) -> Channel | None:
         """The one to a replica, dialled anew when certificates have changed; None: it has left."""
@@ -235,22 +243,6 @@ class RetrievalClient:
             self._channels[replica.id] = self._dial(replica)
             self.embedding_model = replica.facts.get("embedding_model", self.embedding_model)
             self.max_chunk_tokens = int(replica.facts.get("max_chunk_tokens", 0))
-
-
-async def _connected(channel: grpc.aio.Channel) -> bool:
-    """Whether there is a connection, or one comes about: what is sent without one is not lost, but
-    cannot be told from what is.
-    """
-    with suppress(TimeoutError, grpc.aio.UsageError):  # the latter of a channel that is closed
-        async with asyncio.timeout(_CONNECT_S):
-            while True:
-                state = channel.get_state(try_to_connect=True)
-                if state is ChannelConnectivity.READY:
-                    return True
-                if state in (ChannelConnectivity.TRANSIENT_FAILURE, ChannelConnectivity.SHUTDOWN):
-                    return False
-                await channel.wait_for_state_change(state)
-    return False
 
 
 async def _call_one(

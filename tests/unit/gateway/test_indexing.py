@@ -163,6 +163,7 @@ async def test_a_file_that_retrieval_was_lost_over_is_tried_again_and_not_for_ev
     [
         "blobs_unavailable",
         "queue_full",
+        "retrieval_outdated",
         "revisions_away",
         "store_away",
         "store_failed",

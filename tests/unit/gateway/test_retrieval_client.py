@@ -18,10 +18,13 @@ from services.common.discovery import Registration, Replica, new_replica_id
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, load_rules
 from services.common.redis import connect
+from services.common.retrieval_abilities import BLOBS
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.gateway.stores import retrieval_client as module
+from services.gateway.stores import retrieval_needs
 from services.gateway.stores.retrieval_client import RetrievalClient, is_outage
+from services.gateway.stores.retrieval_needs import needs
 from tests.support.gateway_rig import EMBEDDING_MODEL, SmallRetrieval
 from tests.support.waiting import until
 
@@ -39,8 +42,8 @@ class Rig:
         self._stack = stack
         self.replicas: list[Host] = []
 
-    async def replica(self) -> Host:
-        host = Host(SmallRetrieval, self.settings)
+    async def replica(self, kind: type[SmallRetrieval] = SmallRetrieval) -> Host:
+        host = Host(kind, self.settings)
         await host.start()
         self._stack.push_async_callback(host.stop, 0)
         self.replicas.append(host)
@@ -441,13 +444,49 @@ async def test_a_file_is_sent_to_who_is_connected(
 ) -> None:
     """What has failed is waited for no more; what connects, for a time."""
     told = Told(monkeypatch)
-    monkeypatch.setattr(module, "_CONNECT_S", waits_s)
+    monkeypatch.setattr(retrieval_needs, "_CONNECT_S", waits_s)
     client._channels = {"bad": Line("bad", state), "good": Line("good")}  # type: ignore[dict-item]
     rig = Rig(Settings(), client, AsyncExitStack())
     async with asyncio.timeout(20):
         for _ in range(12):
             await rig.call("index")
     assert set(told.lines) == {"good"}
+
+
+class EarlierRetrieval(SmallRetrieval):
+    abilities = frozenset({BLOBS})
+
+
+ABOUT_ATTRIBUTES = SearchRequest(caller=CALLER, collections=["c"], query="tide", limit=1)
+ABOUT_ATTRIBUTES.filter.comparison.key = "town"
+WEIGHED = SearchRequest(caller=CALLER, collections=["c"], query="tide", limit=1)
+WEIGHED.ranking.text_weight = 1
+
+
+@pytest.mark.parametrize("request_", [ABOUT_ATTRIBUTES, WEIGHED], ids=["filter", "ranking"])
+async def test_who_would_leave_a_part_of_a_request_out_is_not_asked(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, request_: SearchRequest
+) -> None:
+    earlier = await rig.replica(EarlierRetrieval)
+    await rig.listed(1)
+    assert await rig.call("search"), "what it understands it is asked"
+    monkeypatch.setattr(rig.client, "_search_s", 0.2)
+    asked = calls(earlier)
+    with Telemetry("gateway", "gateway-1").span("request") as span:
+        with pytest.raises(PenstockError) as refused:
+            await rig.client.search_for_chat(request_, span, Record())
+        assert refused.value.reason == "retrieval_outdated"
+        assert is_outage(refused.value), "a chat is answered without passages, and says so"
+        monkeypatch.setattr(rig.client, "_search_s", 10.0)
+        waiting = asyncio.create_task(rig.client.search_for_chat(request_, span, Record()))
+        await rig.replica()
+        await waiting
+    assert calls(earlier) == asked
+
+
+def test_a_document_in_a_blob_goes_to_who_knows_blobs() -> None:
+    assert needs(IndexRequest(blob="ns/acme/file-1")) == {BLOBS}
+    assert needs(IndexRequest()) == needs(RemoveRequest()) == frozenset()
 
 
 async def test_replicas_share_the_calls(

@@ -4,10 +4,12 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
 
+from services.common import retrieval_abilities
 from services.common.config import RetrievalSettings, Settings
 from services.common.errors import invalid
 from services.common.telemetry import Telemetry
@@ -164,3 +166,9 @@ def test_it_fails_its_check_as_its_embedder_does(tmp_path: Path) -> None:
     service.parts = SimpleNamespace(embedder=SimpleNamespace(check=stuck))  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="is stuck"):
         service.check()
+
+
+def test_what_it_understands_is_registered() -> None:
+    service = SimpleNamespace(parts=MagicMock())
+    told = RetrievalService.describe(service)  # type: ignore[arg-type]
+    assert retrieval_abilities.of(told) == retrieval_abilities.ALL

@@ -1,0 +1,22 @@
+"""What a retrieval replica registers that it understands of requests, beyond the first version's.
+
+An earlier version leaves out what it does not know, without a word: a search with a filter would
+find what the filter keeps away. So a caller asks only those that registered it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+FACT = "understands"
+BLOBS = "blobs"  # Index: the document's bytes are in the blob store
+FILTERS = "filters"  # Search: only what has these attributes
+RANKING = "ranking"  # Search: how meaning and words are weighed
+ALL = frozenset({BLOBS, FILTERS, RANKING})
+
+
+def told(abilities: Iterable[str] = ALL) -> dict[str, str]:
+    """The fact, to be registered."""
+    return {FACT: ",".join(sorted(abilities))}
+
+
+def of(facts: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(facts.get(FACT, "").split(","))
