@@ -116,7 +116,7 @@ class Standings:
 class StoresRig:
     """What of one gateway holds files; several on one Redis and one retrieval are several gateways.
 
-    Limits: ten vector stores a tenant.
+    Limits: ten vector stores a tenant, and twenty files in them.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class StoresRig:
         self.namespace = namespace
         self.retrieval = retrieval or ScriptedRetrieval()
         self.files = Files(redis, namespace, GatewaySettings(), self.retrieval.blobs)
-        self.records = StoreRecords(redis, namespace)
+        self.records = StoreRecords(redis, namespace, max_files=20)
         self.metered = SharedMeter()
         self.jobs = Jobs(redis, namespace, name, JobsSettings(lease_s=60))
         self.who = {one.tenant: one for one in (WHO, THEIRS)}  # as they stand

@@ -104,6 +104,12 @@ class GatewaySettings(ServiceSettings):
         "same port, its clients to move; unset: 10 where `replicas` is two or more, else 0",
     )
     max_files: int = Field(1000, gt=0, description="files, and vector stores, of one tenant")
+    max_files_in_stores: int = Field(
+        10_000,
+        gt=0,
+        description="of one tenant, in all its vector stores together; a file in several counts in "
+        "each: Redis holds up to 10 kB of attributes with each, most often 0.5",
+    )
     max_file_bytes_per_tenant: int = Field(
         64 * 2**20,
         gt=0,

@@ -27,7 +27,7 @@ from services.common.redis import Redis, Script
 from services.gateway import metrics
 from services.gateway.ids import FILE, not_found
 from services.gateway.stores.file_record import FileRecord, Purpose
-from services.gateway.stores.storage_room import StorageRoom, storage_full
+from services.gateway.stores.storage_room import StorageRoom, storage_full, too_many
 from services.gateway.stores.upload import Upload, check_name
 
 # Count, bytes and file together: uploads at the same time must not pass a limit side by side.
@@ -61,15 +61,6 @@ redis.call('DECRBY', sum, record.bytes)
 if blob ~= '' then redis.call('SREM', kept, blob) end
 return 1
 """
-
-
-def too_many(what: str, limit: int) -> PenstockError:
-    return PenstockError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"A tenant may have {limit} {what}; delete some first.",
-        stage="gateway",
-        reason="too_many_" + what.replace(" ", "_"),
-    )
 
 
 class Files:

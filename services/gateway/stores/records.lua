@@ -20,7 +20,9 @@
 --   search       most, store...: they are used -> (ok | gone | expired for each), how many files are
 --                                               unready in all, of so many the records,
 --                                               what those say of their caches
---   put          store, batch (''), its record, (file, record)*  -> ok | gone | expired
+--   room         most (files in all stores), how many more  -> ok | full
+--   put          store, most (as above), batch (''), its record, (file, record)*
+--                                            -> ok | gone | expired | full
 --   change_file  store, file, before, after  -> ok | changed
 --   revise       store, file, attachment ('' it is not there)  -> a revision above all before, or 0:
 --                                               the file is there by another attachment
@@ -37,7 +39,7 @@ local STORES = root .. ':stores'
 local STATES = {'in_progress', 'completed', 'failed', 'cancelled'}
 local KEPT = {active = true, days = true, revision = true} -- of a store that expired
 local DAY = 86400
-local BATCHES = 1000 -- of one store; of more the oldest are forgotten
+local BATCHES = 100 -- of one store; of more the oldest are forgotten
 
 local function key(store, part) return root .. ':store:' .. store .. (part and ':' .. part or '') end
 local function is_there(store) return call('HEXISTS', STORES, store) == 1 end
@@ -178,12 +180,22 @@ function ops.search(most, ...)
   return {states, total, found, caches}
 end
 
-function ops.put(store, batch, record, ...)
+-- A file in several stores counts in each.
+local function is_full(most, more)
+  for _, store in ipairs(call('HKEYS', STORES)) do more = more + call('HLEN', key(store)) end
+  return more > tonumber(most)
+end
+
+function ops.room(most, more) return is_full(most, tonumber(more)) and 'full' or 'ok' end
+
+function ops.put(store, most, batch, record, ...)
   local no = refused(store)
   if no then return no end
+  local files, more = {...}, 0
+  for n = 1, #files, 2 do more = more + 1 - call('HEXISTS', key(store), files[n]) end
+  if more > 0 and is_full(most, more) then return 'full' end
   counted(store)
   if batch ~= '' then add_batch(store, batch, record) end
-  local files = {...}
   for n = 1, #files, 2 do
     moved(store, files[n], file_of(store, files[n]), cjson.decode(files[n + 1]))
     call('HSET', key(store), files[n], files[n + 1])

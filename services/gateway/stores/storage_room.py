@@ -77,3 +77,12 @@ def storage_full() -> PenstockError:
         stage="gateway",
         reason="storage_full",
     )
+
+
+def too_many(what: str, limit: int) -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"A tenant may have {limit} {what}; delete some first.",
+        stage="gateway",
+        reason="too_many_" + what.replace(" ", "_"),
+    )

@@ -10,7 +10,9 @@ from typing import Any
 
 from services.common.errors import PenstockError, invalid
 from services.common.redis import Redis, Script
+from services.gateway import metrics
 from services.gateway.ids import FILE, FILE_BATCH, STORE, not_found
+from services.gateway.stores.storage_room import too_many
 from services.gateway.stores.store_files import AttachedFile, Unready
 from services.gateway.stores.store_record import Facts, FileBatch, Store, StoreCache, StoreRecord
 
@@ -26,7 +28,9 @@ def expired(id: str, param: str = "") -> PenstockError:
 class StoreRecords:
     """Methods raise `RedisAway` when Redis is away, NOT_FOUND for an unknown id."""
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
+    def __init__(self, redis: Redis, namespace: str, max_files: int) -> None:
+        """`max_files`: in all stores of a tenant together."""
+        self._max_files = max_files
         self._redis = redis
         self._namespace = namespace
         self._script = Script(redis, _SOURCE)
@@ -107,10 +111,24 @@ class StoreRecords:
         self, tenant: str, store: str, files: Sequence[AttachedFile], batch: FileBatch | None = None
     ) -> None:
         """Begins attachments, each in the place of an earlier one of the same file. Raises
-        NOT_FOUND where the store is gone, INVALID_ARGUMENT where it expired."""
+        NOT_FOUND where the store is gone, INVALID_ARGUMENT where it expired, RESOURCE_EXHAUSTED
+        ("too_many_files_in_vector_stores")."""
         told = [part for file in files for part in (file.id, file.model_dump_json())]
         of = (batch.id, batch.model_dump_json()) if batch is not None else ("", "")
-        _check(store, await self._call(tenant, "put", STORE.checked(store), *of, *told))
+        place = (STORE.checked(store), self._max_files)
+        outcome = await self._call(tenant, "put", *place, *of, *told)
+        self._check_room(outcome)
+        _check(store, outcome)
+
+    async def expect(self, tenant: str, files: int) -> None:
+        """That so many more go into a store that is to be made. Raises RESOURCE_EXHAUSTED."""
+        if files:
+            self._check_room(await self._call(tenant, "room", self._max_files, files))
+
+    def _check_room(self, outcome: str) -> None:
+        if outcome == "full":
+            metrics.files_refused.labels("tenant").inc()
+            raise too_many("files in vector stores", self._max_files)
 
     async def file_ids(self, tenant: str, store: str) -> list[str]:
         key = self._key(tenant, "store", STORE.checked(store))

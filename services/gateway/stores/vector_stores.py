@@ -21,9 +21,10 @@ from services.gateway.stores.attributes import AttributeChanges
 from services.gateway.stores.cancellations import Cancellations
 from services.gateway.stores.expiry import Expiry
 from services.gateway.stores.file_record import INDEXED, FileRecord
-from services.gateway.stores.files import Files, too_many
+from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing, Wanted
 from services.gateway.stores.removals import Removal, Removals
+from services.gateway.stores.storage_room import too_many
 from services.gateway.stores.store_files import (
     NO_ATTRIBUTES,
     AttachedFile,
@@ -77,12 +78,13 @@ class VectorStores:
         files: Sequence[Attach] = (),
     ) -> Store:
         """With these files on their way into it, at the cost of `who`. `about`: says what it is.
-        Raises RESOURCE_EXHAUSTED ("too_many_vector_stores", "index_queue_full", "storage_full"),
-        and NOT_FOUND for an unknown file.
+        Raises RESOURCE_EXHAUSTED ("too_many_vector_stores", "too_many_files_in_vector_stores",
+        "index_queue_full", "storage_full"), and NOT_FOUND for an unknown file.
         """
         tenant = caller.tenant
         wanted = await self._wanted(tenant, files)
         await self.indexing.expect(who, len(wanted))
+        await self.records.expect(tenant, len(wanted))
         record = about(StoreRecord(id=STORE.new(), name="", created_at=int(time.time())))
         await self.expiry.expect(tenant, record.id, record.expires_days)
         if not await self.records.create(tenant, record, self._max_stores):

@@ -19,7 +19,7 @@ from services.gateway.stores.store_records import StoreRecords
 @pytest.fixture
 async def records(redis_url: str, namespace: str) -> AsyncIterator[StoreRecords]:
     redis = connect(redis_url)
-    yield StoreRecords(redis, namespace)
+    yield StoreRecords(redis, namespace, max_files=1000)
     await redis.aclose()
 
 

@@ -125,6 +125,31 @@ async def test_stores_made_at_once_do_not_pass_the_limit_together(rig: StoresRig
     assert set(await rig.records.ids("acme")) == {one for one in made if isinstance(one, str)}
 
 
+async def test_a_tenant_has_so_many_files_in_its_stores_and_no_more(rig: StoresRig) -> None:
+    """Twenty: a file counts in each store that has it, and a store that is gone gives them back."""
+    files = [await rig.file() for _ in range(7)]
+    stores = [await rig.store(*files) for _ in range(2)]
+    with pytest.raises(PenstockError) as none:
+        await rig.store(*files)
+    assert none.value.reason == "too_many_files_in_vector_stores"
+    assert none.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "20 files in vector stores" in none.value.message
+    assert sorted(await rig.records.ids("acme")) == sorted(stores), "no empty one is left"
+    last = await rig.store(*files[:5])
+    told = await asyncio.gather(
+        *(rig.attach(last, file) for file in files[5:]), return_exceptions=True
+    )
+    assert [isinstance(one, PenstockError) for one in told].count(True) == 1
+    wanted = [Attach(file.id, "file_ids[0]") for file in files]
+    with pytest.raises(PenstockError, match="20 files"):
+        await rig.stores.attach_all(WHO, CALLER, last, wanted)
+    assert await rig.files.stores_of("acme", files[6].id) <= {*stores, last}
+    await rig.attach(last, files[0])  # in its own place
+    await rig.store(await rig.file(tenant="rival"), caller=RIVAL)
+    await rig.stores.delete(CALLER, stores[0])
+    await rig.stores.attach_all(WHO, CALLER, last, wanted)
+
+
 async def test_of_a_store_whose_files_have_no_room_nothing_is_made(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
