@@ -22,6 +22,7 @@ from kernels.cpu.recorder import Recorder
 from kernels.sampling import SAMPLING
 from tests.support import programs
 from tests.support.programs import packed
+from tests.support.waiting import until_so
 
 WIDTH = 512
 COUNT = np.arange(WIDTH, dtype=np.int32)
@@ -128,19 +129,23 @@ def test_a_step_tells_when_it_ran(program: Program) -> None:
     assert first.ended_ns <= second.started_ns < second.ended_ns <= time.monotonic_ns()
 
 
+def blocked(thread: str) -> set[int]:
+    """The signals that a thread of this process does not take."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    found = re.search(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)
+    assert found
+    return {one for one in signal.valid_signals() if int(found[1], 16) >> (one - 1) & 1}
+
+
 def test_a_programs_threads_take_no_signals(request: pytest.FixtureRequest) -> None:
     """Their handlers would end what the threads wait for; the interpreter's take them all. What a
     thread's own fault raises would end the process without a word if it were blocked."""
     faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
     others, mask = set(os.listdir("/proc/self/task")), signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    program: Program = request.getfixturevalue("program")
-    program.collect(launch(program, 1))  # a thread that has not begun blocks all
+    request.getfixturevalue("program")
     threads = set(os.listdir("/proc/self/task")) - others
     assert len(threads) == 2
+    until_so(lambda: not any(faults & blocked(one) for one in threads))  # not begun: it blocks all
     for thread in threads:
-        status = Path(f"/proc/self/task/{thread}/status").read_text()
-        found = re.search(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)
-        assert found
-        blocked = {one for one in signal.valid_signals() if int(found[1], 16) >> (one - 1) & 1}
-        assert blocked == signal.valid_signals() - faults - {signal.SIGKILL, signal.SIGSTOP}
+        assert blocked(thread) == signal.valid_signals() - faults - {signal.SIGKILL, signal.SIGSTOP}
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
