@@ -5,7 +5,7 @@ READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 PEERS ?= .peers
 
-.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents clients-anthropic chaos nodes sanitize lint docs protos bench bench-batches bench-peers bench-retrieval plots model mutants dev image-test clean
+.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents clients-anthropic chaos bucket nodes sanitize lint docs protos bench bench-batches bench-peers bench-retrieval plots model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
@@ -46,6 +46,12 @@ clients-openai clients-langchain clients-litellm clients-agents clients-anthropi
 chaos: $(READY)         ## one process of each class killed under 16 streams, or hung, and what that cost; everything replaced under load (half an hour)
 	$(BIN)/python -m tests.chaos.kills
 	$(BIN)/python -m tests.chaos.upgrade
+
+# Its server has an environment of its own below build/.
+bucket: $(READY)        ## uploaded files in a bucket: the blob store against moto's S3 server (a minute)
+	test -x build/moto/bin/moto_server || { $(PYTHON) -m venv build/moto && \
+	  build/moto/bin/pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'; }
+	MOTO_SERVER=build/moto/bin/moto_server $(BIN)/python -m pytest tests/integration/bucket.py
 
 nodes: $(READY)         ## several Ray nodes on this machine, one of them killed under load (two minutes)
 	$(BIN)/python -m pytest tests/chaos/nodes.py

@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -31,8 +31,15 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**20
 _PLAIN = re.compile(r"(?!store$)[A-Za-z0-9_-]{1,128}")
-_CLIENT: Any = {"connect_timeout": "5s", "timeout": "30s"}
-_RETRIES: Any = {"max_retries": 3}
+# A file may take as long as who reads it; what stands still may not. Without a bound of its own a
+# request has 30 s. Plain HTTP is used where the endpoint's own URL says so, and nowhere else.
+_CLIENT: Any = {
+    "connect_timeout": "5s",
+    "read_timeout": "30s",
+    "timeout": "1day",
+    "allow_http": True,
+}
+_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(minutes=1)}
 
 
 class NoBlobError(Exception):
@@ -89,7 +96,7 @@ class Blobs:
                 raise
 
         try:
-            with _told():
+            with _told(of_key=False):
                 await obstore.put_async(self._store, key, noted(), max_concurrency=2)
         except Exception as error:
             raise (failed or [error])[0] from None
@@ -115,7 +122,7 @@ class Blobs:
 
     async def all(self) -> AsyncIterator[Blob]:
         """The files of this namespace."""
-        with _told():
+        with _told(of_key=False):
             async for some in obstore.list(self._store, prefix=self._namespace + "/"):
                 for one in some:
                     if one["path"].count("/") == 2:
@@ -154,7 +161,7 @@ class Blobs:
 
     async def _own_id(self) -> str:
         key, new = f"{self._namespace}/store", secrets.token_hex(16)
-        with _told():
+        with _told(of_key=False):
             with suppress(AlreadyExistsError):
                 await obstore.put_async(self._store, key, new.encode(), mode="create")
                 return new
@@ -163,11 +170,12 @@ class Blobs:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(*, of_key: bool = True) -> Iterator[None]:
+    """Where it is not `of_key` that nothing is found, it is the bucket."""
     try:
         yield
-    except FileNotFoundError:
-        raise NoBlobError from None
+    except FileNotFoundError as error:
+        raise (NoBlobError() if of_key else _away(error)) from None
     except OSError as error:  # of a folder
         raise _away(error) from None
     except BaseError as error:

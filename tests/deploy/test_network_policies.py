@@ -214,6 +214,13 @@ def test_names_are_resolved_and_nothing_outside_is_called(
         assert not network.lets(end, STRANGER, 8000), pod.owner
 
 
+def test_a_bucket_is_reached_by_those_who_keep_files_in_it_alone() -> None:
+    release = render(None, {"blobs": {"url": "s3://files/penstock"}})
+    for pod in release.pods:
+        reached = Network.of(release).lets(End(pod.labels), INTERNET, 443)
+        assert reached == (pod.component in ("gateway", "services")), pod.owner
+
+
 @pytest.mark.parametrize("named", [OPERATOR, PROMETHEUS, DNS])
 def test_their_labels_are_worth_nothing_in_another_namespace(
     network: Network, ends: dict[str, End], everything: Release, named: End

@@ -57,6 +57,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* To the bucket of uploaded files, by TLS: its endpoint may be anywhere. Empty: they are in a volume. */}}
+{{- define "penstock.blobs.egress" -}}
+{{- if .Values.blobs.url -}}
+- ports: {{- include "penstock.tcp" (list 443) | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
 {{/* The way of spans: to the collector, or to the endpoint's port anywhere; empty: they stay. */}}
 {{- define "penstock.otlp.egress" -}}
 {{- if .Values.collector.enabled -}}
