@@ -1,18 +1,25 @@
-"""How fast documents are indexed: text, by the MB, and what of the time is whose.
+"""How fast documents are indexed: text by the MB, PDF by the page, and what processors spend on it.
 
-The made set's documents, several at a time, through the service's own call.
+The made set's documents, several at a time, through the service's own call; as PDF the same texts
+fill files of 50 pages each.
 """
 
 import argparse
 import asyncio
+from itertools import cycle, islice
 from typing import Any
 
 from bench.retrieval.made import made
-from bench.retrieval.served import served
+from bench.retrieval.pdf import pages_of, pdf
+from bench.retrieval.served import File, file_of, served
+
+_PAGES_A_FILE = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--documents", type=int, default=120, help="of the made set")
+    add = parser.add_argument
+    add("--documents", type=int, default=120, help="of the made set, as text")
+    add("--pages", type=int, default=200, help="of PDF")
 
 
 def run(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
@@ -21,26 +28,46 @@ def run(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 async def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
-    documents = made().documents[: given.documents]
-    megabytes = sum(len(one.text.encode()) for one in documents) / 1e6
+    texts = [file_of(one) for one in made().documents]
+    found = []
     async with served() as service:
-        await service.index("warm", documents[:2])
-        before = service.cpu_s()
-        chunks, seconds = await service.index("text", documents)
-        cpu_s = service.cpu_s() - before
-    told = {"kind": "text", "megabytes": megabytes, "chunks": chunks, "seconds": seconds}
-    return [told | {"cpu_s": cpu_s}]
+        for kind, files in {"text": texts[: given.documents], "PDF": _pdfs(given.pages)}.items():
+            await service.index(f"{kind}, warm", files[:1])
+            before = service.cpu_s()
+            chunks, seconds = await service.index(kind, files)
+            found.append(
+                {
+                    "kind": kind,
+                    "pages": given.pages if kind == "PDF" else None,
+                    "megabytes": sum(len(one.content) for one in files) / 1e6,
+                    "chunks": chunks,
+                    "seconds": seconds,
+                    "cpu_s": service.cpu_s() - before,
+                }
+            )
+    return found
+
+
+def _pdfs(count: int) -> list[File]:
+    """The texts come again when there are no more of them."""
+    pages = list(islice(pages_of(cycle(one.text for one in made().documents)), count))
+    return [
+        File(f"pdf-{start}", f"Pages {start}", pdf(pages[start : start + _PAGES_A_FILE]))
+        for start in range(0, count, _PAGES_A_FILE)
+    ]
 
 
 def _table(found: list[dict[str, Any]]) -> list[str]:
     rows = [
-        "| documents | MB | chunks | MB/s | chunks/s | CPU, s a MB |",
-        "| --- " + "| ---: " * 5 + "|",
+        "| documents | MB | pages | chunks | MB/s | pages/s | chunks/s | CPU, s | a chunk, ms |",
+        "| --- " + "| ---: " * 8 + "|",
     ]
     for one in found:
-        size, seconds = one["megabytes"], one["seconds"]
+        size, seconds, pages = one["megabytes"], one["seconds"], one["pages"]
         rows.append(
-            f"| {one['kind']} | {size:.2f} | {one['chunks']} | {size / seconds:.3f} "
-            f"| {one['chunks'] / seconds:.1f} | {one['cpu_s'] / size:.1f} |"
+            f"| {one['kind']} | {size:.2f} | {pages or ''} | {one['chunks']} "
+            f"| {size / seconds:.3f} | {f'{pages / seconds:.1f}' if pages else ''} "
+            f"| {one['chunks'] / seconds:.1f} "
+            f"| {one['cpu_s']:.0f} | {1e3 * one['cpu_s'] / one['chunks']:.0f} |"
         )
     return rows

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bench.retrieval import sets
 from bench.retrieval.made import QUESTIONS, made
-from bench.retrieval.served import Served, served
+from bench.retrieval.served import Served, file_of, served
 from bench.retrieval.sets import Question, QuestionSet, holds
 from protos.common_pb2 import Passage
 from protos.retrieval_pb2 import Ranking
@@ -56,7 +56,7 @@ async def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     async with served() as service:
         for asked in chosen:
-            chunks, seconds = await service.index(asked.name, asked.documents)
+            chunks, seconds = await service.index(asked.name, map(file_of, asked.documents))
             documents = len(asked.documents)
             _say(f"{asked.name}: {documents} documents, {chunks} chunks, {seconds:.0f} s")
             for ranking in given.rankings:

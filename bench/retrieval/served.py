@@ -30,6 +30,12 @@ _INDEXED_AT_ONCE = 4
 _PATIENCE_S = 600.0
 
 
+class File(NamedTuple):
+    id: str
+    title: str
+    content: bytes
+
+
 class Searched(NamedTuple):
     passages: list[common_pb2.Passage]
     stages_s: Mapping[str, float]  # of the service's spans, by name; "search" is the whole
@@ -42,23 +48,23 @@ class Served:
     folder: Path  # its data directory
     telemetry: Telemetry = field(default_factory=lambda: Telemetry("bench", "bench-1"))
 
-    async def index(self, collection: str, documents: Iterable[Document]) -> tuple[int, float]:
+    async def index(self, collection: str, files: Iterable[File]) -> tuple[int, float]:
         """How many chunks they made, and in how many seconds."""
         places, began = asyncio.Semaphore(_INDEXED_AT_ONCE), time.perf_counter()
 
-        async def one(document: Document) -> int:
-            key = self.parts.blobs.key(_CALLER.tenant, document.id)
-            await self.parts.blobs.put(key, _pieces(document.text))
+        async def one(file: File) -> int:
+            key = self.parts.blobs.key(_CALLER.tenant, file.id)
+            await self.parts.blobs.put(key, _pieces(file.content))
             request = pb.IndexRequest(
-                caller=_CALLER, collection=collection, source_id=document.id,
-                title=document.title, blob=key,
+                caller=_CALLER, collection=collection, source_id=file.id, title=file.title,
+                blob=key,
             )  # fmt: skip
             async with places:
                 call = self.stub.Index(request, timeout=_PATIENCE_S)
                 (*_, last) = [news async for news in call]
             return int(last.reply.chunks)
 
-        chunks = sum(await asyncio.gather(*map(one, documents)))
+        chunks = sum(await asyncio.gather(*map(one, files)))
         return chunks, time.perf_counter() - began
 
     async def search(self, collection: str, query: str, limit: int, **ranking: Any) -> Searched:
@@ -88,8 +94,12 @@ class Served:
         return spent
 
 
-async def _pieces(text: str) -> AsyncIterator[bytes]:
-    yield text.encode()
+def file_of(document: Document) -> File:
+    return File(document.id, document.title, document.text.encode())
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    yield content
 
 
 def _processes() -> list[psutil.Process]:
