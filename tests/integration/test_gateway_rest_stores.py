@@ -100,14 +100,33 @@ class Tenant:
         (
             {"files": {"file": ("a.txt", b"x")}, "data": {**PURPOSE, "expires_after": "1"}},
             400,
-            "unknown_parameter",
+            "unsupported_parameter",
             "expires_after",
+        ),
+        (
+            {"files": {"file": ("a.txt", b"x")}, "data": {**PURPOSE, "expires_afterwards": "1"}},
+            400,
+            "unknown_parameter",
+            "expires_afterwards",
         ),
         (
             {"files": {"file": ("a.txt", b"x")}, "data": {**PURPOSE, "o" * 80: "1"}},
             400,
             "unknown_parameter",
             "o" * 64,
+        ),
+        (
+            {
+                "files": {"file": ("a.txt", b"x")},
+                "data": {
+                    **PURPOSE,
+                    "expires_after[anchor]": "created_at",
+                    "expires_after[seconds]": "3600",
+                },
+            },
+            400,
+            "unsupported_parameter",
+            "expires_after",
         ),
         ({"files": {"purpose": (None, "assistants")}}, 400, "invalid_argument", "file"),
         (

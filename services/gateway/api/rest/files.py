@@ -9,12 +9,12 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.common.blobs import PIECE_BYTES
-from services.common.errors import invalid
+from services.common.errors import PenstockError, invalid
 from services.gateway.api.resources import files
 from services.gateway.api.resources.files import FileList, purpose_of
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.queries import page_query
-from services.gateway.api.schema import UNKNOWN
+from services.gateway.api.schema import UNKNOWN, UNSUPPORTED
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.stores.file_record import Purpose
@@ -75,6 +75,8 @@ async def _upload(
         raise invalid("The form cannot be read.", "", reason="invalid_form") from None
     try:
         for name in form:
+            if name.partition("[")[0] == "expires_after":
+                raise _no_expiry()
             if name not in ("file", "purpose"):
                 raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], reason=UNKNOWN)
         file, purpose = form.get("file"), form.get("purpose")
@@ -84,6 +86,14 @@ async def _upload(
         yield file.filename or "", _pieces(file), told
     finally:
         await form.close()
+
+
+def _no_expiry() -> PenstockError:
+    why = (
+        "'expires_after' is not supported for files: they stay until they are deleted. A vector "
+        "store may expire, by an 'expires_after' of its own."
+    )
+    return invalid(why, "expires_after", reason=UNSUPPORTED)
 
 
 async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
