@@ -10,7 +10,8 @@ FACT = "understands"
 BLOBS = "blobs"  # Index: the document's bytes are in the blob store
 FILTERS = "filters"  # Search: only what has these attributes
 RANKING = "ranking"  # Search: how meaning and words are weighed
-ALL = frozenset({BLOBS, FILTERS, RANKING})
+READING = "reading"  # Read: what a document says
+ALL = frozenset({BLOBS, FILTERS, RANKING, READING})
 
 
 def told(abilities: Iterable[str] = ALL) -> dict[str, str]:

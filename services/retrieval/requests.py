@@ -73,6 +73,13 @@ def check_index(request: pb.IndexRequest, window: int) -> None:
             raise _refuse("is more than half of max_tokens", "chunking.overlap_tokens")
 
 
+def check_read(request: pb.ReadRequest) -> None:
+    _tenant(request.caller.tenant)
+    if len(request.title) > MAX_TITLE_CHARS:
+        raise _refuse(f"is longer than {MAX_TITLE_CHARS} characters", "title")
+    _id(request.blob, "blob", _MAX_KEY_CHARS)
+
+
 def check_remove(request: pb.RemoveRequest) -> None:
     _tenant(request.caller.tenant)
     _id(request.collection, "collection")

@@ -160,6 +160,12 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
 
         await self._serve("index", work, request, context)
 
+    async def Read(self, request: pb.ReadRequest, context: Any) -> None:
+        async def work(parts: Parts, request: pb.ReadRequest, span: Span) -> None:
+            await pipeline.read(parts, request, span, context.write)
+
+        await self._serve("read", work, request, context)
+
     async def Remove(self, request: pb.RemoveRequest, context: Any) -> pb.RemoveReply:
         return await self._serve("remove", pipeline.remove, request, context)
 

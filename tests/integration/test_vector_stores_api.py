@@ -17,7 +17,7 @@ from protos.gateway_pb2 import ChatRequest, HybridSearch, PublicSearchStoreReque
 from protos.retrieval_pb2 import Filter, Ranking
 from services.common.config import JobsSettings
 from services.common.content import said
-from services.common.errors import unavailable
+from services.common.errors import invalid, unavailable
 from services.gateway.jobs.queue import Queue
 from services.gateway.server import GatewayService
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig
@@ -259,6 +259,14 @@ async def test_what_a_file_in_a_store_says(rig: Rig) -> None:
     other = await port.file("b.md")
     content = port.stores.files.content(other, vector_store_id=port.id)
     assert (await refusal(content))[0] == 404, "it is not in this store"
+    asked = rig.retrieval.servicer.calls
+    await port.client.files.content(file)
+    assert rig.retrieval.servicer.calls == asked, "its bytes are the gateway's own to tell"
+    rig.retrieval.failure = invalid(
+        "a scanned PDF", "file", reason="invalid_file", stage="retrieval"
+    )
+    content = port.stores.files.content(file, vector_store_id=port.id)
+    assert await refusal(content) == (400, "file_id", "invalid_file")
 
 
 # ---- batches of files ---------------------------------------------------------------------------

@@ -33,7 +33,7 @@ DOOR = """
 # By retrieval, and rules of meaning (tests/unit/retrieval/test_judged.py); what it cuts a document
 # into was looked at before.
 RETRIEVAL = """
-    EmbedRequest.texts SearchRequest.query IndexRequest.title JudgedText.text
+    EmbedRequest.texts SearchRequest.query IndexRequest.title ReadRequest.title JudgedText.text
     CutRequest.title CutChunk.title LoadRequest.filename Section.headings Section.text
 """
 # Of answers, while they are written (tests/unit/tokenizer/test_answer_policy.py).
@@ -45,7 +45,7 @@ ANSWER = """
 # What the client sent, told to it as the policy left it.
 TOLD_BACK = """
     Echo.text Redacted.title Redacted.text TextDelta.stop PublicDetokenizeReply.text
-    PublicRecord.metadata
+    PublicRecord.metadata ReadPiece.text
 """
 # Words of the client's own request, told to it alone in the same answer; and words of a fixed set.
 # What a model made of them was looked at as its answer.
@@ -85,6 +85,7 @@ OURS = """
     Span.attributes Decision.stage Decision.subject Decision.choice Decision.reasons
     Caller.request_id Caller.tenant GenerateEvent.warning EmbedRequest.policy
     SearchRequest.policy IndexRequest.policy IndexRequest.blob IndexReply.note
+    ReadRequest.policy ReadRequest.blob
     LoadReply.note Refusal.words Refusal.reason Refusal.fault JudgeRequest.policy
     Resume.prompt_digest SearchReply.by_words
     Resume.checkpoint Resume.policy Pooled.values TextDelta.prompt_digest TextDelta.checkpoint

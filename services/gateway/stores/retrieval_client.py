@@ -28,6 +28,7 @@ INDEX_TIMEOUT_S = 2400.0  # a whole file is read, cut and embedded
 INDEX_PATIENCE_S = 300.0  # until a replica is there
 EMBED_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 300.0  # who asks waits, behind documents that are indexed
 _JUDGE_S = 2.0
 _LOOK_AGAIN_S = 0.25  # at replicas that did not take a call, while no other appears
 _CLOSE_GRACE_S = 30.0
@@ -154,6 +155,22 @@ class RetrievalClient:
         bounds = _Bounds(INDEX_TIMEOUT_S, INDEX_PATIENCE_S)
         await self._call("Index", request, span, bounds, None, hear)
         return reply
+
+    async def read(
+        self, request: retrieval_pb2.ReadRequest, span: Span, hold: Callable[[int], None]
+    ) -> str:
+        """What a document says. `hold`: room for so many bytes more."""
+        pieces: list[str] = []
+
+        async def hear(piece: retrieval_pb2.ReadPiece) -> None:
+            if not piece.at:  # by another replica, perhaps
+                pieces.clear()
+            hold(len(piece.text.encode()))
+            pieces.append(piece.text)
+
+        bounds = _Bounds(READ_TIMEOUT_S, self._patience_s)
+        await self._call("Read", request, span, bounds, None, hear)
+        return "".join(pieces)
 
     async def remove(
         self, request: retrieval_pb2.RemoveRequest, span: Span

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 from grpc import ChannelConnectivity
 
-from protos.retrieval_pb2 import IndexRequest, SearchRequest
+from protos.retrieval_pb2 import IndexRequest, ReadRequest, SearchRequest
 from services.common.errors import PenstockError, unavailable
-from services.common.retrieval_abilities import BLOBS, FILTERS, RANKING
+from services.common.retrieval_abilities import BLOBS, FILTERS, RANKING, READING
 
 _CONNECT_S = 5.0
 
@@ -22,6 +22,8 @@ def needs(request: Any) -> frozenset[str]:
         found.update({RANKING} if request.HasField("ranking") else ())
     if isinstance(request, IndexRequest) and request.blob:
         found.add(BLOBS)
+    if isinstance(request, ReadRequest):
+        found.add(READING)
     return frozenset(found)
 
 

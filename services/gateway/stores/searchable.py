@@ -4,10 +4,17 @@ What is searchable comes in order by revisions, which the records give (decision
 """
 
 import asyncio
+from collections.abc import Callable
 
 from protos import retrieval_pb2
 from protos.common_pb2 import Caller
-from protos.retrieval_pb2 import IndexReply, IndexRequest, RemoveRequest, SetAttributesRequest
+from protos.retrieval_pb2 import (
+    IndexReply,
+    IndexRequest,
+    ReadRequest,
+    RemoveRequest,
+    SetAttributesRequest,
+)
 from services.common.telemetry import Telemetry
 from services.gateway.stores.files import Files
 from services.gateway.stores.retrieval_client import RetrievalClient, Tell
@@ -18,6 +25,8 @@ from services.gateway.stores.store_files import (
     attribute_values,
 )
 from services.gateway.stores.store_records import StoreRecords
+
+Hold = Callable[[int], None]
 
 
 class Searchable:
@@ -53,6 +62,17 @@ class Searchable:
         )
         with self._telemetry.lone_span("index file", file_id=attached.id) as span:
             return await self._retrieval.index(request, span, tell)
+
+    async def text_of(self, caller: Caller, attached: AttachedFile, hold: Hold) -> str:
+        """What searches could find of it, as one text. Raises INVALID_ARGUMENT for a document that
+        cannot be read, and what `hold` (of so many bytes) does."""
+        request = ReadRequest(
+            caller=caller,
+            blob=await self._files.in_blob(caller.tenant, attached.id),
+            title=attached.filename,
+        )
+        with self._telemetry.lone_span("read file", file_id=attached.id) as span:
+            return await self._retrieval.read(request, span, hold)
 
     async def remove_store(self, caller: Caller, store: str) -> None:
         await self._remove(RemoveRequest(caller=caller, collection=store))

@@ -2,21 +2,21 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
 from protos import retrieval_pb2 as pb
-from services.common.blobs import NoBlobError
-from services.common.errors import PenstockError, invalid
+from services.common.errors import PenstockError
 from services.common.policy import Policy
 from services.common.spans import Span
 from services.retrieval import metrics, requests
 from services.retrieval.documents import loading
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.index.store import Draft
-from services.retrieval.pipeline.judging import check_document, check_meaning, may_refuse, policy_of
+from services.retrieval.pipeline.judging import check_meaning, may_refuse, policy_of
 from services.retrieval.pipeline.parts import Parts
+from services.retrieval.pipeline.reading import blob_of, check_owner, load
 
 _STORED_AT_ONCE = 64  # chunks: what waits for the model is bounded, and what a kill does again
 
@@ -30,8 +30,7 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) 
     who asks again; what fails is taken back."""
     reader, own, tenant = parts.model.reader, parts.settings, request.caller.tenant
     requests.check_index(request, reader.max_tokens - reader.special_tokens)
-    if not request.blob.startswith(parts.blobs.key(tenant, "")):
-        raise _no_blob()
+    check_owner(parts, tenant, request.blob)
     policy, cut = policy_of(parts, request.policy), request.chunking
     chunking = own.chunk_tokens, own.chunk_overlap_tokens
     if cut.max_tokens:
@@ -64,7 +63,7 @@ async def _digest(
     """Of all that the document's chunks are made from."""
     made_from = (loading.VERSION, chunking, parts.model.fingerprint, policy.digest, request.title)
     digest = hashlib.sha256(repr(made_from).encode())
-    async for piece in _blob(parts, request.blob):
+    async for piece in blob_of(parts, request.blob):
         digest.update(piece)
     return digest.hexdigest()
 
@@ -76,19 +75,10 @@ async def _read(
     chunking: tuple[int, int],
     span: Span,
 ) -> tuple[Loaded, CutDocument]:
-    tenant, title = request.caller.tenant, request.title
-    with parts.telemetry.span("load", span) as step:
-        try:
-            size = await parts.blobs.size(request.blob)
-        except NoBlobError:
-            raise _no_blob() from None
-        step.set_attribute("bytes", size)
-        loaded = await parts.chunkers.load(title, size, _blob(parts, request.blob))
-        sections = loaded.sections
-        if policy.texts.has("uploads"):
-            title, sections = await check_document(parts, policy, tenant, title, sections, step)
+    tenant, place = request.caller.tenant, (request.blob, request.title)
+    title, loaded = await load(parts, tenant, *place, policy, span)
     with parts.telemetry.span("chunk", span) as step:
-        document = await parts.chunkers.cut(title, sections, *chunking)
+        document = await parts.chunkers.cut(title, loaded.sections, *chunking)
         step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
     return loaded, document
 
@@ -120,15 +110,3 @@ async def _store(
             made = ahead[at] if judged else await vectors(some)
             await parts.store.put(draft, some, [chunks[n] for n in some], made, len(chunks))
             metrics.INDEXED_CHUNKS.inc(len(some))
-
-
-async def _blob(parts: Parts, key: str) -> AsyncIterator[bytes]:
-    try:
-        async for piece in parts.blobs.read(key):
-            yield piece
-    except NoBlobError:
-        raise _no_blob() from None
-
-
-def _no_blob() -> PenstockError:
-    return invalid("the file is gone", "file", reason="invalid_file", stage="retrieval")

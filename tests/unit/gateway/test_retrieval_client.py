@@ -12,13 +12,20 @@ import pytest
 from grpc import ChannelConnectivity
 
 from protos.common_pb2 import Caller, Record
-from protos.retrieval_pb2 import EmbedRequest, IndexRequest, RemoveRequest, SearchRequest
+from protos.retrieval_pb2 import (
+    EmbedRequest,
+    IndexRequest,
+    ReadPiece,
+    ReadRequest,
+    RemoveRequest,
+    SearchRequest,
+)
 from services.common.config import GatewaySettings, RetrievalSettings, Settings
 from services.common.discovery import Registration, Replica, new_replica_id
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, load_rules
 from services.common.redis import connect
-from services.common.retrieval_abilities import BLOBS
+from services.common.retrieval_abilities import BLOBS, READING
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.gateway.stores import retrieval_client as module
@@ -487,6 +494,22 @@ async def test_who_would_leave_a_part_of_a_request_out_is_not_asked(
 def test_a_document_in_a_blob_goes_to_who_knows_blobs() -> None:
     assert needs(IndexRequest(blob="ns/acme/file-1")) == {BLOBS}
     assert needs(IndexRequest()) == needs(RemoveRequest()) == frozenset()
+    assert needs(ReadRequest()) == {READING}
+
+
+async def test_what_a_lost_replica_told_of_a_document_is_told_anew(
+    client: RetrievalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call(*given: Any) -> None:
+        *_, hear = given
+        for at, text in ((0, "the har"), (0, "the "), (4, "här")):
+            await hear(ReadPiece(at=at, text=text))
+
+    held: list[int] = []
+    monkeypatch.setattr(client, "_call", call)
+    with Telemetry("gateway", "gateway-1").span("request") as span:
+        assert await client.read(ReadRequest(), span, held.append) == "the här"
+    assert held == [7, 4, 4], "bytes"
 
 
 async def test_replicas_share_the_calls(

@@ -118,3 +118,5 @@ async def test_of_an_upload_each_section_is_as_the_policy_lets_it_be(
     assert [section.text for section in sections] == [t.replace(CARD, "[CARD]") for t in texts]
     assert all(list(section.headings) == ["H [CARD]", "I"] for section in sections)
     assert {(section.page, section.row) for section in sections} == {(3, 4)}
+    parts.told.clear()
+    assert await parts.read(b"x") == "\n\n".join(section.text for section in sections)

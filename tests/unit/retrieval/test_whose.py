@@ -57,7 +57,7 @@ class Parts:
         self.embedder = SimpleNamespace(embed=self._embed)
         self.chunkers = SimpleNamespace(load=self._load, cut=self._cut)
         self.blobs = memory_blobs()
-        self.told: list[pb.IndexNews] = []
+        self.told: list[Any] = []
         self.cut: list[tuple[str, list[pb.Section]]] = []
         self.calls = SimpleNamespace(kind="embedded")
         self.policy = SimpleNamespace(current=NO_POLICY)
@@ -134,14 +134,24 @@ class Parts:
         await self.run("index", pb.IndexRequest(caller=ME, **asked | more))
         return self.told[-1].reply
 
-    async def _tell(self, news: pb.IndexNews) -> None:
+    async def read(self, text: bytes, **more: Any) -> str:
+        key = self.blobs.key("acme", "s")
+        await self.blobs.put(key, pieces(text))
+        await self.run("read", pb.ReadRequest(caller=ME, **{"blob": key, "title": "T", **more}))
+        said = ""
+        for piece in self.told:
+            assert piece.at == len(said)
+            said += piece.text
+        return said
+
+    async def _tell(self, news: Any) -> None:
         self.told.append(news)
 
     async def run(self, name: str, request: Any) -> Any:
         work = getattr(pipeline, name)
         if name == "search":
             work = partial(work, within_s=5.0)
-        if name == "index":
+        if name in ("index", "read"):
             work = partial(work, tell=self._tell)
         with self.telemetry.span(name) as span:
             return await work(self, request, span)
@@ -212,6 +222,22 @@ async def test_what_an_earlier_model_embedded_is_found_by_words_and_said_so(part
     reply = await parts.run("search", request)
     assert [one.text for one in reply.passages] == ["near 0", "by words", "near 1"]
     assert list(reply.by_words) == ["a"]
+
+
+@pytest.mark.parametrize("length", [0, 1, 65_536, 65_537, 200_000])
+async def test_what_a_document_says_is_told_in_pieces_to_its_owner(
+    parts: Parts, length: int
+) -> None:
+    text = ("grün " * length)[:length]
+    assert await parts.read(text.encode()) == text
+    assert len(parts.told) == max(1, -(-length // 65_536))
+    assert (parts.embedded, parts.stored) == ([], [])
+    for blob in (parts.blobs.key("rival", "s"), parts.blobs.key("acme", "other")):
+        with pytest.raises(PenstockError, match="gone"):
+            await parts.read(b"x", blob=blob)
+    with pytest.raises(PenstockError) as whose:
+        await parts.run("read", pb.ReadRequest(blob="x"))
+    assert whose.value.param == "caller.tenant"
 
 
 async def test_a_document_is_embedded_and_stored_as_its_tenant_s(

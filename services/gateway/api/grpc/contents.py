@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
+from protos.common_pb2 import Caller
 from protos.gateway_stores_pb2 import (
     File,
     FileContent,
@@ -114,16 +115,16 @@ class _Content(NamedTuple):
     """What is asked for, and where it is."""
 
     request: Any
-    find: Callable[[Gateway, str, Any, Place], Awaitable[bytes]]
+    find: Callable[[Gateway, Caller, Any, Place], Awaitable[bytes]]
 
 
-async def _find(gateway: Gateway, tenant: str, request: Any, place: Place) -> bytes:
-    return await content_of(gateway, tenant, id_of(request, "file_id"), place)
+async def _find(gateway: Gateway, caller: Caller, request: Any, place: Place) -> bytes:
+    return await content_of(gateway, caller.tenant, id_of(request, "file_id"), place)
 
 
-async def _find_attached(gateway: Gateway, tenant: str, request: Any, place: Place) -> bytes:
+async def _find_attached(gateway: Gateway, caller: Caller, request: Any, place: Place) -> bytes:
     store, file = id_of(request, "vector_store_id"), id_of(request, "file_id")
-    return (await text_of(gateway, tenant, store, file, place)).encode()
+    return (await text_of(gateway, caller, store, file, place)).encode()
 
 
 _FILE = _Content(GetFileContentRequest, _find)
@@ -136,7 +137,7 @@ def _get_content(gateway: Gateway, inbox: Inbox, route: str, asked: _Content) ->
             entered = admitted(gateway, metadata, route, Intake.visit)
             async with entered as (principal, place):
                 request = inbox.parse(asked.request, await inbox.take(place, context))
-                content = await asked.find(gateway, principal.tenant, request, place)
+                content = await asked.find(gateway, principal.caller(id), request, place)
                 writer = Writer(context, gateway.settings.gateway)
                 for at in range(0, len(content), _PIECE_BYTES):
                     await writer.write(FileContent(data=content[at : at + _PIECE_BYTES]))

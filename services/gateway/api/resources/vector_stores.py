@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from protos.common_pb2 import Caller
-from services.common.errors import invalid
+from services.common.errors import PenstockError
 from services.gateway.api.generation_schema import Name
 from services.gateway.api.resources.attachments import (
     MAX_FILES,
@@ -162,13 +162,12 @@ async def detach_file(gateway: Gateway, caller: Caller, store: str, file: str) -
     return {"id": file, "object": "vector_store.file.deleted", "deleted": True}
 
 
-async def text_of(gateway: Gateway, tenant: str, store: str, file: str, place: Place) -> str:
-    """What a text file says, which the place holds. Raises INVALID_ARGUMENT ("no_text_file")."""
-    attached = await gateway.stores.records.file(tenant, store, file)
-    place.hold(attached.bytes)
-    content = await gateway.files.content(tenant, file)
+async def text_of(gateway: Gateway, caller: Caller, store: str, file: str, place: Place) -> str:
+    """What is read of it to be indexed, which the place holds."""
+    attached = await gateway.stores.records.file(caller.tenant, store, file)
     try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        why = f"The file '{file}' is no text file; its bytes are told at /v1/files/{file}/content."
-        raise invalid(why, "file_id", stage="gateway", reason="no_text_file") from None
+        return await gateway.stores.indexing.searchable.text_of(caller, attached, place.hold)
+    except PenstockError as error:
+        if error.param in ("file", "blob"):
+            error.param = "file_id"
+        raise

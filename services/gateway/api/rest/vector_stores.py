@@ -83,7 +83,8 @@ async def update_attached(gateway: Gateway, exchange: Exchange, principal: Princ
 
 async def get_text(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     store, file = exchange.path["store"], exchange.path["file"]
-    text = await vector_stores.text_of(gateway, principal.tenant, store, file, exchange.place)
+    caller = principal.caller(exchange.request_id)
+    text = await vector_stores.text_of(gateway, caller, store, file, exchange.place)
     await exchange.reply_json(
         {
             "object": "vector_store.file_content.page",
