@@ -7,15 +7,19 @@ is in the store's write-ahead log, so it may be killed at any moment.
 """
 
 import json
+import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import StoreUnusableError
 from services.retrieval.index.shards import Shards
+
+log = logging.getLogger(__name__)
 
 _IDLE_S = 2.0  # after which what was written leaves the log, for a quick start
 _LONG_IDLE_S = 20.0  # after which room is given back
@@ -44,10 +48,10 @@ def _serve(pipe: "Connection[Any, Any]", shards: Shards) -> None:
     unflushed, unvacuumed = 0, False
     while True:
         if unflushed and (unflushed >= _WRITES or not pipe.poll(_IDLE_S)):
-            shards.flush()
+            _try(shards.flush)
             unflushed, unvacuumed = 0, True
         if unvacuumed and not unflushed and not pipe.poll(_LONG_IDLE_S):
-            shards.vacuum()
+            _try(shards.vacuum)
             unvacuumed = False
         method, arguments = pipe.recv()
         try:
@@ -56,6 +60,14 @@ def _serve(pipe: "Connection[Any, Any]", shards: Shards) -> None:
             answer = ("failed", f"{method}: {error}")
         pipe.send(answer)
         unflushed += method in _CHANGES
+
+
+def _try(work: Callable[[], None]) -> None:
+    """What fails is done at a later time; until then the log has it."""
+    try:
+        work()
+    except Exception as error:  # the library knows no other
+        log.error("%s: %s", work.__name__, error)
 
 
 if __name__ == "__main__":

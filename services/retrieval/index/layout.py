@@ -11,7 +11,7 @@ class Layout(NamedTuple):
     namespace: str
     model: str
     fingerprint: str  # of the model
-    dimension: int
+    dimension: int  # 0: not known, of an earlier model
 
     @property
     def root(self) -> Path:

@@ -14,7 +14,8 @@ import numpy as np
 DENSE = "dense"  # the embedding model's, compared by cosine
 SPARSE = "sparse"  # of BM25, whose IDF is computed when it is asked for
 
-# What conditions are mostly about. A graph of the nearest is built for each tenant.
+# What conditions are mostly about.
+SCOPE = "scope"  # what a search looks in, see scopes.py
 TENANT = "tenant"
 KEYWORDS = ("collection", "source_id", "digest")
 INTEGERS = ("revision",)
@@ -88,6 +89,13 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """It has no such value."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Not:
     condition: "Condition"
 
@@ -102,7 +110,7 @@ class Either:
     conditions: tuple["Condition", ...]  # at least one
 
 
-Condition = Is | Within | Not | Every | Either
+Condition = Is | Within | Missing | Not | Every | Either
 
 
 # -------------------------------------------------------------------------------------------------
@@ -125,6 +133,7 @@ class Found(NamedTuple):
     dense: list[Hit]
     sparse: list[Hit]
     earlier: Sequence[Hit] = ()  # by BM25 alone, of documents that an earlier model embedded
+    incomplete: bool = False  # some of those cannot be read
 
 
 def best_of(ways: Iterable[Sequence[Hit]], limit: int) -> list[Hit]:

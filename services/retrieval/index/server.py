@@ -1,7 +1,9 @@
 """A Qdrant server, of one or several hosts, that all replicas of retrieval share."""
 
+import re
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +21,7 @@ from services.retrieval.index.points import (
     DENSE,
     INTEGERS,
     KEYWORDS,
+    SCOPE,
     SPARSE,
     TENANT,
     Condition,
@@ -29,6 +32,17 @@ from services.retrieval.index.points import (
     StoreAwayError,
     StoreFailedError,
     best_of,
+)
+from services.retrieval.index.scopes import publish_unscoped
+
+_LOOKED_AT_S = 600.0  # for what replicas of another model, or of an earlier version, stored since
+
+# As in the embedded store (shard.py).
+_SHORT = models.TurboQuantization(
+    turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS2, always_ram=True)
+)
+_APPROXIMATE = models.SearchParams(
+    quantization=models.QuantizationSearchParams(rescore=True, oversampling=2.0)
 )
 
 
@@ -48,7 +62,7 @@ class ServerPoints:
         self._ca = ca
         self._timeout_s = max(1, round(timeout_s))
         self._client: QdrantClient | None = None
-        self._opened = False
+        self._look_again = 0.0  # monotonic
         self._earlier: list[str] = []  # collections of other models
         self._opening = threading.Lock()
 
@@ -78,7 +92,7 @@ class ServerPoints:
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         with self._ready() as client:
             for name in self._all():
-                client.set_payload(name, dict(payload), as_filter(where, models), wait=True)
+                _Collection(client, name).change(where, payload)
 
     def delete(self, ids: Sequence[str]) -> None:
         with self._ready() as client:
@@ -99,10 +113,7 @@ class ServerPoints:
 
     def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
         with self._ready() as client:
-            records, _ = client.scroll(
-                self._name, as_filter(where, models), limit=limit, with_payload=list(keys)
-            )
-        return [record.payload or {} for record in records]
+            return _Collection(client, self._name).payloads(where, limit, keys)
 
     def count(self, where: Condition) -> int:
         with self._ready() as client:
@@ -119,15 +130,17 @@ class ServerPoints:
             with self._opening:
                 if self._client is None:
                     self._client = self._connect()
-                if not self._opened:
+                if time.monotonic() >= self._look_again:
                     self._make(self._client)
-                    self._earlier = _earlier(self._client, self._layout)
-                    self._opened = True
+                    self._earlier = _others(self._client, self._layout)
+                    for name in self._all():
+                        publish_unscoped(_Collection(self._client, name))
+                    self._look_again = time.monotonic() + _LOOKED_AT_S
             yield self._client
         except (ResponseHandlingException, httpx.HTTPError, OSError) as error:
             raise StoreAwayError(type(error).__name__) from error
         except UnexpectedResponse as error:
-            self._opened = False  # the collection may be gone: look again at the next call
+            self._look_again = 0.0  # the collection may be gone: look again at the next call
             raise StoreFailedError(f"status {error.status_code}") from error
 
     def _connect(self) -> QdrantClient:
@@ -142,10 +155,12 @@ class ServerPoints:
     def _make(self, client: QdrantClient) -> None:
         if not client.collection_exists(self._name):
             self._create(client)
+        elif client.get_collection(self._name).config.quantization_config is None:
+            client.update_collection(self._name, quantization_config=_SHORT)
         # In any case: who made it may have ended before that. What is there is left as it is.
         tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
         client.create_payload_index(self._name, TENANT, tenant)
-        for key in KEYWORDS:
+        for key in (SCOPE, *KEYWORDS):
             client.create_payload_index(self._name, key, models.PayloadSchemaType.KEYWORD)
         for key in INTEGERS:
             client.create_payload_index(self._name, key, models.PayloadSchemaType.INTEGER)
@@ -161,6 +176,7 @@ class ServerPoints:
                 vectors_config={DENSE: dense},
                 sparse_vectors_config={SPARSE: sparse},
                 hnsw_config=graph,
+                quantization_config=_SHORT,
                 metadata={"embedding_model": self._layout.model},
             )
         except UnexpectedResponse as error:
@@ -171,22 +187,29 @@ class ServerPoints:
         return [self._name, *self._earlier]
 
 
-def _earlier(client: QdrantClient, layout: Layout) -> list[str]:
-    """Collections of other models that hold something; the others are deleted."""
-    theirs = _others(client, layout)
-    held = [name for name in theirs if client.count(name, exact=True).count]
-    for name in set(theirs) - set(held):
-        client.delete_collection(name)
-    return held
+class _Collection:
+    """See `Changeable`."""
+
+    def __init__(self, client: QdrantClient, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
+        records, _ = self._client.scroll(
+            self._name, as_filter(where, models), limit=limit, with_payload=list(keys)
+        )
+        return [record.payload or {} for record in records]
+
+    def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
+        selected = as_filter(where, models)
+        self._client.set_payload(self._name, dict(payload), selected, wait=True)
 
 
 def _others(client: QdrantClient, layout: Layout) -> list[str]:
+    """Collections of other models. An empty one stays: a replica may be about to write to it."""
+    of_a_model = re.compile(rf"{re.escape(layout.earlier)}-[0-9a-f]+")  # not of a longer namespace
     names = (found.name for found in client.get_collections().collections)
-    return [
-        name
-        for name in names
-        if name.startswith(f"{layout.earlier}-") and name != layout.collection
-    ]
+    return [name for name in names if of_a_model.fullmatch(name) and name != layout.collection]
 
 
 def _found(client: QdrantClient, name: str, question: Question) -> dict[str, list[Hit]]:
@@ -214,6 +237,7 @@ def _requests(question: Question) -> dict[str, models.QueryRequest]:
             filter=where,
             limit=question.limit,
             with_payload=True,
+            params=_APPROXIMATE,
         )
     if question.sparse is not None and question.sparse.indices:
         indices, values = question.sparse

@@ -4,6 +4,7 @@ Of `Points`, the calls that its process answers. The library's errors go through
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from services.retrieval.index.points import (
     DENSE,
     INTEGERS,
     KEYWORDS,
+    SCOPE,
     SPARSE,
     TENANT,
     Condition,
@@ -29,12 +31,24 @@ from services.retrieval.index.points import (
 
 MADE_BY = "made_by.json"  # written last: a folder without it was never whole
 
+_RESERVE = 64 * 2**20  # bytes of the disk, for deletions and marks
+
+# All of a collection is looked at, by two bits of each number; of the best, twice as many as are
+# asked for, the vectors themselves say which are the nearest (decision 0050).
+_SHORT = library.TurboQuantQuantizationConfig(bits=library.TurboQuantBitSize.Bits2, always_ram=True)
+_APPROXIMATE = library.SearchParams(
+    quantization=library.QuantizationSearchParams(rescore=True, oversampling=2.0)
+)
+
 
 class Shard:
     """Made where it is not there."""
 
     def __init__(self, layout: Layout) -> None:
+        self._folder = layout.folder
         self._shard = _opened(layout)
+        if SCOPE not in self._shard.info().payload_schema:  # a version before this one made it
+            _index(self._shard, SCOPE)
 
     def search(self, question: Question) -> Found:
         ways = _ways(question)
@@ -93,8 +107,12 @@ class Shard:
         self._shard.flush()
 
     def vacuum(self) -> None:
-        """Gives back what deleted points took, where that is a fifth. Some 20 µs a point left."""
-        self._shard.optimize()
+        """Gives back what deleted points took, where that is a fifth; some 20 µs a point left. Not
+        where a second copy has no room: the library ends with the process then.
+        """
+        taken = sum(file.stat().st_blocks * 512 for file in self._folder.rglob("*"))
+        if has_room(self._folder, taken):
+            self._shard.optimize()
         self._shard.flush()
 
     def close(self) -> None:
@@ -111,7 +129,7 @@ def _ways(question: Question) -> list[tuple[str, Any, Any]]:
     """Name, vector and parameters of each way in which it is asked."""
     ways: list[tuple[str, Any, Any]] = []
     if question.dense is not None:
-        ways.append((DENSE, question.dense, None))
+        ways.append((DENSE, question.dense, _APPROXIMATE))
     if question.sparse is not None and question.sparse.indices:
         corpus = library.IdfParams(corpus=as_filter(question.corpus, library))
         vector = library.SparseVector(*question.sparse)
@@ -122,7 +140,7 @@ def _ways(question: Question) -> list[tuple[str, Any, Any]]:
 def _opened(layout: Layout) -> library.EdgeShard:
     made_by = layout.folder / MADE_BY
     if made_by.exists():
-        return library.EdgeShard.load(str(layout.folder / "shard"), _config())
+        return library.EdgeShard.load(str(layout.folder / "shard"), _config(layout))
     shutil.rmtree(layout.folder, ignore_errors=True)
     shard = _create(layout)
     _write(made_by, {"embedding_model": layout.model})
@@ -132,13 +150,11 @@ def _opened(layout: Layout) -> library.EdgeShard:
 def _create(layout: Layout) -> library.EdgeShard:
     folder = layout.folder / "shard"
     folder.mkdir(parents=True)
-    dense = library.EdgeVectorParams(layout.dimension, library.Distance.Cosine)
-    shard = library.EdgeShard.create(str(folder), _config(**{DENSE: dense}))
+    shard = library.EdgeShard.create(str(folder), _config(layout))
     tenants = library.KeywordIndexParams(is_tenant=True)
     shard.update(library.UpdateOperation.create_field_index(TENANT, tenants))
-    for key in KEYWORDS:
-        words = library.KeywordIndexParams(enable_hnsw=False)
-        shard.update(library.UpdateOperation.create_field_index(key, words))
+    for key in (SCOPE, *KEYWORDS):
+        _index(shard, key)
     for key in INTEGERS:
         numbers = library.IntegerIndexParams(lookup=True, range=True, enable_hnsw=False)
         shard.update(library.UpdateOperation.create_field_index(key, numbers))
@@ -146,16 +162,30 @@ def _create(layout: Layout) -> library.EdgeShard:
     return shard
 
 
-def _config(**dense: library.EdgeVectorParams) -> library.EdgeConfig:
-    """Of a shard that is there without `dense`, whose size is its model's."""
+def _index(shard: library.EdgeShard, key: str) -> None:
+    words = library.KeywordIndexParams(enable_hnsw=False)
+    shard.update(library.UpdateOperation.create_field_index(key, words))
+
+
+def _config(layout: Layout) -> library.EdgeConfig:
+    """Of one that is there without a dimension its own, by which it is searched by words."""
+    dense = library.EdgeVectorParams(
+        layout.dimension, library.Distance.Cosine, quantization_config=_SHORT
+    )
     sparse = library.EdgeSparseVectorParams(modifier=library.Modifier.Idf)
     return library.EdgeConfig(
-        vectors=dense or None,
+        vectors={DENSE: dense} if layout.dimension else None,
         sparse_vectors={SPARSE: sparse},
         max_search_threads=1,  # the cores are the engine's
         # No graph of the nearest is built: that takes minutes in which nothing is answered.
         optimizers=library.EdgeOptimizersConfig(indexing_threshold=0, default_segment_number=1),
     )
+
+
+def has_room(folder: Path, needed: int) -> bool:
+    """On its disk, in bytes, and for what comes beside it."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize >= needed + _RESERVE
 
 
 def _write(path: Path, content: dict[str, str]) -> None:

@@ -5,8 +5,10 @@ model's, and leaves the earlier ones when it is whole there. Until then searches
 alone, for which the model does not matter.
 """
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 import time
@@ -22,13 +24,18 @@ from services.retrieval.index.points import (
     Condition,
     Every,
     Found,
+    Hit,
     Point,
     Question,
     StoreUnusableError,
     best_of,
 )
-from services.retrieval.index.shard import MADE_BY, Shard
+from services.retrieval.index.scopes import publish_unscoped
+from services.retrieval.index.shard import MADE_BY, Shard, has_room
 
+log = logging.getLogger(__name__)
+
+_UNREADABLE = ".unreadable"  # a folder's suffix
 _LOCK_S = 3.0  # for an earlier process to end, whose service was killed
 _ALL = Every(())
 _AT_ONCE = 1024
@@ -40,19 +47,32 @@ class Shards:
 
     def __init__(self, layout: Layout) -> None:
         self._lock = _lock(layout.root)
-        self._own = Shard(layout)
+        self._folder = layout.folder
+        self._own = _own(layout)
         self._earlier = dict(_earlier(layout))
+        self._unreadable = any(layout.root.glob(f"*{_UNREADABLE}"))
         for shard in self._all():
             shard.vacuum()
         self.moved = self._move(layout)  # points that versions before this one stored
+        for shard in self._all():
+            publish_unscoped(shard)
 
     def search(self, question: Question) -> Found:
         found = self._own.search(question)
         by_words = replace(question, dense=None)
-        hits = [shard.search(by_words).sparse for shard in self._earlier.values()]
-        return found._replace(earlier=best_of(hits, question.limit))
+        hits, incomplete = list[list[Hit]](), self._unreadable
+        for folder, shard in self._earlier.items():
+            try:
+                hits.append(shard.search(by_words).sparse)
+            except Exception as error:  # the library knows no other
+                log.error("%s cannot be searched: %s", folder, error)
+                incomplete = True
+        return found._replace(earlier=best_of(hits, question.limit), incomplete=incomplete)
 
     def put(self, points: Sequence[Point]) -> None:
+        """On a full disk the library would end with the process, again at each start."""
+        if not has_room(self._folder, 0):
+            raise OSError(errno.ENOSPC, "the disk is full", str(self._folder))
         self._own.put(points)
 
     def supersede(self, where: Condition) -> None:
@@ -117,13 +137,32 @@ class Shards:
         return self._earlier[theirs.folder]
 
 
+def _own(layout: Layout) -> Shard:
+    try:
+        return Shard(layout)
+    except Exception as error:
+        raise StoreUnusableError(
+            f"the embedded vector store in {layout.folder} cannot be read ({error}): restore it, "
+            "or move it away and attach the stores' files again",
+            "store_unreadable",
+        ) from error
+
+
 def _earlier(layout: Layout) -> Iterator[tuple[Path, Shard]]:
-    """Those of other models that hold something; the others are deleted."""
+    """Those of other models that hold something; the others are deleted. One that cannot be read is
+    put aside for good: what it missed of deletions would be found again later.
+    """
     for made_by in layout.root.glob(f"*/{MADE_BY}"):
         folder, model = made_by.parent, json.loads(made_by.read_text())["embedding_model"]
         if folder == layout.folder:
             continue
-        shard = Shard(layout._replace(fingerprint=folder.name, model=model))
+        try:
+            shard = Shard(layout._replace(fingerprint=folder.name, model=model, dimension=0))
+        except Exception as error:
+            log.error("%s, of %s, cannot be read and is put aside: %s", folder, model, error)
+            made_by.unlink()
+            folder.rename(folder.with_suffix(_UNREADABLE))
+            continue
         if shard.count(_ALL):
             yield folder, shard
         else:

@@ -4,12 +4,13 @@ One collection holds the chunks of all tenants, as Qdrant's multitenancy guide a
 carries its tenant, the index is built per tenant, and every call here is about a tenant that its
 caller must name. A document's chunks carry a revision, and the digest of what they were made from.
 A new revision is written beside the old one, which is then removed: there is no moment without the
-document, and of two writers at once the newer revision remains, whole. Points are written and
-removed in small batches, between which searches have their turn:
+document, none with a part of it, and of two writers at once the newer revision remains, whole.
+Points are written and removed in small batches, between which searches have their turn:
 
     draft    a revision above the stored ones; chunks of the same digest that are stored are its own
-    put      the chunks that are missing
-    publish  removes older revisions, or the draft's where a newer one has come meanwhile
+    put      the chunks that are missing, which no search finds yet
+    publish  has them found, and removes older revisions; or removes the draft's where a newer one
+             was published meanwhile
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,19 @@ from services.retrieval.index import words
 from services.retrieval.index.attributes import stored as stored_attributes
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import (
+    SCOPE,
     TENANT,
     Condition,
     Every,
     Found,
     Is,
+    Not,
     Point,
     Points,
     Question,
     Within,
 )
+from services.retrieval.index.scopes import DRAFT, scope_of
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +72,14 @@ class Draft:
 
     @property
     def own(self) -> Every:
-        return Every((*self.document, Is("revision", (self.revision,))))
+        """Not what another text of the same revision left."""
+        of_this = Is("revision", (self.revision,)), Is("digest", (self.digest,))
+        return Every((*self.document, *of_this))
+
+    @property
+    def scope(self) -> str:
+        """Of its chunks, once it is published."""
+        return scope_of(self.tenant, self.collection)
 
 
 class Store:
@@ -97,36 +108,11 @@ class Store:
         """The nearest chunks by cosine, and those that share the rarest words with the text; how
         rare a word is does not depend on `only`.
         """
-        corpus = Every((Is(TENANT, (tenant,)), Is("collection", tuple(collections))))
-        where = Every((*corpus.conditions, only)) if only is not None else corpus
+        corpus = Is(SCOPE, tuple(scope_of(tenant, one) for one in collections))
+        where = Every((corpus, only)) if only is not None else corpus
         sparse = words.of_question(text)
         question = Question(where, corpus, limit, vector, sparse)
         return await self._calls.read("search", tenant, lambda points: points.search(question))
-
-    async def replace(
-        self,
-        tenant: str,
-        collection: str,
-        source_id: str,
-        chunks: Sequence[Chunk],
-        vectors: np.ndarray,
-        revision: int = 0,
-        attributes: Mapping[str, AttributeValue] = _NONE,
-    ) -> None:
-        """Stores a document's chunks (vectors: [chunks, dimension]) instead of its earlier ones.
-
-        When writing fails or is cancelled, the earlier ones stay and the new ones are taken back;
-        when only removing the earlier ones fails, both stay until the document is stored again.
-        """
-        draft = await self.draft(tenant, collection, source_id, "", revision, attributes)
-        if draft.complete:
-            return
-        try:
-            await self.put(draft, range(len(chunks)), chunks, vectors, len(chunks))
-        except BaseException:
-            self.discard(draft)
-            raise
-        await self.publish(draft, len(chunks))
 
     async def draft(
         self,
@@ -137,16 +123,18 @@ class Store:
         revision: int = 0,
         attributes: Mapping[str, AttributeValue] = _NONE,
     ) -> Draft:
-        """Begins a revision; 0: above those that are stored. One that a newer one has overtaken
+        """Begins a revision; 0: above those that are stored. One that a published one has overtaken
         already is complete. An empty digest is that of no other text.
         """
         document = (*_of_collection(tenant, collection), Is("source_id", (source_id,)))
+        held = stored_attributes(attributes)
+        begun = Draft(tenant, collection, source_id, digest, revision, held, frozenset(), False)
         if not revision:
             found = await self._some_revision(tenant, Every(document))
             revision = max(found + 1, time.time_ns() // 1000)
-        elif await self._count(tenant, Every((*document, Within("revision", gt=revision)))):
-            return Draft(tenant, collection, source_id, digest, revision, {}, frozenset(), True)
-        held = stored_attributes(attributes)
+            begun = replace(begun, revision=revision)
+        elif await self._overtaken(begun):
+            return replace(begun, complete=True)
         positions: frozenset[int] = frozenset()
         complete = False
         if digest:
@@ -154,7 +142,7 @@ class Store:
             async with self._revisions.writing(tenant, collection):
                 positions, of = await self._adopt(tenant, document, digest, now)
             complete = bool(positions) and len(positions) == of
-        return Draft(tenant, collection, source_id, digest, revision, held, positions, complete)
+        return replace(begun, stored=positions, complete=complete)
 
     async def put(
         self,
@@ -167,8 +155,7 @@ class Store:
         """Writes these chunks, none of which is stored; `of`: how many the document has in all."""
         for start in range(0, len(chunks), _POINTS_PER_WRITE):
             part = slice(start, start + _POINTS_PER_WRITE)
-            async with self._revisions.writing(draft.tenant, draft.collection):
-                await self._put(draft, positions[part], chunks[part], vectors[part], of)
+            await self._put(draft, positions[part], chunks[part], vectors[part], of)
 
     async def publish(self, draft: Draft, chunks: int) -> None:
         """Instead of its earlier revisions. Raises UNAVAILABLE where not all `chunks` are there:
@@ -176,18 +163,12 @@ class Store:
         """
         async with self._revisions.writing(draft.tenant, draft.collection, removes=True):
             whole = 0 < chunks == await self._count(draft.tenant, draft.own)
-            if whole:
-                older = Within("revision", lt=draft.revision)
-                await self._delete(draft.tenant, Every((*draft.document, older)))
-                of_all = Every(draft.document)
-                await self._calls.write(
-                    "supersede", draft.tenant, lambda points: points.supersede(of_all)
-                )
-            newer = Within("revision", gt=draft.revision)
-            is_newest = not await self._count(draft.tenant, Every((*draft.document, newer)))
-            if not is_newest:
+            overtaken = await self._overtaken(draft)
+            if overtaken:
                 await self._delete(draft.tenant, draft.own)
-        if is_newest and not whole:
+            elif whole:
+                await self._show(draft)
+        if not (overtaken or whole):
             words = "the document was changed by another call meanwhile"
             raise unavailable(words, stage="retrieval", reason="document_changed")
 
@@ -260,6 +241,22 @@ class Store:
         chunks = by_revision[theirs]
         return frozenset(chunks), max(chunks.values())
 
+    async def _show(self, draft: Draft) -> None:
+        """To searches, in place of its earlier revisions and of what earlier models embedded."""
+        shown = {SCOPE: draft.scope}
+        await self._calls.write(
+            "change", draft.tenant, lambda points: points.change(draft.own, shown)
+        )
+        earlier = Within("revision", lte=draft.revision), Not(draft.own)
+        await self._delete(draft.tenant, Every((*draft.document, *earlier)))
+        of_all = Every(draft.document)
+        await self._calls.write("supersede", draft.tenant, lambda points: points.supersede(of_all))
+
+    async def _overtaken(self, draft: Draft) -> bool:
+        newer = Is(SCOPE, (draft.scope,)), Within("revision", gt=draft.revision)
+        where = Every((*draft.document, *newer))
+        return await self._count(draft.tenant, where) > 0
+
     async def _some_revision(self, tenant: str, document: Condition) -> int:
         found = await self._calls.read(
             "revision", tenant, lambda points: points.payloads(document, 1, ("revision",))
@@ -306,8 +303,10 @@ def _deletion(ids: list[str]) -> Callable[[Points], None]:
 
 def _point(draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, of: int) -> Point:
     # The id follows from what the point is: a write that is repeated adds nothing.
-    whose = (draft.tenant, draft.collection, draft.source_id, draft.revision, position)
+    version = draft.revision, draft.digest
+    whose = (draft.tenant, draft.collection, draft.source_id, *version, position)
     payload: dict[str, Any] = {
+        SCOPE: DRAFT,
         TENANT: draft.tenant,
         "collection": draft.collection,
         "source_id": draft.source_id,
