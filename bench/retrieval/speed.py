@@ -106,9 +106,10 @@ class _Mixed:
             collection = _OTHER if self._draw.random() < 0.1 else _COLLECTION
             pairs = [self._draw.sample(range(len(self._texts)), 2) for _ in range(count)]
             chunks = [self._chunk(*pair) for pair in pairs]
-            await self._service.parts.store.replace(
-                TENANT, collection, f"d{self._stored}", chunks, self._mixed(pairs)
-            )
+            store, vectors = self._service.parts.store, self._mixed(pairs)
+            draft = await store.draft(TENANT, collection, f"d{self._stored}")
+            await store.put(draft, range(count), chunks, vectors, count)
+            await store.publish(draft, count)
             self._stored += count
             if self._stored % (20 * _PER_DOCUMENT) == 0:
                 _say(f"{self._stored} vectors")

@@ -1,12 +1,17 @@
 """The embedded store in the test's own process, without the one that it has for itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
+from protos.common_pb2 import AttributeValue
+from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.shards import Shards
+from services.retrieval.index.store import Store
 
 DIMENSION = 8
 
@@ -26,6 +31,24 @@ class Here(Shards):
 
     def open(self) -> None:
         super().__init__(self._layout)
+
+
+async def stored(
+    store: Store,
+    tenant: str,
+    collection: str,
+    source_id: str,
+    chunks: Sequence[Chunk],
+    vectors: np.ndarray,
+    revision: int = 0,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> None:
+    """A document whole, instead of its earlier revisions."""
+    draft = await store.draft(
+        tenant, collection, source_id, revision=revision, attributes=attributes or {}
+    )
+    await store.put(draft, range(len(chunks)), chunks, vectors, len(chunks))
+    await store.publish(draft, len(chunks))
 
 
 @contextmanager

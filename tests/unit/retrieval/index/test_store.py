@@ -20,7 +20,7 @@ from services.retrieval.index.points import Points
 from services.retrieval.index.store import Store
 from services.retrieval.search.passages import passages_of
 from services.retrieval.search.ranking import by_meaning
-from tests.support.shards import DIMENSION, Here, layout, memory_folder
+from tests.support.shards import DIMENSION, Here, layout, memory_folder, stored
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def texts(store: Store, tenant: str, *collections: str, limit: int = 50) -
 async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first(
     store: Store,
 ) -> None:
-    await store.replace("t", "c", "doc", *document("north east", "east", "south"))
+    await stored(store, "t", "c", "doc", *document("north east", "east", "south"))
     question = axis(1) * 0.9 + axis(2) * 0.3
     found = await store.search("t", ["c"], question, "North, or the east?", 2)
     keys = ("text", "title", "source_id", "position")
@@ -95,7 +95,7 @@ async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
         Chunk("Doc", "west", 0, 4, 1, pages=Span(3, 4)),
         Chunk("Doc › Table", "| a |\nnorth", 4, 9, 1, lead=6, rows=Span(7, 7)),
     ]
-    await store.replace("t", "c", "doc", chunks, np.stack([axis(0), axis(1)]))
+    await stored(store, "t", "c", "doc", chunks, np.stack([axis(0), axis(1)]))
     hits = (await store.search("t", ["c"], axis(0), "", 2)).dense
     first, second = passages_of(by_meaning(hits), 0, 2)
     assert (first.pages, first.HasField("rows")) == (Range(first=3, last=4), False)
@@ -140,8 +140,8 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
 
 
 async def test_tenants_are_apart_even_under_equal_names(store: Store) -> None:
-    await store.replace("ours", "c", "doc", *document("our text"))
-    await store.replace("theirs", "c", "doc", *document("their text"))
+    await stored(store, "ours", "c", "doc", *document("our text"))
+    await stored(store, "theirs", "c", "doc", *document("their text"))
     assert await texts(store, "ours", "c") == {"our text"}
     assert await texts(store, "theirs", "c") == {"their text"}
     assert await texts(store, "nobody", "c") == set()
@@ -154,7 +154,7 @@ async def test_a_source_is_removed_from_the_named_collection_alone(store: Store)
     """A file may be in several vector stores, under one id."""
     for collection in ("a", "b"):
         for source in ("one", "two"):
-            await store.replace("t", collection, source, *document(f"{source} in {collection}"))
+            await stored(store, "t", collection, source, *document(f"{source} in {collection}"))
     assert await store.remove("t", "a", "one") == 1
     assert await texts(store, "t", "a", "b") == {"two in a", "one in b", "two in b"}
     assert await store.remove("t", "b") == 2
@@ -163,25 +163,25 @@ async def test_a_source_is_removed_from_the_named_collection_alone(store: Store)
 
 async def test_only_the_named_collections_are_searched(store: Store) -> None:
     for name in ("a", "b", "c"):
-        await store.replace("t", name, "doc", *document(f"text of {name}"))
+        await stored(store, "t", name, "doc", *document(f"text of {name}"))
     assert await texts(store, "t", "a", "c", "unknown") == {"text of a", "text of c"}
 
 
 async def test_replacing_leaves_nothing_of_the_earlier_text(store: Store) -> None:
-    await store.replace("t", "c", "doc", *document("old one", "old two", "old three"))
-    await store.replace("t", "c", "other", *document("untouched"))
-    await store.replace("t", "c", "doc", *document("new one", "new two"))
+    await stored(store, "t", "c", "doc", *document("old one", "old two", "old three"))
+    await stored(store, "t", "c", "other", *document("untouched"))
+    await stored(store, "t", "c", "doc", *document("new one", "new two"))
     assert await texts(store, "t", "c") == {"new one", "new two", "untouched"}
 
 
 async def test_a_long_document_goes_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_POINTS_PER_READ", 3)
     monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 2)
-    await store.replace("t", "c", "doc", *document(*"abcdefgh"))
+    await stored(store, "t", "c", "doc", *document(*"abcdefgh"))
     assert await texts(store, "t", "c") == set("abcdefgh")
-    await store.replace("t", "c", "doc", *document("new"))
+    await stored(store, "t", "c", "doc", *document("new"))
     assert await texts(store, "t", "c") == {"new"}
-    await store.replace("t", "c", "doc", *document(*"abcdefgh"))
+    await stored(store, "t", "c", "doc", *document(*"abcdefgh"))
     assert await store.remove("t", "c") == 8
     assert await texts(store, "t", "c") == set()
 
@@ -189,9 +189,9 @@ async def test_a_long_document_goes_whole(store: Store, monkeypatch: pytest.Monk
 async def test_a_clock_that_goes_backwards_does_not_lose_the_newer_text(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store.replace("t", "c", "doc", *document("first"))
+    await stored(store, "t", "c", "doc", *document("first"))
     monkeypatch.setattr(store_module.time, "time_ns", lambda: 1_000_000)
-    await store.replace("t", "c", "doc", *document("second"))
+    await stored(store, "t", "c", "doc", *document("second"))
     assert await texts(store, "t", "c") == {"second"}
 
 
@@ -199,9 +199,9 @@ async def test_a_search_during_replacing_always_finds_the_document(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 1)
-    await store.replace("t", "c", "doc", *document(*(f"old {n}" for n in range(8))))
+    await stored(store, "t", "c", "doc", *document(*(f"old {n}" for n in range(8))))
     replacing = asyncio.create_task(
-        store.replace("t", "c", "doc", *document(*(f"new {n}" for n in range(8))))
+        stored(store, "t", "c", "doc", *document(*(f"new {n}" for n in range(8))))
     )
     old, new = ({f"{age} {n}" for n in range(8)} for age in ("old", "new"))
     looks = 0
@@ -229,9 +229,9 @@ async def test_of_two_writers_at_once_the_newer_version_remains(
         await step(*args)
 
     monkeypatch.setattr(store, held_before, held)
-    older = asyncio.create_task(store.replace("t", "c", "doc", *document("old 0", "old 1")))
+    older = asyncio.create_task(stored(store, "t", "c", "doc", *document("old 0", "old 1")))
     await asyncio.wait_for(reached.wait(), 10)
-    await store.replace("t", "c", "doc", *document("new 0"))
+    await stored(store, "t", "c", "doc", *document("new 0"))
     assert "new 0" in await texts(store, "t", "c")
     go_on.set()
     await older
@@ -242,7 +242,7 @@ async def test_a_search_waits_behind_one_batch_of_all_that_is_written_and_remove
     calls: Calls, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 1)
-    await store.replace("t", "c", "gone", *document(*"abcdefgh"))
+    await stored(store, "t", "c", "gone", *document(*"abcdefgh"))
     executed: list[str] = []
 
     async def logged(
@@ -256,7 +256,7 @@ async def test_a_search_waits_behind_one_batch_of_all_that_is_written_and_remove
 
     as_ever = calls.read
     monkeypatch.setattr(calls, "read", logged)
-    work = [store.replace("t", "c", f"doc {n}", *document(*"abcdefgh")) for n in range(3)]
+    work = [stored(store, "t", "c", f"doc {n}", *document(*"abcdefgh")) for n in range(3)]
     tasks = [asyncio.create_task(one) for one in (*work, store.remove("t", "c", "gone"))]
     for _ in range(8):
         before = len(executed)
@@ -271,32 +271,54 @@ async def test_a_search_waits_behind_one_batch_of_all_that_is_written_and_remove
     assert await store.remove("t", "c") == 24
 
 
-async def test_a_write_that_is_given_up_is_taken_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "_POINTS_PER_WRITE", 1)
-    await store.replace("t", "c", "doc", *document("old"))
-    written = asyncio.Event()
-    put = store._put
+async def test_a_draft_is_found_by_no_search_until_it_is_published(store: Store) -> None:
+    async def found() -> tuple[set[str], set[str]]:
+        hits = await store.search("t", ["c"], np.ones(DIMENSION, np.float32), "new old", 9)
+        by_words = {hit.payload["text"] for hit in hits.sparse}
+        return {hit.payload["text"] for hit in hits.dense}, by_words
 
-    async def stuck_after_one(*args: Any) -> None:
-        await put(*args)
-        written.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(store, "_put", stuck_after_one)
-    task = asyncio.create_task(store.replace("t", "c", "doc", *document("new", "newer")))
-    await asyncio.wait_for(written.wait(), 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await stored(store, "t", "c", "doc", *document("old", "old too"))
+    old = {"old", "old too"}
+    draft = await store.draft("t", "c", "doc", "digest")
+    await store.put(draft, [0], *document("new"), of=1)
+    assert await found() == (old, old)
+    again = await store.draft("t", "c", "doc", "digest")
+    assert again.complete
+    assert await found() == (old, old), "nor when it is gone on with"
+    await store.publish(again, 1)
+    assert await found() == ({"new"}, {"new"})
+    given_up = await store.draft("t", "c", "doc", "other")
+    await store.put(given_up, [0], *document("newer"), of=2)
+    store.discard(given_up)
     await store.finish()
-    assert await texts(store, "t", "c") == {"old"}
+    assert await found() == ({"new"}, {"new"})
+    assert await store.remove("t", "c") == 1, "what was given up is gone"
+
+
+async def test_another_text_of_the_same_revision_takes_the_place_of_the_first(
+    store: Store,
+) -> None:
+    """Such as that of a job that is done again under another policy; it may be shorter."""
+    for digest, words in (("long", "abc"), ("short", "xy")):
+        draft = await store.draft("t", "c", "doc", digest, 7)
+        chunks, vectors = document(*words)
+        await store.put(draft, range(len(words)), chunks, vectors, len(words))
+        if digest == "short":
+            assert await texts(store, "t", "c") == set("abc"), "until it is whole"
+        await store.publish(draft, len(words))
+        assert await texts(store, "t", "c") == set(words)
+
+
+async def test_names_of_tenant_and_collection_do_not_run_together(store: Store) -> None:
+    for tenant, collection in (("a", "b c"), ("a b", "c"), ('a", "b', "c")):
+        text = f"{tenant}'s {collection}"
+        await stored(store, tenant, collection, "doc", *document(text))
+        assert await texts(store, tenant, collection) == {text}
 
 
 async def test_what_is_stored_of_a_digest_is_not_put_again(store: Store) -> None:
     """After a kill in the middle, under the same revision or a later one."""
-    await store.replace("t", "c", "doc", *document("old"))
+    await stored(store, "t", "c", "doc", *document("old"))
     chunks, vectors = document("a", "b", "c")
     killed = await store.draft("t", "c", "doc", "digest")
     assert (killed.stored, killed.complete) == (set(), False)
@@ -334,7 +356,7 @@ async def test_the_callers_revision_says_which_of_two_is_the_newer(store: Store)
 
 
 async def test_a_draft_that_lost_chunks_is_not_published(store: Store) -> None:
-    await store.replace("t", "c", "doc", *document("old"))
+    await stored(store, "t", "c", "doc", *document("old"))
     draft = await store.draft("t", "c", "doc", "digest")
     await store.put(draft, [0], *document("a"), of=2)
     with pytest.raises(PenstockError) as raised:
@@ -359,19 +381,22 @@ async def test_a_document_heals_that_two_writers_at_once_wrote_in_part_twice(sto
     assert sorted(hit.payload["text"] for hit in found.dense) == ["a", "b"]
 
 
-async def test_a_draft_that_was_overtaken_leaves_what_is_there(store: Store) -> None:
-    """The newer one is not whole yet, and may never be."""
-    await store.replace("t", "c", "doc", *document("old"), revision=3)
+async def test_a_draft_is_overtaken_by_what_is_published_alone(store: Store) -> None:
+    await stored(store, "t", "c", "doc", *document("old"), revision=3)
     newer = await store.draft("t", "c", "doc", "newer", 5)
     await store.put(newer, [0], *document("in part"), of=2)
     late = await store.draft("t", "c", "doc", "late", 4)
-    assert late.complete
-    await store.publish(late, len(late.stored))
-    assert await texts(store, "t", "c") == {"old", "in part"}
-    store.discard(newer)
-    await store.finish()
-    with pytest.raises(PenstockError, match="changed by another"):
-        await store.publish(late, len(late.stored))
+    assert not late.complete, "the newer one may never be published"
+    await store.put(late, [0], *document("late"), of=1)
+    await store.publish(late, 1)
+    assert await texts(store, "t", "c") == {"late"}
+    await store.put(newer, [1], *document("and the rest"), of=2)
+    await store.publish(newer, 2)
+    assert await texts(store, "t", "c") == {"in part", "and the rest"}
+    later_still = await store.draft("t", "c", "doc", "late", 4)
+    assert (later_still.complete, later_still.stored) == (True, frozenset())
+    await store.publish(later_still, 0)
+    assert await texts(store, "t", "c") == {"in part", "and the rest"}
 
 
 async def test_searches_that_are_told_again_hear_of_every_write(
@@ -384,16 +409,18 @@ async def test_searches_that_are_told_again_hear_of_every_write(
         return await write(operation, tenant, work)
 
     monkeypatch.setattr(calls, "write", noted)
-    await store.replace("t", "c", "doc", *document("a", "b"))
+    await stored(store, "t", "c", "doc", *document("a", "b"))
     assert revisions.removals == 1
-    await store.replace("t", "c", "doc", *document("c"))
+    await stored(store, "t", "c", "doc", *document("c"))
     draft = await store.draft("t", "c", "doc")
     await store.put(draft, [0], *document("d"), of=2)
     store.discard(draft)
     await store.finish()
     assert await store.remove("t", "c", "doc") == 1
-    assert {operation for operation, _ in written} == {"write", "delete", "supersede"}
-    assert all(told for _, told in written)
+    assert {operation for operation, _ in written} == {"write", "change", "delete", "supersede"}
+    assert all(told for operation, told in written if operation != "write"), (
+        "drafts no search finds"
+    )
     assert revisions.removals == 4
     assert not +revisions.open
 
@@ -407,7 +434,7 @@ async def test_attributes_are_replaced_whole_and_those_of_their_tenant_alone(sto
         return {one.text for hit in found.dense for one in told(hit.payload).values()}
 
     for tenant in ("ours", "theirs"):
-        await store.replace(tenant, "c", "doc", *document("a", "b"), attributes=color("red"))
+        await stored(store, tenant, "c", "doc", *document("a", "b"), attributes=color("red"))
     await store.set_attributes("ours", "c", "doc", {"size": AttributeValue(text="small")})
     assert (await of("ours"), await of("theirs")) == ({"small"}, {"red"})
     red = condition(
@@ -419,4 +446,5 @@ async def test_attributes_are_replaced_whole_and_those_of_their_tenant_alone(sto
     await store.put(drafted, [0], *document("x"), of=1)
     again = await store.draft("ours", "c", "doc 2", "digest", attributes=color("blue"))
     assert again.complete
+    await store.publish(again, 1)
     assert await of("ours") == {"small", "blue"}
