@@ -39,7 +39,7 @@ _LOOKED_AT_S = 600.0  # for what replicas of another model, or of an earlier ver
 
 # As in the embedded store (shard.py).
 _SHORT = models.TurboQuantization(
-    turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS2, always_ram=True)
+    turbo=models.TurboQuantQuantizationConfig(bits=models.TurboQuantBitSize.BITS4, always_ram=True)
 )
 _APPROXIMATE = models.SearchParams(
     quantization=models.QuantizationSearchParams(rescore=True, oversampling=2.0)

@@ -33,9 +33,9 @@ MADE_BY = "made_by.json"  # written last: a folder without it was never whole
 
 _RESERVE = 64 * 2**20  # bytes of the disk, for deletions and marks
 
-# All of a collection is looked at, by two bits of each number; of the best, twice as many as are
+# All of a collection is looked at, by four bits of each number; of the best, twice as many as are
 # asked for, the vectors themselves say which are the nearest (decision 0050).
-_SHORT = library.TurboQuantQuantizationConfig(bits=library.TurboQuantBitSize.Bits2, always_ram=True)
+_SHORT = library.TurboQuantQuantizationConfig(bits=library.TurboQuantBitSize.Bits4, always_ram=True)
 _APPROXIMATE = library.SearchParams(
     quantization=library.QuantizationSearchParams(rescore=True, oversampling=2.0)
 )

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from services.retrieval.index import edge, shards, words
+from services.retrieval.index import edge, edge_process, shard, shards, words
 from services.retrieval.index.edge import EdgePoints
 from services.retrieval.index.points import (
     Every,
@@ -27,6 +28,7 @@ from services.retrieval.index.points import (
     StoreFailedError,
     StoreUnusableError,
 )
+from services.retrieval.index.scopes import scope_of
 from tests.support.shards import DIMENSION, Here, layout, memory_folder
 
 OURS = Every((Is("tenant", ("t",)),))
@@ -238,6 +240,167 @@ def test_the_former_model_s_points_are_whole_again_when_it_comes_back(folder: Pa
     assert [hit.payload["n"] for hit in found.dense] == [1]
     assert [hit.payload["n"] for hit in found.earlier] == [2]
     back.close()
+
+
+def break_(folder: Path) -> None:
+    """As a disk does that loses what was written last."""
+    for file in (folder / "shard").rglob("*.json"):
+        file.write_bytes(b"")
+
+
+def test_an_earlier_model_s_shard_that_cannot_be_read_stops_itself_alone(folder: Path) -> None:
+    first = Here(layout(folder))
+    first.open()
+    first.put([point(1)])
+    first.close()
+    break_(layout(folder).folder)
+    second = Here(layout(folder, "f2"))
+    for _ in range(2):
+        second.open()
+        second.put([point(2)])
+        second.supersede(OURS)
+        asked = Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), Sparse([1], [1.0]))
+        found = second.search(asked)
+        assert [hit.payload["n"] for hit in found.dense] == [2]
+        assert found.incomplete
+        second.close()
+    (put_aside,) = layout(folder).root.glob("*.unreadable")
+    shutil.rmtree(put_aside)
+    second.open()
+    assert not second.search(asked).incomplete
+    second.close()
+
+
+def test_an_earlier_model_s_shard_that_fails_at_a_search_leaves_it_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fingerprint, number in (("f1", 1), ("f2", 2)):
+        points = Here(layout(folder, fingerprint))
+        points.open()
+        points.put([point(number)])
+        if fingerprint == "f1":
+            points.close()
+    (broken,) = points._earlier.values()
+
+    def fails(question: Question) -> None:
+        raise RuntimeError("a page is lost")
+
+    monkeypatch.setattr(broken, "search", fails)
+    found = points.search(Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), None))
+    assert ([hit.payload["n"] for hit in found.dense], found.incomplete) == ([2], True)
+    points.close()
+
+
+def test_one_s_own_shard_that_cannot_be_read_is_said_in_words(folder: Path) -> None:
+    points = EdgePoints(layout(folder))
+    points.put([point(1)])
+    points.close()
+    break_(layout(folder).folder)
+    with pytest.raises(StoreUnusableError, match="cannot be read") as raised:
+        points.count(OURS)
+    assert raised.value.reason == "store_unreadable"
+
+
+def test_a_full_disk_refuses_what_is_new_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = Here(layout(folder))
+    points.open()
+    points.put([point(1), point(2)])
+    with monkeypatch.context() as patched:
+        patched.setattr(shard, "_RESERVE", 2**60)
+        with pytest.raises(OSError, match="disk is full"):
+            points.put([point(3)])
+        points.delete([point(1).id])
+        points.flush()
+        points.vacuum()
+        points.close()
+        points.open()
+        found = points.search(Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), None))
+        assert [hit.payload["n"] for hit in found.dense] == [2]
+    points.put([point(3)])
+    assert points.count(OURS) == 2
+    points.close()
+
+
+def test_a_flush_that_fails_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = list[object]()
+    questions = [("count", (OURS,))] * 2
+
+    class Pipe:
+        def poll(self, timeout_s: float) -> bool:
+            return False
+
+        def recv(self) -> object:
+            if not questions:
+                raise EOFError
+            return questions.pop()
+
+        def send(self, answer: object) -> None:
+            answered.append(answer)
+
+    def fails() -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(edge_process, "_CHANGES", ("count",))
+    store = SimpleNamespace(flush=fails, vacuum=fails, count=lambda where: 4)
+    with pytest.raises(EOFError):
+        edge_process._serve(cast(Any, Pipe()), cast(Any, store))
+    assert answered == [("done", 4)] * 2
+
+
+def test_of_many_those_are_found_that_an_exact_search_finds(folder: Path) -> None:
+    """By their short vectors, of which a store that was made without them gets some."""
+    size, asked_for = 64, 10
+    draw = np.random.default_rng(5)
+    vectors = draw.standard_normal((2000, size), dtype=np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    wide = layout(folder, dimension=size)
+    points = Here(wide)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shard, "_SHORT", None)
+        points.open()
+        payload = {"tenant": "t"}
+        each = enumerate(vectors)
+        points.put([Point(f"{n:032x}", one, Sparse([1], [1.0]), payload) for n, one in each])
+        points.close()
+
+    def short() -> list[Path]:
+        return [*(wide.folder / "shard").rglob("*quant*")]
+
+    assert not short()
+    points.open()
+    assert short()
+    alike = 0
+    for question in vectors[:50] + 0.05 * draw.standard_normal((50, size), dtype=np.float32):
+        question /= np.linalg.norm(question)
+        found = points.search(Question(OURS, OURS, asked_for, question, None)).dense
+        cosines = vectors @ question
+        nearest = np.argsort(-cosines)[:asked_for]
+        ids = [UUID(hit.id).int for hit in found]
+        alike += len({*ids} & {*nearest.tolist()})
+        assert [hit.score for hit in found] == pytest.approx(cosines[ids].tolist(), abs=1e-4)
+    assert alike >= 0.98 * 50 * asked_for
+    points.close()
+
+
+def test_points_of_versions_that_knew_no_scopes_are_found_and_drafts_are_not(folder: Path) -> None:
+    points = Here(layout(folder))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shard, "SCOPE", "none")  # such a shard has no index of them either
+        points.open()
+        for number, (tenant, collection) in enumerate((("t", "c"), ("t", "d"), ("u", "c"))):
+            one = replace(point(number), payload={"tenant": tenant, "collection": collection})
+            points.put([one])
+        points.put([replace(point(3), payload={"tenant": "t", "collection": "c", "scope": ""})])
+        points.close()
+    other = Here(layout(folder, "f2"))  # also of an earlier model
+    for opened in (points, other, points):
+        opened.open()
+        for number, (tenant, collection) in enumerate((("t", "c"), ("t", "d"), ("u", "c"))):
+            scope = Is("scope", (scope_of(tenant, collection),))
+            assert opened.ids(scope, 9) == [str(UUID(point(number).id))]
+        opened.close()
 
 
 def earlier_store(folder: Path, fingerprint: str) -> None:

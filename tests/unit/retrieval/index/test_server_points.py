@@ -41,8 +41,10 @@ class Server:
         self.collections: dict[str, dict[str, Any]] = {}
         self.indexes: dict[str, Any] = {}
         self.asked = 0  # whether a collection is there
+        self.unscoped: list[dict[str, Any]] = []  # payloads of points of earlier versions
         self.another_was_first: dict[str, Any] | None = None
         self.create_fails = 0
+        self.quantized: Any = "as it was made"
         self.failure: Exception | None = None  # of every call about points
         self.answer: Any = None
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -72,16 +74,23 @@ class Server:
         return SimpleNamespace(collections=[SimpleNamespace(name=n) for n in self.collections])
 
     def get_collection(self, name: str) -> Any:
-        return SimpleNamespace(config=SimpleNamespace(metadata=self.collections[name]["metadata"]))
+        return SimpleNamespace(config=SimpleNamespace(quantization_config=self.quantized))
+
+    def scroll(self, name: str, where: Any, **named: Any) -> Any:
+        if any(isinstance(one, models.IsEmptyCondition) for one in where.must):
+            return [SimpleNamespace(id="", payload=one) for one in self.unscoped[:1]], None
+        return self._noted("scroll", (name, where), named)
 
     def __getattr__(self, method: str) -> Any:
-        def called(*given: Any, **named: Any) -> Any:
-            if self.failure is not None:
-                raise self.failure
-            self.calls.append((method, given, named))
-            return self.answer
+        return lambda *given, **named: self._noted(method, given, named)
 
-        return called
+    def _noted(self, method: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        self.calls.append((method, given, named))
+        if self.unscoped and method == "set_payload":
+            self.unscoped.pop(0)
+        return self.answer
 
     def close(self) -> None:
         self.closed = True
@@ -116,7 +125,9 @@ def test_the_collection_is_made_once_with_an_index_for_each_tenant(
     assert made["sparse_vectors_config"]["sparse"].modifier == models.Modifier.IDF
     assert made["metadata"] == {"embedding_model": "model-f1"}
     assert server.indexes["tenant"].is_tenant
-    assert server.indexes.keys() == {"tenant", "collection", "source_id", "digest", "revision"}
+    keywords = {"scope", "tenant", "collection", "source_id", "digest"}
+    assert server.indexes.keys() == {*keywords, "revision"}
+    assert made["quantization_config"].turbo.bits == models.TurboQuantBitSize.BITS4
     assert server.indexes["revision"] == models.PayloadSchemaType.INTEGER
     assert server.asked == 1, "it is looked for once"
     points.close()
@@ -132,16 +143,15 @@ def test_two_replicas_that_make_it_at_once_share_it(server: Server, points: Serv
 def test_another_model_s_collection_is_asked_by_words_alone(
     server: Server, points: ServerPoints
 ) -> None:
-    server.collections |= {"test-chunks-f2": {}, "other-chunks-f2": {}}
-    server.answer = SimpleNamespace(count=1)
-    points.open()
-    assert server.calls == [("count", ("test-chunks-f2",), {"exact": True})]
+    """But none of another namespace, whose name may begin as ours does."""
+    theirs = ("other-chunks-f2", "test-chunks-b-chunks-f2", "test-chunks", "my-test-chunks-f2")
+    server.collections |= {name: {} for name in ("test-chunks-f2", *theirs)}
     hits = [SimpleNamespace(id=str(n), score=n, payload={}, vector=None) for n in (1, 2)]
     server.answer = [SimpleNamespace(points=hits)]
     question = Question(OURS, OURS, 1, None, Sparse([3], [1.0]))
     found = points.search(question)
     assert [hit.id for hit in found.earlier] == ["2"]
-    asked = {name: [one.using for one in ways] for _, (name, ways), _ in server.calls[1:]}
+    asked = {name: [one.using for one in ways] for _, (name, ways), _ in server.calls}
     assert asked == {NAME: ["sparse"], "test-chunks-f2": ["sparse"]}
     server.calls.clear()
     points.search(Question(OURS, OURS, 1, np.ones(8, np.float32)))
@@ -160,7 +170,7 @@ def test_what_is_deleted_is_so_of_all_models_and_superseded_of_earlier_ones(
     points.change(OURS, {"a": 1})
     points.put([Point("1", np.ones(8, np.float32), Sparse([3], [1.5]), {})])
     points.supersede(OURS)
-    asked = [(method, given[0]) for method, given, _ in server.calls[3:]]
+    asked = [(method, given[0]) for method, given, _ in server.calls[2:]]
     both = [
         (method, name) for method in ("delete", "set_payload") for name in (NAME, "test-chunks-f2")
     ]
@@ -187,13 +197,44 @@ def test_a_collection_whose_maker_ended_before_it_had_indexes_gets_them(
     assert server.indexes["tenant"].is_tenant
 
 
-def test_another_model_s_collection_that_is_empty_is_deleted(
+def test_no_collection_is_deleted_for_a_replica_may_be_about_to_write_to_it(
     server: Server, points: ServerPoints
 ) -> None:
     server.collections["test-chunks-f2"] = {}
     server.answer = SimpleNamespace(count=0)
     points.open()
-    assert server.calls[1:] == [("delete_collection", ("test-chunks-f2",), {})]
+    assert not server.calls
+
+
+def test_a_collection_that_was_made_without_short_vectors_gets_them(
+    server: Server, points: ServerPoints
+) -> None:
+    server.collections[NAME], server.quantized = {}, None
+    points.open()
+    ((method, given, named),) = server.calls
+    assert (method, given) == ("update_collection", (NAME,))
+    assert named["quantization_config"].turbo.bits == models.TurboQuantBitSize.BITS4
+
+
+def test_points_of_replicas_of_an_earlier_version_get_their_scope_now_and_then(
+    server: Server, points: ServerPoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points.open()
+    server.answer = SimpleNamespace(count=0)
+    server.unscoped = [{"tenant": "t", "collection": name} for name in ("c", "d")]
+    points.count(OURS)
+    assert [method for method, *_ in server.calls] == ["count"]
+    server.calls.clear()
+    server.collections["test-chunks-f2"] = {}  # of a replica that came since
+    monkeypatch.setattr(points, "_look_again", 0.0)
+    points.count(OURS)
+    *scoped, _ = server.calls
+    told = [(method, given[0], given[1]["scope"]) for method, given, _ in scoped]
+    assert told == [("set_payload", NAME, f'["t", "{name}"]') for name in ("c", "d")]
+    missing, tenant, collection = scoped[0][1][2].must
+    assert missing.is_empty.key == "scope"
+    assert (tenant.match.value, collection.match.value) == ("t", "c")
+    assert points._earlier == ["test-chunks-f2"]
 
 
 def test_a_collection_that_is_gone_is_made_again_at_the_next_call(
@@ -249,7 +290,12 @@ def test_a_question_is_asked_both_ways_at_once(server: Server, points: ServerPoi
     assert (dense.using, sparse.using, dense.limit, sparse.limit) == ("dense", "sparse", 9, 9)
     tenant, collections = dense.filter.must
     assert (tenant.key, tenant.match.value) == ("tenant", "t")
-    assert (collections.key, collections.match.any) == ("collection", ["c", "d"])
+    assert [(one.key, one.match.value) for one in collections.should] == [
+        ("collection", "c"),
+        ("collection", "d"),
+    ]
+    looked = dense.params.quantization
+    assert (looked.rescore, looked.oversampling) == (True, 2.0)
     assert sparse.filter == dense.filter
     assert sparse.params.idf.corpus.must == [tenant]
 
@@ -259,7 +305,7 @@ def test_of_a_question_without_words_the_meaning_alone_is_asked(
 ) -> None:
     server.answer = [SimpleNamespace(points=[])]
     question = Question(OURS, OURS, 9, np.ones(8, np.float32), Sparse([], []))
-    assert points.search(question) == ([], [], [])
+    assert points.search(question) == ([], [], [], False)
     ((_, (_, asked), _),) = server.calls
     assert [one.using for one in asked] == ["dense"]
 
