@@ -367,13 +367,16 @@ async def test_a_store_of_an_earlier_embedding_model_is_said_to_be_one(rig):
     try:
         for earlier in ([], [store]):
             rig.retrieval.servicer.by_words = earlier
+            rig.retrieval.servicer.incomplete = bool(earlier)
             for answer in (
                 await tenant.post(path, asked),
                 await tenant.post("/v1/chat/completions", chat),
             ):
-                assert (told in answer["penstock"].get("warning", "")) is bool(earlier)
+                warning = answer["penstock"].get("warning", "")
+                assert (told in warning) is bool(earlier)
+                assert ("indexed cannot be read" in warning) is bool(earlier)
     finally:
-        rig.retrieval.servicer.by_words = []
+        rig.retrieval.servicer.by_words, rig.retrieval.servicer.incomplete = [], False
 
 
 async def test_a_search_over_grpc_is_the_same(rig):

@@ -182,6 +182,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
         self.policy: str | None = None  # the version that is known; None: any
         self.searches: list[rpb.SearchRequest] = []
         self.by_words: list[str] = []  # collections of an earlier embedding model
+        self.incomplete = False  # some of that cannot be read
 
     async def _gate(self, policy: str = "") -> None:
         self.calls += 1
@@ -236,6 +237,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             passages=found[: request.limit],
             tokens=len(request.query.split()),
             by_words=set(self.by_words) & set(request.collections),
+            incomplete=self.incomplete,
         )
 
     async def Index(self, request: rpb.IndexRequest, context: Any) -> None:

@@ -1,7 +1,7 @@
 """A search of one vector store by itself, metered as a request."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from protos.common_pb2 import Passage, Record, Usage
@@ -71,8 +71,7 @@ async def search(
             await gateway.meter.settle(metered)
     age_s = max(reply.age_s for reply in replies)
     stale = any(reply.stale for reply in replies)
-    by_words = by_words_alone({store for reply in replies for store in reply.by_words})
-    warnings = [unready.warning(), stale_warning(age_s) if stale else "", by_words]
+    warnings = [unready.warning(), stale_warning(age_s) if stale else "", *by_model(replies)]
     return Found(
         _best([reply.passages for reply in replies], asked.limit),
         "; ".join(filter(None, warnings)),
@@ -83,14 +82,18 @@ async def search(
     )
 
 
-def by_words_alone(stores: Iterable[str]) -> str:
-    """What a client should know of a search that found passages so; empty where none."""
-    if not (ids := ", ".join(sorted(stores))):
-        return ""
-    return (
-        f"files of {ids} were indexed by an earlier embedding model and are found by their words "
-        "alone until they are attached again"
-    )
+def by_model(replies: Sequence[SearchReply]) -> Iterator[str]:
+    """What a client should know of what an earlier embedding model indexed."""
+    if ids := ", ".join(sorted({store for reply in replies for store in reply.by_words})):
+        yield (
+            f"files of {ids} were indexed by an earlier embedding model and are found by their "
+            "words alone until they are attached again"
+        )
+    if any(reply.incomplete for reply in replies):
+        yield (
+            "some of what an earlier embedding model indexed cannot be read: files that are not "
+            "found are to be attached again"
+        )
 
 
 def usage_of(replies: Iterable[SearchReply]) -> Usage:

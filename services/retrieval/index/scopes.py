@@ -13,6 +13,8 @@ from services.retrieval.index.points import SCOPE, TENANT, Condition, Every, Is,
 
 DRAFT = ""
 
+_AT_ONCE = 1024
+
 
 def scope_of(tenant: str, collection: str) -> str:
     return json.dumps([tenant, collection], ensure_ascii=False)
@@ -31,8 +33,9 @@ class Changeable(Protocol):
 def publish_unscoped(points: Changeable) -> None:
     """Those of versions that knew no scopes, of which searches found all."""
     unscoped, keys = Missing(SCOPE), (TENANT, "collection")
-    while some := points.payloads(unscoped, 1, keys):
-        whose = some[0]
-        alike = (Is(key, (whose[key],)) if key in whose else Missing(key) for key in keys)
-        scope = scope_of(*(whose.get(key, "") for key in keys))
-        points.change(Every((unscoped, *alike)), {SCOPE: scope})
+    while some := points.payloads(unscoped, _AT_ONCE, keys):
+        for whose in {tuple(one.get(key) for key in keys) for one in some}:
+            each = zip(keys, whose, strict=True)
+            alike = (Missing(key) if one is None else Is(key, (one,)) for key, one in each)
+            scope = scope_of(*(one or "" for one in whose))
+            points.change(Every((unscoped, *alike)), {SCOPE: scope})

@@ -155,8 +155,6 @@ class ServerPoints:
     def _make(self, client: QdrantClient) -> None:
         if not client.collection_exists(self._name):
             self._create(client)
-        elif client.get_collection(self._name).config.quantization_config is None:
-            client.update_collection(self._name, quantization_config=_SHORT)
         # In any case: who made it may have ended before that. What is there is left as it is.
         tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
         client.create_payload_index(self._name, TENANT, tenant)
@@ -164,6 +162,9 @@ class ServerPoints:
             client.create_payload_index(self._name, key, models.PayloadSchemaType.KEYWORD)
         for key in INTEGERS:
             client.create_payload_index(self._name, key, models.PayloadSchemaType.INTEGER)
+        # Last: a collection without is built anew for it, with the graphs of its indexes.
+        if client.get_collection(self._name).config.quantization_config is None:
+            client.update_collection(self._name, quantization_config=_SHORT)
 
     def _create(self, client: QdrantClient) -> None:
         dense = models.VectorParams(size=self._layout.dimension, distance=models.Distance.COSINE)

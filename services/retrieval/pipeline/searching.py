@@ -84,7 +84,7 @@ async def _looked_up(
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
     by_words_alone = sorted({hit.payload["collection"] for hit in found.earlier})
-    return pb.SearchReply(passages=passages, by_words=by_words_alone)
+    return pb.SearchReply(passages=passages, by_words=by_words_alone, incomplete=found.incomplete)
 
 
 @asynccontextmanager

@@ -41,6 +41,7 @@ class Parts:
         self.stored: list[tuple[Any, ...]] = []
         self.found: list[Passage] = []
         self.of_earlier_models: list[Passage] = []  # of collection "a"
+        self.unreadable = False  # some of those
         self.document = CutDocument([], [], 0)
         self.stored_before: frozenset[int] = frozenset()
         self.discarded: list[Draft] = []
@@ -118,7 +119,7 @@ class Parts:
         each = enumerate(self.found)
         earlier = [Hit("", 7.0, _payload(one, 99)) for one in self.of_earlier_models]
         found = [Hit(str(n), one.score, _payload(one, n)) for n, one in each]
-        return Found(found, [], earlier)
+        return Found(found, [], earlier, self.unreadable)
 
     async def _put(self, draft: Draft, *given: Any) -> None:
         self.tenants.append(("store put", draft.tenant))
@@ -217,11 +218,12 @@ async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Pa
 async def test_what_an_earlier_model_embedded_is_found_by_words_and_said_so(parts: Parts) -> None:
     parts.found = [Passage(text=f"near {n}", score=0.9 - n / 10) for n in range(3)]
     request = pb.SearchRequest(caller=ME, collections=["a", "b"], query="abc", limit=3)
-    assert not (await parts.run("search", request)).by_words
-    parts.of_earlier_models = [Passage(text="by words")]
+    reply = await parts.run("search", request)
+    assert (list(reply.by_words), reply.incomplete) == ([], False)
+    parts.of_earlier_models, parts.unreadable = [Passage(text="by words")], True
     reply = await parts.run("search", request)
     assert [one.text for one in reply.passages] == ["near 0", "by words", "near 1"]
-    assert list(reply.by_words) == ["a"]
+    assert (list(reply.by_words), reply.incomplete) == (["a"], True)
 
 
 @pytest.mark.parametrize("length", [0, 1, 65_536, 65_537, 200_000])
